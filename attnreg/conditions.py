@@ -1,0 +1,327 @@
+"""The one condition grammar: parse it, evaluate it, say it in words, and list the values that it distinguishes.
+
+A condition maps facets to matchers, all of which must hold::
+
+    {arch: sm90}   {arch: {min: sm100, below: sm110}}   {kv_dtype: [auto, "fp8*"]}   {head_size: {multiple_of: 16}}
+    {features: [sinks]}   {without: [sinks]}   {not: {...}}   {any: [{...}, {...}]}
+
+A matcher is a value (``null``: not given), a word with ``*`` and ``?``, a list of matchers (one of them), or operators,
+all of which must hold. For set facets a list asks for all of its words. A value that is not given satisfies no bound.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from attnreg.errors import Location, Problem, did_you_mean
+from attnreg.matchers import (
+    ANY,
+    Matcher,
+    Requirement,
+    all_of,
+    any_of,
+    bounded,
+    equals,
+    installed,
+    integer_range,
+    negation,
+    one_of,
+)
+from attnreg.source import Document, Float, Path_
+from attnreg.vocabulary import Facet, Vocabulary
+
+Point = Mapping[str, Any]
+NOWHERE = Location("", 0, 0)
+INTEGER_OPERATORS = ("min", "max", "below", "multiple_of", "not")
+ARCH_OPERATORS = ("min", "max", "below", "not")
+WORD_OPERATORS = ("not",)
+_GLOB = re.compile(r"[*?]")
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*((?:[<>=!~]=?|===)[^;@]*)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One facet and the test it must pass, with the place that says so."""
+
+    facet: str
+    matcher: Matcher
+    where: Location
+
+    def holds(self, point: Point) -> bool:
+        return self.matcher.matches(point[self.facet])
+
+    def describe(self) -> str:
+        return f"{self.facet} {self.matcher.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Clauses that must all hold, of each ``any_of`` group at least one condition, and none of ``none_of``."""
+
+    clauses: tuple[Clause, ...] = ()
+    any_of: tuple[tuple[Condition, ...], ...] = ()
+    none_of: tuple[Condition, ...] = ()
+    where: Location = NOWHERE
+
+    def holds(self, point: Point) -> bool:
+        """Whether the condition holds at a point (facet -> value)."""
+        for clause in self.clauses:
+            if not clause.matcher.matches(point[clause.facet]):
+                return False
+        for group in self.any_of:
+            if not any(condition.holds(point) for condition in group):
+                return False
+        return not any(condition.holds(point) for condition in self.none_of)
+
+    def describe(self) -> str:
+        """The condition in words."""
+        parts = [clause.describe() for clause in self.clauses]
+        parts += ["(" + " or ".join(c.describe() for c in group) + ")" for group in self.any_of]
+        parts += [f"not ({condition.describe()})" for condition in self.none_of]
+        return " and ".join(parts) or "always"
+
+    def walk(self) -> Iterator[Clause]:
+        """Every clause in the condition, those of its parts included."""
+        yield from self.clauses
+        for group in self.any_of:
+            for condition in group:
+                yield from condition.walk()
+        for condition in self.none_of:
+            yield from condition.walk()
+
+    @property
+    def facets(self) -> tuple[str, ...]:
+        """The facets that the condition names, each once, in their order."""
+        return tuple(dict.fromkeys(clause.facet for clause in self.walk()))
+
+
+ALWAYS = Condition()
+
+
+class Parser:
+    """Turns plain data into conditions and tests; what is wrong is added to ``problems`` with its place."""
+
+    def __init__(self, vocabulary: Vocabulary, document: Document, problems: list[Problem]) -> None:
+        self.vocabulary = vocabulary
+        self.doc = document
+        self.problems = problems
+
+    def problem(self, path: Path_, message: str, help_: str = "", *, key: bool = False) -> None:
+        where = ".".join(str(p) for p in path if not isinstance(p, int))
+        self.problems.append(self.doc.problem(path, f"{where}: {message}" if where else message, help_, key=key))
+
+    def condition(self, raw: Any, path: Path_) -> Condition:
+        """The condition at ``path``; an empty mapping always holds."""
+        where = self.doc.at(*path)
+        if not isinstance(raw, dict):
+            self.problem(path, f"expected a condition (facet: matcher), got {_shown(raw)}")
+            return ALWAYS
+        clauses: list[Clause] = []
+        any_of: list[tuple[Condition, ...]] = []
+        none_of: list[Condition] = []
+        for key, value in raw.items():
+            here = (*path, key)
+            if key == "any":
+                if not isinstance(value, list) or not value:
+                    self.problem(here, "`any` takes a list of conditions, of which one must hold")
+                    continue
+                any_of.append(tuple(self.condition(item, (*here, i)) for i, item in enumerate(value)))
+            elif key == "not":
+                none_of.append(self.condition(value, here))
+            elif key == "without":
+                clauses += self._without(value, here)
+            elif key in self.vocabulary.facets:
+                facet = self.vocabulary.facets[key]
+                clauses.append(Clause(key, self.matcher(value, facet, here), self.doc.key_at(*here)))
+            else:
+                known = [*self.vocabulary.facets, "any", "not", "without"]
+                self.problem(here, f"unknown facet `{key}`", did_you_mean(key, known), key=True)
+        return Condition(tuple(clauses), tuple(any_of), tuple(none_of), where)
+
+    def matcher(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        """The matcher that the data stands for. Reports an unknown word, operator or type, and a matcher of nothing."""
+        before = len(self.problems)
+        if facet.kind == "words":
+            return self._set_test(raw, facet, path)
+        if facet.kind == "packages":
+            return self._packages_test(raw, path)
+        test = self._matcher(raw, facet, path)
+        if len(self.problems) == before and _is_empty(test, facet):
+            self.problem(path, f"nothing is {test.text}: the range is empty", "mend its bounds, or remove it")
+        return test
+
+    # matchers of one value -------------------------------------------------------------------------------------------
+
+    def _matcher(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        if isinstance(raw, list):
+            if not raw:
+                self.problem(path, "the list is empty", "name at least one value")
+            return any_of([self._matcher(item, facet, (*path, i)) for i, item in enumerate(raw)])
+        if isinstance(raw, dict):
+            return self._operators(raw, facet, path)
+        return self._value(raw, facet, path)
+
+    def _value(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        if raw is None:
+            return equals(None, "not given")
+        if facet.kind == "integer":
+            if isinstance(raw, bool) or not isinstance(raw, int):
+                self.problem(path, f"expected an integer, got {_shown(raw)}", "write it without quotes or a point")
+                return ANY
+            return Matcher(str(raw), raw.__eq__, constants=frozenset({raw}))
+        if facet.kind == "text":
+            return self._text(raw, path)
+        if facet.kind == "derived" and any(isinstance(w, int) for w in facet.words) and not isinstance(raw, str):
+            return self._known(raw, facet, path)
+        if not isinstance(raw, str):
+            if any(raw == w and type(raw) is type(w) for w in facet.words):
+                return equals(raw, _word_text(raw))
+            self.problem(path, f"expected a word, got {_shown(raw)}", did_you_mean(raw, map(str, facet.words)))
+            return ANY
+        if _GLOB.search(raw):
+            accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
+            if not accepted:
+                self.problem(path, f"`{raw}` matches no {_noun(facet)}", did_you_mean(raw, map(str, facet.words)))
+            return one_of(accepted, raw)
+        return self._known(raw, facet, path)
+
+    def _known(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        if raw not in facet.words or isinstance(raw, Float):
+            hint = did_you_mean(raw, map(str, facet.words))
+            self.problem(path, f"unknown {_noun(facet)} '{_word_text(raw)}'", hint)
+            return ANY
+        return equals(raw, _word_text(raw))
+
+    def _text(self, raw: Any, path: Path_) -> Matcher:
+        if not isinstance(raw, str):
+            self.problem(path, f"expected text, got {_shown(raw)}")
+            return ANY
+        if _GLOB.search(raw):
+            return Matcher(raw, lambda v: isinstance(v, str) and fnmatchcase(v, raw), mentions=frozenset({raw}))
+        return equals(raw, raw)
+
+    def _operators(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
+        numeric = facet.kind == "integer" or (facet.kind == "derived" and all(_is_int(w) for w in facet.words if w))
+        allowed = INTEGER_OPERATORS if numeric else ARCH_OPERATORS if facet.kind == "arch" else WORD_OPERATORS
+        if not raw:
+            self.problem(path, "the matcher is empty", f"give at least one of {', '.join(allowed)}")
+        tests, bounds = [], {}
+        for op, value in raw.items():
+            here = (*path, op)
+            if op not in allowed:
+                self.problem(here, f"unknown operator `{op}`", did_you_mean(op, allowed), key=True)
+            elif op == "not":
+                tests.append(negation(self._matcher(value, facet, here)))
+            elif facet.kind == "arch":
+                tests.append(self._arch_bound(op, value, here))
+            elif not _is_int(value) or (op == "multiple_of" and value < 1):
+                hint = "versions are written as the vocabulary spells them, never as floats" if _is_float(value) else ""
+                self.problem(here, f"expected an integer, got {_shown(value)}", hint)
+            else:
+                bounds[op] = value
+        if bounds:
+            tests.insert(0, bounded(**bounds))
+        return tests[0] if len(tests) == 1 else all_of(tests)
+
+    def _arch_bound(self, op: str, value: Any, path: Path_) -> Matcher:
+        archs = self.vocabulary.architectures
+        if value not in archs:
+            hint = did_you_mean(value, archs)
+            self.problem(path, f"unknown architecture '{_word_text(value)}'", hint)
+            return ANY
+        bound = archs[value]
+        keep = {"min": operator.ge, "max": operator.le, "below": operator.lt}[op]
+        accepted = frozenset(a.name for a in archs.values() if a.series == bound.series and keep(a.rank, bound.rank))
+        return one_of(accepted, {"min": f"{value} or later", "max": f"up to {value}", "below": f"before {value}"}[op])
+
+    # matchers of sets ------------------------------------------------------------------------------------------------
+
+    def _set_test(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        if isinstance(raw, str):
+            raw = [raw]
+        if isinstance(raw, dict) and set(raw) == {"only"}:
+            words = self._words(raw["only"], facet, (*path, "only"))
+            text = "none" if not words else "no other than " + ", ".join(sorted(words))
+            return Matcher(text, words.issuperset, mentions=words, form="only")
+        words = self._words(raw, facet, path)
+        return Matcher(" and ".join(sorted(words)), words.issubset, mentions=words, form="all")
+
+    def _words(self, raw: Any, facet: Facet, path: Path_) -> frozenset[str]:
+        if not isinstance(raw, list):
+            self.problem(path, f"expected a list of {facet.name}, got {_shown(raw)}")
+            return frozenset()
+        for i, word in enumerate(raw):
+            if word not in facet.words:
+                hint = did_you_mean(word, map(str, facet.words))
+                self.problem((*path, i), f"unknown {_noun(facet)} '{_word_text(word)}'", hint)
+        return frozenset(w for w in raw if w in facet.words)
+
+    def _without(self, raw: Any, path: Path_) -> list[Clause]:
+        if not isinstance(raw, list) or not raw:
+            self.problem(path, f"`without` takes a list of features or flags, got {_shown(raw)}")
+            return []
+        clauses, where = [], self.doc.key_at(*path)
+        sets = [f for f in self.vocabulary.facets.values() if f.kind == "words"]
+        for facet in sets:
+            words = frozenset(w for w in raw if w in facet.words)
+            if words:
+                text = "without " + ", ".join(sorted(words))
+                clauses.append(Clause(facet.name, Matcher(text, words.isdisjoint, mentions=words, form="none"), where))
+        for i, word in enumerate(raw):
+            if not any(word in f.words for f in sets):
+                hint = did_you_mean(word, [w for f in sets for w in f.words])
+                self.problem((*path, i), f"unknown feature or flag '{_word_text(word)}'", hint)
+        return clauses
+
+    def _packages_test(self, raw: Any, path: Path_) -> Matcher:
+        wanted: list[Requirement] = []
+        for i, item in enumerate(raw if isinstance(raw, list) else [raw]):
+            here = (*path, i) if isinstance(raw, list) else path
+            match = _REQUIREMENT.match(item) if isinstance(item, str) else None
+            if match is None:
+                self.problem(here, f"expected a package, as in `flash-attn>=2.7`, got {_shown(item)}")
+            elif match[1] not in self.vocabulary.packages:
+                hint = did_you_mean(match[1], self.vocabulary.packages)
+                self.problem(here, f"unknown package '{match[1]}'", hint)
+            else:
+                wanted.append(Requirement(match[1], (match[2] or "").strip()))
+        return installed(wanted)
+
+
+def _is_empty(test: Matcher, facet: Facet) -> bool:
+    if facet.kind == "integer":
+        return not any(test.matches(v) for v in (None, *integer_range([test])))
+    if facet.kind in ("word", "arch", "boolean", "derived"):
+        return not any(test.matches(v) for v in (None, *facet.words))
+    return False
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Float)
+
+
+def _noun(facet: Facet) -> str:
+    if facet.kind == "words":
+        return facet.name.removesuffix("s")
+    return {"arch": "architecture", "kv_dtype": "kv dtype"}.get(facet.name, facet.name)
+
+
+def _word_text(value: Any) -> str:
+    return {True: "true", False: "false", None: "null"}.get(value, str(value)) if not _is_int(value) else str(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return f"the number {value}" if _is_float(value) else f"`{_word_text(value)}`"

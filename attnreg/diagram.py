@@ -1,0 +1,209 @@
+"""Decision diagrams over finite variables: exact answers about all points of a product, without visiting them.
+
+A node tests one variable and has one child for each of its classes; equal nodes are one node, so that a function of
+many variables stays small where its parts are independent, equality is identity, and counting is one pass.
+Source: R. E. Bryant, Graph-Based Algorithms for Boolean Function Manipulation, IEEE Trans. Computers C-35(8), 1986,
+with many-valued variables (A. Srinivasan et al., Algorithms for Discrete Function Manipulation, ICCAD 1990).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+Node = int
+Box = dict[int, frozenset[int]]
+
+
+class Diagrams:
+    """A store of nodes over variables of given sizes; terminals hold any hashable value.
+
+    ``false`` and ``true`` are the boolean terminals; `conjoin`, `unite` and `negate` take and give boolean functions.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self._level: list[int] = []
+        self._kids: list[tuple[Node, ...]] = []
+        self._values: list[Any] = []
+        self._unique: dict[tuple[Any, ...], Node] = {}
+        self._memo: dict[tuple[Any, ...], Node] = {}
+        self._end = len(self.sizes)
+        self.false = self.terminal(False)
+        self.true = self.terminal(True)
+
+    def __len__(self) -> int:
+        return len(self._level)
+
+    def terminal(self, value: Hashable) -> Node:
+        """The constant function."""
+        # True == 1 in Python, but they are different answers
+        return self._intern(("value", type(value), value), self._end, (), value)
+
+    def node(self, level: int, kids: Sequence[Node]) -> Node:
+        """The function that continues with ``kids[c]`` where variable ``level`` is in its class c."""
+        first = kids[0]
+        if all(kid == first for kid in kids):
+            return first
+        key = (level, *kids)
+        return self._unique.get(key) or self._intern(key, level, tuple(kids), None)
+
+    def _intern(self, key: tuple[Any, ...], level: int, kids: tuple[Node, ...], value: Any) -> Node:
+        found = self._unique.get(key)
+        if found is None:
+            found = self._unique[key] = len(self._level)
+            self._level.append(level)
+            self._kids.append(kids)
+            self._values.append(value)
+        return found
+
+    def among(self, level: int, classes: Iterable[int]) -> Node:
+        """Whether variable ``level`` is in one of some classes."""
+        wanted = set(classes)
+        return self.node(level, [self.true if c in wanted else self.false for c in range(self.sizes[level])])
+
+    def value(self, node: Node) -> Any:
+        """The value of a terminal."""
+        return self._values[node]
+
+    def evaluate(self, node: Node, point: Sequence[int]) -> Any:
+        """The function's value at a point (a class for each variable)."""
+        while self._level[node] != self._end:
+            node = self._kids[node][point[self._level[node]]]
+        return self._values[node]
+
+    # operations ------------------------------------------------------------------------------------------------------
+
+    def ite(self, test: Node, then: Node, other: Node) -> Node:
+        """``then`` where ``test`` holds, ``other`` elsewhere."""
+        if test == self.true:
+            return then
+        if test == self.false:
+            return other
+        if then == other:
+            return then
+        key = (test, then, other)
+        found = self._memo.get(key)
+        if found is None:
+            levels = self._level
+            level = min(levels[test], levels[then], levels[other])
+            a = self._kids[test] if levels[test] == level else None
+            b = self._kids[then] if levels[then] == level else None
+            c = self._kids[other] if levels[other] == level else None
+            kids = [
+                self.ite(a[i] if a else test, b[i] if b else then, c[i] if c else other)
+                for i in range(self.sizes[level])
+            ]
+            found = self._memo[key] = self.node(level, kids)
+        return found
+
+    def negate(self, a: Node) -> Node:
+        return self.ite(a, self.false, self.true)
+
+    def conjoin(self, nodes: Iterable[Node]) -> Node:
+        """Where all hold. Deeper functions first, so that the partial results stay small."""
+        out = self.true
+        for node in sorted(set(nodes), key=lambda n: self._level[n], reverse=True):
+            out = self.ite(node, out, self.false)
+        return out
+
+    def unite(self, nodes: Iterable[Node]) -> Node:
+        """Where any holds."""
+        out = self.false
+        for node in nodes:
+            out = self.ite(node, self.true, out)
+        return out
+
+    def apply(self, function: Callable[..., Hashable], *nodes: Node) -> Node:
+        """The function of several functions' values, at every point."""
+        memo: dict[tuple[Node, ...], Node] = {}
+
+        def go(args: tuple[Node, ...]) -> Node:
+            found = memo.get(args)
+            if found is None:
+                level = min(self._level[n] for n in args)
+                if level == self._end:
+                    found = self.terminal(function(*(self._values[n] for n in args)))
+                else:
+                    kids = [
+                        go(tuple(self._kids[n][i] if self._level[n] == level else n for n in args))
+                        for i in range(self.sizes[level])
+                    ]
+                    found = self.node(level, kids)
+                memo[args] = found
+            return found
+
+        return go(nodes)
+
+    def terminals(self, node: Node) -> set[Any]:
+        """Every value that the function takes."""
+        seen: set[Node] = set()
+        out: set[Any] = set()
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            if n not in seen:
+                seen.add(n)
+                if self._level[n] == self._end:
+                    out.add(self._values[n])
+                stack += self._kids[n]
+        return out
+
+    # questions -------------------------------------------------------------------------------------------------------
+
+    def count(self, node: Node) -> int:
+        """At how many points a boolean function holds."""
+        memo: dict[Node, int] = {self.true: 1, self.false: 0}
+
+        def span(start: int, stop: int) -> int:
+            product = 1
+            for level in range(start, stop):
+                product *= self.sizes[level]
+            return product
+
+        def go(n: Node) -> int:
+            found = memo.get(n)
+            if found is None:
+                level = self._level[n]
+                found = memo[n] = sum(go(k) * span(level + 1, self._level[k]) for k in self._kids[n])
+            return found
+
+        return go(node) * span(0, self._level[node])
+
+    def cheapest(self, node: Node, cost: Callable[[int, int], int], free: Sequence[int]) -> list[int] | None:
+        """A point of least cost where a boolean function holds; ``free`` has a class of each variable that is free."""
+        memo: dict[Node, tuple[float, int]] = {self.true: (0, 0), self.false: (float("inf"), 0)}
+
+        def go(n: Node) -> float:
+            if n not in memo:
+                level = self._level[n]
+                memo[n] = min((go(k) + cost(level, c), c) for c, k in enumerate(self._kids[n]))
+            return memo[n][0]
+
+        if go(node) == float("inf"):
+            return None
+        point = list(free)
+        while self._level[node] != self._end:
+            chosen = memo[node][1]
+            point[self._level[node]] = chosen
+            node = self._kids[node][chosen]
+        return point
+
+    def contains(self, node: Node, box: Box) -> bool:
+        """Whether a boolean function holds at every point of a box (a set of classes for some variables)."""
+        memo: dict[Node, bool] = {self.true: True, self.false: False}
+
+        def go(n: Node) -> bool:
+            found = memo.get(n)
+            if found is None:
+                level = self._level[n]
+                classes = box.get(level)
+                kids = self._kids[n]
+                found = memo[n] = all(go(kids[c]) for c in (classes if classes is not None else range(len(kids))))
+            return found
+
+        return go(node)
+
+    def box(self, box: Box) -> Node:
+        """The boolean function that holds in a box."""
+        return self.conjoin(self.among(level, classes) for level, classes in box.items())

@@ -1,0 +1,91 @@
+"""What attnreg raises: located problems in data, and requests that no backend accepts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from attnreg.selector import Selection
+
+
+class Location(NamedTuple):
+    """A place in a data file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+    @property
+    def short(self) -> str:
+        """``backends.yaml:214``, as the trace cites it."""
+        return f"{PurePath(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a data file: where, what, the line itself, and how to mend it."""
+
+    where: Location
+    message: str
+    help: str = ""
+    line: str = ""
+    width: int = 1
+
+    def __str__(self) -> str:
+        out = [f"{self.where}: {self.message}"]
+        if self.line:
+            number = f"{self.where.line:>5} | "
+            # a window of a very long line, so that the caret stays in sight
+            start = max(0, self.where.column - 1 - 60) if len(self.line) > 120 else 0
+            text = self.line[start : start + 120]
+            column = self.where.column - 1 - start
+            caret = " " * column + "^" * max(1, min(self.width, len(text) - column))
+            out += [f"{number}{text}", f"{' ' * (len(number) - 2)}| {caret}"]
+        if self.help:
+            out.append(f"  help: {self.help}")
+        return "\n".join(out)
+
+
+class RegistryError(ValueError):
+    """The data is wrong. ``problems`` lists everything found in one run, in the order of the files.
+
+    Each problem has ``where`` (file, line, column), ``message``, ``help`` and the source line with a caret.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        title = "1 problem" if count == 1 else f"{count} problems"
+        super().__init__("\n".join([f"the registry has {title}:", *map(str, self.problems)]))
+
+    def __reduce__(self) -> tuple[type[RegistryError], tuple[tuple[Problem, ...]]]:
+        return RegistryError, (self.problems,)
+
+
+class NoBackendError(LookupError):
+    """No backend accepts the request. ``selection`` carries the whole trace; its ``backend`` is None."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+        super().__init__(selection.refusal())
+
+    def __reduce__(self) -> tuple[type[NoBackendError], tuple[Selection]]:
+        return NoBackendError, (self.selection,)
+
+
+def did_you_mean(word: object, known: Iterable[str], also: int = 12) -> str:
+    """Help for a word that is not among those known: the nearest first, then the others up to a limit."""
+    choices: Sequence[str] = sorted(set(known))
+    near = difflib.get_close_matches(str(word), choices, n=1, cutoff=0.6)
+    others = [c for c in choices if c not in near]
+    shown = ", ".join(others[:also]) + (", …" if len(others) > also else "")
+    if near:
+        return f"did you mean `{near[0]}`?" + (f" (also: {shown})" if shown else "")
+    return f"known: {shown}" if shown else "none is known"

@@ -1,0 +1,90 @@
+"""The validated pieces that a registry is compiled from, and how a compiler reports what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnreg.conditions import ALWAYS, Condition, Parser
+from attnreg.errors import Problem, did_you_mean
+from attnreg.source import Document, Path_
+from attnreg.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A validated piece of data: the model, the document it stands in, and its path there."""
+
+    model: Any
+    document: Document
+    path: Path_ = ()
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything that one registry is made of, in the order in which it was read."""
+
+    vocabulary: list[Part] = field(default_factory=list)
+    backends: list[Part] = field(default_factory=list)
+    patches: list[Part] = field(default_factory=list)
+    orders: list[Part] = field(default_factory=list)
+    overlay_orders: list[Part] = field(default_factory=list)
+    places: list[Part] = field(default_factory=list)
+    choices: list[Part] = field(default_factory=list)
+    invariants: list[Part] = field(default_factory=list)
+    sources: list[Part] = field(default_factory=list)
+
+
+class Reporter:
+    """Looks names up, parses conditions, and collects every problem with its place."""
+
+    def __init__(self, vocabulary: Vocabulary, sources: Iterable[str], problems: list[Problem]) -> None:
+        self.vocabulary = vocabulary
+        self.sources = frozenset(sources)
+        self.problems = problems
+
+    def parser(self, part: Part) -> Parser:
+        return Parser(self.vocabulary, part.document, self.problems)
+
+    def condition(self, part: Part, raw: dict[str, Any] | None, *path: str | int) -> Condition:
+        return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
+
+    def report(
+        self, part: Part, path: Iterable[str | int], message: str, help_: str = "", *, key: bool = False
+    ) -> None:
+        here = (*part.path, *path)
+        where = ".".join(str(p) for p in here if not isinstance(p, int))
+        self.problems.append(part.document.problem(here, f"{where}: {message}" if where else message, help_, key=key))
+
+    def name(self, part: Part, path: Iterable[str | int], name: str, known: Iterable[str], noun: str) -> bool:
+        known = list(known)
+        if name in known:
+            return True
+        self.report(part, path, f"unknown {noun} `{name}`", did_you_mean(name, known))
+        return False
+
+    def shadowed(self, part: Part, items: list[Any], path: Path_, noun: str) -> None:
+        """Report what can never be reached because an earlier sibling takes all of it."""
+        seen: list[dict[str, Any]] = []
+        for i, item in enumerate(items):
+            when = item.when or {}
+            if {} in seen or when in seen:
+                first = seen.index({}) if {} in seen else seen.index(when)
+                reason = "has no `when`, so it takes everything" if seen[first] == {} else "has the same `when`"
+                self.report(
+                    part,
+                    (*path, i),
+                    f"unreachable {noun}: number {first + 1} of the list {reason}",
+                    "remove or move one",
+                )
+            seen.append(when)
+
+    def source(self, part: Part, source: str | None, *path: str | int) -> None:
+        if source is None:
+            return
+        name, colon, rest = source.partition(":")
+        if not colon or not rest:
+            self.report(part, (*path, "source"), f"`{source}` is not <source>:<path>#<symbol>")
+        else:
+            self.name(part, (*path, "source"), name, self.sources, "source")

@@ -1,0 +1,192 @@
+"""Platform: where a layer will run; described by hand, or detected on this machine without importing torch."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform as host
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnreg.environment import FLAGS_VARIABLE
+from attnreg.request import RequestError, _check_word, _word_set
+
+if TYPE_CHECKING:
+    from attnreg.vocabulary import Vocabulary, Word
+
+Packages = tuple[tuple[str, str], ...]
+_KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+_DRM = Path("/sys/class/drm")
+_CUDA_MAJOR, _CUDA_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """Where attention will run. Immutable and hashable; any hardware can be described, present or not.
+
+    ``platform`` and ``arch`` are words of the registry (``rocm``, ``gfx942``), ``flags`` what the user switched on.
+    ``packages`` maps installed packages to versions; an iterable of names stands for any version, and None for
+    everything installed. It is kept as sorted pairs.
+
+    Raises `RequestError` (a ValueError) for values of the wrong type.
+    """
+
+    platform: str
+    arch: str
+    flags: frozenset[str] = frozenset()
+    packages: Packages | None = None
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_word("platform", self.platform)
+        _check_word("arch", self.arch)
+        object.__setattr__(self, "flags", _word_set("flags", self.flags))
+        object.__setattr__(self, "packages", _package_pairs(self.packages))
+        object.__setattr__(self, "_hash", hash((self.platform, self.arch, self.flags, self.packages)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.platform, self.arch, self.flags, self.packages)
+
+    def facts(self) -> dict[str, Any]:
+        """Facet name -> value. A new dict each time."""
+        return {"platform": self.platform, "arch": self.arch, "flags": self.flags, "packages": self.packages}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values; ``packages`` is null where everything is assumed installed."""
+        packages = None if self.packages is None else dict(self.packages)
+        return {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
+
+    @classmethod
+    def detect(cls, vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None) -> Platform:
+        """This machine's first accelerator, or its processor; the packages installed here; the flags of $ATTNREG_FLAGS.
+
+        ``vocabulary`` (the default registry's, if None) names the packages to look for. Nothing is imported.
+        """
+        return cls.detect_all(vocabulary, environ=environ)[0]
+
+    @classmethod
+    def detect_all(
+        cls, vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None
+    ) -> tuple[Platform, ...]:
+        """Every kind of device of this machine, accelerators first and its processor last."""
+        if vocabulary is None:
+            from attnreg.loader import default_registry
+
+            vocabulary = default_registry().vocabulary
+        text = (os.environ if environ is None else environ).get(FLAGS_VARIABLE, "")
+        flags = frozenset(word for word in (w.strip() for w in text.split(",")) if word)
+        packages = installed_packages(vocabulary.packages)
+        devices = dict.fromkeys([*_nvidia(), *_amd(), *_intel(), ("cpu", _processor())])
+        return tuple(cls(platform=p, arch=a, flags=flags, packages=packages) for p, a in devices)  # type: ignore[arg-type]
+
+
+def installed_packages(known: Mapping[str, Word]) -> dict[str, str]:
+    """Of the packages that a vocabulary names, those installed here, with their versions ("" where it has none)."""
+    found = {}
+    for name, word in known.items():
+        version = _version([*word.facts.get("distributions", ()), name])
+        if version is None and _importable(str(word.facts.get("import", ""))):
+            version = ""
+        if version is not None:
+            found[name] = version
+    return found
+
+
+def _version(distributions: Iterable[str]) -> str | None:
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _importable(module: str) -> bool:
+    # only a top-level name: finding a submodule would import its parents
+    if not module or "." in module:
+        return False
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _nvidia() -> Iterator[tuple[str, str]]:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return
+    for index in range(count.value):
+        device = ctypes.c_int()
+        if cuda.cuDeviceGet(ctypes.byref(device), index):
+            continue
+        failed = cuda.cuDeviceGetAttribute(ctypes.byref(major), _CUDA_MAJOR, device)
+        failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CUDA_MINOR, device)
+        if not failed:
+            yield "cuda", f"sm{major.value}{minor.value}"
+
+
+def _amd() -> Iterator[tuple[str, str]]:
+    for file in sorted(_KFD.glob("*/properties")):
+        try:
+            lines = dict(line.split(maxsplit=1) for line in file.read_text().splitlines() if " " in line)
+        except OSError:
+            continue
+        # 90402 is gfx942, 110000 is gfx1100: major, minor and stepping, the last two in hexadecimal
+        version = int(lines.get("gfx_target_version", "0"))
+        if version:
+            yield "rocm", f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _intel() -> Iterator[tuple[str, str]]:
+    for card in sorted(_DRM.glob("card[0-9]*/device")):
+        try:
+            vendor, device = (card / "vendor").read_text().strip(), int((card / "device").read_text(), 16)
+        except (OSError, ValueError):
+            continue
+        # device ids of Ponte Vecchio and of Battlemage, as the kernel's xe driver lists them
+        if vendor == "0x8086" and 0x0BD0 <= device <= 0x0BE5:
+            yield "xpu", "xe_hpc"
+        elif vendor == "0x8086" and 0xE200 <= device <= 0xE22F:
+            yield "xpu", "xe2"
+
+
+def _processor() -> str:
+    machine = host.machine().lower()
+    if machine in ("arm64", "aarch64"):
+        return "aarch64"
+    if machine in ("x86_64", "amd64"):
+        try:
+            flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
+        except OSError:
+            flags = set()
+        return "x86_64_amx" if "amx_tile" in flags else "x86_64_avx512" if "avx512f" in flags else "x86_64"
+    return machine
+
+
+def _package_pairs(packages: Mapping[str, str] | Iterable[Any] | None) -> Packages | None:
+    if packages is None:
+        return None
+    if isinstance(packages, str):
+        raise RequestError(f"packages is {packages!r}; expected a mapping of names to versions, or a set of names")
+    pairs = (
+        packages.items() if isinstance(packages, Mapping) else ((p, "") if isinstance(p, str) else p for p in packages)
+    )
+    try:
+        return tuple(sorted((str(name), str(version)) for name, version in pairs))
+    except (TypeError, ValueError):
+        raise RequestError(f"packages is {packages!r}; expected a mapping of names to versions") from None
+
+
+def _rebuild(platform: str, arch: str, flags: frozenset[str], packages: Packages | None) -> Platform:
+    return Platform(platform=platform, arch=arch, flags=flags, packages=packages)

@@ -1,0 +1,202 @@
+"""Registry: the validated, immutable form of the data that everything else reads."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnreg.conditions import Condition
+from attnreg.errors import Location
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from attnreg.matchers import Matcher
+    from attnreg.vocabulary import Vocabulary
+
+Status = Literal["stable", "experimental", "deprecated"]
+Strength = Literal["require", "prefer", "deny"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a backend accepts of one facet; a value that is not given passes."""
+
+    facet: str
+    key: str
+    matcher: Matcher
+    where: Location
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A combination that fails although each of its parts is fine alone, with the sentence that says so."""
+
+    when: Condition
+    reject: str
+    facets: tuple[str, ...]
+    where: Location
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One complete alternative of a backend: the row's own data with what the variant changes.
+
+    A row without variants has one, whose ``name`` is None. ``served`` is what it does at all, natively or emulated.
+    """
+
+    name: str | None
+    when: Condition
+    requires: Condition
+    claims: tuple[Claim, ...]
+    features: Mapping[str, Location]
+    features_at: Location
+    emulated: Mapping[str, tuple[str, Location]]
+    rules: tuple[Rule, ...]
+    where: Location
+    source: str | None = None
+    notes: tuple[str, ...] = ()
+    served: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "served", frozenset(self.features) | frozenset(self.emulated))
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One row: who it is, and its variants in the order in which they are tried."""
+
+    name: str
+    summary: str
+    module: str | None
+    status: Status
+    platforms: frozenset[str]
+    attention: frozenset[str]
+    phases: frozenset[str] | None
+    variants: tuple[Variant, ...]
+    source: str
+    where: Location
+    since: str | None = None
+    notes: tuple[str, ...] = ()
+    module_at: Location | None = None
+    only_on_request: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A candidate of an order, and the condition under which the automatic order considers it."""
+
+    backend: str
+    condition: Condition
+    where: Location
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The backends that are tried for the requests that ``when`` describes, the preferred first."""
+
+    platform: str
+    name: str
+    when: Condition
+    entries: tuple[Entry, ...]
+    where: Location
+    because: str | None = None
+    source: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.platform}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a user decided: require, prefer or deny backends for the requests that ``when`` describes."""
+
+    strength: Strength
+    backends: tuple[str, ...]
+    when: Condition
+    where: Location
+    because: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """A statement that must hold of every selection: of the chosen backend, wherever ``when`` holds."""
+
+    name: str
+    says: str
+    when: Condition
+    where: Location
+    chosen: frozenset[str | None] | None = None
+    never: frozenset[str] = frozenset()
+    finds: bool = False
+    native: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A named value: the first case that holds speaks, otherwise it is None."""
+
+    name: str
+    cases: tuple[tuple[Condition, Any, Location], ...]
+    where: Location
+
+    def value(self, point: Mapping[str, Any]) -> Any:
+        for condition, value, _ in self.cases:
+            if condition.holds(point):
+                return value
+        return None
+
+    def case(self, point: Mapping[str, Any]) -> Location:
+        """The line of the case that speaks at a point (the facet's own, where none does)."""
+        return next((where for condition, _, where in self.cases if condition.holds(point)), self.where)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRef:
+    """A pinned origin of facts."""
+
+    name: str
+    url: str
+    version: str
+    read: str | None
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All data of one registry. Immutable, safe to share between threads; `attnreg.load_registry` makes it.
+
+    ``fingerprint`` names the data: two registries with the same one make the same selections. With ``imports`` false
+    the modules are knowledge about another engine and are never imported.
+    """
+
+    name: str
+    fingerprint: str
+    vocabulary: Vocabulary
+    backends: Mapping[str, Backend]
+    orders: Mapping[str, tuple[Order, ...]]
+    derived: Mapping[str, Derived]
+    choices: tuple[Choice, ...] = ()
+    invariants: tuple[Invariant, ...] = ()
+    sources: Mapping[str, SourceRef] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    trusted: frozenset[str] = frozenset()
+    imports: bool = True
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        """``default@3f2a91c``, as reports cite it."""
+        return f"{self.name}@{self.fingerprint}"
+
+    def load(self, backend: str) -> ModuleType:
+        """Import the kernel module of a backend. Raises ImportError with the reason, where there is none to import."""
+        row = self.backends[backend]
+        if row.module is None:
+            raise ImportError(f"{backend} has no kernel module in {self.title}: the row is knowledge only")
+        if not self.imports:
+            raise ImportError(f"{backend} is served by {row.module} of another engine; {self.title} imports nothing")
+        return importlib.import_module(row.module)

@@ -1,0 +1,167 @@
+"""AttentionRequest: what one attention layer needs, as facets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Self
+
+FacetValue = str | int | bool | None
+
+_COUNTS = ("head_size", "head_size_v", "num_heads", "num_kv_heads", "block_size", "kv_lora_rank", "index_topk")
+# 0 has a meaning for these: a latent head without a rotary or a nope part
+_DIMS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_WORDS = ("dtype", "attention", "attn_type", "role", "phase")
+
+
+class RequestError(ValueError):
+    """A request or a platform that cannot be what its caller meant; the message names the field and the cure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRequest:
+    """What one attention layer needs. Immutable and hashable; everything is per layer and per role.
+
+    Sizes are in elements per head, counts are per rank, ``block_size`` is in tokens. ``None`` means not given: it
+    constrains nothing. Words (``dtype``, ``kv_dtype``, ``features``, ...) are the registry's vocabulary and are checked
+    against it by `attnreg.select`, so that a registry can add some. ``kv_dtype="auto"`` stores the model's own dtype.
+
+    ``extra`` holds facets that a registry declares beyond these (``{"run_kv_dtype": "turboquant_k8v4"}``); a mapping is
+    accepted and kept as sorted pairs.
+
+    ``head_size_v`` is kept only where it differs from ``head_size``. For MLA ``head_size`` is the width of one cached latent (kv_lora_rank + qk_rope_head_dim, 576 for DeepSeek-V3),
+    ``head_size_v`` the part of it that serves as value (512) and ``num_kv_heads`` is 1.
+
+    Raises `RequestError` (a ValueError) for a field of the wrong type or sign, and for query heads that are no multiple
+    of the KV heads.
+    """
+
+    head_size: int
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    dtype: str = "bfloat16"
+    kv_dtype: str | None = "auto"
+    block_size: int | None = None
+    attention: str = "mha"
+    attn_type: str = "decoder"
+    role: str = "target"
+    phase: str = "any"
+    features: frozenset[str] = frozenset()
+    head_size_v: int | None = None
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    index_topk: int | None = None
+    model: str | None = None
+    extra: tuple[tuple[str, FacetValue], ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.head_size is None:
+            raise RequestError("head_size is None; every request needs one (elements per head, for example 128)")
+        for name in _COUNTS:
+            _check_integer(name, getattr(self, name), least=1)
+        for name in _DIMS:
+            _check_integer(name, getattr(self, name), least=0)
+        for name in _WORDS:
+            _check_word(name, getattr(self, name))
+        for name in ("kv_dtype", "model"):
+            if getattr(self, name) is not None:
+                _check_word(name, getattr(self, name))
+        if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise RequestError(
+                f"num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}; "
+                "the second must divide the first (each KV head serves a whole group of query heads)"
+            )
+        if self.head_size_v == self.head_size:
+            object.__setattr__(self, "head_size_v", None)
+        object.__setattr__(self, "features", _word_set("features", self.features))
+        object.__setattr__(self, "extra", _extra_pairs(self.extra, self.__class__))
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in _REQUEST_FIELDS)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    # the stored hash must not travel: strings hash differently in another process
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.__class__, {name: getattr(self, name) for name in _REQUEST_FIELDS})
+
+    def facts(self) -> dict[str, Any]:
+        """Facet name -> value, the extra facets included. A new dict each time."""
+        facts: dict[str, Any] = {name: getattr(self, name) for name in _REQUEST_FACETS}
+        facts.update(self.extra)
+        return facts
+
+    def expanded(self) -> Self:
+        """An MLA request in the expanded form that prefill computes: keys and values per head, no shared latent."""
+        nope, rope = self.qk_nope_head_dim, self.qk_rope_head_dim
+        size = self.head_size if nope is None or rope is None else nope + rope
+        return replace(self, phase="prefill", head_size=size, head_size_v=self.v_head_dim, num_kv_heads=self.num_heads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the defaults, as JSON-ready values; `from_dict` reads it back."""
+        out: dict[str, Any] = {"head_size": self.head_size}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.init and f.name != "head_size" and value != f.default:
+                out[f.name] = value
+        if self.features:
+            out["features"] = sorted(self.features)
+        if self.extra:
+            out["extra"] = dict(self.extra)
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The request that `to_dict` wrote. Raises `RequestError` for an unknown field."""
+        unknown = sorted(set(data) - set(_REQUEST_FIELDS))
+        if unknown:
+            raise RequestError(f"unknown request field {unknown[0]!r}; known: {', '.join(_REQUEST_FIELDS)}")
+        return cls(**dict(data))
+
+
+_REQUEST_FIELDS = tuple(f.name for f in fields(AttentionRequest) if f.init)
+_REQUEST_FACETS = tuple(name for name in _REQUEST_FIELDS if name != "extra")
+
+
+def _rebuild(cls: type[AttentionRequest], values: dict[str, Any]) -> AttentionRequest:
+    return cls(**values)
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} is {value!r}; expected an integer of at least {least}")
+    if value < least:
+        raise RequestError(f"{name} is {value}; expected at least {least}")
+
+
+def _check_word(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"{name} is {value!r}; expected a word of the registry's vocabulary")
+
+
+def _word_set(name: str, values: Iterable[str]) -> frozenset[str]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} is {values!r}; expected a set of words, for example {{'sinks'}}")
+    words = frozenset(values)
+    for word in words:
+        _check_word(name, word)
+    return words
+
+
+def _extra_pairs(
+    extra: Mapping[str, FacetValue] | Iterable[tuple[str, FacetValue]], cls: type[AttentionRequest]
+) -> tuple[tuple[str, FacetValue], ...]:
+    pairs = dict(extra)
+    for name, value in pairs.items():
+        if name in _REQUEST_FIELDS:
+            raise RequestError(f"extra names {name!r}, which is a field of {cls.__name__}; pass it by keyword")
+        if value is not None and not isinstance(value, str | int):
+            raise RequestError(f"extra[{name!r}] is {value!r}; expected a word, an integer, a boolean or None")
+    return tuple(sorted(pairs.items()))

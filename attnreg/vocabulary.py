@@ -1,0 +1,87 @@
+"""The closed set of words that a registry speaks: a typed view of vocabulary.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from attnreg.errors import Location
+
+Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived"]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word and the sentence that says what it means; ``facts`` are its other properties (bits, family, ...)."""
+
+    name: str
+    legend: str
+    where: Location
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A processor architecture; ``rank`` orders it within its ``series``, and only there."""
+
+    name: str
+    platform: str
+    series: str
+    rank: int
+    family: str
+    products: tuple[str, ...]
+    where: Location
+
+    @property
+    def title(self) -> str:
+        """``gfx942 (MI300X)``, as a person knows it."""
+        return f"{self.name} ({self.products[0]})" if self.products else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """One dimension of a configuration: whose it is, what values it takes, and the capability that constrains it."""
+
+    name: str
+    of: Literal["request", "platform", "derived"]
+    kind: Kind
+    legend: str
+    where: Location
+    words: frozenset[Any] = frozenset()
+    claim: str | None = None
+    stated: bool = False
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Every facet and word of one registry. Immutable; lookups by name.
+
+    ``facets`` keeps the order of the file, derived facets last; ``words`` maps the name of a set (dtypes, kv_dtypes,
+    ...) to its words; features, flags and packages are sets of their own.
+    """
+
+    facets: Mapping[str, Facet]
+    words: Mapping[str, Mapping[str, Word]]
+    features: Mapping[str, Word]
+    flags: Mapping[str, Word]
+    packages: Mapping[str, Word]
+    architectures: Mapping[str, Architecture]
+    retired_environment: Mapping[str, Word]
+
+    @cached_property
+    def claims(self) -> dict[str, Facet]:
+        """Capability key -> the facet that it constrains, in the order of the facets."""
+        return {f.claim: f for f in self.facets.values() if f.claim}
+
+    def architectures_of(self, platform: str) -> tuple[Architecture, ...]:
+        """The architectures of one platform, in capability order."""
+        return tuple(a for a in self.architectures.values() if a.platform == platform)
+
+    def with_facets(self, more: Iterable[Facet]) -> Vocabulary:
+        """This vocabulary and some (derived) facets more."""
+        facets = {**self.facets, **{f.name: f for f in more}}
+        return Vocabulary(
+            facets, self.words, self.features, self.flags, self.packages, self.architectures, self.retired_environment
+        )
