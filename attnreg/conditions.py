@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -56,7 +56,16 @@ class Clause:
         return self.matcher.matches(point[self.facet])
 
     def describe(self) -> str:
-        return f"{self.facet} {self.matcher.text}"
+        """The clause in words: ``arch sm90 or later``, ``sinks``, ``flag aiter``, ``without alibi``."""
+        text, form = self.matcher.text, self.matcher.form
+        if form == "none":
+            return text
+        if form == "only":
+            return f"{self.facet} {text}"
+        if form == "all":
+            noun = {"features": "", "flags": "flag ", "packages": "package "}.get(self.facet, f"{self.facet} ")
+            return " and ".join(noun + word for word in sorted(map(str, self.matcher.mentions)))
+        return f"{self.facet} {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +225,7 @@ class Parser:
             if op not in allowed:
                 self.problem(here, f"unknown operator `{op}`", did_you_mean(op, allowed), key=True)
             elif op == "not":
-                tests.append(negation(self._matcher(value, facet, here)))
+                tests.append(self._negation(value, facet, here))
             elif facet.kind == "arch":
                 tests.append(self._arch_bound(op, value, here))
             elif not _is_int(value) or (op == "multiple_of" and value < 1):
@@ -227,6 +236,16 @@ class Parser:
         if bounds:
             tests.insert(0, bounded(**bounds))
         return tests[0] if len(tests) == 1 else all_of(tests)
+
+    def _negation(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        """`not`; where it names null, the value must be given, and that is how it is said."""
+        test = negation(self._matcher(raw, facet, path))
+        if raw is None:
+            return replace(test, text="given")
+        if isinstance(raw, list) and None in raw:
+            others = ", ".join(self._matcher(v, facet, path).text for v in raw if v is not None)
+            return replace(test, text=f"given and not {others}")
+        return test
 
     def _arch_bound(self, op: str, value: Any, path: Path_) -> Matcher:
         archs = self.vocabulary.architectures

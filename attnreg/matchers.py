@@ -25,7 +25,7 @@ class Matcher:
     moduli: frozenset[int] = frozenset()
     mentions: frozenset[Any] = frozenset()
     form: Literal["", "all", "none", "only"] = ""
-    _memo: dict[Any, bool] = field(default_factory=dict, repr=False, compare=False)
+    _memo: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def matches(self, value: Any) -> bool:
         """Whether the matcher accepts the value."""

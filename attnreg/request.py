@@ -32,8 +32,9 @@ class AttentionRequest:
     ``extra`` holds facets that a registry declares beyond these (``{"run_kv_dtype": "turboquant_k8v4"}``); a mapping is
     accepted and kept as sorted pairs.
 
-    ``head_size_v`` is kept only where it differs from ``head_size``. For MLA ``head_size`` is the width of one cached latent (kv_lora_rank + qk_rope_head_dim, 576 for DeepSeek-V3),
-    ``head_size_v`` the part of it that serves as value (512) and ``num_kv_heads`` is 1.
+    ``head_size_v`` is kept only where it differs from ``head_size``. For MLA ``head_size`` is the width of one cached
+    latent (kv_lora_rank + qk_rope_head_dim, 576 for DeepSeek-V3), ``head_size_v`` the part of it that serves as value
+    (512) and ``num_kv_heads`` is 1.
 
     Raises `RequestError` (a ValueError) for a field of the wrong type or sign, and for query heads that are no multiple
     of the KV heads.

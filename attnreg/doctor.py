@@ -1,0 +1,115 @@
+"""What this machine has, and which backends are usable on it, with the reason for each that is not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnreg import __version__
+from attnreg.environment import FLAGS_VARIABLE, environment_problems
+from attnreg.platforms import Platform
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnreg.registry import Backend, Registry
+
+
+@dataclass(frozen=True)
+class Usability:
+    """Whether one backend is usable on one device: what is missing, and whether attnreg has a kernel for it."""
+
+    backend: str
+    missing: tuple[str, ...]
+    runnable: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """The machine as attnreg sees it."""
+
+    registry: Registry
+    devices: tuple[tuple[Platform, tuple[Usability, ...]], ...]
+    problems: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "attnreg": __version__,
+            "python": sys.version.split()[0],
+            "registry": self.registry.title,
+            "problems": list(self.problems),
+            "devices": [
+                {
+                    **platform.to_dict(),
+                    "backends": [
+                        {"name": u.backend, "usable": not u.missing, "missing": list(u.missing), "module": u.runnable}
+                        for u in usable
+                    ],
+                }
+                for platform, usable in self.devices
+            ],
+        }
+
+
+def examine(registry: Registry) -> Report:
+    """Look at this machine. Imports no kernel and no framework."""
+    problems = environment_problems(os.environ, registry.vocabulary)
+    devices: list[tuple[Platform, tuple[Usability, ...]]] = []
+    for platform in Platform.detect_all(registry.vocabulary):
+        unknown = sorted(platform.flags - set(registry.vocabulary.flags))
+        problems += [f"{FLAGS_VARIABLE} names {flag!r}, which {registry.title} does not know" for flag in unknown]
+        known = registry.vocabulary.architectures.get(platform.arch)
+        if known is None:
+            problems.append(f"{platform.arch} is no architecture of {registry.title}: add it to its vocabulary.yaml")
+            devices.append((platform, ()))
+            continue
+        rows = [r for r in registry.backends.values() if platform.platform in r.platforms]
+        devices.append((platform, tuple(_usability(row, platform, registry) for row in rows)))
+    return Report(registry, tuple(devices), tuple(dict.fromkeys(problems)))
+
+
+def _usability(row: Backend, platform: Platform, registry: Registry) -> Usability:
+    """What keeps a row from this device whatever the request: architecture, packages, flags."""
+    nearest: list[str] | None = None
+    for variant in row.variants:
+        missing = []
+        for clause in (*variant.when.clauses, *variant.requires.clauses):
+            facts = platform.facts()
+            if clause.facet not in facts or clause.matcher.matches(facts[clause.facet]):
+                continue
+            if clause.facet == "packages":
+                wanted = sorted(clause.matcher.mentions, key=str)
+                missing += [f"package {r}" for r in wanted if not r.met_by(platform.packages)]
+            elif clause.facet == "flags":
+                missing += [f"flag {f}" for f in sorted(clause.matcher.mentions - platform.flags)]
+            else:
+                missing.append(f"{clause.facet} {clause.matcher.text}")
+        if nearest is None or len(missing) < len(nearest):
+            nearest = missing
+    return Usability(row.name, tuple(nearest or ()), row.module is not None)
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the report for a person."""
+    from rich.text import Text
+
+    registry = report.registry
+    head = f"attnreg {__version__} · Python {sys.version.split()[0]} · registry {registry.title}"
+    console.print(Text(head, style="bold"))
+    for problem in report.problems:
+        console.print(Text(f"! {problem}", style="yellow"))
+    for platform, usable in report.devices:
+        arch = registry.vocabulary.architectures.get(platform.arch)
+        console.print()
+        console.print(
+            Text(f"{platform.platform} {platform.arch}", style="bold").append(f"   {arch.family if arch else ''}")
+        )
+        packages = [f"{name} {version}".strip() for name, version in platform.packages or ()]
+        console.print(Text(f"  packages  {', '.join(packages) or 'none that a backend needs'}"))
+        console.print(Text(f"  flags     {', '.join(sorted(platform.flags)) or f'none (set {FLAGS_VARIABLE})'}"))
+        for u in usable:
+            line = Text(f"  {'✗' if u.missing else '✓'} {u.backend:<24}", style="" if u.missing else "green")
+            note = f"needs {', '.join(u.missing)}" if u.missing else "usable"
+            console.print(line.append(note + ("" if u.runnable else " · no kernel module in attnreg"), style="dim"))

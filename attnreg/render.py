@@ -1,0 +1,171 @@
+"""Tables for a terminal: the backends, one backend, and the difference between two registries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from attnreg.diff import Diff
+    from attnreg.platforms import Platform
+    from attnreg.registry import Backend, Order, Registry, Variant
+
+
+def list_backends(
+    registry: Registry, platforms: Sequence[Platform] | None, console: Console, *, as_json: bool = False
+) -> None:
+    """Print every backend, or those that run on some platforms, with the orders that may apply there."""
+    wanted = {p.platform for p in platforms} if platforms else None
+    rows = [r for r in registry.backends.values() if wanted is None or wanted & r.platforms]
+    if as_json:
+        click.echo(json.dumps([backend_dict(r) for r in rows], indent=2))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=f"registry {registry.title}", title_justify="left", pad_edge=False)
+    for title, ratio in (("backend", None), ("attention", None), ("platforms", None), ("what it is", 1)):
+        table.add_column(title, ratio=ratio, no_wrap=ratio is None, overflow="fold")
+    for row in rows:
+        status = "" if row.status == "stable" else f" ({row.status})"
+        table.add_row(
+            row.name, ", ".join(sorted(row.attention)), ", ".join(sorted(row.platforms)), row.summary + status
+        )
+    console.print(table)
+    if wanted is not None:
+        for platform in sorted(wanted):
+            _print_orders(registry.orders.get(platform, ()), console)
+
+
+def _print_orders(orders: Iterable[Order], console: Console) -> None:
+    from rich.text import Text
+
+    for order in orders:
+        condition = order.when.describe()
+        head = Text(order.title, style="bold").append("" if condition == "always" else f"   {condition}", style="dim")
+        head.append(f"   {order.where.short}", style="blue")
+        console.print(head)
+        names = []
+        for rank, entry in enumerate(order.entries, 1):
+            extra = entry.condition.describe()
+            names.append(f"{rank} {entry.backend}" + ("" if extra == "always" else f" if {extra}"))
+        console.print(Text("  " + " → ".join(names)))
+
+
+def backend_dict(row: Backend) -> dict[str, Any]:
+    """Everything that the registry says of a backend, as JSON-ready values."""
+    return {
+        "name": row.name,
+        "summary": row.summary,
+        "status": row.status,
+        "module": row.module,
+        "platforms": sorted(row.platforms),
+        "attention": sorted(row.attention),
+        "phases": sorted(row.phases) if row.phases is not None else None,
+        "source": row.source,
+        "since": row.since,
+        "where": str(row.where),
+        "notes": list(row.notes),
+        "only_on_request": row.only_on_request,
+        "variants": [
+            {
+                "name": v.name,
+                "when": v.when.describe(),
+                "requires": v.requires.describe(),
+                "claims": {c.key: c.matcher.text for c in v.claims},
+                "features": sorted(v.features),
+                "emulated": {f: reason for f, (reason, _) in v.emulated.items()},
+                "rules": [{"when": r.when.describe(), "reject": r.reject, "where": str(r.where)} for r in v.rules],
+                "source": v.source,
+            }
+            for v in row.variants
+        ],
+    }
+
+
+def show_backend(registry: Registry, row: Backend, console: Console, *, as_json: bool = False) -> None:
+    """Print one backend: who it is, and per variant what it needs, accepts, serves and refuses."""
+    if as_json:
+        click.echo(json.dumps(backend_dict(row), indent=2))
+        return
+    from rich.text import Text
+
+    console.print(Text(row.name, style="bold").append(f"   {row.summary}", style=""))
+    status = [row.status, row.module or "knowledge only: no kernel module", f"since {row.since}" if row.since else ""]
+    console.print(Text(f"  {' · '.join(filter(None, status))}   ", style="dim").append(row.where.short, style="blue"))
+    for line in (*row.notes, f"only on request: {row.only_on_request}" if row.only_on_request else ""):
+        if line:
+            console.print(Text(f"  {line}", style="dim"))
+    if row.source:
+        console.print(Text(f"  source {row.source}", style="dim"))
+    for variant in row.variants:
+        console.print()
+        _show_variant(variant, console)
+    places = [
+        f"{rank}. in {order.title}"
+        for orders in registry.orders.values()
+        for order in orders
+        for rank, entry in enumerate(order.entries, 1)
+        if entry.backend == row.name
+    ]
+    console.print()
+    console.print(Text("orders  ", style="bold").append(", ".join(places) or "none: only on request"))
+
+
+def _show_variant(variant: Variant, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if variant.name:
+        condition = variant.when.describe()
+        head = Text(f"▸ {variant.name}", style="bold")
+        head.append("" if condition == "always" else f"   when {condition}", style="dim")
+        console.print(head.append(f"   {variant.where.short}", style="blue"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(ratio=1)
+    table.add_column(no_wrap=True, style="blue")
+    for clause in variant.requires.clauses:
+        table.add_row(f"  needs {clause.facet}", clause.matcher.text, clause.where.short)
+    for claim in variant.claims:
+        table.add_row(f"  {claim.key}", claim.matcher.text, claim.where.short)
+    table.add_row("  features", ", ".join(sorted(variant.features)) or "none", variant.features_at.short)
+    for feature, (reason, where) in variant.emulated.items():
+        table.add_row("  emulates", f"{feature}: {reason}", where.short)
+    for rule in variant.rules:
+        table.add_row("  refuses", f"{rule.reject} [{rule.when.describe()}]".replace("[", "\\["), rule.where.short)
+    console.print(table)
+
+
+def print_diff(difference: Diff, console: Console) -> None:
+    """Print what changes between two registries: for each pair of backends its boxes and counts."""
+    from rich.text import Text
+
+    title = Text(f"{difference.before.title} → {difference.after.title}", style="bold")
+    console.print(title)
+    changed, size = difference.count, difference.size
+    share = f" ({changed / size:.2%})" if changed and size else ""
+    console.print(Text(f"{changed:,} of {size:,} distinguishable configurations change{share}", style="dim"))
+    for change in difference.changes:
+        console.print()
+        head = Text()
+        head.append(change.before or "none", style="red" if change.after else "bold red").append(" → ")
+        head.append(change.after or "none", style="green" if change.after else "bold red")
+        head.append(f"   {change.kind} · {change.count:,} configurations", style="dim")
+        console.print(head)
+        for region in change.regions:
+            console.print(_region_line(region.text, region.count))
+        if change.rest:
+            console.print(Text(f"  … and {change.rest:,} more (--limit shows more boxes)", style="dim"))
+
+
+def _region_line(text: str, count: int) -> Text:
+    from rich.text import Text
+
+    return Text(f"  • {text}").append(f"   {count:,}", style="dim")
