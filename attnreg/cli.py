@@ -45,33 +45,23 @@ _WORDS = {
 }
 
 
-def main() -> None:
-    """Entry point of the console script: problems are printed without a traceback."""
-    from attnreg.errors import RegistryError
-    from attnreg.request import RequestError
-
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script: the exit status, with problems on stderr and never a traceback for them."""
     try:
-        cli(standalone_mode=False)
-    except (RegistryError, RequestError) as e:
-        _fail(str(e))
+        # without standalone mode click returns the status of `Exit`
+        return cli(arguments, prog_name="attnreg", standalone_mode=False) or 0
     except click.ClickException as e:
         e.show()
-        sys.exit(2)
-    except click.exceptions.Exit as e:
-        sys.exit(e.exit_code)
+        return 2
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        return 130
     except BrokenPipeError:
         # the reader went away; leave quietly, as other commands do
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        return 141
     except ValueError as e:
-        _fail(str(e))
-
-
-def _fail(message: str) -> None:
-    click.echo(f"attnreg: {message}", err=True)
-    sys.exit(2)
+        click.echo(f"attnreg: {e}", err=True)
+        return 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

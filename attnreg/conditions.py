@@ -182,7 +182,7 @@ class Parser:
             if isinstance(raw, bool) or not isinstance(raw, int):
                 self.problem(path, f"expected an integer, got {_shown(raw)}", "write it without quotes or a point")
                 return ANY
-            return Matcher(str(raw), raw.__eq__, constants=frozenset({raw}))
+            return Matcher(str(raw), lambda v: v == raw, constants=frozenset({raw}))
         if facet.kind == "text":
             return self._text(raw, path)
         if facet.kind == "derived" and any(isinstance(w, int) for w in facet.words) and not isinstance(raw, str):
@@ -263,12 +263,18 @@ class Parser:
     def _set_test(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, str):
             raw = [raw]
-        if isinstance(raw, dict) and set(raw) == {"only"}:
-            words = self._words(raw["only"], facet, (*path, "only"))
-            text = "none" if not words else "no other than " + ", ".join(sorted(words))
-            return Matcher(text, words.issuperset, mentions=words, form="only")
+        if isinstance(raw, dict):
+            return self._only(raw, facet, path)
         words = self._words(raw, facet, path)
         return Matcher(" and ".join(sorted(words)), words.issubset, mentions=words, form="all")
+
+    def _only(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
+        if set(raw) != {"only"}:
+            self.problem(path, "a set is matched by a list (all of these) or by `only`", "write {only: [...]}")
+            return ANY
+        words = self._words(raw["only"], facet, (*path, "only"))
+        text = "none" if not words else "no other than " + ", ".join(sorted(words))
+        return Matcher(text, words.issuperset, mentions=words, form="only")
 
     def _words(self, raw: Any, facet: Facet, path: Path_) -> frozenset[str]:
         if not isinstance(raw, list):

@@ -22,15 +22,17 @@ class ConfigError(ValueError):
 class ConfigFields:
     """The fields of a config or of a part of it; ``where`` is what error messages put before a field's name.
 
-    ``defaults`` stand in for missing fields, and ``defaulted`` keeps those that did. Every reader raises `ConfigError`
-    for a value of the wrong type or out of range. A name of None stands for a field that the family does not have.
+    ``defaults`` stand in for missing fields, and ``defaulted`` keeps those that did; ``stranger`` says why there are
+    none. Every reader raises `ConfigError` for a value of the wrong type or out of range, and gives None, or the
+    default it was called with, for a field that is missing. A name of None is a field that the family does not have.
     """
 
-    def __init__(self, data: Mapping[str, Any], where: str = "", defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, data: Mapping[str, Any], where: str = "") -> None:
         self.data = data
         self.where = where
-        self.defaults = defaults or {}
+        self.defaults: Mapping[str, Any] = {}
         self.defaulted: dict[str, Any] = {}
+        self.stranger = ""
 
     def error(self, name: str, expected: str) -> ConfigError:
         value = self.data.get(name)
@@ -48,7 +50,8 @@ class ConfigFields:
     def count(self, name: str, least: int = 1, most: int = MAX_NUMBER) -> int:
         value = self.maybe(name, least, most, null=False)
         if value is None:
-            raise ConfigError(f"{self.where}{name} is missing and has no default; add it to the config")
+            why = f" ({self.stranger})" if self.stranger else ""
+            raise ConfigError(f"{self.where}{name} is missing and has no default{why}; add it to the config")
         return value
 
     def maybe(self, name: str, least: int = 1, most: int = MAX_NUMBER, null: bool = True) -> int | None:

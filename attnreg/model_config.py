@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attnreg.config_fields import ConfigError, ConfigFields, read_config, show
+from attnreg.model_families import FAMILIES, UNKNOWN, Family
 from attnreg.request import AttentionRequest
 
 __all__ = [
@@ -91,74 +93,6 @@ class ModelLayers:
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    """How a family's config maps to layers. A string names a field of the config; None says that there is no such.
-
-    ``slides`` and what follows say which layers slide where ``layer_types`` is absent: none, or all if ``switch`` is
-    on, but for those below ``first`` and for one of each ``period``, its last unless ``full_first``.
-    """
-
-    defaults: dict[str, Any] = field(default_factory=dict)  # of the family's class; published files drop them
-    known: bool = True
-    encoder: bool = False  # bidirectional unless is_decoder is true
-    mla: bool | None = False  # None: if the config has kv_lora_rank
-    sinks: bool = False
-    kv_heads: str | None = "num_key_value_heads"
-    softcap: str | None = None
-    scale: str | None = None
-    alibi: str | None = None
-    window: str = "sliding_window"
-    two_sided: bool = False  # the window counts the keys of both sides
-    opens: str | None = None  # a flag that makes the model bidirectional and its window two-sided
-    slides: bool = False
-    switch: str | None = None
-    first: str | None = None
-    period: str | int | None = None
-    full_first: bool = False
-
-
-def _sizes(layers: int, hidden: int, heads: int, kv_heads: int | None = None, **more: Any) -> dict[str, Any]:
-    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
-    return sizes | {"num_key_value_heads": kv_heads} | more
-
-
-# fmt: off
-_LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-_DEEPSEEK_V3 = _Family(defaults=_sizes(61, 7168, 128, **_LATENT), mla=True)
-_GEMMA = _sizes(26, 2304, 8, 4, head_dim=256, query_pre_attn_scalar=256, sliding_window=4096)
-_GEMMA2 = _Family(defaults=_GEMMA | {"attn_logit_softcapping": 50.0},
-                  softcap="attn_logit_softcapping", scale="query_pre_attn_scalar", slides=True, period=2)
-_GEMMA3 = replace(_GEMMA2, defaults=_GEMMA | {"sliding_window_pattern": 6},
-                  period="sliding_window_pattern", opens="use_bidirectional_attention")
-_QWEN2 = _Family(defaults=_sizes(32, 4096, 32, 32, sliding_window=4096, use_sliding_window=False, max_window_layers=28),
-                 slides=True, switch="use_sliding_window", first="max_window_layers")
-# Source: the configuration and modelling classes of transformers 5.23.0, under models/<name>.
-_FAMILIES = {
-    "bert": _Family(defaults=_sizes(12, 768, 12), encoder=True, kv_heads=None),
-    "deepseek_v2": _Family(defaults=_sizes(32, 4096, 32, **_LATENT), mla=True),
-    "deepseek_v3": _DEEPSEEK_V3,
-    "deepseek_v32": replace(_DEEPSEEK_V3, defaults=_DEEPSEEK_V3.defaults | {"index_topk": 2048}),
-    "gemma2": _GEMMA2,
-    "gemma3": _GEMMA3,
-    "gemma3_text": _GEMMA3,
-    "gpt_oss": _Family(defaults=_sizes(36, 2880, 64, 8, head_dim=64, sliding_window=128),
-                       sinks=True, slides=True, period=2),
-    # transformers has no class of this name; its files hold DeepSeek-V3's fields
-    "kimi_k2": _DEEPSEEK_V3,
-    "llama": _Family(defaults=_sizes(32, 4096, 32)),
-    "mistral": _Family(defaults=_sizes(32, 4096, 32, 8, sliding_window=4096), slides=True),
-    "modernbert": _Family(defaults=_sizes(22, 768, 12, local_attention=128, global_attn_every_n_layers=3),
-                          encoder=True, kv_heads=None, window="local_attention", two_sided=True, slides=True,
-                          period="global_attn_every_n_layers", full_first=True),
-    "qwen2": _QWEN2,
-    "qwen3": replace(_QWEN2, defaults=_QWEN2.defaults | {"head_dim": 128}),
-}
-# fields that mean the same wherever they occur
-_UNKNOWN = replace(_GEMMA3, defaults={}, known=False, mla=None, alibi="alibi", opens=None, switch="use_sliding_window")
-# fmt: on
-
-
 def requests_from_model(
     config: object,
     *,
@@ -177,10 +111,10 @@ def requests_from_model(
     top = ConfigFields(outer, f"{source}: " if source else "")
     text = top.nested("text_config") or top.nested("language_config") or top.nested("llm_config") or top
     outer_type, text_type = top.word("model_type"), text.word("model_type")
-    family = _FAMILIES.get(text_type) or _FAMILIES.get(outer_type) or _UNKNOWN
+    family = FAMILIES.get(text_type) or FAMILIES.get(outer_type) or UNKNOWN
     text.defaults = family.defaults
     model_type = outer_type or text_type or "unknown"
-    notes = _first_notes(family, text, top, text_type or model_type)
+    notes = _first_notes(family, text, top)
     dtype = dtype or _dtype(text, top, notes)
     request = {"role": role, "dtype": dtype, "kv_dtype": kv_dtype, "block_size": block_size}
     layers = _layers(family, text, request | {"model": outer_type or text_type or None}, notes)
@@ -188,7 +122,7 @@ def requests_from_model(
     if used:
         notes.append(f"Not in the config, so the defaults of {text_type or model_type} hold: {used}.")
     name = _name(source, outer.get("_name_or_path")) or model_type
-    return ModelLayers(name, model_type, dtype, layers, _groups(layers), tuple(notes))
+    return ModelLayers(name, model_type, dtype, layers, _groups(layers), tuple(dict.fromkeys(notes)))
 
 
 def describe_indices(indices: Sequence[int]) -> str:
@@ -209,24 +143,32 @@ def describe_indices(indices: Sequence[int]) -> str:
 
 
 def _name(source: str, named: object) -> str:
-    """The model's name: its directory's, or that of a file which is not called config.json, or what the config says."""
-    if source:
-        path = Path(source).absolute()
-        return path.parent.resolve().name if path.name == "config.json" else path.stem
-    return named.rstrip("/").rpartition("/")[2] if isinstance(named, str) else ""
+    """The model's name: its directory's, a file's that is not called config.json, or what the config says."""
+    if not source:
+        return named.rstrip("/").rpartition("/")[2] if isinstance(named, str) else ""
+    path = Path(os.path.abspath(source))
+    # a download cache: models--openai--gpt-oss-120b/snapshots/<revision>/config.json
+    if path.parent.parent.name == "snapshots":
+        return path.parents[2].name.rpartition("--")[2]
+    return path.parent.name if path.name == "config.json" else path.stem
 
 
-def _first_notes(family: _Family, text: ConfigFields, top: ConfigFields, model_type: str) -> list[str]:
+def _first_notes(family: Family, text: ConfigFields, top: ConfigFields) -> list[str]:
+    words = [fields.word("model_type") for fields in (text, top)]
+    strange = [f"model_type {show(word)} is not a known family" for word in words if word and word not in FAMILIES]
     notes = []
-    if not family.known:
+    if family is UNKNOWN:
+        text.stranger = strange[0] if strange else "the config has no model_type"
         notes.append(
-            f"model_type {model_type!r} is not a known family; its layers are read as those of a Llama-like decoder: "
-            "of one geometry, without attention sinks or score bias, and causal unless is_causal is false."
+            f"{text.stranger}; its layers are read as those of a Llama-like decoder: of one geometry, without "
+            "attention sinks or score bias, and causal unless is_causal is false."
         )
-    if text.flag("is_encoder_decoder") or top.flag("is_encoder_decoder"):
-        notes.append("is_encoder_decoder is true; only the decoder's self-attention is given.")
-    if not family.opens and text.flag("use_bidirectional_attention"):
-        notes.append("use_bidirectional_attention is true; the layers are given with their causal mask all the same.")
+    elif strange:
+        notes.append(f"{strange[0]}; its text model is read as {next(word for word in words if word in FAMILIES)}.")
+    if top.data.get("is_encoder_decoder") is True:
+        notes.append("is_encoder_decoder is True; only the decoder's self-attention is given.")
+    if not family.opens and (value := text.data.get("use_bidirectional_attention")):
+        notes.append(f"use_bidirectional_attention is {show(value)}; the layers are given as causal all the same.")
     towers = [name for name in ("vision_config", "audio_config") if top.data.get(name) is not None]
     sentence = "{} is not read; only the text model's layers are given, for prompts of text alone."
     return notes + [sentence.format(name) for name in towers]
@@ -246,25 +188,20 @@ def _dtype(text: ConfigFields, top: ConfigFields, notes: list[str]) -> str:
     return "bfloat16"
 
 
-def _layers(family: _Family, fields: ConfigFields, request: dict[str, Any], notes: list[str]) -> tuple[LayerFacts, ...]:
+def _layers(family: Family, fields: ConfigFields, request: dict[str, Any], notes: list[str]) -> tuple[LayerFacts, ...]:
     kinds = _kinds(family, fields, notes)
-    crossed = family.encoder and fields.flag("add_cross_attention")
+    crossed = family.encoder and fields.flag("add_cross_attention") and not _MIXERS.keys() & kinds
     if crossed and not fields.flag("is_decoder"):
         raise fields.error("add_cross_attention", "only a decoder has cross-attention; set is_decoder to true")
-    base = _base(family, fields, notes) if any(kind not in _MIXERS for kind in kinds) else None
     alike: dict[str, list[LayerFacts]] = {}
     for kind in dict.fromkeys(kinds):
-        if base is None or kind in _MIXERS:
-            alike[kind] = [LayerFacts(layer_idx=0, kind=kind)]
-            continue
-        layer = replace(base, sliding_window=_window(family, fields)) if kind == "sliding" else base
-        alike[kind] = [replace(layer, kind="sliding" if kind == "sliding" else "full" if layer.causal else "encoder")]
-        alike[kind] += [replace(base, kind="cross", causal=False)] if crossed else []
-        alike[kind] = [replace(x, request=_request(x, family.encoder, request)) for x in alike[kind]]
+        layer = LayerFacts(layer_idx=0, kind=kind) if kind in _MIXERS else _layer(family, fields, kind, notes)
+        cross = [replace(layer, kind="cross", causal=False, sliding_window=None)] if crossed else []
+        alike[kind] = [replace(x, request=_request(x, family.encoder, request)) for x in (layer, *cross)]
     return tuple(replace(layer, layer_idx=i) for i, kind in enumerate(kinds) for layer in alike[kind])
 
 
-def _kinds(family: _Family, fields: ConfigFields, notes: list[str]) -> list[str]:
+def _kinds(family: Family, fields: ConfigFields, notes: list[str]) -> list[str]:
     """The kind of each layer: full, sliding, or one of the mixers."""
     count = fields.count("num_hidden_layers", most=_MAX_LAYERS)
     words = fields.data.get("layer_types")
@@ -274,7 +211,7 @@ def _kinds(family: _Family, fields: ConfigFields, notes: list[str]) -> list[str]
         return ["full"] * count
     period = fields.maybe(family.period) if isinstance(family.period, str) else family.period
     first = fields.count(family.first, least=0) if family.first else 0
-    if not family.known:
+    if family is UNKNOWN:
         which = f"every layer but the last of each {period}" if period else "every layer"
         notes.append(f"layer_types is not in the config; {family.window} is taken to hold for {which}.")
     full = 0 if family.full_first or not period else period - 1
@@ -293,17 +230,7 @@ def _worded_kinds(fields: ConfigFields, words: object, count: int) -> list[str]:
     return [_WORDS[word] for word in words]
 
 
-def _window(family: _Family, fields: ConfigFields) -> int:
-    if not fields.flag(family.switch, default=True):
-        raise fields.error(str(family.switch), "but layer_types has sliding_attention; set it to true")
-    window = fields.maybe(family.window)
-    if window is None:
-        raise fields.error(family.window, "but layer_types has sliding_attention; give the window in tokens")
-    return window // 2 if family.two_sided or fields.flag(family.opens) else window
-
-
-def _base(family: _Family, fields: ConfigFields, notes: list[str]) -> LayerFacts:
-    """What all attention layers have in common: everything but the window."""
+def _layer(family: Family, fields: ConfigFields, kind: str, notes: list[str]) -> LayerFacts:
     heads = fields.count("num_attention_heads")
     mla = _mla(family, fields, notes)
     head_size = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_size(fields, heads)
@@ -313,11 +240,12 @@ def _base(family: _Family, fields: ConfigFields, notes: list[str]) -> LayerFacts
         causal = fields.flag("is_causal", default=True) and not fields.flag(family.opens)
     return LayerFacts(
         layer_idx=0,
-        kind="full",
+        kind=kind if causal or kind == "sliding" else "encoder",
         num_heads=heads,
-        num_kv_heads=heads if mla else _kv_heads(family, fields, heads, notes),
+        num_kv_heads=heads if mla or family.encoder else _kv_heads(family, fields, heads, notes),
         head_size=head_size,
         head_size_v=mla.v_head_dim if mla else head_size,
+        sliding_window=_window(family, fields) if kind == "sliding" else None,
         sinks=family.sinks,
         softcap=fields.number(family.softcap),
         alibi=fields.flag(family.alibi),
@@ -327,37 +255,42 @@ def _base(family: _Family, fields: ConfigFields, notes: list[str]) -> LayerFacts
     )
 
 
+def _window(family: Family, fields: ConfigFields) -> int:
+    if family.switch and not fields.flag(family.switch, default=True):
+        raise fields.error(family.switch, "layer_types has sliding_attention, which needs it to be true")
+    window = fields.maybe(family.window)
+    if window is None:
+        raise fields.error(family.window, "layer_types has sliding_attention, which needs a window in tokens")
+    return window // 2 if family.two_sided or fields.flag(family.opens) else window
+
+
 def _head_size(fields: ConfigFields, heads: int) -> int:
     given = fields.maybe("head_dim", null=False)
-    if given is not None:
-        return given
-    hidden = fields.count("hidden_size")
-    if hidden % heads:
+    hidden = given or fields.count("hidden_size")
+    if not given and hidden % heads:
         sizes = f"hidden_size is {hidden} and num_attention_heads is {heads}"
         raise ConfigError(f"{fields.where}{sizes}; the second must divide the first where there is no head_dim")
-    return hidden // heads
+    return given or hidden // heads
 
 
-def _kv_heads(family: _Family, fields: ConfigFields, heads: int, notes: list[str]) -> int:
-    name = family.kv_heads
-    kv_heads = fields.maybe(name) if name else heads
-    if kv_heads is None:
-        if not family.known:
-            notes.append(f"{name} is not in the config; as many KV heads as query heads are assumed.")
-        return heads
-    if heads % kv_heads:
-        cure = "add num_key_value_heads, which is a default here" if name in fields.defaulted else "correct one of them"
+def _kv_heads(family: Family, fields: ConfigFields, heads: int, notes: list[str]) -> int:
+    name = "num_key_value_heads"
+    kv_heads = fields.maybe(name)
+    if kv_heads is None and family is UNKNOWN:
+        notes.append(f"{name} is not in the config; as many KV heads as query heads are assumed.")
+    if kv_heads and heads % kv_heads:
+        cure = f"; add {name}, which is a default here" if name in fields.defaulted else ""
         raise ConfigError(
-            f"{fields.where}num_attention_heads is {heads} and num_key_value_heads is {kv_heads}; "
-            f"the second must divide the first: {cure}"
+            f"{fields.where}num_attention_heads is {heads} and {name} is {kv_heads}; "
+            f"the second must divide the first{cure}"
         )
-    return kv_heads
+    return kv_heads or heads
 
 
-def _mla(family: _Family, fields: ConfigFields, notes: list[str]) -> MlaDims | None:
+def _mla(family: Family, fields: ConfigFields, notes: list[str]) -> MlaDims | None:
     if not family.mla and (family.mla is not None or fields.data.get("kv_lora_rank") is None):
         return None
-    if not family.known:
+    if family is UNKNOWN:
         notes.append("kv_lora_rank is in the config; its attention is read as MLA, in DeepSeek-V3's form.")
     nope, rope = (fields.count(name, least=0) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
     if not nope + rope:
@@ -371,17 +304,20 @@ def _yarn(fields: ConfigFields) -> float:
     rope = fields.nested("rope_parameters") or fields.nested("rope_scaling")
     if not rope or (rope.word("rope_type") or rope.word("type") or "default") == "default":
         return 1.0
-    mscale = rope.number("mscale_all_dim") if rope.data.get("mscale_all_dim") else None
-    factor = rope.number("factor")
-    if mscale is None or factor is None or factor <= 1:
+    if not rope.data.get("mscale_all_dim"):
         return 1.0
-    return float((0.1 * mscale * math.log(factor) + 1.0) ** 2)
+    mscale, factor = rope.number("mscale_all_dim") or 0.0, rope.number("factor")
+    if factor is None:
+        raise rope.error("factor", "mscale_all_dim needs it; give the factor by which positions are stretched")
+    return (0.1 * mscale * math.log(max(factor, 1.0)) + 1.0) ** 2
 
 
-def _request(facts: LayerFacts, encoder: bool, request: dict[str, Any]) -> AttentionRequest:
+def _request(facts: LayerFacts, encoder: bool, request: dict[str, Any]) -> AttentionRequest | None:
+    if facts.head_size is None:
+        return None
     asks = {"sliding_window": facts.sliding_window is not None, "softcap": facts.softcap is not None}
     asks |= {"sinks": facts.sinks, "alibi": facts.alibi}
-    sizes = {name: getattr(facts, name) for name in ("num_heads", "num_kv_heads", "head_size", "head_size_v")}
+    sizes = {name: getattr(facts, name) for name in ("num_heads", "num_kv_heads", "head_size")}
     if facts.kind == "cross":
         request = request | {"attn_type": "encoder_decoder"}
     elif encoder and not facts.causal:

@@ -45,7 +45,8 @@ class Rule:
 class Variant:
     """One complete alternative of a backend: the row's own data with what the variant changes.
 
-    A row without variants has one, whose ``name`` is None. ``served`` is what it does at all, natively or emulated.
+    A row without variants has one, whose ``name`` is None. ``unchecked`` is what it lets through without a look:
+    features, and facets whose claim is `any` for that reason. ``served`` holds every feature that it does not refuse.
     """
 
     name: str | None
@@ -55,6 +56,7 @@ class Variant:
     features: Mapping[str, Location]
     features_at: Location
     emulated: Mapping[str, tuple[str, Location]]
+    unchecked: Mapping[str, Location]
     rules: tuple[Rule, ...]
     where: Location
     source: str | None = None
@@ -62,7 +64,9 @@ class Variant:
     served: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "served", frozenset(self.features) | frozenset(self.emulated))
+        object.__setattr__(
+            self, "served", frozenset(self.features) | frozenset(self.emulated) | frozenset(self.unchecked)
+        )
 
 
 @dataclass(frozen=True, slots=True)

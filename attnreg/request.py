@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 FacetValue = str | int | bool | None
 
-_COUNTS = ("head_size", "head_size_v", "num_heads", "num_kv_heads", "block_size", "kv_lora_rank", "index_topk")
+_COUNTS = ("head_size", "head_size_v", "num_heads", "num_kv_heads", "block_size", "index_topk")
 # 0 has a meaning for these: a latent head without a rotary or a nope part
-_DIMS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _WORDS = ("dtype", "attention", "attn_type", "role", "phase")
 
 

@@ -26,9 +26,12 @@ class _Capabilities:
     features: dict[str, Location]
     features_at: Location
     emulated: dict[str, tuple[str, Location]]
+    unchecked: dict[str, Location]
 
     def copy(self) -> _Capabilities:
-        return _Capabilities(dict(self.claims), dict(self.features), self.features_at, dict(self.emulated))
+        return _Capabilities(
+            dict(self.claims), dict(self.features), self.features_at, dict(self.emulated), dict(self.unchecked)
+        )
 
 
 class RowCompiler(Reporter):
@@ -45,11 +48,13 @@ class RowCompiler(Reporter):
         super().__init__(vocabulary, sources, problems)
         self.trusted = trusted
         self.imports = imports
+        self.unchecked: dict[str, Location] = {}
 
     def backends(self, parts: Parts) -> dict[str, Backend]:
         """Every row, by name, as the files and then the overlays describe it."""
         rows: dict[str, list[Part]] = {}
         for part in parts.backends:
+            self.unchecked |= self._unchecked(part, part.model.unchecked)
             for name, data in part.model.backends.items():
                 rows[name] = [Part(data, part.document, (*part.path, "backends", name))]
         for part in parts.patches:
@@ -63,14 +68,14 @@ class RowCompiler(Reporter):
     def _backend(self, name: str, layers: list[Part]) -> Backend:
         base = layers[0]
         data: schema.BackendData = base.model
-        capabilities = _Capabilities({}, {}, base.document.key_at(*base.path, "capabilities"), {})
+        capabilities = _Capabilities({}, {}, base.document.key_at(*base.path, "capabilities"), {}, dict(self.unchecked))
         self._identity(base, data, capabilities)
         self._stated(base, data)
         requires, rules, notes = ALWAYS, list[Rule](), list[str]()
         variants: dict[str, Part] = {}
         summary, status, module, module_at, source = data.summary, data.status, None, None, data.source
         for part in layers:
-            self._patch(capabilities, part, part.model.capabilities, part.model.emulated)
+            self._patch(capabilities, part)
             requires = _both(requires, self.condition(part, part.model.requires, "requires"))
             rules += self._rules(part, part.model.rules)
             notes += part.model.notes
@@ -119,11 +124,9 @@ class RowCompiler(Reporter):
                 help_ = "every backend states it; `any` accepts every value"
                 self.report(part, ("capabilities",), f"`{key}` is missing", help_, key=True)
 
-    def _patch(
-        self, capabilities: _Capabilities, part: Part, changes: dict[str, Any], emulated: dict[str, str]
-    ) -> None:
-        """Apply claims (replaced, added or removed) and emulated features to ``capabilities``."""
-        for key, raw in changes.items():
+    def _patch(self, capabilities: _Capabilities, part: Part) -> None:
+        """Apply a part's claims (replaced, added or removed), emulated features and unchecked words."""
+        for key, raw in part.model.capabilities.items():
             if key in ("add", "remove") and isinstance(raw, dict):
                 for claim, words in raw.items():
                     self._adjust(capabilities, part, key, claim, words)
@@ -137,11 +140,17 @@ class RowCompiler(Reporter):
                 self.report(
                     part, ("capabilities", key), f"unknown capability `{key}`", did_you_mean(key, known), key=True
                 )
-        for feature, reason in emulated.items():
+        capabilities.unchecked |= self._unchecked(part, part.model.unchecked)
+        for feature, reason in part.model.emulated.items():
             if self.name(part, ("emulated", feature), feature, self.vocabulary.features, "feature"):
                 capabilities.emulated[feature] = (reason, part.document.key_at(*part.path, "emulated", feature))
                 if feature in capabilities.features:
                     self.report(part, ("emulated", feature), "is listed under `features` too", "keep one of the two")
+
+    def _unchecked(self, part: Part, words: list[str]) -> dict[str, Location]:
+        known = [*self.vocabulary.features, *(f.name for f in self.vocabulary.claims.values())]
+        named = [w for i, w in enumerate(words) if self.name(part, ("unchecked", i), w, known, "feature or facet")]
+        return {word: part.document.key_at(*part.path, "unchecked") for word in named}
 
     def _adjust(self, capabilities: _Capabilities, part: Part, verb: str, key: str, words: Any) -> None:
         path = ("capabilities", verb, key)
@@ -200,7 +209,7 @@ class RowCompiler(Reporter):
     def _variant(self, part: Part, base: _Capabilities, requires: Condition, rules: list[Rule]) -> Variant:
         data: schema.VariantData = part.model
         capabilities = base.copy()
-        self._patch(capabilities, part, data.capabilities, data.emulated)
+        self._patch(capabilities, part)
         self.source(part, data.source)
         when = self.condition(part, data.when, "when")
         requires = _both(requires, self.condition(part, data.requires, "requires"))
@@ -225,6 +234,7 @@ class RowCompiler(Reporter):
             features=capabilities.features,
             features_at=capabilities.features_at,
             emulated=capabilities.emulated,
+            unchecked={w: at for w, at in capabilities.unchecked.items() if w not in capabilities.features},
             rules=tuple(rules),
             where=part.document.at(*part.path) if name else part.document.key_at(*part.path),
             source=part.model.source,

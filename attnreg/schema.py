@@ -129,6 +129,7 @@ class VariantData(_Model):
     requires: Condition | None = None
     capabilities: CapabilityPatch = {}
     emulated: dict[str, str] = {}
+    unchecked: list[str] = []
     rules: list[RuleData] = []
     notes: list[str] = []
     source: str | None = None
@@ -143,6 +144,7 @@ class BackendPatch(_Model):
     requires: Condition | None = None
     capabilities: CapabilityPatch = {}
     emulated: dict[str, str] = {}
+    unchecked: list[str] = []
     variants: list[VariantData] = []
     rules: list[RuleData] = []
     notes: list[str] = []
@@ -161,6 +163,7 @@ class BackendData(_Model):
     requires: Condition | None = None
     capabilities: Capabilities
     emulated: dict[str, str] = Field(default={}, description="Features that are correct but slow, with the reason.")
+    unchecked: list[str] = Field(default=[], description="Features and facets that are accepted without a look.")
     variants: list[VariantData] = []
     rules: list[RuleData] = []
     notes: list[str] = []
@@ -175,6 +178,7 @@ class BackendsFile(_Model):
     imports: Literal["never"] | None = Field(
         default=None, description="The modules are another engine's: knowledge only."
     )
+    unchecked: list[str] = Field(default=[], description="What no row of this file looks at, unless it claims it.")
     sources: dict[str, SourceData] = {}
     backends: dict[str, BackendData]
 

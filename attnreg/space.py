@@ -19,7 +19,7 @@ from attnreg.registry import Backend, Choice, Entry, Order, Registry, Variant
 from attnreg.request import AttentionRequest
 from attnreg.vocabulary import Facet
 
-_DIMENSIONS_FROM_ZERO = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_DIMENSIONS_FROM_ZERO = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 # what an ordinary request looks like: a counterexample differs from it in as little as possible
 ORDINARY: dict[str, Any] = {
     "arch": ("cuda", "sm90"),

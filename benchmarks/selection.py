@@ -1,0 +1,140 @@
+"""Measure what selection costs: import, a cold explain, loading, and select; each beside its budget.
+
+python benchmarks/selection.py            print a table
+python benchmarks/selection.py --record   write benchmarks/results/selection.json too
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import attnreg
+from attnreg.proofs import check
+from attnreg.selector import _select
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "selection.json"
+GPT_OSS = {"head_size": 64, "num_heads": 64, "num_kv_heads": 8, "features": frozenset({"sinks", "sliding_window"})}
+
+
+def process_ms(code: list[str], runs: int = 15) -> float:
+    """Median wall time of a whole process, in milliseconds."""
+    times = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        subprocess.run(code, check=True, capture_output=True, cwd=ROOT)
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times[1:])
+
+
+def call_us(function: Callable[[], Any], seconds: float = 0.3) -> float:
+    """Median time of one call over short batches, in microseconds."""
+    function()
+    batch = max(1, int(2e-3 / max(_once(function), 1e-7)))
+    times = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(batch):
+            function()
+        times.append((time.perf_counter() - start) / batch * 1e6)
+    return statistics.median(times)
+
+
+def _once(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def measure() -> list[dict[str, Any]]:
+    """Every figure with its unit and budget (None: no budget is set)."""
+    bare = process_ms([sys.executable, "-c", "pass"])
+    imported = process_ms([sys.executable, "-c", "import attnreg"])
+    command = [sys.executable, "-m", "attnreg", "explain", "--platform", "rocm", "--arch", "gfx942"]
+    cold = process_ms([*command, "--model", "examples/configs/gpt-oss-120b"])
+    registry = attnreg.load_registry("default")
+    request = attnreg.AttentionRequest(**GPT_OSS)  # type: ignore[arg-type]
+    rocm = attnreg.Platform(platform="rocm", arch="gfx942")
+    cuda = attnreg.Platform(platform="cuda", arch="sm90")
+    ten = _ten_candidates()
+    attnreg.select(request, rocm, registry)
+    return [
+        _row("import attnreg, beyond bare Python", imported - bare, "ms", 100),
+        _row("attnreg explain --model gpt-oss, whole process", cold, "ms", 400),
+        _row("load_registry('default')", call_us(lambda: attnreg.load_registry("default"), 1.0) / 1e3, "ms", None),
+        _row(
+            "select, uncached, 5 candidates, ROCm",
+            call_us(lambda: _select(request, rocm, registry, None, False)),
+            "µs",
+            None,
+        ),
+        _row(
+            "select, uncached, 5 candidates, CUDA",
+            call_us(lambda: _select(request, cuda, registry, None, False)),
+            "µs",
+            None,
+        ),
+        _row("select, uncached, 10 candidates", call_us(lambda: _select(request, rocm, ten, None, False)), "µs", 150),
+        _row("select, cached", call_us(lambda: attnreg.select(request, rocm, registry)), "µs", 1),
+        _row("check, every invariant and all dead data", _once(lambda: check(registry)) * 1e3, "ms", 10_000),
+    ]
+
+
+def _ten_candidates() -> attnreg.Registry:
+    """The default registry with the ROCm order twice: five candidates more, under names of their own."""
+    row = {"summary": "A copy.", "platforms": ["rocm"], "attention": "mha", "source": "vllm:copy"}
+    claims = {"dtypes": ["float16"], "kv_dtypes": ["auto"], "head_sizes": {"multiple_of": 8}, "block_sizes": "any"}
+    capabilities = {**claims, "attn_types": ["decoder"], "features": ["sinks"]}
+    names = [f"COPY_{i}" for i in range(5)]
+    backends = {name: {**row, "capabilities": capabilities} for name in names}
+    place = [{"backend": name, "before": "TURBOQUANT", "orders": ["rocm/mha"]} for name in names]
+    return attnreg.load_registry("default", [{"backends": backends, "place": place}])
+
+
+def _row(name: str, value: float, unit: str, budget: float | None) -> dict[str, Any]:
+    return {"what": name, "value": round(value, 3 if value < 10 else 1), "unit": unit, "budget": budget}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/selection.json")
+    record = parser.parse_args().record
+    rows = measure()
+    for row in rows:
+        budget = f"   budget {row['budget']} {row['unit']}" if row["budget"] is not None else ""
+        met = "" if row["budget"] is None else "   met" if row["value"] <= row["budget"] else "   MISSED"
+        print(f"{row['what']:<52} {row['value']:>9} {row['unit']}{budget}{met}")
+    if record:
+        machine = {
+            "cores": os.cpu_count(),
+            "processor": _processor(),
+            "system": platform.platform(terse=True),
+            "python": platform.python_version(),
+            "attnreg": attnreg.__version__,
+            "registry": attnreg.load_registry("default").title,
+            "date": date.today().isoformat(),
+        }
+        RESULTS.write_text(json.dumps({"machine": machine, "figures": rows}, indent=2, ensure_ascii=False) + "\n")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The registry travels with the package and is found the same way from a checkout, an editable install and a wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROBE = """
+from attnreg.loader import load_registry, registry_root
+print(registry_root(), load_registry("default").title)
+"""
+
+
+def probe(python: Path, path: str = "") -> tuple[Path, str]:
+    # the test environment lends its libraries; attnreg itself must come from where the test put it
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ATTNREG"))}
+    environment["PYTHONPATH"] = path
+    done = subprocess.run([python, "-c", PROBE], env=environment, capture_output=True, text=True, check=True, cwd="/")
+    root, title = done.stdout.split()
+    return Path(root), title
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return next(out.glob("*.whl"))
+
+
+def bare_python(directory: Path) -> tuple[Path, Path]:
+    """An environment that has the libraries attnreg needs, but no attnreg; its interpreter and its site-packages."""
+    venv.create(directory, with_pip=False)
+    site = directory / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    for item in Path(sysconfig.get_path("purelib")).iterdir():
+        if "attnreg" not in item.name.lower() and not item.name.endswith((".pth", ".egg-link")):
+            (site / item.name).symlink_to(item)
+    return directory / "bin" / "python", site
+
+
+def test_checkout(tmp_path: Path) -> None:
+    python, _ = bare_python(tmp_path / "env")
+    root, title = probe(python, path=str(ROOT))
+    assert root == ROOT / "registry"
+    assert title.startswith("default@")
+
+
+def test_editable_install_and_wheel_read_the_same_data(tmp_path: Path, wheel: Path) -> None:
+    python, site = bare_python(tmp_path / "env")
+    editable, editable_site = bare_python(tmp_path / "editable")
+    zipfile.ZipFile(wheel).extractall(site)
+    # what an editable install leaves in site-packages: a path to the checkout
+    (editable_site / "_attnreg.pth").write_text(f"{ROOT}\n")
+    installed_root, installed = probe(python)
+    editable_root, edited = probe(editable)
+    assert installed_root == site / "attnreg" / "registry"
+    assert editable_root == ROOT / "registry"
+    assert installed == edited
+
+
+def test_the_wheel_holds_the_data_and_nothing_of_the_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    data = {str(p.relative_to(ROOT)) for p in (ROOT / "registry").rglob("*.yaml")}
+    assert {f"attnreg/{name}" for name in data} <= set(names)
+    assert "attnreg/py.typed" in names
+    assert not [n for n in names if n.startswith(("tests/", "docs/", "benchmarks/", "tools/"))]
+    metadata = next(n for n in names if n.endswith("METADATA"))
+    text = zipfile.ZipFile(wheel).read(metadata).decode()
+    core = [line for line in text.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert {line.split()[1].split(">")[0] for line in core} == {
+        "click",
+        "jinja2",
+        "packaging",
+        "pydantic",
+        "pyyaml",
+        "rich",
+    }
+    assert "License-Expression: Apache-2.0" in text
