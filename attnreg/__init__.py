@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest, RequestError
-    from attnreg.selector import Candidate, Reason, Selection, select
+    from attnreg.selection import Candidate, Reason, Selection
+    from attnreg.selector import select
 
 _HOME = {
     "AttentionRequest": "request",
-    "Candidate": "selector",
+    "Candidate": "selection",
     "ConfigError": "model_config",
     "ModelLayers": "model_config",
     "NoBackendError": "errors",
     "Platform": "platforms",
-    "Reason": "selector",
+    "Reason": "selection",
     "Registry": "registry",
     "RegistryError": "errors",
     "RequestError": "request",
-    "Selection": "selector",
+    "Selection": "selection",
     "bundled_registries": "loader",
     "load_registry": "loader",
     "requests_from_model": "model_config",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from attnreg import schema
@@ -14,26 +15,34 @@ from attnreg.words import compile_vocabulary
 
 
 def compile_registry(
-    name: str, fingerprint: str, parts: Parts, trusted: frozenset[str], files: tuple[str, ...]
+    name: str,
+    fingerprint: str,
+    parts: Parts,
+    trusted: frozenset[str],
+    files: tuple[str, ...],
+    problems: Iterable[Problem] = (),
 ) -> Registry:
-    """The registry that the parts make. Raises `RegistryError` with every problem found."""
-    return _Compiler(parts, trusted).registry(name, fingerprint, files)
+    """The registry that the parts make. Raises `RegistryError` with every problem found, those given included."""
+    return _Compiler(parts, trusted, list(problems)).registry(name, fingerprint, files)
 
 
 class _Compiler(Reporter):
-    def __init__(self, parts: Parts, trusted: frozenset[str]) -> None:
-        problems: list[Problem] = []
+    def __init__(self, parts: Parts, trusted: frozenset[str], problems: list[Problem]) -> None:
         sources = {key: s for part in parts.sources for key, s in part.model.items()}
-        super().__init__(compile_vocabulary(parts.vocabulary, problems), sources, problems)
+        before = len(problems)
+        vocabulary = compile_vocabulary(parts.vocabulary, problems)
+        super().__init__(vocabulary, sources, parts.broken, problems)
+        if len(problems) > before:
+            # everything else is said in these words
+            self._fail()
         self.parts = parts
         self.trusted = trusted
         self.refs = {key: SourceRef(key, s.url, s.version, s.read) for key, s in sources.items()}
 
     def registry(self, name: str, fingerprint: str, files: tuple[str, ...]) -> Registry:
-        self._fail()
         derived = self._derived()
         imports = all(part.model.imports is None for part in self.parts.backends)
-        rows = RowCompiler(self.vocabulary, self.sources, self.problems, self.trusted, imports)
+        rows = RowCompiler(self.vocabulary, self.sources, self.broken, self.problems, self.trusted, imports)
         backends = rows.backends(self.parts)
         orders = self._orders(backends)
         registry = Registry(
@@ -55,7 +64,7 @@ class _Compiler(Reporter):
 
     def _fail(self) -> None:
         if self.problems:
-            raise RegistryError(dict.fromkeys(self.problems))
+            raise RegistryError(self.problems)
 
     # derived facets --------------------------------------------------------------------------------------------------
 
@@ -75,6 +84,7 @@ class _Compiler(Reporter):
                     for i, case in enumerate(data.cases)
                 )
                 self.shadowed(part, data.cases, (*here, "cases"), "case")
+                self.source(part, data.source, *here)
                 where = part.document.key_at(*part.path, *here)
                 out[name] = Derived(name, cases, where)
                 values = frozenset(value for _, value, _ in cases if value is not None)
@@ -84,35 +94,34 @@ class _Compiler(Reporter):
 
     def _orders(self, backends: dict[str, Backend]) -> dict[str, tuple[Order, ...]]:
         orders: dict[str, tuple[Order, ...]] = {}
-        for part in self.parts.orders:
+        platforms = self.vocabulary.facets["platform"].words
+        for part in (*self.parts.orders, *self.parts.overlay_orders):
             for platform, rows in part.model.items():
-                if not self.name(part, (platform,), platform, self.vocabulary.facets["platform"].words, "platform"):
+                if not self.name(part, (platform,), platform, platforms, "platform", key=True):
                     continue
                 self.shadowed(part, rows, (platform,), "order")
-                if rows and rows[-1].when is not None:
+                below = orders.get(platform, ())
+                names = [order.name for order in below]
+                for i, row in enumerate(rows):
+                    if row.name in names:
+                        message = f"{platform} has an order {row.name} already"
+                        self.report(part, (platform, i, "name"), message, "give it a name of its own")
+                    names.append(row.name)
+                if part in self.parts.orders and rows and rows[-1].when is not None:
                     help_ = "end the list with an order that has no `when`"
                     self.report(part, (platform, len(rows) - 1), "the last order has a `when`", help_)
-                orders[platform] = self._order_list(part, platform, rows, backends)
-        for part in self.parts.overlay_orders:
-            for platform, rows in part.model.items():
-                if self.name(part, (platform,), platform, self.vocabulary.facets["platform"].words, "platform"):
-                    self.shadowed(part, rows, (platform,), "order")
-                    orders[platform] = self._order_list(part, platform, rows, backends) + orders.get(platform, ())
+                # what an overlay says comes first
+                orders[platform] = (*(self._order(part, platform, i, r, backends) for i, r in enumerate(rows)), *below)
         for part in self.parts.places:
             self._place(part, orders, backends)
         return orders
-
-    def _order_list(
-        self, part: Part, platform: str, rows: list[schema.OrderData], backends: dict[str, Backend]
-    ) -> tuple[Order, ...]:
-        return tuple(self._order(part, platform, i, row, backends) for i, row in enumerate(rows))
 
     def _order(
         self, part: Part, platform: str, index: int, row: schema.OrderData, backends: dict[str, Backend]
     ) -> Order:
         path = (platform, index)
         entries: list[Entry] = []
-        seen: set[str] = set()
+        seen: dict[str, bool] = {}
         for i, entry in enumerate(row.order):
             here = (*path, "order", i)
             if not self.name(part, here, entry.backend, backends, "backend"):
@@ -120,11 +129,10 @@ class _Compiler(Reporter):
             if platform not in backends[entry.backend].platforms:
                 runs_on = ", ".join(sorted(backends[entry.backend].platforms))
                 self.report(part, here, f"{entry.backend} does not run on {platform} (it runs on {runs_on})")
-            if entry.backend in seen and not entry.if_:
-                self.report(
-                    part, here, f"{entry.backend} stands twice in the order", "remove one, or give each an `if`"
-                )
-            seen.add(entry.backend)
+            if entry.backend in seen and not (entry.if_ and seen[entry.backend]):
+                help_ = "remove one, or give each an `if`"
+                self.report(part, here, f"{entry.backend} stands twice in the order", help_)
+            seen[entry.backend] = bool(entry.if_)
             condition = self.condition(part, entry.if_, *here, "if")
             entries.append(Entry(entry.backend, condition, part.document.at(*part.path, *here)))
         self.source(part, row.source, *path)
@@ -139,39 +147,45 @@ class _Compiler(Reporter):
         )
 
     def _place(self, part: Part, orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]) -> None:
+        """Put a backend beside a neighbour, in every order that has one; with `if`, an earlier place of it stays."""
         data: schema.PlaceData = part.model
-        neighbour = data.before or data.after
+        side, neighbour = ("before", data.before) if data.before else ("after", data.after)
         if neighbour is None or (data.before and data.after):
             self.report(part, (), "a place needs one of `before` and `after`")
             return
-        known = self.name(part, ("backend",), data.backend, backends, "backend")
-        if not known or not self.name(part, ("before" if data.before else "after",), neighbour, backends, "backend"):
-            return
+        known = [self.name(part, (key,), getattr(data, key), backends, "backend") for key in ("backend", side)]
+        titles = [order.title for rows in orders.values() for order in rows]
+        known += [self.name(part, ("orders", i), t, titles, "order") for i, t in enumerate(data.orders)]
         entry = Entry(data.backend, self.condition(part, data.if_, "if"), part.document.at(*part.path))
-        placed = False
+        if not all(known):
+            return
+        runs_on, has_neighbour, placed = backends[data.backend].platforms, list[str](), False
         for platform, rows in orders.items():
-            new = []
-            for order in rows:
-                names = [e.backend for e in order.entries]
-                wanted = not data.orders or order.title in data.orders
-                if wanted and neighbour in names and platform in backends[data.backend].platforms:
-                    at = names.index(neighbour) + (0 if data.before else 1)
-                    entries = (*order.entries[:at], entry, *order.entries[at:])
-                    order, placed = replace(order, entries=entries), True
-                new.append(order)
+            new = list(rows)
+            for i, order in enumerate(rows):
+                entries = [e for e in order.entries if data.if_ or e.backend != data.backend]
+                names = [e.backend for e in entries]
+                if neighbour not in names:
+                    continue
+                has_neighbour.append(order.title)
+                if platform in runs_on and (not data.orders or order.title in data.orders):
+                    entries.insert(names.index(neighbour) + (side == "after"), entry)
+                    new[i], placed = replace(order, entries=tuple(entries)), True
             orders[platform] = tuple(new)
         if not placed:
-            titles = [o.title for rows in orders.values() for o in rows if neighbour in {e.backend for e in o.entries}]
-            self.report(part, (), f"no order takes {data.backend} there", f"{neighbour} stands in {', '.join(titles)}")
+            help_ = f"{neighbour} stands in {', '.join(has_neighbour) or 'no order'}"
+            help_ += f"; {data.backend} runs on {', '.join(sorted(runs_on))}"
+            self.report(part, (), f"no order takes {data.backend} {side} {neighbour}", help_)
 
     def _choice(self, part: Part, backends: dict[str, Backend]) -> Choice:
         data: schema.ChoiceData = part.model
         given = {k: v for k in ("require", "prefer", "deny") if (v := getattr(data, k)) is not None}
         if len(given) != 1:
             self.report(part, (), "a choice needs exactly one of `require`, `prefer` and `deny`")
-            given = given or {"deny": []}
-        strength, names = next(iter(given.items()))
+        strength, names = next(iter(given.items()), ("deny", []))
         names = [names] if isinstance(names, str) else names
+        if given and not names:
+            self.report(part, (strength,), "names no backend")
         for name in names:
             self.name(part, (strength,), name, backends, "backend")
         when = self.condition(part, data.when, "when")

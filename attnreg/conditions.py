@@ -27,12 +27,14 @@ from attnreg.matchers import (
     any_of,
     bounded,
     equals,
+    glob,
     installed,
+    integer,
     integer_range,
     negation,
     one_of,
 )
-from attnreg.source import Document, Float, Path_
+from attnreg.source import Document, Float, Path_, as_written, shown
 from attnreg.vocabulary import Facet, Vocabulary
 
 Point = Mapping[str, Any]
@@ -41,7 +43,11 @@ INTEGER_OPERATORS = ("min", "max", "below", "multiple_of", "not")
 ARCH_OPERATORS = ("min", "max", "below", "not")
 WORD_OPERATORS = ("not",)
 _GLOB = re.compile(r"[*?]")
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*((?:[<>=!~]=?|===)[^;@]*)?\Z")
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?\Z")
+# PEP 440: a wildcard only after == and !=, at least two numbers after ~=
+_NUMBER = r"\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?"
+_VERSION = rf"\s*(?:(?:[<>]=?|[=!]=)\s*{_NUMBER}|[=!]=\s*\d+(?:\.\d+)*\.\*|~=\s*\d+\.{_NUMBER})\s*"
+_VERSIONS = re.compile(rf"{_VERSION}(?:,{_VERSION})*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,10 @@ class Condition:
         for group in self.any_of:
             if not any(condition.holds(point) for condition in group):
                 return False
-        return not any(condition.holds(point) for condition in self.none_of)
+        for condition in self.none_of:  # noqa: SIM110  (a loop costs nothing where there is none; this is called often)
+            if condition.holds(point):
+                return False
+        return True
 
     def describe(self) -> str:
         """The condition in words."""
@@ -128,7 +137,7 @@ class Parser:
         """The condition at ``path``; an empty mapping always holds."""
         where = self.doc.at(*path)
         if not isinstance(raw, dict):
-            self.problem(path, f"expected a condition (facet: matcher), got {_shown(raw)}")
+            self.problem(path, f"expected a condition (facet: matcher), got {shown(raw)}")
             return ALWAYS
         clauses: list[Clause] = []
         any_of: list[tuple[Condition, ...]] = []
@@ -137,11 +146,14 @@ class Parser:
             here = (*path, key)
             if key == "any":
                 if not isinstance(value, list) or not value:
-                    self.problem(here, "`any` takes a list of conditions, of which one must hold")
+                    got = "an empty one" if value == [] else shown(value)
+                    self.problem(here, f"`any` takes a list of conditions, got {got}", "one of them must hold")
                     continue
                 any_of.append(tuple(self.condition(item, (*here, i)) for i, item in enumerate(value)))
             elif key == "not":
                 none_of.append(self.condition(value, here))
+                if value == {}:
+                    self.problem(here, "an empty condition always holds, so this never does", "say what must not hold")
             elif key == "without":
                 clauses += self._without(value, here)
             elif key in self.vocabulary.facets:
@@ -160,8 +172,12 @@ class Parser:
         if facet.kind == "packages":
             return self._packages_test(raw, path)
         test = self._matcher(raw, facet, path)
-        if len(self.problems) == before and _is_empty(test, facet):
-            self.problem(path, f"nothing is {test.text}: the range is empty", "mend its bounds, or remove it")
+        if len(self.problems) == before:
+            try:
+                if _is_empty(test, facet):
+                    self.problem(path, f"nothing is {test.text}: the range is empty", "mend its bounds, or remove it")
+            except ValueError as e:
+                self.problem(path, str(e), "smaller numbers will do")
         return test
 
     # matchers of one value -------------------------------------------------------------------------------------------
@@ -180,38 +196,37 @@ class Parser:
             return equals(None, "not given")
         if facet.kind == "integer":
             if isinstance(raw, bool) or not isinstance(raw, int):
-                self.problem(path, f"expected an integer, got {_shown(raw)}", "write it without quotes or a point")
+                self.problem(path, f"expected an integer, got {shown(raw)}", "write it without quotes or a point")
                 return ANY
-            return Matcher(str(raw), lambda v: v == raw, constants=frozenset({raw}))
+            return integer(raw)
         if facet.kind == "text":
             return self._text(raw, path)
         if facet.kind == "derived" and any(isinstance(w, int) for w in facet.words) and not isinstance(raw, str):
             return self._known(raw, facet, path)
         if not isinstance(raw, str):
             if any(raw == w and type(raw) is type(w) for w in facet.words):
-                return equals(raw, _word_text(raw))
-            self.problem(path, f"expected a word, got {_shown(raw)}", did_you_mean(raw, map(str, facet.words)))
+                return equals(raw, as_written(raw))
+            self.problem(path, f"expected a word, got {shown(raw)}", _words_hint(raw, facet))
             return ANY
         if _GLOB.search(raw):
             accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
             if not accepted:
-                self.problem(path, f"`{raw}` matches no {_noun(facet)}", did_you_mean(raw, map(str, facet.words)))
+                self.problem(path, f"`{raw}` matches no {_noun(facet)}", _words_hint(raw, facet))
             return one_of(accepted, raw)
         return self._known(raw, facet, path)
 
     def _known(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
-        if raw not in facet.words or isinstance(raw, Float):
-            hint = did_you_mean(raw, map(str, facet.words))
-            self.problem(path, f"unknown {_noun(facet)} '{_word_text(raw)}'", hint)
+        if isinstance(raw, Float) or not any(raw == w and type(raw) is type(w) for w in facet.words):
+            self.problem(path, f"unknown {_noun(facet)} '{as_written(raw)}'", _words_hint(raw, facet))
             return ANY
-        return equals(raw, _word_text(raw))
+        return equals(raw, as_written(raw))
 
     def _text(self, raw: Any, path: Path_) -> Matcher:
         if not isinstance(raw, str):
-            self.problem(path, f"expected text, got {_shown(raw)}")
+            self.problem(path, f"expected text, got {shown(raw)}", "quote it")
             return ANY
         if _GLOB.search(raw):
-            return Matcher(raw, lambda v: isinstance(v, str) and fnmatchcase(v, raw), mentions=frozenset({raw}))
+            return glob(raw)
         return equals(raw, raw)
 
     def _operators(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
@@ -228,9 +243,10 @@ class Parser:
                 tests.append(self._negation(value, facet, here))
             elif facet.kind == "arch":
                 tests.append(self._arch_bound(op, value, here))
-            elif not _is_int(value) or (op == "multiple_of" and value < 1):
-                hint = "versions are written as the vocabulary spells them, never as floats" if _is_float(value) else ""
-                self.problem(here, f"expected an integer, got {_shown(value)}", hint)
+            elif not _is_int(value):
+                self.problem(here, f"expected an integer, got {shown(value)}", "write it without quotes or a point")
+            elif op == "multiple_of" and value < 1:
+                self.problem(here, f"expected an integer of at least 1, got {shown(value)}")
             else:
                 bounds[op] = value
         if bounds:
@@ -249,9 +265,9 @@ class Parser:
 
     def _arch_bound(self, op: str, value: Any, path: Path_) -> Matcher:
         archs = self.vocabulary.architectures
-        if value not in archs:
-            hint = did_you_mean(value, archs)
-            self.problem(path, f"unknown architecture '{_word_text(value)}'", hint)
+        if not isinstance(value, str) or value not in archs:
+            hint = _words_hint(value, self.vocabulary.facets["arch"])
+            self.problem(path, f"unknown architecture '{as_written(value)}'", hint)
             return ANY
         bound = archs[value]
         keep = {"min": operator.ge, "max": operator.le, "below": operator.lt}[op]
@@ -261,58 +277,67 @@ class Parser:
     # matchers of sets ------------------------------------------------------------------------------------------------
 
     def _set_test(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
-        if isinstance(raw, str):
-            raw = [raw]
         if isinstance(raw, dict):
             return self._only(raw, facet, path)
         words = self._words(raw, facet, path)
+        if raw == []:
+            self.problem(path, "the list is empty", f"name at least one {_noun(facet)}; `{{only: []}}` asks for none")
         return Matcher(" and ".join(sorted(words)), words.issubset, mentions=words, form="all")
 
     def _only(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
         if set(raw) != {"only"}:
-            self.problem(path, "a set is matched by a list (all of these) or by `only`", "write {only: [...]}")
+            help_ = f"write [...] or {{only: [...]}}; `without` says which {facet.name} must be absent"
+            self.problem(path, "a set is matched by a list (all of these) or by `only`", help_)
             return ANY
         words = self._words(raw["only"], facet, (*path, "only"))
         text = "none" if not words else "no other than " + ", ".join(sorted(words))
         return Matcher(text, words.issuperset, mentions=words, form="only")
 
     def _words(self, raw: Any, facet: Facet, path: Path_) -> frozenset[str]:
-        if not isinstance(raw, list):
-            self.problem(path, f"expected a list of {facet.name}, got {_shown(raw)}")
+        items = [raw] if isinstance(raw, str) else raw
+        if not isinstance(items, list):
+            self.problem(path, f"expected a list of {facet.name}, got {shown(raw)}")
             return frozenset()
-        for i, word in enumerate(raw):
-            if word not in facet.words:
-                hint = did_you_mean(word, map(str, facet.words))
-                self.problem((*path, i), f"unknown {_noun(facet)} '{_word_text(word)}'", hint)
-        return frozenset(w for w in raw if w in facet.words)
+        known = frozenset(w for w in items if isinstance(w, str) and w in facet.words)
+        for i, word in enumerate(items):
+            if not isinstance(word, str) or word not in known:
+                self.problem((*path, i), f"unknown {_noun(facet)} '{as_written(word)}'", _words_hint(word, facet))
+        return known
 
     def _without(self, raw: Any, path: Path_) -> list[Clause]:
-        if not isinstance(raw, list) or not raw:
-            self.problem(path, f"`without` takes a list of features or flags, got {_shown(raw)}")
+        items = [raw] if isinstance(raw, str) else raw
+        if not isinstance(items, list) or not items:
+            got = "an empty one" if items == [] else shown(raw)
+            self.problem(path, f"`without` takes a list of features or flags, got {got}")
             return []
         clauses, where = [], self.doc.key_at(*path)
+        named = frozenset(w for w in items if isinstance(w, str))
         sets = [f for f in self.vocabulary.facets.values() if f.kind == "words"]
         for facet in sets:
-            words = frozenset(w for w in raw if w in facet.words)
+            words = named & facet.words
             if words:
                 text = "without " + ", ".join(sorted(words))
                 clauses.append(Clause(facet.name, Matcher(text, words.isdisjoint, mentions=words, form="none"), where))
-        for i, word in enumerate(raw):
-            if not any(word in f.words for f in sets):
+        for i, word in enumerate(items):
+            if not isinstance(word, str) or not any(word in f.words for f in sets):
                 hint = did_you_mean(word, [w for f in sets for w in f.words])
-                self.problem((*path, i), f"unknown feature or flag '{_word_text(word)}'", hint)
+                self.problem((*path, i), f"unknown feature or flag '{as_written(word)}'", hint)
         return clauses
 
     def _packages_test(self, raw: Any, path: Path_) -> Matcher:
         wanted: list[Requirement] = []
+        if raw == []:
+            self.problem(path, "the list is empty", "name at least one package")
         for i, item in enumerate(raw if isinstance(raw, list) else [raw]):
             here = (*path, i) if isinstance(raw, list) else path
             match = _REQUIREMENT.match(item) if isinstance(item, str) else None
             if match is None:
-                self.problem(here, f"expected a package, as in `flash-attn>=2.7`, got {_shown(item)}")
+                self.problem(here, f"expected a package, as in `flash-attn>=2.7`, got {shown(item)}")
             elif match[1] not in self.vocabulary.packages:
                 hint = did_you_mean(match[1], self.vocabulary.packages)
                 self.problem(here, f"unknown package '{match[1]}'", hint)
+            elif match[2] and not _VERSIONS.match(match[2]):
+                self.problem(here, f"`{match[2]}` names no versions", "as in >=2.7, ==2.* or >=2.7,<3")
             else:
                 wanted.append(Requirement(match[1], (match[2] or "").strip()))
         return installed(wanted)
@@ -320,7 +345,7 @@ class Parser:
 
 def _is_empty(test: Matcher, facet: Facet) -> bool:
     if facet.kind == "integer":
-        return not any(test.matches(v) for v in (None, *integer_range([test])))
+        return not (test.matches(None) or any(map(test.matches, integer_range([test]))))
     if facet.kind in ("word", "arch", "boolean", "derived"):
         return not any(test.matches(v) for v in (None, *facet.words))
     return False
@@ -330,23 +355,13 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Float)
-
-
 def _noun(facet: Facet) -> str:
     if facet.kind == "words":
         return facet.name.removesuffix("s")
     return {"arch": "architecture", "kv_dtype": "kv dtype"}.get(facet.name, facet.name)
 
 
-def _word_text(value: Any) -> str:
-    return {True: "true", False: "false", None: "null"}.get(value, str(value)) if not _is_int(value) else str(value)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    return f"the number {value}" if _is_float(value) else f"`{_word_text(value)}`"
+def _words_hint(raw: Any, facet: Facet) -> str:
+    if isinstance(raw, Float) and facet.kind == "arch":
+        return "architectures are written as the vocabulary names them, as in sm90: as a number 9.10 would be 9.1"
+    return did_you_mean(as_written(raw), map(as_written, facet.words))

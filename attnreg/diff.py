@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import NoBackendError
-from attnreg.selector import Selection, select
-from attnreg.space import Model, Space, Variable
+from attnreg.classes import Variable, every_clause
+from attnreg.errors import did_you_mean
+from attnreg.matchers import Requirement
+from attnreg.model import Model
+from attnreg.space import Space
 
 if TYPE_CHECKING:
     from attnreg.diagram import Box, Node
@@ -98,14 +100,15 @@ class Diff:
 def diff(before: Registry, after: Registry, *, within: Mapping[str, Any] | None = None, limit: int = 8) -> Diff:
     """Every configuration whose backend differs, grouped by what it had and what it gets.
 
-    ``within`` narrows the question: facet -> value, or a collection of values. At most ``limit`` boxes are listed for
-    each pair of backends, the one nearest to an ordinary request first; the counts are exact all the same.
+    ``within`` narrows the question: facet -> value, or a collection of values (of features, flags and packages: all of
+    them). At most ``limit`` boxes are listed for each pair of backends, the one nearest to an ordinary request first;
+    the counts are exact all the same.
 
-    Raises ValueError for a facet in ``within`` that neither registry distinguishes.
+    Raises ValueError for a facet in ``within`` that neither registry distinguishes, or a value that neither knows.
     """
     space = Space([before, after])
     d = space.diagrams
-    inside = d.conjoin(_within(space, facet, wanted) for facet, wanted in (within or {}).items())
+    inside = d.conjoin([space.possible, *(_within(space, facet, wanted) for facet, wanted in (within or {}).items())])
     old, new = Model(space, before).chosen(), Model(space, after).chosen()
     pairs = d.apply(lambda a, b: None if a == b else (a, b), old, new)
     pairs = d.ite(inside, pairs, d.terminal(None))
@@ -118,42 +121,41 @@ def diff(before: Registry, after: Registry, *, within: Mapping[str, Any] | None 
     return Diff(before, after, d.count(inside), tuple(changes))
 
 
-def both(change: Region, difference: Diff) -> tuple[Selection, Selection]:
-    """The selections of a region's example, before and after."""
-    out = []
-    for registry in (difference.before, difference.after):
-        try:
-            out.append(select(*change.example, registry))
-        except NoBackendError as e:
-            out.append(e.selection)
-    return out[0], out[1]
-
-
 def _within(space: Space, facet: str, wanted: Any) -> Node:
-    values = {wanted} if isinstance(wanted, str | int | bool) or wanted is None else set(wanted)
+    values = [wanted] if isinstance(wanted, str | int) or wanted is None else list(wanted)
+    known = {w for r in space.registries if (f := r.vocabulary.facets.get(facet)) for w in f.words}
+    if facet == "packages":
+        known = {w for r in space.registries for w in r.vocabulary.packages}
+    for value in values:
+        if known and value is not None and value not in known:
+            raise ValueError(f"unknown {facet} {value!r}; {did_you_mean(value, map(str, known))}")
     d = space.diagrams
+    if facet in ("features", "flags", "packages"):
+        levels = [level for value in values if (level := space.level.get((facet, str(value)))) is not None]
+        return d.conjoin(d.among(k, [i for i, c in enumerate(space.variables[k].classes) if c[0]]) for k in levels)
     if facet in ("platform", "arch"):
         part = 0 if facet == "platform" else 1
-        classes = [i for i, c in enumerate(space.variables[0].classes) if any(v[part] in values for v in c)]
-        return d.among(0, classes)
-    if facet in ("features", "flags"):
-        levels = [space.level.get((facet, str(word))) for word in values]
-        return d.conjoin(d.among(level, [1]) for level in levels if level is not None)
+        return d.among(0, [i for i, c in enumerate(space.variables[0].classes) if any(v[part] in values for v in c)])
     level = space.level.get((facet, None))
     if level is None:
-        known = ", ".join(dict.fromkeys(v.facet for v in space.variables))
-        raise ValueError(f"the facet {facet} makes no difference in either registry; these do: {known}")
-    classes = [i for i, c in enumerate(space.variables[level].classes) if values & set(c)]
-    return d.among(level, classes)
+        others = ", ".join(dict.fromkeys(v.facet for v in space.variables))
+        raise ValueError(f"the facet {facet} makes no difference in either registry; these do: {others}")
+    integers = space.variables[level].top is not None
+    for value in values:
+        if integers and value is not None and not isinstance(value, int):
+            raise ValueError(f"{facet} is {value!r}; expected an integer")
+    return d.among(level, map(space.variables[level].class_of, values))
 
 
 def _cover(space: Space, region: Node, limit: int) -> tuple[list[Region], int]:
     """Boxes inside a region that cover it, each as large as it can be, and how many points the limit left out."""
     d, out, left = space.diagrams, list[Region](), region
+    # a box may hold what no request can be
+    spread = d.ite(space.possible, region, d.true)
     while left != d.false and len(out) < limit:
         point = space.cheapest(left)
         assert point is not None
-        box = _widened(space, region, point)
+        box = _widened(space, spread, point)
         inside = d.box(box)
         facets = tuple(_describe(space, box))
         out.append(Region(facets, d.count(d.conjoin([left, inside])), space.example(point)))
@@ -182,32 +184,62 @@ def _widened(space: Space, region: Node, point: list[int]) -> Box:
 
 def _describe(space: Space, box: Box) -> Iterator[tuple[str, str]]:
     """The facets that a box restricts, and to what, in words."""
-    on: dict[str, list[str]] = {}
-    off: dict[str, list[str]] = {}
+    on: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
+    off: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
     for level in sorted(box):
         variable = space.variables[level]
         if variable.facet == "packages":
-            there = all(variable.classes[c][0] is not None for c in box[level])
-            (on if there else off).setdefault("packages", []).append(variable.name)
+            there, text = _package_text(space, variable, box[level])
+            (on if there else off)["packages"].append(text)
         elif variable.word is not None:
-            (on if box[level] == {1} else off).setdefault(variable.facet, []).append(variable.name)
+            (on if box[level] == {1} else off)[variable.facet].append(variable.name)
         else:
-            yield variable.name, values_text(space, variable, box[level])
-    for facet in ("features", "flags", "packages"):
-        if facet in on:
+            yield variable.name, _values_text(variable, box[level])
+    features = [v.name for v in space.variables if v.facet == "features"]
+    free = [w for w in features if w not in on["features"] and w not in off["features"]]
+    if len(off["features"]) > max(len(free), 2):
+        # what it may have says it shorter than what it must not have
+        yield "features", _at_most(on.pop("features"), free)
+    for facet in on:
+        if on[facet]:
             yield facet, ", ".join(on[facet])
-        if facet in off:
+        if off[facet]:
             yield facet, "without " + ", ".join(off[facet])
 
 
-def values_text(space: Space, variable: Variable, classes: frozenset[int]) -> str:
+def _at_most(asked: list[str], free: list[str]) -> str:
+    if not asked:
+        return f"at most {', '.join(free)}" if free else "none"
+    return f"{', '.join(asked)}, and at most {', '.join(free)}" if free else f"{', '.join(asked)} alone"
+
+
+def _package_text(space: Space, variable: Variable, classes: frozenset[int]) -> tuple[bool, str]:
+    """Whether a package is there, and in which versions."""
+    wanted = {m for r in space.registries for c in every_clause(r) if c.facet == "packages" for m in c.matcher.mentions}
+    for requirement in [Requirement(variable.name), *sorted(wanted, key=str)]:
+        if requirement.package == variable.name:
+            met = frozenset(i for i, c in enumerate(variable.classes) if requirement.met_by(_one(variable.name, c[0])))
+            if classes == met or classes == frozenset(range(len(variable.classes))) - met:
+                return classes == met, str(requirement)
+    versions = [str(variable.classes[c][0] or "none") for c in sorted(classes)]
+    return True, f"{variable.name} ({', '.join(versions)})"
+
+
+def _one(package: str, version: str | None) -> tuple[tuple[str, str], ...]:
+    return () if version is None else ((package, version),)
+
+
+def _values_text(variable: Variable, classes: frozenset[int]) -> str:
     """Some classes of a facet in words: what they hold, or what they leave out, whichever is shorter."""
     values = [v for c in sorted(classes) for v in variable.classes[c]]
     others = [v for i, c in enumerate(variable.classes) if i not in classes for v in c]
+    if others == [None]:
+        return "given"
     if variable.facet == "arch":
         return _arch_text(values, others)
-    if all(isinstance(v, int) or v is None for v in (*values, *others)):
-        return _integer_text(values)
+    if variable.top is not None:
+        texts = [_integers_text(group, variable.top) for group in (values, others)]
+        return texts[0] if len(texts[0]) <= len(f"not {texts[1]}") else f"not {texts[1]}"
     names, rest = ([_word(v) for v in group] for group in (values, others))
     return f"not {', '.join(rest)}" if len(rest) < len(names) else ", ".join(names)
 
@@ -220,21 +252,29 @@ def _arch_text(values: list[Any], others: list[Any]) -> str:
     return ", ".join(parts)
 
 
-def _integer_text(values: list[Any]) -> str:
-    numbers = sorted(v for v in values if v is not None)
+def _integers_text(values: list[Any], top: int) -> str:
+    """Integers in words: runs of them, or a first few and the step; those that pass ``top`` go on for ever."""
     none = ["not given"] if None in values else []
+    numbers = sorted(v for v in values if v is not None and v <= top)
+    steps = {b - a for a, b in itertools.pairwise(numbers)}
+    if len(steps) == 1 and (step := steps.pop()) > 1 and (len(numbers) > 4 or numbers[-1] > top - step):
+        last = "" if numbers[-1] > top - step else f" {numbers[-1]}"
+        start = f"{numbers[0]}, {numbers[1]}, …{last} (every {step})"
+        return ", ".join([*none, f"multiples of {step}" if numbers[0] == step and not last else start])
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][-1] + 1:
             runs[-1].append(n)
         else:
             runs.append([n])
-    texts = [str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs]
+    texts = [_run_text(run[0], run[-1], top) for run in runs]
     if len(texts) > 8:
-        step = {b - a for a, b in itertools.pairwise(numbers)}
-        first = ", ".join(map(str, numbers[:4]))
-        texts = [f"{first}, … (every {step.pop()})"] if len(step) == 1 else [f"{first}, … ({len(numbers)} values)"]
-    return ", ".join(none + texts)
+        texts = [*texts[:3], f"… ({len(numbers):,} up to {top:,})"]
+    return ", ".join([*none, *texts])
+
+
+def _run_text(first: int, last: int, top: int) -> str:
+    return f"{first} or more" if last == top else str(first) if first == last else f"{first} to {last}"
 
 
 def _word(value: Any) -> str:

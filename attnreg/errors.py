@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from attnreg.selector import Selection
+    from attnreg.selection import Selection
 
 
 class Location(NamedTuple):
@@ -44,7 +44,8 @@ class Problem:
             number = f"{self.where.line:>5} | "
             # a window of a very long line, so that the caret stays in sight
             start = max(0, self.where.column - 1 - 60) if len(self.line) > 120 else 0
-            text = self.line[start : start + 120]
+            # whatever would move the caret, or the terminal's cursor, is shown as a space
+            text = "".join(c if c.isprintable() else " " for c in self.line[start : start + 120])
             column = self.where.column - 1 - start
             caret = " " * column + "^" * max(1, min(self.width, len(text) - column))
             out += [f"{number}{text}", f"{' ' * (len(number) - 2)}| {caret}"]
@@ -54,13 +55,15 @@ class Problem:
 
 
 class RegistryError(ValueError):
-    """The data is wrong. ``problems`` lists everything found in one run, in the order of the files.
+    """The data is wrong. ``problems`` lists everything found in one run, file by file and each from its top.
 
     Each problem has ``where`` (file, line, column), ``message``, ``help`` and the source line with a caret.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+        unique = dict.fromkeys(problems)
+        files = {file: i for i, file in enumerate(dict.fromkeys(p.where.file for p in unique))}
+        self.problems = tuple(sorted(unique, key=lambda p: (files[p.where.file], *p.where[1:], p.message)))
         count = len(self.problems)
         title = "1 problem" if count == 1 else f"{count} problems"
         super().__init__("\n".join([f"the registry has {title}:", *map(str, self.problems)]))

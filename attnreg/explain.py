@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import NoBackendError
 from attnreg.remedies import Remedy, remedy
-from attnreg.selector import Candidate, Reason, Selection, select
+from attnreg.selection import Candidate, Reason, Selection
+from attnreg.selector import select
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 _MEMO_LIMIT = 4096
+_RANGE_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +20,12 @@ class Matcher:
 
     ``constants`` and ``moduli`` are the integers at which the predicate can change its mind, ``mentions`` the words it
     names: together they are enough to split a facet into classes of values that the data cannot tell apart. ``form`` is
-    how a set is compared with ``mentions``: it holds all of them, none of them, or nothing else.
+    how a set is compared with ``mentions``: it holds all of them, none of them, or nothing else. A predicate is made of
+    named functions only, so that a selection, which carries its registry, can be sent to another process.
     """
 
     text: str
-    predicate: Callable[[Any], bool]
+    predicate: Callable[[Any], bool] = field(compare=False)
     constants: frozenset[int] = frozenset()
     moduli: frozenset[int] = frozenset()
     mentions: frozenset[Any] = frozenset()
@@ -38,7 +43,11 @@ class Matcher:
         return known
 
 
-ANY = Matcher("anything", lambda value: True)
+def _always(value: Any) -> bool:
+    return True
+
+
+ANY = Matcher("anything", _always)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +69,44 @@ class Requirement:
             return version is not None
         # imported late: a version is compared only where one was given
         from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion
 
-        return SpecifierSet(self.versions).contains(version, prereleases=True)
+        try:
+            return SpecifierSet(self.versions).contains(version, prereleases=True)
+        except InvalidVersion:  # newer releases of packaging answer False themselves
+            return False
 
 
 def installed(wanted: Iterable[Requirement]) -> Matcher:
     """The test that all of some packages are installed."""
     wanted = tuple(wanted)
     text = " and ".join(map(str, wanted))
-    return Matcher(text, lambda v: all(r.met_by(v) for r in wanted), mentions=frozenset(wanted), form="all")
+    return Matcher(text, partial(_all_met, wanted), mentions=frozenset(wanted), form="all")
+
+
+def _all_met(wanted: tuple[Requirement, ...], packages: tuple[tuple[str, str], ...] | None) -> bool:
+    return all(r.met_by(packages) for r in wanted)
 
 
 def equals(value: Any, text: str) -> Matcher:
-    return Matcher(text, lambda v: v == value and type(v) is type(value), mentions=frozenset({value}))
+    return Matcher(text, partial(_same, value), mentions=frozenset({value}))
+
+
+def _same(expected: Any, value: Any) -> bool:
+    return bool(value == expected) and type(value) is type(expected)
+
+
+def integer(value: int) -> Matcher:
+    return Matcher(str(value), partial(operator.eq, value), constants=frozenset({value}))
+
+
+def glob(pattern: str) -> Matcher:
+    """Text that a pattern with ``*`` and ``?`` matches."""
+    return Matcher(pattern, partial(_globbed, pattern), mentions=frozenset({pattern}))
+
+
+def _globbed(pattern: str, value: Any) -> bool:
+    return isinstance(value, str) and fnmatchcase(value, pattern)
 
 
 def one_of(values: frozenset[Any], text: str) -> Matcher:
@@ -81,14 +115,6 @@ def one_of(values: frozenset[Any], text: str) -> Matcher:
 
 def bounded(min: int | None = None, max: int | None = None, below: int | None = None, multiple_of: int = 1) -> Matcher:  # noqa: A002
     high = max if below is None else below - 1 if max is None else (max if max < below else below - 1)
-
-    def accepts(v: Any) -> bool:
-        return (
-            v is not None
-            and (min is None or v >= min)
-            and (high is None or v <= high)
-            and (multiple_of == 1 or v % multiple_of == 0)
-        )
 
     constants = frozenset(
         x for x in (min, None if min is None else min - 1, high, None if high is None else high + 1) if x
@@ -101,22 +127,44 @@ def bounded(min: int | None = None, max: int | None = None, below: int | None = 
     elif min is not None:
         text = f"{noun} from {min}" if noun else f"{min} or more"
     else:
-        text = noun
-    return Matcher(text, accepts, constants, frozenset({multiple_of}) if multiple_of > 1 else frozenset())
+        text = noun or "given"
+    moduli = frozenset({multiple_of}) if multiple_of > 1 else frozenset[int]()
+    return Matcher(text, partial(_within, min, high, multiple_of), constants, moduli)
+
+
+def _within(low: int | None, high: int | None, step: int, value: int | None) -> bool:
+    return (
+        value is not None
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+        and (step == 1 or value % step == 0)
+    )
 
 
 def any_of(tests: list[Matcher]) -> Matcher:
     if len(tests) == 1:
         return tests[0]
-    return _merged(", ".join(t.text for t in tests), lambda v: any(t.matches(v) for t in tests), tests)
+    return _merged(", ".join(t.text for t in tests), partial(_any_matches, tests), tests)
 
 
 def all_of(tests: list[Matcher]) -> Matcher:
-    return _merged(", ".join(t.text for t in tests), lambda v: all(t.matches(v) for t in tests), tests)
+    return _merged(", ".join(t.text for t in tests), partial(_all_match, tests), tests)
 
 
 def negation(test: Matcher) -> Matcher:
-    return _merged(f"not {test.text}", lambda v: not test.matches(v), [test])
+    return _merged(f"not {test.text}", partial(_differs, test), [test])
+
+
+def _any_matches(tests: list[Matcher], value: Any) -> bool:
+    return any(t.matches(value) for t in tests)
+
+
+def _all_match(tests: list[Matcher], value: Any) -> bool:
+    return all(t.matches(value) for t in tests)
+
+
+def _differs(test: Matcher, value: Any) -> bool:
+    return not test.matches(value)
 
 
 def _merged(text: str, predicate: Callable[[Any], bool], tests: list[Matcher]) -> Matcher:
@@ -130,13 +178,18 @@ def _merged(text: str, predicate: Callable[[Any], bool], tests: list[Matcher]) -
 
 
 def integer_range(tests: Iterable[Matcher]) -> range:
-    """Integers from 1 that, beside None, show every way in which tests can answer.
+    """Integers from 0 that, beside None, show every way in which tests can answer.
 
-    Past the largest constant the answers repeat with the product of the moduli, so one period more is enough.
+    Past the largest constant the answers repeat with the least common multiple of the moduli, so one period more is
+    enough. Raises ValueError where that is too far to look at every integer.
     """
     constants = {1}
     moduli = {1}
     for test in tests:
         constants |= test.constants
         moduli |= test.moduli
-    return range(max(constants) + 1 + math.lcm(*moduli) + 1)
+    end = max(constants) + 1 + math.lcm(*moduli) + 1
+    if end > _RANGE_LIMIT:
+        numbers = ", ".join(map(str, sorted(constants | moduli, reverse=True)[:4]))
+        raise ValueError(f"the integers up to {end - 1:,} would have to be told apart (of {numbers}, ...)")
+    return range(end)

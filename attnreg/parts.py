@@ -8,7 +8,7 @@ from typing import Any
 
 from attnreg.conditions import ALWAYS, Condition, Parser
 from attnreg.errors import Problem, did_you_mean
-from attnreg.source import Document, Path_
+from attnreg.source import Document, Path_, as_written, shown
 from attnreg.vocabulary import Vocabulary
 
 
@@ -23,7 +23,10 @@ class Part:
 
 @dataclass(slots=True)
 class Parts:
-    """Everything that one registry is made of, in the order in which it was read."""
+    """Everything that one registry is made of, in the order in which it was read.
+
+    ``broken`` names the rows and sources that were left out because of their own problems: whoever names them is right.
+    """
 
     vocabulary: list[Part] = field(default_factory=list)
     backends: list[Part] = field(default_factory=list)
@@ -34,14 +37,18 @@ class Parts:
     choices: list[Part] = field(default_factory=list)
     invariants: list[Part] = field(default_factory=list)
     sources: list[Part] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
 
 
 class Reporter:
     """Looks names up, parses conditions, and collects every problem with its place."""
 
-    def __init__(self, vocabulary: Vocabulary, sources: Iterable[str], problems: list[Problem]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, sources: Iterable[str], broken: Iterable[str], problems: list[Problem]
+    ) -> None:
         self.vocabulary = vocabulary
         self.sources = frozenset(sources)
+        self.broken = frozenset(broken)
         self.problems = problems
 
     def parser(self, part: Part) -> Parser:
@@ -57,11 +64,15 @@ class Reporter:
         where = ".".join(str(p) for p in here if not isinstance(p, int))
         self.problems.append(part.document.problem(here, f"{where}: {message}" if where else message, help_, key=key))
 
-    def name(self, part: Part, path: Iterable[str | int], name: str, known: Iterable[str], noun: str) -> bool:
+    def name(
+        self, part: Part, path: Iterable[str | int], name: Any, known: Iterable[str], noun: str, *, key: bool = False
+    ) -> bool:
+        """Whether ``name`` is one of those known; reported if it is not, unless it is broken."""
         known = list(known)
-        if name in known:
+        if isinstance(name, str) and name in known:
             return True
-        self.report(part, path, f"unknown {noun} `{name}`", did_you_mean(name, known))
+        if not isinstance(name, str) or name not in self.broken:
+            self.report(part, path, f"unknown {noun} {shown(name)}", did_you_mean(as_written(name), known), key=key)
         return False
 
     def shadowed(self, part: Part, items: list[Any], path: Path_, noun: str) -> None:
@@ -83,8 +94,9 @@ class Reporter:
     def source(self, part: Part, source: str | None, *path: str | int) -> None:
         if source is None:
             return
-        name, colon, rest = source.partition(":")
-        if not colon or not rest:
+        name, _, rest = source.partition(":")
+        file, _, symbol = rest.partition("#")
+        if not file or not symbol:
             self.report(part, (*path, "source"), f"`{source}` is not <source>:<path>#<symbol>")
         else:
             self.name(part, (*path, "source"), name, self.sources, "source")

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform as host
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Packages = tuple[tuple[str, str], ...]
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 _DRM = Path("/sys/class/drm")
+_CPUINFO = Path("/proc/cpuinfo")
 _CUDA_MAJOR, _CUDA_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
@@ -121,7 +123,7 @@ def _importable(module: str) -> bool:
 def _nvidia() -> Iterator[tuple[str, str]]:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    except OSError:  # no NVIDIA driver
         return
     count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
@@ -137,19 +139,19 @@ def _nvidia() -> Iterator[tuple[str, str]]:
 
 
 def _amd() -> Iterator[tuple[str, str]]:
-    for file in sorted(_KFD.glob("*/properties")):
+    for file in sorted(_KFD.glob("*/properties"), key=_number):
         try:
-            lines = dict(line.split(maxsplit=1) for line in file.read_text().splitlines() if " " in line)
+            found = re.search(r"^gfx_target_version (\d+)$", file.read_text(), re.MULTILINE)
         except OSError:
             continue
-        # 90402 is gfx942, 110000 is gfx1100: major, minor and stepping, the last two in hexadecimal
-        version = int(lines.get("gfx_target_version", "0"))
+        # 90402 is gfx942, 110000 is gfx1100: major, minor and stepping, the last two in hexadecimal; 0 is a processor
+        version = int(found[1]) if found else 0
         if version:
             yield "rocm", f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
 def _intel() -> Iterator[tuple[str, str]]:
-    for card in sorted(_DRM.glob("card[0-9]*/device")):
+    for card in sorted(_DRM.glob("card[0-9]*/device"), key=_number):
         try:
             vendor, device = (card / "vendor").read_text().strip(), int((card / "device").read_text(), 16)
         except (OSError, ValueError):
@@ -161,13 +163,18 @@ def _intel() -> Iterator[tuple[str, str]]:
             yield "xpu", "xe2"
 
 
+def _number(path: Path) -> int:
+    """The number in the name of the directory that holds a file: devices are in its order."""
+    return int(re.sub(r"\D", "", path.parent.name) or 0)
+
+
 def _processor() -> str:
     machine = host.machine().lower()
     if machine in ("arm64", "aarch64"):
         return "aarch64"
     if machine in ("x86_64", "amd64"):
         try:
-            flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
+            flags = set(_CPUINFO.read_text().partition("flags")[2].partition("\n")[0].split())
         except OSError:
             flags = set()
         return "x86_64_amx" if "amx_tile" in flags else "x86_64_avx512" if "avx512f" in flags else "x86_64"
@@ -177,15 +184,15 @@ def _processor() -> str:
 def _package_pairs(packages: Mapping[str, str] | Iterable[Any] | None) -> Packages | None:
     if packages is None:
         return None
-    if isinstance(packages, str):
-        raise RequestError(f"packages is {packages!r}; expected a mapping of names to versions, or a set of names")
-    pairs = (
-        packages.items() if isinstance(packages, Mapping) else ((p, "") if isinstance(p, str) else p for p in packages)
-    )
+    items = packages.items() if isinstance(packages, Mapping) else packages
     try:
-        return tuple(sorted((str(name), str(version)) for name, version in pairs))
+        pairs = dict((item, "") if isinstance(item, str) else item for item in items)
     except (TypeError, ValueError):
-        raise RequestError(f"packages is {packages!r}; expected a mapping of names to versions") from None
+        pairs = {None: None}
+    if isinstance(packages, str) or not all(isinstance(text, str) for pair in pairs.items() for text in pair):
+        expected = "expected a mapping of names to versions, or a set of names"
+        raise RequestError(f"packages is {packages!r}; {expected}")
+    return tuple(sorted(pairs.items()))
 
 
 def _rebuild(platform: str, arch: str, flags: frozenset[str], packages: Packages | None) -> Platform:

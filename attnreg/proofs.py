@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import Location, NoBackendError
-from attnreg.selector import Selection, select
-from attnreg.space import Model, Space
+from attnreg.matchers import ANY
+from attnreg.model import Model
+from attnreg.selection import Selection
+from attnreg.selector import select
+from attnreg.space import Space
 
 if TYPE_CHECKING:
     from attnreg.diagram import Node
-    from attnreg.registry import Backend, Invariant, Registry
+    from attnreg.registry import Backend, Entry, Invariant, Registry
+    from attnreg.vocabulary import Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +43,8 @@ class Finding:
 def example_lines(selection: Selection) -> list[str]:
     """A configuration and its trace, in plain text."""
     platform, request = selection.platform, selection.request
-    given = {k: v for k, v in request.to_dict().items() if v not in (None, [])}
     flags = f" flags={','.join(sorted(platform.flags))}" if platform.flags else ""
-    shown = " ".join(f"{k}={','.join(v) if isinstance(v, list) else v}" for k, v in given.items())
+    shown = " ".join(f"{k}={_value_text(v)}" for k, v in request.to_dict().items())
     missing = ""
     if platform.packages is not None:
         known = {name for name, _ in platform.packages}
@@ -53,6 +58,12 @@ def example_lines(selection: Selection) -> list[str]:
     return lines
 
 
+def _value_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{k}:{_value_text(v)}" for k, v in value.items())
+    return ",".join(value) if isinstance(value, list) else "none" if value is None else str(value)
+
+
 def _asked_packages(selection: Selection) -> set[str]:
     return {str(r.asked) for c in selection.candidates for r in c.reasons if "packages" in r.facets}
 
@@ -63,12 +74,15 @@ def check(registry: Registry) -> list[Finding]:
     model = Model(space, registry)
     findings = [
         *_invariants(model),
-        *_orders(model),
+        *_choices(model),
+        # what a user decided makes no data dead
+        *_orders(Model(space, dataclasses.replace(registry, choices=()))),
         *_cases(model),
         *_rows(model),
-        *_words(model),
+        *_words(registry),
     ]
-    return sorted(findings, key=lambda f: (registry.files.index(f.where.file), f.where.line))
+    files = {file: i for i, file in enumerate(registry.files)}
+    return sorted(findings, key=lambda f: (files[f.where.file], f.where.line))
 
 
 # invariants ----------------------------------------------------------------------------------------------------------
@@ -90,7 +104,7 @@ def _invariants(model: Model) -> Iterator[Finding]:
 def violation(model: Model, invariant: Invariant) -> tuple[Node, Node]:
     """Where an invariant applies, and where it is violated."""
     d = model.d
-    applies = model.condition(invariant.when)
+    applies = d.conjoin([model.space.possible, model.condition(invariant.when)])
     if invariant.native:
         applies = d.conjoin([applies, model.native()])
     holds = d.apply(lambda name: _allows(invariant, name), model.chosen())
@@ -119,36 +133,47 @@ def _example(model: Model, region: Node) -> Selection | None:
 # data that is never reached ------------------------------------------------------------------------------------------
 
 
+def _choices(model: Model) -> Iterator[Finding]:
+    for choice in model.registry.choices:
+        if model.d.conjoin([model.space.possible, model.condition(choice.when)]) == model.d.false:
+            names = ", ".join(choice.backends)
+            message = f"the choice to {choice.strength} {names} says nothing: no configuration satisfies its `when`"
+            yield Finding("vacuous choice", choice.where, message, "mend its `when`, or remove it")
+
+
 def _orders(model: Model) -> Iterator[Finding]:
     d = model.d
-    for order, region in model.regions():
+    for order, everywhere in model.regions():
+        region = d.conjoin([model.space.possible, everywhere])
         if region == d.false:
             message = f"the order {order.title} is never used: the orders before it take every request"
             yield Finding("unreachable order", order.where, message, "remove it, or move it up")
             continue
-        wins = d.conjoin([region, d.apply(lambda name: name is not None, model.chosen())])
-        for entry in order.entries:
-            name = entry.backend
-            mine = d.conjoin([region, d.apply(lambda chosen, n=name: chosen == n, model.chosen())])
-            if mine == d.false and wins != d.false:
-                why = _why_never(model, name, region)
-                message = f"{name} is never chosen by the order {order.title}: {why}"
+        winners = d.terminals(d.ite(region, model.pick(list(enumerate(model.entries(order)))), d.terminal(None)))
+        for i, entry in enumerate(order.entries):
+            if i not in winners:
+                message = (
+                    f"{entry.backend} is never chosen by the order {order.title}: {_why_never(model, entry, region)}"
+                )
                 yield Finding("unreachable entry", entry.where, message, "remove it from the order, or move it up")
 
 
-def _why_never(model: Model, name: str, region: Node) -> str:
-    accepts, _ = model.row(name)
-    if model.registry.backends[name].status == "experimental":
+def _why_never(model: Model, entry: Entry, region: Node) -> str:
+    d = model.d
+    accepts = d.conjoin([region, model.row(entry.backend)[0]])
+    if model.registry.backends[entry.backend].status == "experimental":
         return "it is experimental"
-    if model.d.conjoin([region, accepts]) == model.d.false:
+    if accepts == d.false:
         return "it accepts no request that comes this way"
+    if d.conjoin([accepts, model.condition(entry.condition)]) == d.false:
+        return "its `if` holds for none of the requests that it accepts"
     return "a candidate before it takes every request that it accepts"
 
 
 def _cases(model: Model) -> Iterator[Finding]:
     d = model.d
     for derived in model.registry.derived.values():
-        left = d.true
+        left = model.space.possible
         for condition, value, where in derived.cases:
             here = d.conjoin([left, model.condition(condition)])
             if here == d.false:
@@ -193,21 +218,18 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
             yield Finding("unreachable rule", rule.where, message, "remove the rule, or mend its `when`")
 
 
-def _words(model: Model) -> Iterator[Finding]:
-    """Values that a request may name and that no backend accepts anywhere."""
-    vocabulary = model.registry.vocabulary
+def _words(registry: Registry) -> Iterator[Finding]:
+    """Words that a request may use and that no backend accepts anywhere; borrowed words are their owner's business."""
+    rows, vocabulary = registry.backends.values(), registry.vocabulary
+    own = {PurePath(row.where.file).parent for row in rows}
+    unused: list[tuple[Word, str]] = []
     for key, facet in vocabulary.claims.items():
-        if facet.kind != "word":
-            continue
-        matchers = [
-            c.matcher for r in model.registry.backends.values() for v in r.variants for c in v.claims if c.key == key
-        ]
-        group = next((g for g in vocabulary.words.values() if frozenset(g) == facet.words), {})
-        for word in group.values():
-            if not any(m.matches(word.name) for m in matchers):
-                message = f"no backend accepts {facet.name} {word.name}"
-                yield Finding("unused word", word.where, message, "remove the word, or claim it")
-    served = {f for r in model.registry.backends.values() for v in r.variants for f in v.served}
-    for word in vocabulary.features.values():
-        if word.name not in served:
-            yield Finding("unused word", word.where, f"no backend serves {word.name}", "remove the word, or claim it")
+        claims = [next((c.matcher for c in v.claims if c.key == key), ANY) for row in rows for v in row.variants]
+        words = next((g for g in vocabulary.words.values() if frozenset(g) == facet.words), {})
+        unclaimed = [w for w in words.values() if not any(m.matches(w.name) for m in claims)]
+        unused += [(w, f"no backend accepts {facet.name} {w.name}") for w in unclaimed]
+    served = {f for row in rows for v in row.variants for f in v.served}
+    unused += [(w, f"no backend serves {w.name}") for w in vocabulary.features.values() if w.name not in served]
+    for word, message in unused:
+        if PurePath(word.where.file).parent in own:
+            yield Finding("unused word", word.where, message, "remove the word, or claim it")

@@ -189,7 +189,11 @@ class Registry:
     files: tuple[str, ...] = ()
     trusted: frozenset[str] = frozenset()
     imports: bool = True
-    cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    # answers that `select` remembers: they belong to this object alone, not to a copy, changed or pickled
+    cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "cache": {}}
 
     @property
     def title(self) -> str:

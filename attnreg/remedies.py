@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnreg.conditions import Condition
 from attnreg.errors import NoBackendError
 from attnreg.request import RequestError
-from attnreg.selector import Candidate, Reason, Selection, select
+from attnreg.selection import Candidate, Reason, Selection
+from attnreg.selector import select
 
 if TYPE_CHECKING:
-    from attnreg.matchers import Matcher
     from attnreg.platforms import Platform
-    from attnreg.registry import Rule, Variant
+    from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
 
-_TRIES = 24
+_MOST_CHANGES = 5
+_SETS = ("features", "flags", "packages")
 _MODEL_FACTS = ("head_size", "head_size_v", "num_heads", "num_kv_heads", "attention", "attn_type", "role", "phase")
 
 
@@ -88,114 +87,134 @@ class Remedy:
 
 
 def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
-    """The smallest change after which ``candidate`` wins, or None where no single change of each reason's facet does.
+    """The fewest changes after which ``candidate`` is chosen, confirmed by the selector; None where few do not do it.
 
-    Fewest changes first; a change is only reported after the selector has confirmed it.
+    By the order where that is possible, else for who asks for it by name.
     """
-    options = [list(_changes(selection, candidate, reason)) for reason in candidate.reasons]
-    if not all(options):
-        return None
-    valid: Remedy | None = None
-    for combination in sorted(itertools.islice(itertools.product(*options), _TRIES), key=lambda c: len(set(c))):
-        changes = tuple(dict.fromkeys(combination))
+    name, requested = candidate.name, selection.requested
+    for backend in (requested,) if requested else (None, name):
+        for most in range(_MOST_CHANGES + 1):
+            changes = _reach(_Try(name, backend, selection.registry, selection.request, selection.platform), most)
+            if changes is not None:
+                return Remedy(changes, None if backend == requested else name)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """A configuration that the search has come to, and the backend that it wants to see chosen there."""
+
+    name: str
+    backend: str | None
+    registry: Registry
+    request: AttentionRequest
+    platform: Platform
+    changed: frozenset[str] = frozenset()
+
+    def candidate(self) -> Candidate | None:
+        """Its verdict here; None where it is not even tried."""
         try:
-            request, platform = selection.request, selection.platform
-            for change in changes:
-                request, platform = change.apply(request, platform)
-            if _winner(request, platform, selection, None) == candidate.name:
-                return Remedy(changes)
-            if valid is None and _winner(request, platform, selection, candidate.name) == candidate.name:
-                valid = Remedy(changes, candidate.name)
+            selection = select(self.request, self.platform, self.registry, self.backend)
+        except NoBackendError as e:
+            selection = e.selection
         except RequestError:
-            continue
-    return valid
+            return None
+        if selection.chosen and selection.chosen.name == self.name:
+            return selection.chosen
+        return next((c for c in selection.candidates if c.name == self.name and not c.accepted), None)
+
+    def after(self, change: Change) -> _Try | None:
+        """One change further; None where that is no request."""
+        try:
+            request, platform = change.apply(self.request, self.platform)
+        except RequestError:
+            return None
+        changed = self.changed if change.facet in _SETS else self.changed | {change.facet}
+        return dataclasses.replace(self, request=request, platform=platform, changed=changed)
 
 
-def _winner(request: AttentionRequest, platform: Platform, selection: Selection, backend: str | None) -> str | None:
-    try:
-        chosen = select(request, platform, selection.registry, backend).backend
-    except NoBackendError:
+def _reach(here: _Try, most: int) -> tuple[Change, ...] | None:
+    """At most some changes after which the backend is chosen: each removes the first reason against it."""
+    candidate = here.candidate()
+    if candidate is None:
         return None
-    return chosen.name if chosen else None
+    if candidate.accepted:
+        return ()
+    for change, there in _steps(here, candidate) if most else ():
+        rest = _reach(there, most - 1)
+        if rest is not None:
+            return (change, *rest)
+    return None
 
 
-def _changes(selection: Selection, candidate: Candidate, reason: Reason) -> Iterator[Change]:
-    """Single changes that remove a reason."""
-    if reason.kind in ("denied", "status", "module"):
+def _steps(here: _Try, candidate: Candidate) -> Iterator[tuple[Change, _Try]]:
+    """Changes that remove the first reason: of each facet the two that leave the least against the candidate."""
+    reason = candidate.reasons[0]
+    if reason.kind in ("denied", "status", "module", "emulated"):
         return
-    if reason.kind in ("feature", "emulated"):
-        words = reason.facets[1:]
-        if len(words) == 1:
-            yield Change("features", words[0], drop=True)
-        return
-    if reason.kind == "rule":
-        yield from _out_of_rule(selection, candidate, reason)
-        return
-    facet = reason.facets[0] if reason.facets else ""
-    if facet in ("flags", "packages") and isinstance(reason.asked, str):
-        yield Change(facet, reason.asked)
-        return
-    for matcher in _matchers(selection, candidate, reason):
-        yield from (Change(facet, value) for value in _values(selection, facet, [matcher.matches]))
+    for facet in _plain_facets(reason.facets, here.registry):
+        found: list[tuple[int, Change, _Try]] = []
+        for change in _changes(here, facet, reason) if facet not in here.changed else ():
+            there = here.after(change)
+            following = there.candidate() if there else None
+            if there and following and _same(reason) not in map(_same, following.reasons):
+                found.append((len(following.reasons), change, there))
+        yield from (step[1:] for step in sorted(found, key=lambda step: step[0])[:2])
 
 
-def _matchers(selection: Selection, candidate: Candidate, reason: Reason) -> Iterator[Matcher]:
-    """The matchers of the candidate that stand at the reason's place."""
-    row = selection.registry.backends[candidate.name]
-    for variant in row.variants:
-        for claim in variant.claims:
-            if claim.where == reason.where and claim.facet == reason.facets[0]:
-                yield claim.matcher
-                return
-    for condition in _conditions(selection, row.variants, candidate):
-        for clause in condition.clauses:
-            if clause.where == reason.where and clause.facet == reason.facets[0]:
-                yield clause.matcher
-                return
+def _same(reason: Reason) -> Any:
+    """What makes a reason the same after a change: for a set its word, not for a value what was asked."""
+    return (
+        reason.kind,
+        reason.where,
+        reason.facets,
+        reason.asked if reason.facets[:1] and reason.facets[0] in _SETS else None,
+    )
 
 
-def _conditions(selection: Selection, variants: Iterable[Variant], candidate: Candidate) -> Iterator[Condition]:
-    for variant in variants:
-        yield variant.when
-        yield variant.requires
-    for entry in selection.order.entries if selection.order else ():
-        if entry.backend == candidate.name:
-            yield entry.condition
+def _plain_facets(facets: Iterable[str], registry: Registry) -> tuple[str, ...]:
+    """Facets that a person can change: a derived one stands for those that it is made of."""
+    out: dict[str, None] = {}
+    for facet in facets:
+        derived = registry.derived.get(facet)
+        if derived is None:
+            out |= dict.fromkeys(f for f in (facet,) if f in registry.vocabulary.facets)
+        else:
+            out |= dict.fromkeys(_plain_facets((f for when, _, _ in derived.cases for f in when.facets), registry))
+    return tuple(out)
 
 
-def _out_of_rule(selection: Selection, candidate: Candidate, reason: Reason) -> Iterator[Change]:
-    rules = [r for v in selection.registry.backends[candidate.name].variants for r in v.rules]
-    rule: Rule | None = next((r for r in rules if r.where == reason.where), None)
-    if rule is None:
-        return
-    request, platform = selection.request, selection.platform
-    for facet in rule.when.facets:
-        kind = selection.registry.vocabulary.facets[facet].kind
-        if kind == "words":
-            held: frozenset[str] = request.features if facet == "features" else platform.flags
-            named = {w for c in rule.when.walk() if c.facet == facet for w in c.matcher.mentions}
-            yield from (Change(facet, word, drop=True) for word in sorted(held & named))
-        elif kind not in ("packages", "derived", "text"):
-            tests = [c.matcher.matches for c in rule.when.clauses if c.facet == facet]
-            yield from (
-                Change(facet, value) for value in _values(selection, facet, [lambda v, t=t: not t(v) for t in tests])
-            )
+def _changes(here: _Try, facet: str, reason: Reason) -> Iterator[Change]:
+    """Other values of a facet, the nearest first."""
+    vocabulary = here.registry.vocabulary
+    about = vocabulary.facets[facet]
+    now = {**here.request.facts(), **here.platform.facts()}.get(facet)
+    if facet == "packages":
+        missing = [p for p in vocabulary.packages if p not in dict(now or ())]
+        yield from (Change(facet, p) for p in ([reason.asked] if reason.asked in vocabulary.packages else missing))
+    elif facet in _SETS:
+        yield from (Change(facet, word, drop=True) for word in sorted(now or ()))
+        # whoever switches a flag on asks for it; a feature is the model's
+        yield from (Change(facet, word) for word in vocabulary.flags if facet == "flags" and word not in now)  # type: ignore[operator]
+    elif about.kind == "arch":
+        yield from (Change(facet, a.name) for a in vocabulary.architectures_of(here.platform.platform) if a.name != now)
+    elif about.kind in ("word", "boolean") and facet != "platform":
+        words = next((list(g) for g in vocabulary.words.values() if frozenset(g) == about.words), [True, False])
+        yield from (Change(facet, word) for word in words if word != now)
+    elif about.kind == "integer":
+        values = _integers(here, facet, now or 0)
+        yield from (Change(facet, v) for v in sorted(values, key=lambda v: (v < (now or 0), abs(v - (now or 0)))))
 
 
-def _values(selection: Selection, facet: str, tests: list[Any]) -> Iterator[Any]:
-    """Values of a facet that pass every test, the likeliest first; only one of each kind of answer is worth a try."""
-    vocabulary = selection.registry.vocabulary
-    known = vocabulary.facets.get(facet)
-    if known is None or not tests:
-        return
-    if known.kind == "arch":
-        platform = selection.platform.platform
-        near = [a.name for a in vocabulary.architectures_of(platform) if all(t(a.name) for t in tests)]
-        yield from near[:2]
-    elif known.kind == "word" and facet != "platform":
-        words = next((g for g in vocabulary.words.values() if frozenset(g) == known.words), {})
-        yield from [w for w in words if all(t(w) for t in tests)][:2]
-    elif known.kind == "integer":
-        asked = dict(selection.request.facts()).get(facet) or 0
-        found = [v for v in range(1, 2049) if all(t(v) for t in tests)]
-        yield from sorted(found, key=lambda v: (v < asked, abs(v - asked)))[:1]
+def _integers(here: _Try, facet: str, now: int) -> set[int]:
+    """Integers at which something about the backend, or an order, changes its mind."""
+    row = here.registry.backends[here.name]
+    conditions = [c for v in row.variants for c in (v.when, v.requires, *(r.when for r in v.rules))]
+    for order in here.registry.orders.get(here.platform.platform, ()):
+        conditions += [order.when, *(e.condition for e in order.entries if e.backend == here.name)]
+    matchers = [c.matcher for condition in conditions for c in condition.walk() if c.facet == facet]
+    matchers += [c.matcher for v in row.variants for c in v.claims if c.facet == facet]
+    edges = {now, *(n for m in matchers for n in m.constants)}
+    steps = {1, *(n for m in matchers for n in m.moduli)}
+    near = {n for edge in edges for step in steps for n in (edge // step * step, -(-edge // step) * step)}
+    return {n for n in near if n > 0 and n != now}

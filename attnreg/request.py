@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -93,9 +94,7 @@ class AttentionRequest:
 
     def facts(self) -> dict[str, Any]:
         """Facet name -> value, the extra facets included. A new dict each time."""
-        facts: dict[str, Any] = {name: getattr(self, name) for name in _REQUEST_FACETS}
-        facts.update(self.extra)
-        return facts
+        return dict(zip(_REQUEST_FACETS, _FACTS(self), strict=True), **dict(self.extra))
 
     def expanded(self) -> Self:
         """An MLA request in the expanded form that prefill computes: keys and values per head, no shared latent."""
@@ -118,15 +117,16 @@ class AttentionRequest:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The request that `to_dict` wrote. Raises `RequestError` for an unknown field."""
-        unknown = sorted(set(data) - set(_REQUEST_FIELDS))
+        """The request that `to_dict` wrote. Raises `RequestError` for an unknown field, or a missing head_size."""
+        unknown = [name for name in data if name not in _REQUEST_FIELDS]
         if unknown:
             raise RequestError(f"unknown request field {unknown[0]!r}; known: {', '.join(_REQUEST_FIELDS)}")
-        return cls(**dict(data))
+        return cls(**{"head_size": None, **data})
 
 
 _REQUEST_FIELDS = tuple(f.name for f in fields(AttentionRequest) if f.init)
 _REQUEST_FACETS = tuple(name for name in _REQUEST_FIELDS if name != "extra")
+_FACTS = operator.attrgetter(*_REQUEST_FACETS)
 
 
 def _rebuild(cls: type[AttentionRequest], values: dict[str, Any]) -> AttentionRequest:
@@ -150,17 +150,21 @@ def _check_word(name: str, value: object) -> None:
 def _word_set(name: str, values: Iterable[str]) -> frozenset[str]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise RequestError(f"{name} is {values!r}; expected a set of words, for example {{'sinks'}}")
-    words = frozenset(values)
+    words = tuple(values)
     for word in words:
         _check_word(name, word)
-    return words
+    return frozenset(words)
 
 
 def _extra_pairs(
     extra: Mapping[str, FacetValue] | Iterable[tuple[str, FacetValue]], cls: type[AttentionRequest]
 ) -> tuple[tuple[str, FacetValue], ...]:
-    pairs = dict(extra)
+    try:
+        pairs = dict(extra)
+    except (TypeError, ValueError):
+        raise RequestError(f"extra is {extra!r}; expected a mapping of facets to values") from None
     for name, value in pairs.items():
+        _check_word("extra", name)
         if name in _REQUEST_FIELDS:
             raise RequestError(f"extra names {name!r}, which is a field of {cls.__name__}; pass it by keyword")
         if value is not None and not isinstance(value, str | int):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from attnreg import schema
 from attnreg.conditions import ALWAYS, Condition
 from attnreg.errors import Location, Problem, did_you_mean
-from attnreg.matchers import ANY, any_of, one_of
+from attnreg.matchers import ANY, all_of, any_of, integer_range, negation, one_of
 from attnreg.parts import Part, Parts, Reporter
 from attnreg.registry import Backend, Claim, Rule, Variant
+from attnreg.source import as_written, shown
 from attnreg.vocabulary import Vocabulary
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
@@ -28,6 +29,19 @@ class _Capabilities:
     emulated: dict[str, tuple[str, Location]]
     unchecked: dict[str, Location]
 
+    def add(self, features: Mapping[str, Location]) -> None:
+        """Serve features natively, whatever was said of them before."""
+        self.features |= features
+        for feature in features:
+            self.emulated.pop(feature, None)
+
+    def remove(self, feature: str) -> bool:
+        """Refuse a feature; whether it was served before."""
+        served = False
+        for group in (self.features, self.emulated, self.unchecked):
+            served |= group.pop(feature, None) is not None
+        return served
+
     def copy(self) -> _Capabilities:
         return _Capabilities(
             dict(self.claims), dict(self.features), self.features_at, dict(self.emulated), dict(self.unchecked)
@@ -41,11 +55,12 @@ class RowCompiler(Reporter):
         self,
         vocabulary: Vocabulary,
         sources: Iterable[str],
+        broken: Iterable[str],
         problems: list[Problem],
         trusted: frozenset[str],
         imports: bool,
     ) -> None:
-        super().__init__(vocabulary, sources, problems)
+        super().__init__(vocabulary, sources, broken, problems)
         self.trusted = trusted
         self.imports = imports
         self.unchecked: dict[str, Location] = {}
@@ -61,7 +76,7 @@ class RowCompiler(Reporter):
             name = part.path[-1]
             if isinstance(part.model, schema.BackendData):
                 rows[str(name)] = [part]
-            elif self.name(part, (), str(name), rows, "backend"):
+            elif self.name(part, (), name, rows, "backend", key=True):
                 rows[str(name)].append(part)
         return {name: self._backend(name, layers) for name, layers in sorted(rows.items())}
 
@@ -72,7 +87,7 @@ class RowCompiler(Reporter):
         self._identity(base, data, capabilities)
         self._stated(base, data)
         requires, rules, notes = ALWAYS, list[Rule](), list[str]()
-        variants: dict[str, Part] = {}
+        variants: dict[str, list[Part]] = {}
         summary, status, module, module_at, source = data.summary, data.status, None, None, data.source
         for part in layers:
             self._patch(capabilities, part)
@@ -80,9 +95,10 @@ class RowCompiler(Reporter):
             rules += self._rules(part, part.model.rules)
             notes += part.model.notes
             for i, variant in enumerate(part.model.variants):
-                if variant.name in variants and part is base:
+                if variant.name in [v.name for v in part.model.variants[:i]]:
                     self.report(part, ("variants", i), f"the variant {variant.name} is given twice")
-                variants[variant.name] = Part(variant, part.document, (*part.path, "variants", i))
+                here = Part(variant, part.document, (*part.path, "variants", i))
+                variants.setdefault(variant.name, []).append(here)
             if part.model.module is not None:
                 module, module_at = part.model.module, part.document.key_at(*part.path, "module")
                 self._module(part, module)
@@ -90,9 +106,8 @@ class RowCompiler(Reporter):
             source = part.model.source or source
             if part.model.source is not None:
                 self.source(part, part.model.source)
-        alternatives = tuple(self._variant(v, capabilities, requires, rules) for v in variants.values())
-        if not alternatives:
-            alternatives = (self._unfold(None, ALWAYS, requires, capabilities, rules, base),)
+        # a row without variants is its own only alternative
+        alternatives = [self._variant(v, base, capabilities, requires, rules) for v in variants.values() or [[]]]
         return Backend(
             name=name,
             summary=summary,
@@ -101,7 +116,7 @@ class RowCompiler(Reporter):
             platforms=frozenset(data.platforms),
             attention=frozenset(data.attention),
             phases=frozenset(data.phase) if data.phase is not None else None,
-            variants=alternatives,
+            variants=tuple(alternatives),
             source=source,
             where=base.document.key_at(*base.path),
             since=data.since,
@@ -127,12 +142,17 @@ class RowCompiler(Reporter):
     def _patch(self, capabilities: _Capabilities, part: Part) -> None:
         """Apply a part's claims (replaced, added or removed), emulated features and unchecked words."""
         for key, raw in part.model.capabilities.items():
-            if key in ("add", "remove") and isinstance(raw, dict):
+            if key in ("add", "remove"):
+                if not isinstance(raw, dict):
+                    help_ = f"as in {key}: {{features: [...]}}"
+                    self.report(part, ("capabilities", key), f"expected a mapping, got {shown(raw)}", help_)
+                    continue
                 for claim, words in raw.items():
                     self._adjust(capabilities, part, key, claim, words)
             elif key == "features":
                 capabilities.features_at = part.document.key_at(*part.path, "capabilities", key)
-                capabilities.features = self._features(part, raw, "capabilities", key)
+                capabilities.features = {}
+                capabilities.add(self._features(part, raw, "capabilities", key))
             elif key in self.vocabulary.claims:
                 capabilities.claims[key] = self._claim(part, key, raw, "capabilities", key)
             else:
@@ -156,39 +176,63 @@ class RowCompiler(Reporter):
         path = ("capabilities", verb, key)
         if key == "features":
             named = self._features(part, words, *path)
-            kept = {f: at for f, at in capabilities.features.items() if verb == "add" or f not in named}
-            capabilities.features = kept | named if verb == "add" else kept
-            return
-        if key not in self.vocabulary.claims:
+            if verb == "add":
+                capabilities.add(named)
+                return
+            for i, word in enumerate(words if named else ()):
+                if word in named and not capabilities.remove(word):
+                    self.report(part, (*path, i), f"the row does not claim `{word}`")
+        elif key in self.vocabulary.claims:
+            self._adjust_claim(capabilities, part, verb, key, words if isinstance(words, list) else [words])
+        else:
             known = [*self.vocabulary.claims, "features"]
             self.report(part, path, f"unknown capability `{key}`", did_you_mean(key, known), key=True)
+
+    def _adjust_claim(self, capabilities: _Capabilities, part: Part, verb: str, key: str, items: list[Any]) -> None:
+        path, facet, base = ("capabilities", verb, key), self.vocabulary.claims[key], capabilities.claims.get(key)
+        if base is None or base.matcher is ANY or not (facet.words or facet.kind == "integer"):
+            self.report(part, path, f"the row has no list of {key} to change", "state the whole claim instead")
             return
-        change, base = self._claim(part, key, words, *path), capabilities.claims.get(key)
-        if base is None or base.matcher is ANY:
-            self.report(part, path, f"there is no list of {key} to {verb} to", "state the whole claim instead")
-        elif verb == "add":
+        before = len(self.problems)
+        change = self._claim(part, key, items, *path)
+        if len(self.problems) > before:
+            return
+        if verb == "add":
             capabilities.claims[key] = replace(change, matcher=any_of([base.matcher, change.matcher]))
+            return
+        values = facet.words or integer_range([base.matcher, change.matcher])
+        claimed = [v for v in values if base.matcher.matches(v)]
+        left = [v for v in claimed if not change.matcher.matches(v)]
+        for i, item in enumerate(items):
+            matcher = self._claim(part, key, item, *path, i).matcher
+            if not any(map(matcher.matches, claimed)):
+                self.report(part, (*path, i), f"the row does not claim {shown(item)}", f"claimed: {base.matcher.text}")
+        if not left:
+            self.report(part, path, "leaves nothing", "state the whole claim instead")
+        elif facet.words:
+            text = ", ".join(sorted(map(as_written, left)))
+            capabilities.claims[key] = replace(change, matcher=one_of(frozenset(left), text))
         else:
-            left = base.matcher.mentions - change.matcher.mentions
-            if not change.matcher.mentions <= base.matcher.mentions:
-                self.report(part, path, "names what the row does not claim", f"claimed: {base.matcher.text}")
-            elif left:
-                capabilities.claims[key] = replace(change, matcher=one_of(left, ", ".join(sorted(map(str, left)))))
-            else:
-                self.report(part, path, "leaves nothing")
+            matcher = all_of([base.matcher, negation(change.matcher)])
+            text = f"{base.matcher.text} except {change.matcher.text}"
+            capabilities.claims[key] = replace(change, matcher=replace(matcher, text=text))
 
     def _features(self, part: Part, raw: Any, *path: str) -> dict[str, Location]:
         if not isinstance(raw, list):
-            self.report(part, path, "expected a list of features")
+            self.report(part, path, f"expected a list of features, got {shown(raw)}")
             return {}
-        here = (*part.path, *path)
-        for i, word in enumerate(raw):
-            self.name(part, (*path, i), word, self.vocabulary.features, "feature")
-        return {word: part.document.at(*here, i) for i, word in enumerate(raw) if word in self.vocabulary.features}
+        known = self.vocabulary.features
+        return {
+            word: part.document.at(*part.path, *path, i)
+            for i, word in enumerate(raw)
+            if self.name(part, (*path, i), word, known, "feature")
+        }
 
-    def _claim(self, part: Part, key: str, raw: Any, *path: str) -> Claim:
+    def _claim(self, part: Part, key: str, raw: Any, *path: str | int) -> Claim:
         facet = self.vocabulary.claims[key]
         here = (*part.path, *path)
+        if raw is None:
+            self.report(part, path, "the claim is empty", "state what is accepted; `any` accepts every value", key=True)
         matcher = ANY if raw == "any" else self.parser(part).matcher(raw, facet, here)
         return Claim(facet.name, key, matcher, part.document.key_at(*here))
 
@@ -206,28 +250,24 @@ class RowCompiler(Reporter):
             out.append(Rule(when, rule.reject, facets, part.document.at(*part.path, "rules", i), rule.source))
         return out
 
-    def _variant(self, part: Part, base: _Capabilities, requires: Condition, rules: list[Rule]) -> Variant:
-        data: schema.VariantData = part.model
-        capabilities = base.copy()
-        self._patch(capabilities, part)
-        self.source(part, data.source)
-        when = self.condition(part, data.when, "when")
-        requires = _both(requires, self.condition(part, data.requires, "requires"))
-        return self._unfold(data.name, when, requires, capabilities, [*rules, *self._rules(part, data.rules)], part)
-
-    def _unfold(
-        self,
-        name: str | None,
-        when: Condition,
-        requires: Condition,
-        capabilities: _Capabilities,
-        rules: list[Rule],
-        part: Part,
+    def _variant(
+        self, layers: list[Part], row: Part, base: _Capabilities, requires: Condition, rules: list[Rule]
     ) -> Variant:
+        """An alternative: what the row says, with what a variant and then the overlays that name it change."""
+        capabilities, when, notes, source = base.copy(), ALWAYS, list[str](), None if layers else row.model.source
+        for part in layers:
+            data: schema.VariantData = part.model
+            self._patch(capabilities, part)
+            self.source(part, data.source)
+            source = data.source or source
+            when = when if data.when is None else self.condition(part, data.when, "when")
+            requires = _both(requires, self.condition(part, data.requires, "requires"))
+            rules = [*rules, *self._rules(part, data.rules)]
+            notes += data.notes
         order = ["platforms", "attention", "phase", *self.vocabulary.claims]
         claims = [capabilities.claims[key] for key in order if key in capabilities.claims]
         return Variant(
-            name=name,
+            name=layers[0].model.name if layers else None,
             when=when,
             requires=requires,
             claims=tuple(c for c in claims if c.matcher is not ANY),
@@ -236,9 +276,9 @@ class RowCompiler(Reporter):
             emulated=capabilities.emulated,
             unchecked={w: at for w, at in capabilities.unchecked.items() if w not in capabilities.features},
             rules=tuple(rules),
-            where=part.document.at(*part.path) if name else part.document.key_at(*part.path),
-            source=part.model.source,
-            notes=tuple(part.model.notes) if name else (),
+            where=layers[0].document.at(*layers[0].path) if layers else row.document.key_at(*row.path),
+            source=source,
+            notes=tuple(notes),
         )
 
     def _module(self, part: Part, module: str) -> None:

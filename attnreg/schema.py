@@ -5,6 +5,7 @@ The same models make the JSON Schemas that editors use (tools/gen_docs.py writes
 
 from __future__ import annotations
 
+import copy
 import types
 import typing
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError, WithJsonSchema
 
 from attnreg.errors import Problem, did_you_mean
-from attnreg.source import Document, Float, Path_
+from attnreg.source import Document, Path_, shown
 
 
 def _one_or_many(value: Any) -> Any:
@@ -20,6 +21,8 @@ def _one_or_many(value: Any) -> Any:
 
 
 def _legend_only(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError("expected a sentence, or a mapping with a `legend`")
     return {"legend": value} if isinstance(value, str) else value
 
 
@@ -192,6 +195,8 @@ class EntryData(_Model):
 
 
 def _entry(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError("expected a backend's name, or {backend: ..., if: ...}")
     return {"backend": value, "if": {}} if isinstance(value, str) else value
 
 
@@ -271,34 +276,77 @@ M = typing.TypeVar("M", bound=BaseModel)
 
 
 def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) -> M | None:
-    """``data`` as a model, or None with every problem added to ``document.problems``."""
+    """``data`` as a model. What is wrong goes to ``document.problems`` and is left out; None where nothing remains."""
+    data = {} if data is None else data
     try:
-        return model.model_validate({} if data is None else data)
+        return model.model_validate(data)
     except ValidationError as e:
-        for error in e.errors(include_url=False):
-            document.problems.append(_problem(model, error, document, path))
+        errors = e.errors(include_url=False)
+    document.problems += dict.fromkeys(_problem(model, error, document, path) for error in errors)
+    try:
+        return model.model_validate(_remaining(data, errors))
+    except ValidationError:
         return None
+
+
+def _remaining(data: Any, errors: list[Any]) -> Any:
+    """``data`` without unknown keys, and without the rows, or the lists of rows, that have another fault."""
+    if not isinstance(data, dict):
+        return data
+    rest = copy.deepcopy(data)
+    for error in errors:
+        loc = error["loc"]
+        if error["type"] != "extra_forbidden":
+            loc = loc[: 2 if isinstance(rest.get(loc[0]), dict) else 1]
+        _remove(rest, loc)
+    return rest
+
+
+def _remove(data: Any, path: Path_) -> None:
+    *inside, key = path
+    try:
+        for step in inside:
+            data = data[step]
+        del data[key]
+    except (KeyError, IndexError):
+        pass  # it went with something that holds it
+
+
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "a mapping",
+    "string_type": "text",
+    "too_short": "at least one item",
+}
 
 
 def _problem(model: type[BaseModel], error: Any, document: Document, path: Path_) -> Problem:
     loc: Path_ = tuple(error["loc"])
     here = (*path, *loc)
-    parent = ".".join(str(p) for p in here[:-1] if not isinstance(p, int))
+    parent = _dotted(here[:-1])
     prefix = f"{parent}: " if parent else ""
     if error["type"] == "extra_forbidden":
         known = _keys_of(_model_at(model, loc[:-1]))
         return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", did_you_mean(loc[-1], known), key=True)
     if error["type"] == "missing":
-        return document.problem(
-            here[:-1], f"{prefix}`{loc[-1]}` is missing", "every entry of this kind must have it", key=True
-        )
-    where = ".".join(str(p) for p in here if not isinstance(p, int))
-    value = error.get("input")
-    shown = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
-    if isinstance(value, Float):
-        shown = f'the number {value} (quote a version: "{value}")'
-    message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return document.problem(here, f"{where or 'the file'} {message}, got {shown}")
+        help_ = "every entry of this kind must have it"
+        return document.problem(here[:-1], f"{prefix}`{loc[-1]}` is missing", help_, key=True)
+    value, expected = error["input"], _EXPECTED.get(error["type"])
+    if loc and loc[-1] in ("str", "int", "bool"):
+        # a union complains once for each of its members
+        here, expected = here[:-1], "a word, an integer, true or false"
+    message = f"expected {expected}" if expected else error["msg"].removeprefix("Value error, ")
+    message = f"{_dotted(here) or 'the file'}: {message.replace('Input should be', 'expected')}, got {shown(value)}"
+    return document.problem(here, message, "quote it" if expected == "text" and isinstance(value, int) else "")
+
+
+def _dotted(path: Path_) -> str:
+    return ".".join(str(p) for p in path if not isinstance(p, int))
 
 
 def _model_at(model: Any, loc: Path_) -> Any:

@@ -2,202 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from attnreg.conditions import Condition
+from attnreg.conditions import Clause, Condition
 from attnreg.errors import Location, NoBackendError, did_you_mean
+from attnreg.point import Point, point_of
 from attnreg.request import RequestError
+from attnreg.selection import Candidate, Kind, Reason, Selected, Selection
 
 if TYPE_CHECKING:
-    from attnreg.platforms import Platform
-    from attnreg.registry import Backend, Choice, Order, Registry, Variant
+    from attnreg.matchers import Requirement
+    from attnreg.platforms import Packages, Platform
+    from attnreg.registry import Backend, Choice, Claim, Order, Registry, Variant
     from attnreg.request import AttentionRequest
 
-Kind = Literal["claim", "feature", "requires", "rule", "variant", "emulated", "order", "denied", "status", "module"]
 _CACHE_LIMIT = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a candidate was not chosen: the facets, what was asked, what is supported, and the line that says so."""
-
-    kind: Kind
-    facets: tuple[str, ...]
-    where: Location
-    asked: Any = None
-    supported: str = ""
-    sentence: str = ""
-
-    @property
-    def text(self) -> str:
-        """The reason as a sentence."""
-        if self.sentence:
-            return self.sentence
-        facet = self.facets[0]
-        if self.kind == "feature":
-            return f"{self.asked} is not supported"
-        if facet == "flags":
-            return f"flag {self.asked} is off"
-        if facet == "packages":
-            return f"package {self.asked} is not installed" + (f"; needs {self.supported}" if self.supported else "")
-        verb = "needs" if self.kind in ("requires", "order", "variant") else "supported:"
-        return f"{facet} is {_shown(self.asked)}; {verb} {self.supported}"
-
-    def to_dict(self) -> dict[str, Any]:
-        asked = sorted(self.asked) if isinstance(self.asked, frozenset) else self.asked
-        return {
-            "kind": self.kind,
-            "facets": list(self.facets),
-            "asked": asked,
-            "supported": self.supported,
-            "text": self.text,
-            "where": str(self.where),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """The verdict on one backend: ``accepted`` where nothing speaks against it, else every reason.
-
-    ``emulates`` lists the features that it would serve correctly but slowly. ``rank`` counts from 1 in the order.
-    """
-
-    rank: int
-    name: str
-    variant: str | None
-    reasons: tuple[Reason, ...]
-    where: Location
-    emulates: tuple[str, ...] = ()
-
-    @property
-    def accepted(self) -> bool:
-        return not self.reasons
-
-    @property
-    def title(self) -> str:
-        """``FLASH_ATTN/FA3``."""
-        return f"{self.name}/{self.variant}" if self.variant else self.name
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "name": self.name,
-            "variant": self.variant,
-            "accepted": self.accepted,
-            "emulates": list(self.emulates),
-            "reasons": [r.to_dict() for r in self.reasons],
-            "where": str(self.where),
-        }
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The backend that was chosen."""
-
-    name: str
-    variant: str | None
-    row: Backend
-    registry: Registry
-
-    def load(self) -> ModuleType:
-        """Import its kernel module. Raises ImportError with the reason where the row has none that may be imported."""
-        return self.registry.load(self.name)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The answer to one request, immutable, with the whole trace.
-
-    ``backend`` is None where nothing is valid (then `select` raises `NoBackendError`, which carries the selection).
-    ``choice`` is what decided instead of the order: a user's ``require`` or ``prefer``, or None. ``requested`` is the
-    backend that was asked for, by argument or by ``require``.
-    """
-
-    request: AttentionRequest
-    platform: Platform
-    registry: Registry = field(repr=False)
-    order: Order | None
-    candidates: tuple[Candidate, ...]
-    backend: Selected | None = None
-    requested: str | None = None
-    choice: Choice | None = None
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def chosen(self) -> Candidate | None:
-        """The winning candidate."""
-        return next((c for c in self.candidates if self.backend and c.name == self.backend.name and c.accepted), None)
-
-    @cached_property
-    def alternatives(self) -> tuple[str, ...]:
-        """The other backends of the order that accept the request, the preferred first."""
-        if self.requested is None:
-            return tuple(c.name for c in self.candidates if c.accepted and c is not self.chosen)
-        try:
-            automatic = select(self.request, self.platform, self.registry)
-        except NoBackendError as e:
-            automatic = e.selection
-        return tuple(c.name for c in automatic.candidates if c.accepted and c.name != self.requested)
-
-    @cached_property
-    def derived(self) -> dict[str, tuple[Any, Location]]:
-        """Each derived facet's value here, with the line of the case that spoke."""
-        point = _point(self.request, self.platform, self.registry)
-        return {name: (point[name], d.case(point)) for name, d in self.registry.derived.items()}
-
-    def refusal(self) -> str:
-        """Why nothing was chosen, as the text of `NoBackendError`."""
-        where = f"{self.platform.platform} {self.platform.arch}"
-        if self.requested:
-            first = f"{self.requested} does not accept this request on {where}:"
-        elif self.order:
-            first = (
-                f"No backend accepts this request on {where} (order `{self.order.title}`, {self.order.where.short}):"
-            )
-        else:
-            first = f"{self.registry.title} has no order for {where}."
-        lines = [first]
-        width = max((len(c.title) for c in self.candidates), default=0)
-        for c in self.candidates:
-            for i, reason in enumerate(c.reasons):
-                lines.append(f"  {c.title if i == 0 else '':<{width}}  {reason.text}  [{reason.where.short}]")
-        if self.requested:
-            others = ", ".join(self.alternatives) or "no backend of the order would"
-            lines.append(f"  help: would accept it: {others}")
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The selection as JSON-ready values."""
-        return {
-            "registry": self.registry.title,
-            "platform": self.platform.to_dict(),
-            "request": self.request.to_dict(),
-            "backend": {"name": self.backend.name, "variant": self.backend.variant} if self.backend else None,
-            "requested": self.requested,
-            "order": {"name": self.order.title, "where": str(self.order.where)} if self.order else None,
-            "choice": {"strength": self.choice.strength, "where": str(self.choice.where)} if self.choice else None,
-            "warnings": list(self.warnings),
-            "candidates": [c.to_dict() for c in self.candidates],
-        }
-
-
-class _Point(dict[str, Any]):
-    """Facet -> value; derived facets are computed when a condition first asks for them."""
-
-    __slots__ = ("registry",)
-
-    def __init__(self, facts: Mapping[str, Any], registry: Registry) -> None:
-        super().__init__(facts)
-        self.registry = registry
-
-    def __missing__(self, facet: str) -> Any:
-        derived = self.registry.derived.get(facet)
-        value = self[facet] = derived.value(self) if derived is not None else None
-        return value
 
 
 def select(
@@ -239,70 +60,49 @@ def select(
 def _select(
     request: AttentionRequest, platform: Platform, registry: Registry, backend: str | None, to_run: bool
 ) -> Selection:
-    point = _point(request, platform, registry)
+    point = point_of(request, platform, registry)
     order = next((o for o in registry.orders.get(platform.platform, ()) if o.when.holds(point)), None)
     choices = [c for c in registry.choices if c.when.holds(point)]
     # a later overlay speaks after an earlier one; an argument speaks last
     choice = next((c for c in reversed(choices) if c.strength != "deny"), None) if backend is None else None
     denied = {name: c for c in choices if c.strength == "deny" for name in c.backends}
-    requested = backend or (choice.backends[0] if choice and choice.strength == "require" else None)
+    requested = choice.backends[0] if choice and choice.strength == "require" else backend
     if requested is not None and requested not in registry.backends:
         raise RequestError(f"unknown backend {requested!r}; {did_you_mean(requested, registry.backends)}")
+    judge = _Judge(registry, point, denied, to_run)
     entries = _entries(registry, order, requested, choice)
-    judge = _Judge(registry, point, denied, to_run, automatic=requested is None)
     candidates = [judge.candidate(i, name, where, condition) for i, (name, where, condition) in enumerate(entries, 1)]
-    warnings: list[str] = []
-    if choice and choice.strength == "prefer" and candidates and candidates[0].reasons:
+    accepted = [c for c in candidates if c.accepted]
+    winner = next((c for c in accepted if not c.emulates), None)
+    if winner is not None and len(accepted) > 1:
+        candidates = [judge.passed_over(c, winner) if c.emulates and c.accepted else c for c in candidates]
+    winner = winner or next(iter(accepted), None)
+    warnings = []
+    if choice and choice.strength == "prefer" and candidates[0].reasons:
         why = "; ".join(r.text for r in candidates[0].reasons)
-        warnings.append(f"{choice.backends[0]} is preferred ({choice.where.short}) but not valid: {why}")
-    winner = next((c for c in candidates if c.accepted and not c.emulates), None)
-    if winner is not None:
-        candidates = [_passed_over(c, winner, registry) if c.emulates and c.accepted else c for c in candidates]
-    else:
-        winner = next((c for c in candidates if c.accepted), None)
-        if winner is not None:
-            notes = _emulation(registry, winner)
-            warnings.append(f"{winner.title} emulates {', '.join(winner.emulates)} (slow): {'; '.join(notes)}")
-    chosen = Selected(winner.name, winner.variant, registry.backends[winner.name], registry) if winner else None
+        warnings.append(f"{choice.backends[0]} is preferred ({choice.where.short}) but not chosen: {why}")
+    if winner is not None and winner.emulates:
+        warnings.append(f"{winner.title} emulates {', '.join(winner.emulates)} (slow): {judge.slow_because(winner)}")
     return Selection(
         request=request,
         platform=platform,
         registry=registry,
         order=order,
         candidates=tuple(candidates),
-        backend=chosen,
+        backend=Selected(winner.name, winner.variant, registry.backends[winner.name], registry) if winner else None,
         requested=requested,
         choice=choice,
         warnings=tuple(warnings),
+        alternatives=() if winner else _alternatives(judge, order),
     )
 
 
-def _point(request: AttentionRequest, platform: Platform, registry: Registry) -> _Point:
-    facts = request.facts()
-    facts.update(platform.facts())
-    facets = registry.vocabulary.facets
-    for name, value in facts.items():
-        facet = facets.get(name)
-        if facet is None:
-            raise RequestError(f"{name} is no facet of {registry.title}; {did_you_mean(name, facets)}")
-        if value is None or facet.kind in ("integer", "text", "packages"):
-            continue
-        if facet.kind == "words":
-            if not value <= facet.words:
-                _unknown(sorted(value - facet.words)[0], facet.name, facet.words, registry)
-        elif value not in facet.words:
-            _unknown(value, name, facet.words, registry)
-    arch = registry.vocabulary.architectures[platform.arch]
-    if arch.platform != platform.platform:
-        raise RequestError(
-            f"arch is {platform.arch}, which belongs to platform {arch.platform}, not {platform.platform}"
-        )
-    return _Point(facts, registry)
-
-
-def _unknown(word: Any, facet: str, known: frozenset[Any], registry: Registry) -> None:
-    raise RequestError(
-        f"{facet} names {word!r}, which {registry.title} does not know; {did_you_mean(word, map(str, known))}"
+def _alternatives(judge: _Judge, order: Order | None) -> tuple[str, ...]:
+    """The backends that accept when asked for by name, those of the order first."""
+    ordered = [entry.backend for entry in order.entries] if order else []
+    rows = judge.registry.backends
+    return tuple(
+        name for name in dict.fromkeys([*ordered, *rows]) if judge.candidate(1, name, rows[name].where).accepted
     )
 
 
@@ -324,35 +124,34 @@ def _entries(
 class _Judge:
     """Evaluates candidates at one point."""
 
-    __slots__ = ("automatic", "denied", "features", "point", "registry", "to_run")
+    __slots__ = ("denied", "features", "point", "registry", "to_run")
 
-    def __init__(
-        self, registry: Registry, point: _Point, denied: dict[str, Choice], to_run: bool, automatic: bool
-    ) -> None:
+    def __init__(self, registry: Registry, point: Point, denied: dict[str, Choice], to_run: bool) -> None:
         self.registry = registry
         self.point = point
         self.denied = denied
         self.to_run = to_run
-        self.automatic = automatic
         self.features: frozenset[str] = point["features"]
 
-    def candidate(self, rank: int, name: str, where: Location, condition: Condition | None) -> Candidate:
+    def candidate(self, rank: int, name: str, where: Location, condition: Condition | None = None) -> Candidate:
+        """The verdict on a backend; ``condition`` is the order's, None where the backend was asked for by name."""
         row = self.registry.backends[name]
-        before: list[Reason] = []
+        reasons: list[Reason] = []
         if name in self.denied:
-            denial = self.denied[name]
-            sentence = f"denied{': ' + denial.because if denial.because else ' by the overlay'}"
-            before.append(Reason("denied", (), denial.where, sentence=sentence))
-        # a condition of the order, and a status, concern the automatic choice only
-        if condition is not None and not condition.holds(self.point):
-            before += _unmet(condition, self.point, "order")
-        if condition is not None and row.status == "experimental":
-            before.append(Reason("status", (), row.where, sentence="experimental: never chosen automatically"))
-        variant, reasons = self._best_variant(row)
+            choice = self.denied[name]
+            sentence = f"denied{': ' + choice.because if choice.because else ' by the overlay'}"
+            reasons.append(Reason("denied", (), choice.where, sentence=sentence))
+        if condition is not None:
+            if not condition.holds(self.point):
+                reasons += _unmet(condition, self.point, "order")
+            if row.status == "experimental":
+                reasons.append(Reason("status", (), row.where, sentence="experimental: never chosen automatically"))
+        variant, against = self._best_variant(row)
+        reasons += against
         if self.to_run:
-            reasons = [*reasons, *self._unloadable(row)]
+            reasons += self._unloadable(row)
         emulates = () if variant is None else tuple(sorted(self.features & variant.emulated.keys()))
-        return Candidate(rank, name, variant.name if variant else None, (*before, *reasons), where, emulates)
+        return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates)
 
     def _best_variant(self, row: Backend) -> tuple[Variant | None, list[Reason]]:
         """The first variant that serves natively, else the first that accepts, else the one with least against it.
@@ -366,8 +165,8 @@ class _Judge:
                 continue
             reasons = self._reasons(variant)
             if not reasons:
-                if not self.features & variant.emulated.keys():
-                    return variant, []
+                if not variant.emulated or not self.features & variant.emulated.keys():
+                    return variant, reasons
                 emulating = emulating or variant
             elif nearest is None or len(reasons) < len(nearest[1]):
                 nearest = variant, reasons
@@ -387,12 +186,12 @@ class _Judge:
     def _reasons(self, variant: Variant) -> list[Reason]:
         point = self.point
         out: list[Reason] = []
+        if not variant.requires.holds(point):
+            out += _unmet(variant.requires, point, "requires")
         for claim in variant.claims:
             value = point[claim.facet]
             if value is not None and not claim.matcher.matches(value):
-                out.append(Reason("claim", (claim.facet,), claim.where, value, claim.matcher.text))
-        if not variant.requires.holds(point):
-            out[:0] = _unmet(variant.requires, point, "requires")
+                out.append(_mismatch("claim", claim, point))
         if not self.features <= variant.served:
             out += [
                 Reason("feature", ("features", feature), variant.features_at, feature)
@@ -406,28 +205,45 @@ class _Judge:
     def _unloadable(self, row: Backend) -> list[Reason]:
         try:
             self.registry.load(row.name)
+        # a kernel module may fail to import in any way; each is a reason, with its text
         except Exception as e:
-            return [
-                Reason("module", (), row.module_at or row.where, sentence=f"cannot be run: {type(e).__name__}: {e}")
-            ]
+            sentence = f"cannot be run: {type(e).__name__}: {e}"
+            return [Reason("module", (), row.module_at or row.where, sentence=sentence)]
         return []
 
+    def passed_over(self, candidate: Candidate, winner: Candidate) -> Candidate:
+        """A candidate that accepts but would emulate what the winner serves natively."""
+        emulated = self._variant(candidate).emulated
+        words = ", ".join(candidate.emulates)
+        them = "them" if len(candidate.emulates) > 1 or words.endswith("s") else "it"
+        sentence = f"emulates {words} (slow); {winner.title} serves {them} natively"
+        where = emulated[candidate.emulates[0]][1]
+        reason = Reason("emulated", ("features", *candidate.emulates), where, words, sentence=sentence)
+        return replace(candidate, reasons=(reason,))
 
-def _unmet(condition: Condition, point: Mapping[str, Any], kind: Kind) -> list[Reason]:
+    def slow_because(self, candidate: Candidate) -> str:
+        """The sentences that say why what a candidate emulates is slow."""
+        emulated = self._variant(candidate).emulated
+        return "; ".join(emulated[feature][0] for feature in candidate.emulates)
+
+    def _variant(self, candidate: Candidate) -> Variant:
+        return next(v for v in self.registry.backends[candidate.name].variants if v.name == candidate.variant)
+
+
+def _unmet(condition: Condition, point: Point, kind: Kind) -> list[Reason]:
     """A reason for each part of a condition that does not hold."""
     out: list[Reason] = []
     for clause in condition.clauses:
-        value = point[clause.facet]
-        if clause.matcher.matches(value):
+        if clause.holds(point):
             continue
-        if clause.facet == "flags" and clause.matcher.form == "all":
-            missing = sorted(clause.matcher.mentions - value)
-            out += [Reason(kind, ("flags",), clause.where, flag) for flag in missing]
-        elif clause.facet == "packages":
-            missing = [r for r in sorted(clause.matcher.mentions, key=str) if not r.met_by(value)]
-            out += [_missing_package(r, value, clause.where, kind) for r in missing]
+        if clause.facet == "packages":
+            wanted = sorted(clause.matcher.mentions, key=str)
+            installed = point["packages"]
+            out += [_missing_package(r, installed, clause.where, kind) for r in wanted if not r.met_by(installed)]
+        elif clause.matcher.form:
+            out += _wrong_words(clause, point[clause.facet], kind)
         else:
-            out.append(Reason(kind, (clause.facet,), clause.where, value, clause.matcher.text))
+            out.append(_mismatch(kind, clause, point))
     for group in condition.any_of:
         if not any(c.holds(point) for c in group):
             facets = tuple(dict.fromkeys(f for c in group for f in c.facets))
@@ -439,40 +255,27 @@ def _unmet(condition: Condition, point: Mapping[str, Any], kind: Kind) -> list[R
     return out
 
 
-def _missing_package(requirement: Any, value: Any, where: Location, kind: Kind) -> Reason:
-    version = dict(value or ()).get(requirement.package)
-    if version is None:
-        return Reason(kind, ("packages",), where, requirement.package, requirement.versions)
-    sentence = f"package {requirement.package} is version {version}; needs {requirement.versions}"
+def _mismatch(kind: Kind, test: Clause | Claim, point: Point) -> Reason:
+    derived = point.registry.derived.get(test.facet)
+    case = None if derived is None else derived.case(point)
+    return Reason(kind, (test.facet,), test.where, point[test.facet], test.matcher.text, case=case)
+
+
+def _wrong_words(clause: Clause, held: frozenset[str], kind: Kind) -> Iterator[Reason]:
+    """A reason for each word that a set lacks, or has too much."""
+    words, form = clause.matcher.mentions, clause.matcher.form
+    for word in sorted(words - held) if form == "all" else ():
+        # a flag that is off is so common that `Reason` has words for it
+        sentence = "" if clause.facet == "flags" else f"only for requests with {word}"
+        yield Reason(kind, (clause.facet,), clause.where, word, sentence=sentence)
+    for word in sorted(held & words if form == "none" else held - words if form == "only" else ()):
+        sentence = f"flag {word} is on; needs it off" if clause.facet == "flags" else f"not for requests with {word}"
+        yield Reason(kind, (clause.facet,), clause.where, word, sentence=sentence)
+
+
+def _missing_package(requirement: Requirement, installed: Packages, where: Location, kind: Kind) -> Reason:
+    version = dict(installed).get(requirement.package)
+    sentence = ""
+    if version is not None:
+        sentence = f"package {requirement.package} is version {version}; needs {requirement.versions}"
     return Reason(kind, ("packages",), where, requirement.package, requirement.versions, sentence)
-
-
-def _emulation(registry: Registry, candidate: Candidate) -> list[str]:
-    row = registry.backends[candidate.name]
-    variant = next(v for v in row.variants if v.name == candidate.variant)
-    return [variant.emulated[feature][0] for feature in candidate.emulates]
-
-
-def _passed_over(candidate: Candidate, winner: Candidate, registry: Registry) -> Candidate:
-    if candidate is winner:
-        return candidate
-    row = registry.backends[candidate.name]
-    variant = next(v for v in row.variants if v.name == candidate.variant)
-    words = ", ".join(candidate.emulates)
-    them = "them" if len(candidate.emulates) > 1 or words.endswith("s") else "it"
-    sentence = f"emulates {words} (slow); {winner.title} serves {them} natively"
-    where = variant.emulated[candidate.emulates[0]][1]
-    reason = Reason("emulated", ("features", *candidate.emulates), where, words, sentence=sentence)
-    return replace(candidate, reasons=(reason,))
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, frozenset):
-        return ", ".join(sorted(map(str, value))) or "none"
-    return (
-        "not given"
-        if value is None
-        else {True: "true", False: "false"}.get(value, str(value))
-        if isinstance(value, bool)
-        else str(value)
-    )

@@ -1,8 +1,8 @@
 """YAML read with positions: plain values, and for each of them the line that says it.
 
 Only YAML's core schema is understood (null, true, false, integers, floats, strings), so that `no` is a word and
-2026-11-21 is not a date. Tags are refused, and so is anything that a small file should not hold: over a mebibyte, deep
-nesting, or aliases that unfold into more than it could say itself.
+2026-11-21 is not a date. Tags and merge keys are refused, and so is anything that a small file should not hold: over a
+mebibyte, deep nesting, control characters, or aliases that unfold into more than it could say itself.
 """
 
 from __future__ import annotations
@@ -20,18 +20,42 @@ from attnreg.errors import Location, Problem, RegistryError
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
 MAX_NODES = 100_000
+MAX_DIGITS = 18
+_TOO_LARGE = f"over {MAX_BYTES:,} bytes: nothing that large is read"
 
 Path_ = tuple[str | int, ...]
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_INTEGER = re.compile(r"[-+]?[0-9]+\Z")
+_INTEGER = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z|[-+]?\.inf\Z|\.nan\Z", re.IGNORECASE)
-_WORDS: dict[str, Any] = {"null": None, "~": None, "": None, "true": True, "false": False}
+# what YAML calls not printable: C0 but tab and line breaks, C1 but NEL, lone surrogates
+_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_WORDS: dict[str, Any] = {
+    "": None,
+    "~": None,
+    **dict.fromkeys(("null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 
 
 class Float(str):
     """A number with a point, kept as it was written: ``9.10`` must not become 9.1."""
 
     __slots__ = ()
+
+
+def as_written(value: Any) -> str:
+    """A value of the data as its file writes it; what has parts is only named."""
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shown(value: Any) -> str:
+    """A value of the data as a message quotes it."""
+    if isinstance(value, dict | list):
+        return as_written(value)
+    return f"the number {value}" if isinstance(value, Float) else f"`{as_written(value)}`"
 
 
 class Document:
@@ -42,7 +66,7 @@ class Document:
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
-        self.text = text
+        self.text = text.removeprefix("\ufeff")
         self.keys: dict[Path_, tuple[int, int, int]] = {}
         self.values: dict[Path_, tuple[int, int, int]] = {}
         self.problems: list[Problem] = []
@@ -56,14 +80,18 @@ class Document:
         """The document in a file, named ``label`` in messages."""
         file = label or str(path)
         try:
-            if path.stat().st_size > MAX_BYTES:
-                raise _error(file, f"the file has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read")
-            text = path.read_bytes().decode("utf-8-sig")
+            with path.open("rb") as stream:
+                data = stream.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise RegistryError([Problem(Location(file, 1, 1), _TOO_LARGE)])
+            return cls(data.decode("utf-8-sig"), file)
         except UnicodeDecodeError as e:
-            raise _error(file, f"not UTF-8 text: {e.reason} at byte {e.start}") from None
+            line = data.count(b"\n", 0, e.start) + 1
+            column = e.start - data.rfind(b"\n", 0, e.start)
+            message = f"not UTF-8 text: {e.reason} at byte {e.start}"
+            raise RegistryError([Problem(Location(file, line, column), message)]) from None
         except OSError as e:
-            raise _error(file, f"cannot be read: {e.strerror or e}") from None
-        return cls(text, file)
+            raise RegistryError([Problem(Location(file, 1, 1), f"cannot be read: {e.strerror or e}")]) from None
 
     def at(self, *path: str | int) -> Location:
         """Where the value at ``path`` begins; of the nearest enclosing value, where that path is not in the file."""
@@ -93,18 +121,28 @@ class Document:
         return Problem(Location(self.file, line, column), message, help_, text, width)
 
     def _read(self) -> Any:
-        if len(self.text.encode()) > MAX_BYTES:
-            raise _error(self.file, f"the text has over {MAX_BYTES:,} bytes; nothing that large is read")
-        reader = _Reader(self)
+        if len(self.text) > MAX_BYTES or len(self.text.encode(errors="replace")) > MAX_BYTES:
+            raise RegistryError([Problem(Location(self.file, 1, 1), _TOO_LARGE)])
+        control = _CONTROL.search(self.text)
+        if control is not None:
+            before = (self.text[: control.start()] + "|").splitlines()
+            message = f"the control character U+{ord(control[0]):04X} is not allowed"
+            raise RegistryError([self._problem(len(before), len(before[-1]), 1, message)])
         try:
-            return reader.document()
+            return _Reader(self).document()
         except yaml.MarkedYAMLError as e:
-            mark = e.problem_mark or e.context_mark
-            line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-            what = " ".join(filter(None, (e.context, e.problem)))
-            raise RegistryError([self._problem(line, column, 1, f"not valid YAML: {what}")]) from None
-        except yaml.YAMLError as e:
-            raise _error(self.file, f"not valid YAML: {' '.join(str(e).split())}") from None
+            raise RegistryError([self._syntax_error(e)]) from None
+
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> Problem:
+        mark, begin = error.problem_mark, error.context_mark
+        if mark is None or (begin is not None and mark.index >= len(self.text.rstrip())):
+            # what is missing at the end of the file is missed where it was begun
+            mark = begin or mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        what = " ".join(filter(None, (error.context, error.problem)))
+        tab = mark is not None and self.text[mark.index : mark.index + 1] == "\t"
+        help_ = "indent with spaces, not with tabs" if tab else ""
+        return self._problem(line, column, 1, f"not valid YAML: {what}", help_)
 
 
 class _Reader:
@@ -145,13 +183,14 @@ class _Reader:
     def _value(self, event: Any, path: Path_, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            self._refuse(event, f"unfolds into more than {MAX_NODES:,} values", "write fewer aliases (`*name`)")
+            self._refuse(event, f"more than {MAX_NODES:,} values (an alias counts as all that it repeats)")
         if depth > MAX_DEPTH:
             self._refuse(event, f"nested more than {MAX_DEPTH} deep")
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, path, depth)
         if event.tag is not None and event.tag != "!":
-            self._refuse(event, f"the tag {event.tag} is not understood", "remove it; plain YAML is enough here")
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._refuse(event, f"the tag `{tag}` is not understood", "remove it; plain YAML is enough here")
         if event.anchor is not None:
             event = self._record(event)
         start, end = event.start_mark, event.end_mark
@@ -159,7 +198,7 @@ class _Reader:
         if path not in self.doc.values:
             self.doc.values[path] = (start.line + 1, start.column + 1, max(width, 1))
         if isinstance(event, yaml.ScalarEvent):
-            return _scalar(event)
+            return self._scalar(event)
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Any] = []
             while not isinstance(inner := self._next(), yaml.SequenceEndEvent):
@@ -170,18 +209,47 @@ class _Reader:
     def _mapping(self, path: Path_, depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
         while not isinstance(event := self._next(), yaml.MappingEndEvent):
-            if not isinstance(event, yaml.ScalarEvent):
-                self._refuse(event, "a key must be a plain word")
+            if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
+                self._refuse(event, "a key must be a plain word, without anchor, alias or tag")
+            if event.value == "<<" and event.implicit[0]:
+                help_ = "write the keys out, or repeat a whole value with `*name`"
+                self._refuse(event, "merge keys (`<<`) are not understood", help_)
+            self._text(event)
             key = event.value
             mark = event.start_mark
             here = (mark.line + 1, mark.column + 1, max(1, event.end_mark.column - mark.column))
+            first = self.doc.keys.setdefault((*path, key), here)
             if key in out:
-                first = self.doc.keys[(*path, key)][0]
-                message = f"`{key}` is given twice (first on line {first})"
-                self.doc.problems.append(self.doc._problem(*here, message, "keep one of the two"))
-            self.doc.keys[(*path, key)] = here
+                message = f"`{key}` is given twice (first on line {first[0]})"
+                problem = self.doc._problem(*here, message, "keep one of the two")
+                # an alias repeats what was reported already
+                if problem not in self.doc.problems:
+                    self.doc.problems.append(problem)
             out[key] = self._value(self._next(), (*path, key), depth + 1)
         return out
+
+    def _text(self, event: Any) -> str:
+        """The text of a scalar; quotes can hide a control character in an escape."""
+        control = None if event.implicit[0] else _CONTROL.search(event.value)
+        if control is not None:
+            self._refuse(event, f"the control character U+{ord(control[0]):04X} is not allowed")
+        return str(event.value)
+
+    def _scalar(self, event: Any) -> Any:
+        text = self._text(event)
+        if not event.implicit[0]:  # quoted or a block: always text
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        first = text[0]
+        if first.isdigit() or first in "+-.":
+            if _INTEGER.match(text):
+                if len(text) > MAX_DIGITS:
+                    self._refuse(event, f"an integer of more than {MAX_DIGITS} digits", "quote it, if it is text")
+                return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+            if _FLOAT.match(text):
+                return Float(text)
+        return text
 
     def _record(self, event: Any) -> Any:
         """Keep the events of an anchored value, so that an alias can repeat them."""
@@ -192,9 +260,11 @@ class _Reader:
             depth -= isinstance(last, yaml.SequenceEndEvent | yaml.MappingEndEvent)
             if depth == 0:
                 break
-            if depth > MAX_DEPTH or len(taken) > MAX_NODES:
-                self._refuse(last, f"nested more than {MAX_DEPTH} deep" if depth > MAX_DEPTH else "too many values")
+            if depth > MAX_DEPTH:
+                self._refuse(last, f"nested more than {MAX_DEPTH} deep")
             taken.append(self._next())
+            if isinstance(taken[-1], yaml.AliasEvent) and taken[-1].anchor == event.anchor:
+                self._refuse(taken[-1], f"`*{event.anchor}` stands in the value that it repeats")
         self.anchors[event.anchor] = taken
         self.replay.append(iter(taken[1:]))
         return event
@@ -215,22 +285,3 @@ def _without_anchor(event: Any) -> Any:
     bare = copy.copy(event)
     bare.anchor = None
     return bare
-
-
-def _scalar(event: Any) -> Any:
-    text: str = event.value
-    if not event.implicit[0]:  # quoted or a block: always text
-        return text
-    if text in _WORDS:
-        return _WORDS[text]
-    first = text[0]
-    if first.isdigit() or first in "+-.":
-        if _INTEGER.match(text):
-            return int(text) if len(text) < 20 else text
-        if _FLOAT.match(text):
-            return Float(text)
-    return text
-
-
-def _error(file: str, message: str) -> RegistryError:
-    return RegistryError([Problem(Location(file, 1, 1), message)])

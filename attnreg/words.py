@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
 
 from attnreg import schema
@@ -11,6 +12,21 @@ from attnreg.parts import Part
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.vocabulary import Architecture, Facet, Vocabulary, Word
+
+
+def _core() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The facets that every request and platform has: whose they are, and the kinds that hold their values."""
+    kinds = {"int": ("integer",), "frozenset[str]": ("words",), "Packages": ("packages",), "str": ("word", "text")}
+    core = {
+        f.name: (of, kinds[str(f.type).removesuffix(" | None")])
+        for cls, of in ((AttentionRequest, "request"), (Platform, "platform"))
+        for f in fields(cls)
+        if f.init and f.name != "extra"
+    }
+    return core | {"platform": ("platform", ("word",)), "arch": ("platform", ("arch",))}
+
+
+_CORE = _core()
 
 
 def compile_vocabulary(parts: list[Part], problems: list[Problem]) -> Vocabulary:
@@ -33,11 +49,12 @@ def compile_vocabulary(parts: list[Part], problems: list[Problem]) -> Vocabulary
         for platform, archs in part.model.architectures.items():
             for name, data in archs.items():
                 where = at("architectures", platform, name)
+                before = architectures.get(name)
                 architectures[name] = Architecture(
                     name,
                     platform,
                     data.series or platform,
-                    len(architectures),
+                    len(architectures) if before is None else before.rank,
                     data.family,
                     tuple(data.products),
                     where,
@@ -47,7 +64,13 @@ def compile_vocabulary(parts: list[Part], problems: list[Problem]) -> Vocabulary
     for part in parts:
         for name, data in part.model.facets.items():
             facets[name] = _facet(part, name, data, vocabulary, problems)
-        _check_facets(part, facets, vocabulary, problems)
+    sets = {data.words for part in parts for data in part.model.facets.values() if data.words}
+    for part in parts:
+        _check_words(part, vocabulary, sets, problems)
+    for name in _CORE.keys() - facets.keys():
+        message = f"the facet `{name}` is missing: every {_CORE[name][0]} has it"
+        path = (*parts[0].path, "facets")
+        problems.append(parts[0].document.problem(path, message, "add it, or use `extends`", key=True))
     return vocabulary.with_facets(facets.values())
 
 
@@ -75,35 +98,42 @@ def _facet(part: Part, name: str, data: schema.FacetData, vocabulary: Vocabulary
     if data.kind in ("word", "words"):
         words = sets.get(data.words or "", ())
         if data.words not in sets:
-            hint = did_you_mean(data.words, sets)
-            problems.append(
-                part.document.problem((*here, "words"), f"facets.{name}: unknown set of words `{data.words}`", hint)
-            )
+            message = f"unknown set of words `{data.words}`" if data.words else "`words` is missing"
+            hint = did_you_mean(data.words or "", sets)
+            problems.append(part.document.problem((*here, "words"), f"facets.{name}: {message}", hint))
     elif data.kind == "arch":
         words = vocabulary.architectures
     elif data.kind == "boolean":
         words = (True, False)
+    of, kinds = _CORE.get(name, (data.of, ("word", "arch", "integer", "text", "boolean")))
+    if data.of != of or data.kind not in kinds:
+        message = f"facets.{name}: expected a facet of the {of}, of kind {' or '.join(kinds)}"
+        help_ = "" if name in _CORE else "sets of words are asked for as features or flags"
+        problems.append(part.document.problem(here, message, help_, key=True))
     where = part.document.key_at(*here)
     return Facet(name, data.of, data.kind, data.legend, where, frozenset(words), data.claim, data.stated)
 
 
-def _check_facets(part: Part, facets: dict[str, Facet], vocabulary: Vocabulary, problems: list[Problem]) -> None:
-    core = {
-        **dict.fromkeys(AttentionRequest.__dataclass_fields__, "request"),
-        **dict.fromkeys(Platform.__dataclass_fields__, "platform"),
-    }
-    for name, of in core.items():
-        if name not in facets and name not in ("extra", "_hash"):
-            message = f"the facet `{name}` is missing: every {of} has it"
-            problems.append(
-                part.document.problem((*part.path, "facets"), message, "add it, or use `extends`", key=True)
-            )
-    for name in sorted(set(vocabulary.features) & set(vocabulary.flags)):
-        path = (*part.path, "flags", name)
-        problems.append(
-            part.document.problem(path, f"`{name}` is a feature and a flag", "rename one of them", key=True)
-        )
-    for platform in vocabulary.words.get("platforms", {}):
-        if not vocabulary.architectures_of(platform):
-            path = (*part.path, "architectures")
-            problems.append(part.document.problem(path, f"the platform `{platform}` has no architecture", key=True))
+def _check_words(part: Part, vocabulary: Vocabulary, sets: set[str], problems: list[Problem]) -> None:
+    """What the words of one file must be beside those of the others."""
+
+    def report(path: tuple[str, ...], message: str, help_: str) -> None:
+        where = ".".join(path[:-1])
+        problems.append(part.document.problem((*part.path, *path), f"{where}: {message}", help_, key=True))
+
+    model, platforms = part.model, vocabulary.words.get("platforms", {})
+    for group, others in (("features", vocabulary.flags), ("flags", vocabulary.features)):
+        for name in getattr(model, group).keys() & others.keys():
+            report((group, name), f"`{name}` is a feature and a flag", "rename one of them")
+    for name in model.words.keys() - sets:
+        report(("words", name), f"no facet takes its values from `{name}`", did_you_mean(name, sets))
+    for name in model.architectures.keys() - platforms.keys():
+        report(("architectures", name), f"unknown platform `{name}`", did_you_mean(name, platforms))
+    for name in model.words.get("platforms", {}):
+        if not vocabulary.architectures_of(name):
+            report(("words", "platforms", name), f"`{name}` has no architecture", "add one under `architectures`")
+    for platform, archs in model.architectures.items():
+        for name in archs:
+            owner = vocabulary.architectures[name].platform
+            if owner != platform:
+                report(("architectures", platform, name), f"`{name}` belongs to {owner} too", "rename one of them")

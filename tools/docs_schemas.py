@@ -1,0 +1,228 @@
+"""JSON Schemas for editors: the shapes of attnreg/schema.py, filled in with the words of a registry."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
+
+from attnreg import schema
+from attnreg.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
+from attnreg.registry import Registry
+from attnreg.vocabulary import Facet
+
+Schema = dict[str, Any]
+FILES: dict[str, type[BaseModel]] = {
+    "vocabulary": schema.VocabularyFile,
+    "backends": schema.BackendsFile,
+    "priorities": schema.PrioritiesFile,
+    "invariants": schema.InvariantsFile,
+    "overlay": schema.OverlayFile,
+}
+_MORE = (schema.BackendData, schema.BackendPatch, schema.EntryData)
+_GLOB = {"type": "string", "pattern": "[*?]"}
+_BACKEND = {"$ref": "#/$defs/backend_id"}
+_LOCAL = (
+    "Completion and checks know the words of the default registry. An overlay may name backends that it adds, written "
+    "in capitals; facets and features that it adds are for `attnreg check` to judge."
+)
+
+
+def schemas(registry: Registry) -> dict[str, str]:
+    """Name of each kind of file -> its JSON Schema, as text."""
+    models: list[type[BaseModel]] = [*FILES.values(), *_MORE]
+    _, generated = models_json_schema([(m, "validation") for m in models], by_alias=True, schema_generator=_Generator)
+    out = {}
+    for name, model in FILES.items():
+        definitions = {key: _tidy(value) for key, value in generated["$defs"].items()}
+        definitions |= _words(registry, closed=name != "overlay")
+        _refine(definitions, registry)
+        top = definitions.pop(model.__name__)
+        if name == "overlay":
+            top["description"] = f"{top['description']} {_LOCAL}"
+        head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"attnreg {name}"}
+        whole = {**head, **top, "$defs": {key: definitions[key] for key in _reached(top, definitions)}}
+        out[name] = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+    return out
+
+
+class _Generator(GenerateJsonSchema):
+    """pydantic's generator, which accepts references to definitions that this module adds."""
+
+    def get_schema_from_definitions(self, json_ref: JsonRef) -> Schema | None:
+        return super().get_schema_from_definitions(json_ref) if json_ref in self.json_to_defs_refs else None
+
+
+def _tidy(value: Any) -> Any:
+    """A schema without what only repeats names, and without defaults that say nothing."""
+    if isinstance(value, list):
+        return [_tidy(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {k: v for k, v in value.items() if not (k == "title" and isinstance(v, str))}
+    if kept.get("default", 0) in (None, [], {}) or isinstance(kept.get("default"), dict):
+        del kept["default"]
+    return {k: _tidy(v) for k, v in kept.items()}
+
+
+def _reached(top: Schema, definitions: dict[str, Schema]) -> list[str]:
+    """The definitions that a schema uses, directly or not, sorted."""
+    found: set[str] = set()
+    waiting = [top]
+    while waiting:
+        names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(waiting.pop()))) - found
+        found |= names
+        waiting += [definitions[name] for name in names]
+    return sorted(found)
+
+
+# what the words of a registry add -----------------------------------------------------------------------------------
+
+
+def _words(registry: Registry, *, closed: bool) -> dict[str, Schema]:
+    """The definitions that the models refer to: conditions, claims and names; ``closed`` if no backend may be new."""
+    vocabulary = registry.vocabulary
+    features = {"enum": list(vocabulary.features)}
+    out = {f"matcher_{f.name}": _matcher(registry, f) for f in vocabulary.facets.values()}
+    facets = {f.name: _described(f"matcher_{f.name}", f.legend) for f in vocabulary.facets.values()}
+    condition = {"$ref": "#/$defs/condition"}
+    out["feature"] = features
+    out["architecture"] = {"enum": list(vocabulary.architectures)}
+    names = list(vocabulary.packages)
+    # editors read patterns as ECMAScript does: no more escapes than are needed
+    pattern = f"^({'|'.join(name.replace('.', '[.]') for name in names)})\\s*([<>=!~]=?|===)[^;@]*$"
+    out["package"] = {"anyOf": [{"enum": names}, {"type": "string", "pattern": pattern}]}
+    out["condition"] = {
+        "type": "object",
+        "description": "Facets and what each must be; all of them must hold.",
+        "properties": {
+            **facets,
+            "any": {"type": "array", "items": condition, "minItems": 1, "description": "One of these holds."},
+            "not": {**condition, "description": "This does not hold."},
+            "without": {**_list([*vocabulary.features, *vocabulary.flags]), "description": "None of these."},
+        },
+        "additionalProperties": False,
+    }
+    claims = {key: _claim(facet) for key, facet in vocabulary.claims.items()}
+    listed = {"type": "array", "items": {"$ref": "#/$defs/feature"}, "uniqueItems": True}
+    out["capabilities"] = {
+        "type": "object",
+        "properties": {
+            **claims,
+            "features": {**listed, "description": "What is served natively; all else is refused."},
+        },
+        "required": [key for key, facet in vocabulary.claims.items() if facet.stated],
+        "additionalProperties": False,
+    }
+    change = {"type": "object", "properties": {**claims, "features": listed}, "additionalProperties": False}
+    out["capability_patch"] = {
+        "type": "object",
+        "description": "Claims that replace the row's; `add` and `remove` change its lists.",
+        "properties": {**claims, "features": listed, "add": change, "remove": change},
+        "additionalProperties": False,
+    }
+    ids: Schema = {"enum": list(registry.backends)}
+    out["backend_id"] = ids if closed else {"anyOf": [ids, {"type": "string", "pattern": "^[A-Z][A-Z0-9_]*$"}]}
+    out["unchecked"] = _list([*vocabulary.features, *(f.name for f in vocabulary.claims.values())])
+    return out
+
+
+def _matcher(registry: Registry, facet: Facet) -> Schema:
+    """What may stand after a facet in a condition."""
+    me = {"$ref": f"#/$defs/matcher_{facet.name}"}
+    if facet.kind == "packages":
+        one = {"$ref": "#/$defs/package"}
+        return {"anyOf": [one, {"type": "array", "items": one}]}
+    words = _ordered(registry, facet)
+    if facet.kind == "words":
+        several = _list(words, least=0)
+        only = {"type": "object", "properties": {"only": several}, "required": ["only"], "additionalProperties": False}
+        return {"anyOf": [{"enum": words}, several, only]}
+    numeric = facet.kind == "integer" or (facet.kind == "derived" and all(type(w) is int for w in words))
+    allowed = INTEGER_OPERATORS if numeric else ARCH_OPERATORS if facet.kind == "arch" else WORD_OPERATORS
+    values: list[Schema] = [{"type": "null"}]
+    bound: Schema = {"$ref": "#/$defs/architecture"} if facet.kind == "arch" else {"type": "integer"}
+    if facet.kind == "arch":
+        values.append(bound)
+    else:
+        values.append({"enum": words} if words else {"type": "integer" if facet.kind == "integer" else "string"})
+    values += [_GLOB] if any(isinstance(word, str) for word in words) else []
+    operators = {op: {"type": "integer", "minimum": 1} if op == "multiple_of" else bound for op in allowed}
+    operators["not"] = me
+    mapping = {"type": "object", "properties": operators, "minProperties": 1, "additionalProperties": False}
+    return {"anyOf": [*values, {"type": "array", "items": me, "minItems": 1}, mapping]}
+
+
+def _ordered(registry: Registry, facet: Facet) -> list[Any]:
+    """The words of a facet in the order of the data."""
+    vocabulary = registry.vocabulary
+    if facet.kind == "derived":
+        values = (value for _, value, _ in registry.derived[facet.name].cases if value is not None)
+        # 1 and True are equal, and not the same value
+        return list({(type(value), value): value for value in values}.values())
+    if facet.kind == "boolean":
+        return [True, False]
+    groups: Iterable[Iterable[str]] = (
+        *vocabulary.words.values(), vocabulary.features, vocabulary.flags, vocabulary.architectures
+    )  # fmt: skip
+    return next((list(g) for g in groups if facet.words and frozenset(g) == facet.words), [])
+
+
+def _claim(facet: Facet) -> Schema:
+    return {"anyOf": [{"const": "any"}, {"$ref": f"#/$defs/matcher_{facet.name}"}], "description": facet.legend}
+
+
+def _described(definition: str, legend: str) -> Schema:
+    return {"$ref": f"#/$defs/{definition}", "description": legend}
+
+
+def _list(words: list[Any], least: int = 1) -> Schema:
+    return {"type": "array", "items": {"enum": words}, "minItems": least}
+
+
+def _refine(definitions: dict[str, Schema], registry: Registry) -> None:
+    """Say in the shapes what only the compiler knows: which texts are names of something."""
+    vocabulary = registry.vocabulary
+    for owner, key in (("InvariantData", "chosen"), ("InvariantData", "never")):
+        item: Schema = {"anyOf": [_BACKEND, {"type": "null"}]} if key == "chosen" else _BACKEND
+        definitions[owner]["properties"][key] |= {"anyOf": [{"type": "array", "items": item}, {"type": "null"}]}
+    for owner, keys in (("ChoiceData", ("require", "prefer")), ("PlaceData", ("before", "after"))):
+        for key in keys:
+            definitions[owner]["properties"][key] |= {"anyOf": [_BACKEND, {"type": "null"}]}
+    deny = {"anyOf": [_BACKEND, {"type": "array", "items": _BACKEND}, {"type": "null"}]}
+    definitions["ChoiceData"]["properties"]["deny"] |= deny
+    definitions["entry"] = definitions.pop("EntryData")
+    definitions["entry"]["properties"]["backend"] = definitions["PlaceData"]["properties"]["backend"] = _BACKEND
+
+    for key, group in (("platforms", "platforms"), ("attention", "attention"), ("phase", "phases")):
+        words = list(vocabulary.words[group])
+        optional = [{"type": "null"}] if key == "phase" else []
+        definitions["BackendData"]["properties"][key]["anyOf"] = [{"enum": words}, _list(words), *optional]
+    for owner in ("BackendData", "BackendPatch", "VariantData"):
+        properties = definitions[owner]["properties"]
+        properties["emulated"]["propertyNames"] = {"$ref": "#/$defs/feature"}
+        properties["unchecked"]["items"] = definitions["unchecked"]["items"]
+    definitions["BackendsFile"]["properties"]["unchecked"]["items"] = definitions["unchecked"]["items"]
+    definitions["RuleData"]["properties"]["facets"]["items"] = {"enum": list(vocabulary.facets)}
+    platforms = {"enum": list(vocabulary.words["platforms"])}
+    definitions["PrioritiesFile"]["propertyNames"] = platforms
+    overlay = definitions["OverlayFile"]["properties"]
+    overlay["orders"]["propertyNames"] = platforms
+
+    # a row that exists is changed, any other is added
+    patch, data = {"$ref": "#/$defs/BackendPatch"}, {"$ref": "#/$defs/BackendData"}
+    overlay["backends"]["properties"] = dict.fromkeys(registry.backends, patch)
+    overlay["backends"]["additionalProperties"] = {"anyOf": [data, patch]}
+
+    # a word may be written as its legend alone
+    for key in ("features", "flags", "packages"):
+        _or_legend(definitions["VocabularyFile"]["properties"][key])
+    _or_legend(definitions["VocabularyFile"]["properties"]["words"]["additionalProperties"])
+
+
+def _or_legend(mapping: Schema) -> None:
+    mapping["additionalProperties"] = {"anyOf": [{"type": "string"}, mapping["additionalProperties"]]}
