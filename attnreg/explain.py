@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import NoBackendError
 from attnreg.remedies import Remedy, remedy
 from attnreg.selection import Candidate, Reason, Selection
-from attnreg.selector import select
+from attnreg.selector import evaluate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,10 +127,7 @@ def explain(
     for question in questions:
         groups: dict[Any, list[Selection]] = {}
         for platform in platforms:
-            try:
-                selection = select(question.request, platform, registry, backend)
-            except NoBackendError as e:
-                selection = e.selection
+            selection = evaluate(question.request, platform, registry, backend)
             groups.setdefault(_signature(selection), []).append(selection)
         answers.append(Answer(question, tuple(Verdict(tuple(g)) for g in groups.values())))
     return Explanation(registry, title, tuple(answers), tuple(notes))

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from attnreg import schema
 from attnreg.compiler import compile_registry
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
@@ -54,12 +52,13 @@ def load_registry(
 
     Raises `RegistryError` with every problem of every file, each with its place and the cure.
     """
+    reading = _Reading(trusted={trust} if isinstance(trust, str) else set(trust))
     if source is None:
-        source = os.environ.get(REGISTRY_VARIABLE) or "default"
-    reading = _Reading(trusted=set(trust))
-    reading.add_source(source)
-    for overlay in overlays:
-        reading.add_overlay(*_overlay_document(overlay))
+        reading.add_source(os.environ.get(REGISTRY_VARIABLE) or "default", f"; ${REGISTRY_VARIABLE} names it")
+    else:
+        reading.add_source(os.fsdecode(source))
+    for overlay in [overlays] if isinstance(overlays, str | os.PathLike | Mapping) else overlays:
+        reading.add_overlay(overlay)
     return reading.compile()
 
 
@@ -79,7 +78,8 @@ def registry_root() -> Path:
     for place in (package / "registry", package.parent / "registry"):
         if (place / "vocabulary.yaml").is_file():
             return place
-    raise RegistryError([_file_problem(str(package), "attnreg was installed without its registry: install it again")])
+    message = "attnreg was installed without its registry: install it again"
+    raise RegistryError([Problem(Location(str(package), 1, 1), message)])
 
 
 _default: Registry | None = None
@@ -92,79 +92,109 @@ def default_registry() -> Registry:
     if _default is None:
         with _lock:
             if _default is None:
-                registry = load_registry()
-                for message in environment_problems(os.environ, registry.vocabulary):
+                _default = load_registry()
+                # after the assignment: where warnings are errors, they are raised once
+                for message in environment_problems(os.environ, _default.vocabulary):
                     warnings.warn(message, RegistryWarning, stacklevel=3)
-                _default = registry
     return _default
 
 
 @dataclass
 class _Reading:
-    """What has been read so far for one registry."""
+    """What has been read so far for one registry; it is ``complete`` while no file and no word had to be left out."""
 
     trusted: set[str]
     name: str = "default"
+    complete: bool = True
     parts: Parts = field(default_factory=Parts)
     documents: list[Document] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def add_source(self, source: str | os.PathLike[str], seen: tuple[str, ...] = ()) -> None:
-        text = os.fspath(source)
-        if text in seen:
-            chain = " -> ".join((*seen, text))
-            raise RegistryError([_file_problem(text, f"registries extend each other in a circle: {chain}")])
+    def add_source(self, text: str, hint: str = "", above: tuple[Path, ...] = (), by: Document | None = None) -> None:
+        """Read a bundled registry, a directory, or an overlay file and what it extends.
+
+        above: the overlay files that led here, the last of which extends this one; ``by`` is its document.
+        """
         known = bundled_registries()
-        path = Path(text)
+        path = Path(*(p.parent for p in above[-1:]), text)
         if text in known:
             self.name = text
-            label = "registry" if text == "default" else f"registry/engines/{text}"
-            self.add_directory(known[text], label)
+            self.add_directory(known[text], _label(text))
             if text == "default":
                 self._add_plugins()
-        elif path.is_dir():
+        elif text and os.path.isdir(path):
             self.name = path.resolve().name
-            self.add_directory(path, text.rstrip("/"))
-        elif path.is_file():
-            document = self._read(path, text)
+            self.add_directory(path, str(path))
+        elif any(os.path.isfile(path) and path.samefile(other) for other in above):
+            chain = " -> ".join(map(str, (*above, path)))
+            self._fail(text, f"registries extend each other in a circle: {chain}", by=by)
+        elif os.path.isfile(path):
+            document = self._read(path, str(path))
             if document is not None:
-                self.add_overlay(document, path.stem, base=(*seen, text))
+                self._lay(document, path.stem, (*above, path))
         else:
-            help_ = did_you_mean(text, known)
-            message = f"`{text}` is neither a bundled registry nor a directory nor a file"
-            raise RegistryError([Problem(Location(text, 1, 1), message, help_)])
+            message = f"`{text}` is neither a bundled registry nor a directory nor a file{hint}"
+            self._fail(text, message, did_you_mean(text, known), by)
 
     def add_directory(self, path: Path, label: str) -> None:
         for kind, model in _FILES:
-            file = path / f"{kind}.yaml"
-            if file.is_file():
-                document = self._read(file, f"{label}/{kind}.yaml")
+            file, name = path / f"{kind}.yaml", f"{label}/{kind}.yaml"
+            if os.path.isfile(file):
+                document = self._read(file, name)
                 if document is not None:
                     self._add_file(kind, model, document)
             elif kind == "vocabulary":
-                self._add_vocabulary_of("default")
+                self._add_vocabulary("default")
             elif kind in ("backends", "priorities"):
-                self.problems.append(_file_problem(str(file), f"{kind}.yaml is missing from the registry"))
+                self._fail(name, "the file is missing: a registry has a backends.yaml and a priorities.yaml")
 
-    def _read(self, path: Path, label: str) -> Document | None:
+    def add_overlay(self, overlay: Overlay) -> None:
+        """Lay a file, or a mapping of the same form, over what was read."""
+        file = overlay if isinstance(overlay, Mapping) else Path(os.fsdecode(overlay))
+        label, name = (str(file), file.stem) if isinstance(file, Path) else ("<overlay>", "overlay")
+        document = self._read(file, label)
+        if document is not None:
+            self._lay(document, name)
+
+    def compile(self) -> Registry:
+        if not self.complete:
+            raise RegistryError(self.problems)
+        # not sorted: the order of architectures and of facets means something
+        data = json.dumps([d.data for d in self.documents])
+        digest = hashlib.sha256(data.encode()).hexdigest()
+        files = tuple(d.file for d in self.documents)
+        return compile_registry(self.name, digest[:7], self.parts, frozenset(self.trusted), files, self.problems)
+
+    # files -----------------------------------------------------------------------------------------------------------
+
+    def _read(self, file: Path | Mapping[str, Any], label: str) -> Document | None:
         try:
-            return Document.load(path, label)
+            return Document.load(file, label) if isinstance(file, Path) else Document(_as_text(file), label)
         except RegistryError as e:
             self.problems += e.problems
+            self.complete = False
             return None
+
+    def _fail(self, file: str, message: str, help_: str = "", by: Document | None = None) -> None:
+        """Report what keeps the registry from being read; ``by`` is the document whose `extends` asks for it."""
+        problem = by.problem(("extends",), message, help_) if by else Problem(Location(file, 1, 1), message, help_)
+        self.problems.append(problem)
+        self.complete = False
 
     def _add_file(self, kind: str, model: type[Any], document: Document) -> None:
         self.documents.append(document)
         data = schema.validate(model, document.data, document)
         self.problems += document.problems
-        if data is None:
+        if data is None or (kind == "vocabulary" and document.problems):
+            self.complete = False
             return
         part = Part(data, document)
         if kind == "vocabulary":
             if data.extends:
-                self._add_vocabulary_of(data.extends)
+                self._add_vocabulary(data.extends, document)
             self.parts.vocabulary.append(part)
         elif kind == "backends":
+            self._note_broken(document, data)
             self.parts.sources.append(Part(data.sources, document, ("sources",)))
             self.parts.backends.append(part)
         elif kind == "priorities":
@@ -172,33 +202,38 @@ class _Reading:
         else:
             self.parts.invariants += [Part(item, document, ("invariants", i)) for i, item in enumerate(data.invariants)]
 
-    def _add_vocabulary_of(self, name: str) -> None:
+    def _note_broken(self, document: Document, data: Any) -> None:
+        for key in ("backends", "sources"):
+            written = document.data.get(key)
+            self.parts.broken |= (written if isinstance(written, dict) else {}).keys() - getattr(data, key).keys()
+
+    def _add_vocabulary(self, name: str, by: Document | None = None) -> None:
         known = bundled_registries()
         if name not in known:
-            self.problems.append(
-                _file_problem(name, f"no bundled registry `{name}` to extend; {did_you_mean(name, known)}")
-            )
+            self._fail(name, f"no bundled registry `{name}` to extend", did_you_mean(name, known), by)
             return
-        label = "registry" if name == "default" else f"registry/engines/{name}"
-        document = self._read(known[name] / "vocabulary.yaml", f"{label}/vocabulary.yaml")
+        document = self._read(known[name] / "vocabulary.yaml", f"{_label(name)}/vocabulary.yaml")
         if document is not None:
             self._add_file("vocabulary", schema.VocabularyFile, document)
 
-    def add_overlay(self, document: Document, name: str, base: tuple[str, ...] | None = None) -> None:
-        """Lay an overlay over what was read; with ``base`` it is a source itself and brings what it extends."""
+    # overlays --------------------------------------------------------------------------------------------------------
+
+    def _lay(self, document: Document, name: str, above: tuple[Path, ...] = ()) -> None:
+        """Lay an overlay over what was read; where it is a source itself (``above``), over what it extends."""
         data = schema.validate(schema.OverlayFile, document.data, document)
-        if data is None:
+        if above:
+            self.add_source(data.extends if data else "default", above=above, by=document)
+        written = document.data if isinstance(document.data, dict) else {}
+        if data is None or (document.problems and "vocabulary" in written):
             self.problems += document.problems
-            if base is not None:
-                self.add_source("default")
+            self.complete = False
             return
-        if base is not None:
-            self.add_source(data.extends, base)
-        if not document.data:
+        if not any(value for key, value in written.items() if key != "extends"):
+            self.problems += document.problems
             return
         self.documents.append(document)
-        if set(document.data) - {"extends"}:
-            self.name = f"{self.name}+{name}"
+        self.name = f"{self.name}+{name}"
+        self._note_broken(document, data)
         parts = self.parts
         if data.vocabulary.model_fields_set:
             parts.vocabulary.append(Part(data.vocabulary, document, ("vocabulary",)))
@@ -206,9 +241,13 @@ class _Reading:
         known = {row for part in parts.backends for row in part.model.backends}
         known |= {str(part.path[-1]) for part in parts.patches if isinstance(part.model, schema.BackendData)}
         for row, raw in data.backends.items():
-            model: type[Any] = schema.BackendPatch if row in known else schema.BackendData
+            # only a new backend says where it runs and what it computes
+            new = row not in known and not raw.keys().isdisjoint(("platforms", "attention"))
+            model: type[Any] = schema.BackendData if new else schema.BackendPatch
             change = schema.validate(model, raw, document, ("backends", row))
-            if change is not None:
+            if change is None:
+                parts.broken.add(row)
+            else:
                 parts.patches.append(Part(change, document, ("backends", row)))
         parts.overlay_orders.append(Part(data.orders, document, ("orders",)))
         parts.places += [Part(item, document, ("place", i)) for i, item in enumerate(data.place)]
@@ -218,46 +257,41 @@ class _Reading:
 
     def _add_plugins(self) -> None:
         for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda p: p.name):
-            root = point.value.partition(".")[0]
-            spec = importlib.util.find_spec(root)
+            package = point.value.partition(":")[0].strip().split(".")
+            try:
+                spec = importlib.util.find_spec(package[0])
+            except (ImportError, ValueError):
+                spec = None
             places = list(spec.submodule_search_locations or ()) if spec else []
-            files = [Path(p, *point.value.split(".")[1:], PLUGIN_FILE) for p in places]
-            file = next((f for f in files if f.is_file()), None)
-            label = f"{point.value}/{PLUGIN_FILE}"
+            file = next((f for p in places if os.path.isfile(f := Path(p, *package[1:], PLUGIN_FILE))), None)
+            label = f"<entry point {point.name} = {point.value}>/{PLUGIN_FILE}"
             if file is None:
-                message = f"the {ENTRY_POINTS} entry point `{point.name}` names a package without {PLUGIN_FILE}"
-                self.problems.append(_file_problem(label, message))
+                self._fail(label, f"there is no package {'.'.join(package)} with a file {PLUGIN_FILE}")
                 continue
             # whoever installed the package trusted it: its rows may name its own modules
-            self.trusted.add(root)
+            self.trusted.add(package[0])
             document = self._read(file, label)
             if document is not None:
-                self.add_overlay(document, point.name)
-
-    def compile(self) -> Registry:
-        if self.problems:
-            raise RegistryError(self.problems)
-        data = [d.data for d in self.documents]
-        digest = hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
-        files = tuple(d.file for d in self.documents)
-        return compile_registry(self.name, digest[:7], self.parts, frozenset(self.trusted), files)
+                self._lay(document, point.name)
 
 
-def _overlay_document(overlay: Overlay) -> tuple[Document, str]:
-    if isinstance(overlay, Mapping):
-        text = yaml.safe_dump(_plain(overlay), sort_keys=False, default_flow_style=None, width=120)
-        return Document(text, "<overlay>"), "overlay"
-    path = Path(overlay)
-    return Document.load(path, os.fspath(overlay)), path.stem
+def _label(name: str) -> str:
+    """How messages name the directory of a bundled registry."""
+    return "registry" if name == "default" else f"registry/engines/{name}"
+
+
+def _as_text(overlay: Mapping[str, Any]) -> str:
+    """A mapping as YAML (of which JSON is a part), so that its problems have places too."""
+    try:
+        return json.dumps(overlay, default=_plain, indent=2, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as e:
+        problem = Problem(Location("<overlay>", 1, 1), f"the overlay is not plain data: {e}")
+        raise RegistryError([problem]) from None
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in (sorted(value) if isinstance(value, set | frozenset) else value)]
-    return value
-
-
-def _file_problem(file: str, message: str) -> Problem:
-    return Problem(Location(file, 1, 1), message)
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    raise TypeError(f"a {type(value).__name__} is neither text nor a number, list or mapping")

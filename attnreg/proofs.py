@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import Location, NoBackendError
+from attnreg.errors import Location
 from attnreg.matchers import ANY
 from attnreg.model import Model
 from attnreg.selection import Selection
-from attnreg.selector import select
+from attnreg.selector import evaluate
 from attnreg.space import Space
 
 if TYPE_CHECKING:
@@ -123,11 +123,7 @@ def _example(model: Model, region: Node) -> Selection | None:
     point = model.space.cheapest(region)
     if point is None:
         return None
-    request, platform = model.space.example(point)
-    try:
-        return select(request, platform, model.registry)
-    except NoBackendError as e:
-        return e.selection
+    return evaluate(*model.space.example(point), model.registry)
 
 
 # data that is never reached ------------------------------------------------------------------------------------------

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import NoBackendError
 from attnreg.request import RequestError
 from attnreg.selection import Candidate, Reason, Selection
-from attnreg.selector import select
+from attnreg.selector import _select
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -114,9 +113,7 @@ class _Try:
     def candidate(self) -> Candidate | None:
         """Its verdict here; None where it is not even tried."""
         try:
-            selection = select(self.request, self.platform, self.registry, self.backend)
-        except NoBackendError as e:
-            selection = e.selection
+            selection = _select(self.request, self.platform, self.registry, self.backend, to_run=False)
         except RequestError:
             return None
         if selection.chosen and selection.chosen.name == self.name:

@@ -45,15 +45,30 @@ def select(
         from attnreg.loader import default_registry
 
         registry = default_registry()
+    selection = evaluate(request, platform, registry, backend, to_run=to_run)
+    if selection.backend is None:
+        raise NoBackendError(selection)
+    return selection
+
+
+def evaluate(
+    request: AttentionRequest,
+    platform: Platform,
+    registry: Registry,
+    backend: str | None = None,
+    *,
+    to_run: bool = False,
+) -> Selection:
+    """What `select` answers, where nothing is valid too: the selection's ``backend`` is None then."""
     key = (request, platform, backend, to_run)
     selection: Selection | None = registry.cache.get(key)
     if selection is None:
         selection = _select(request, platform, registry, backend, to_run)
+        if selection.backend is None:
+            selection = replace(selection, alternatives=_alternatives(selection, to_run))
         if len(registry.cache) >= _CACHE_LIMIT:
             registry.cache.clear()
         registry.cache[key] = selection
-    if selection.backend is None:
-        raise NoBackendError(selection)
     return selection
 
 
@@ -93,17 +108,16 @@ def _select(
         requested=requested,
         choice=choice,
         warnings=tuple(warnings),
-        alternatives=() if winner else _alternatives(judge, order),
     )
 
 
-def _alternatives(judge: _Judge, order: Order | None) -> tuple[str, ...]:
+def _alternatives(selection: Selection, to_run: bool) -> tuple[str, ...]:
     """The backends that accept when asked for by name, those of the order first."""
-    ordered = [entry.backend for entry in order.entries] if order else []
-    rows = judge.registry.backends
-    return tuple(
-        name for name in dict.fromkeys([*ordered, *rows]) if judge.candidate(1, name, rows[name].where).accepted
-    )
+    request, platform, registry = selection.request, selection.platform, selection.registry
+    ordered = [entry.backend for entry in selection.order.entries] if selection.order else []
+    rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
+    here = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
+    return tuple(name for name in here if _select(request, platform, registry, name, to_run).backend)
 
 
 def _entries(
