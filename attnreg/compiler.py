@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from attnreg import schema
 from attnreg.errors import Problem, RegistryError
 from attnreg.parts import Part, Parts, Reporter
-from attnreg.registry import Backend, Choice, Derived, Entry, Invariant, Order, Registry, SourceRef
+from attnreg.registry import Backend, Choice, Derived, Entry, Fallback, Invariant, Order, Registry, SourceRef
 from attnreg.rows import RowCompiler
 from attnreg.vocabulary import Facet
 from attnreg.words import compile_vocabulary
@@ -53,6 +53,7 @@ class _Compiler(Reporter):
             orders=orders,
             derived=derived,
             choices=tuple(self._choice(part, backends) for part in self.parts.choices),
+            fallbacks=tuple(self._fallbacks()),
             invariants=tuple(self._invariant(part, backends) for part in self.parts.invariants),
             sources=self.refs,
             files=files,
@@ -75,6 +76,7 @@ class _Compiler(Reporter):
                 here = ("derived", name)
                 if name in self.vocabulary.facets and name not in out:
                     self.report(part, here, "is a facet already", "give the derived facet a name of its own", key=True)
+                    continue
                 cases = tuple(
                     (
                         self.condition(part, case.when, *here, "cases", i, "when"),
@@ -84,7 +86,7 @@ class _Compiler(Reporter):
                     for i, case in enumerate(data.cases)
                 )
                 self.shadowed(part, data.cases, (*here, "cases"), "case")
-                self.source(part, data.source, *here)
+                self.source(part, None if part.borrowed else data.source, *here)
                 where = part.document.key_at(*part.path, *here)
                 out[name] = Derived(name, cases, where)
                 values = frozenset(value for _, value, _ in cases if value is not None)
@@ -153,6 +155,9 @@ class _Compiler(Reporter):
         if neighbour is None or (data.before and data.after):
             self.report(part, (), "a place needs one of `before` and `after`")
             return
+        if neighbour == data.backend:
+            self.report(part, (side,), f"{neighbour} cannot stand {side} itself")
+            return
         known = [self.name(part, (key,), getattr(data, key), backends, "backend") for key in ("backend", side)]
         titles = [order.title for rows in orders.values() for order in rows]
         known += [self.name(part, ("orders", i), t, titles, "order") for i, t in enumerate(data.orders)]
@@ -190,6 +195,16 @@ class _Compiler(Reporter):
             self.name(part, (strength,), name, backends, "backend")
         when = self.condition(part, data.when, "when")
         return Choice(strength, tuple(names), when, part.document.at(*part.path), data.because)  # type: ignore[arg-type]
+
+    def _fallbacks(self) -> Iterator[Fallback]:
+        for part in self.parts.backends:
+            for i, data in enumerate(part.model.fallbacks):
+                path = ("fallbacks", i)
+                for j, facet in enumerate(data.only):
+                    self.name(part, (*path, "only", j), facet, self.vocabulary.facets, "facet")
+                self.source(part, data.source, *path)
+                when = self.condition(part, data.when, *path, "when")
+                yield Fallback(when, frozenset(data.only), data.because, part.document.at(*part.path, *path))
 
     def _invariant(self, part: Part, backends: dict[str, Backend]) -> Invariant:
         data: schema.InvariantData = part.model

@@ -146,8 +146,8 @@ class Parser:
             here = (*path, key)
             if key == "any":
                 if not isinstance(value, list) or not value:
-                    got = "an empty one" if value == [] else shown(value)
-                    self.problem(here, f"`any` takes a list of conditions, got {got}", "one of them must hold")
+                    help_ = "one of them must hold"
+                    self.problem(here, f"`any` takes a list of conditions, got {shown(value)}", help_)
                     continue
                 any_of.append(tuple(self.condition(item, (*here, i)) for i, item in enumerate(value)))
             elif key == "not":
@@ -166,19 +166,11 @@ class Parser:
 
     def matcher(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
         """The matcher that the data stands for. Reports an unknown word, operator or type, and a matcher of nothing."""
-        before = len(self.problems)
         if facet.kind == "words":
             return self._set_test(raw, facet, path)
         if facet.kind == "packages":
             return self._packages_test(raw, path)
-        test = self._matcher(raw, facet, path)
-        if len(self.problems) == before:
-            try:
-                if _is_empty(test, facet):
-                    self.problem(path, f"nothing is {test.text}: the range is empty", "mend its bounds, or remove it")
-            except ValueError as e:
-                self.problem(path, str(e), "smaller numbers will do")
-        return test
+        return self._matcher(raw, facet, path)
 
     # matchers of one value -------------------------------------------------------------------------------------------
 
@@ -187,9 +179,15 @@ class Parser:
             if not raw:
                 self.problem(path, "the list is empty", "name at least one value")
             return any_of([self._matcher(item, facet, (*path, i)) for i, item in enumerate(raw)])
-        if isinstance(raw, dict):
-            return self._operators(raw, facet, path)
-        return self._value(raw, facet, path)
+        before = len(self.problems)
+        test = (self._operators if isinstance(raw, dict) else self._value)(raw, facet, path)
+        if len(self.problems) == before:
+            try:
+                if _is_empty(test, facet):
+                    self.problem(path, f"nothing is {test.text}: the range is empty", "mend its bounds, or remove it")
+            except ValueError as e:
+                self.problem(path, str(e), "smaller numbers will do")
+        return test
 
     def _value(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
         if raw is None:
@@ -206,7 +204,7 @@ class Parser:
         if not isinstance(raw, str):
             if any(raw == w and type(raw) is type(w) for w in facet.words):
                 return equals(raw, as_written(raw))
-            self.problem(path, f"expected a word, got {shown(raw)}", _words_hint(raw, facet))
+            self._unknown(raw, facet, path)
             return ANY
         if _GLOB.search(raw):
             accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
@@ -215,9 +213,13 @@ class Parser:
             return one_of(accepted, raw)
         return self._known(raw, facet, path)
 
+    def _unknown(self, raw: Any, facet: Facet, path: Path_) -> None:
+        what = f"unknown {_noun(facet)} '{raw}'" if isinstance(raw, str) else f"expected a word, got {shown(raw)}"
+        self.problem(path, what, _words_hint(raw, facet))
+
     def _known(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, Float) or not any(raw == w and type(raw) is type(w) for w in facet.words):
-            self.problem(path, f"unknown {_noun(facet)} '{as_written(raw)}'", _words_hint(raw, facet))
+            self._unknown(raw, facet, path)
             return ANY
         return equals(raw, as_written(raw))
 
@@ -266,8 +268,7 @@ class Parser:
     def _arch_bound(self, op: str, value: Any, path: Path_) -> Matcher:
         archs = self.vocabulary.architectures
         if not isinstance(value, str) or value not in archs:
-            hint = _words_hint(value, self.vocabulary.facets["arch"])
-            self.problem(path, f"unknown architecture '{as_written(value)}'", hint)
+            self._unknown(value, self.vocabulary.facets["arch"], path)
             return ANY
         bound = archs[value]
         keep = {"min": operator.ge, "max": operator.le, "below": operator.lt}[op]
@@ -301,14 +302,13 @@ class Parser:
         known = frozenset(w for w in items if isinstance(w, str) and w in facet.words)
         for i, word in enumerate(items):
             if not isinstance(word, str) or word not in known:
-                self.problem((*path, i), f"unknown {_noun(facet)} '{as_written(word)}'", _words_hint(word, facet))
+                self._unknown(word, facet, (*path, i))
         return known
 
     def _without(self, raw: Any, path: Path_) -> list[Clause]:
         items = [raw] if isinstance(raw, str) else raw
         if not isinstance(items, list) or not items:
-            got = "an empty one" if items == [] else shown(raw)
-            self.problem(path, f"`without` takes a list of features or flags, got {got}")
+            self.problem(path, f"`without` takes a list of features or flags, got {shown(raw)}")
             return []
         clauses, where = [], self.doc.key_at(*path)
         named = frozenset(w for w in items if isinstance(w, str))
@@ -320,8 +320,8 @@ class Parser:
                 clauses.append(Clause(facet.name, Matcher(text, words.isdisjoint, mentions=words, form="none"), where))
         for i, word in enumerate(items):
             if not isinstance(word, str) or not any(word in f.words for f in sets):
-                hint = did_you_mean(word, [w for f in sets for w in f.words])
-                self.problem((*path, i), f"unknown feature or flag '{as_written(word)}'", hint)
+                hint = did_you_mean(as_written(word), [w for f in sets for w in f.words])
+                self.problem((*path, i), f"unknown feature or flag {shown(word)}", hint)
         return clauses
 
     def _packages_test(self, raw: Any, path: Path_) -> Matcher:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
 
 _MIN_WIDTH = 60
+_MIN_REASON = 28
 PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
 
 
@@ -139,7 +140,8 @@ def _signature(selection: Selection) -> Any:
         (c.title, c.emulates, tuple((r.kind, r.facets, r.where, r.sentence) for r in c.reasons))
         for c in selection.candidates
     )
-    return selection.order and selection.order.where, selection.backend and selection.backend.name, candidates
+    winner, order, choice = selection.backend, selection.order, selection.choice
+    return winner and winner.name, order and order.where, choice and choice.where, candidates
 
 
 # for a person --------------------------------------------------------------------------------------------------------
@@ -170,36 +172,41 @@ def render(explanation: Explanation, console: Console) -> None:
 def _verdict_lines(verdict: Verdict, width: int, *, platforms: bool) -> list[Text]:
     from rich.text import Text
 
+    selection = verdict.selection
     lines = []
     if platforms:
-        lines.append(Text(f"{_platform_names(verdict.selections)}", style="cyan"))
-    lines.append(_winner_line(verdict.selection))
-    lines += [Text(f"  ! {warning}", style="yellow") for warning in verdict.selection.warnings]
-    others = [c for c in verdict.selection.candidates if c is not verdict.selection.chosen]
+        names = ", ".join(platform_title(s.platform, s.registry) for s in verdict.selections)
+        lines += [Text(part, style="cyan") for part in _wrap(names, width)]
+    lines += _winner_lines(selection, width)
+    for warning in selection.warnings:
+        lines += [Text(part, style="yellow") for part in _wrap(f"  ! {warning}", width, "    ")]
+    others = [c for c in selection.candidates if c is not selection.chosen]
     if others:
         lines += _table(verdict, others, width)
     return lines
 
 
-def _winner_line(selection: Selection) -> Text:
+def _winner_lines(selection: Selection, width: int) -> list[Text]:
+    """The answer, and how it was come to; on one line where there is room."""
     from rich.text import Text
 
-    chosen, line = selection.chosen, Text()
-    if chosen is None:
-        line.append("✗ no backend", style="bold red")
-        line.append(f"   {_place(selection)}", style="dim")
-        return line
-    line.append(f"▸ {chosen.title}", style="bold green")
-    total = len(selection.candidates)
-    if selection.requested:
-        how = "required" if selection.choice else "requested"
-        line.append(f"   {how}", style="dim")
-        if selection.choice:
-            line.append(f" ({selection.choice.where.short})", style="dim")
-    else:
-        first = "preferred" if selection.choice and chosen.rank == 1 else f"{_ordinal(chosen.rank)} choice of {total}"
-        line.append(f"   {first} {_place(selection)}", style="dim")
-    return line
+    chosen = selection.chosen
+    name = f"▸ {chosen.title}" if chosen else "✗ no backend"
+    line = Text(name, style="bold green" if chosen else "bold red")
+    how = _how(selection, chosen)
+    if len(name) + 3 + len(how) <= width:
+        return [line.append(f"   {how}", style="not bold default dim")]
+    return [line, *(Text(part, style="dim") for part in _wrap(f"  {how}", width, "  "))]
+
+
+def _how(selection: Selection, chosen: Candidate | None) -> str:
+    choice = selection.choice
+    if chosen is None or selection.requested:
+        how = "" if not selection.requested else "required" if choice else "requested"
+        return f"{how} ({choice.where.short})" if choice and selection.requested else how or _place(selection)
+    preferred = choice is not None and chosen.rank == 1
+    first = "preferred" if preferred else f"{_ordinal(chosen.rank)} choice of {len(selection.candidates)}"
+    return f"{first} {_place(selection)}"
 
 
 def _place(selection: Selection) -> str:
@@ -208,48 +215,55 @@ def _place(selection: Selection) -> str:
 
 
 def _table(verdict: Verdict, candidates: list[Candidate], width: int) -> list[Text]:
-    """A line for each reason: rank and name, what speaks against it, and the line of data, in three columns."""
+    """Rank and name of each candidate, then a line for each reason and its line of data: beside the name or below."""
     from rich.text import Text
 
-    name_width = max(len(c.title) for c in candidates)
     rank_width = max(len(str(c.rank)) for c in candidates)
+    name_width = max(len(c.title) for c in candidates)
     wheres = [r.where.short for c in candidates for r in c.reasons] + [c.where.short for c in candidates]
-    where_width = max(map(len, wheres))
+    where_width = min(max(map(len, wheres)), width // 3)
     left = 2 + rank_width + 1 + name_width + 2
-    room = max(width - left - where_width - 2, 20)
+    beside = width - left - where_width - 2 >= _MIN_REASON
+    if not beside:
+        left = 2 + rank_width + 1
+    room = width - left - where_width - 2
     lines = []
     for candidate in candidates:
-        rows = [
-            (reason.text, reason.where.short)
-            for reason in (verdict.asked(candidate.rank, i) for i in range(len(candidate.reasons)))
-        ] or [("valid too, ranked lower", candidate.where.short)]
-        style = "dim" if candidate.accepted else ""
-        for i, (text, where) in enumerate(rows):
-            for j, part in enumerate(_wrap(text, room)):
-                line = Text()
-                head = f"  {candidate.rank:>{rank_width}} {candidate.title:<{name_width}}  "
-                line.append(head if i == j == 0 else " " * left, style="bold" if not candidate.accepted else "dim")
-                line.append(part if j else f"{part:<{room}}", style=style)
-                if j == 0:
-                    line.append(f"  {where}", style="blue")
+        head = f"  {candidate.rank:>{rank_width}} {candidate.title}"
+        style = "dim" if candidate.accepted else "bold"
+        start = Text(f"{head:<{left}}" if beside else " " * left, style=style)
+        if not beside:
+            lines.append(Text(head, style=style))
+        for text, where in _rows(verdict, candidate):
+            for part in _wrap(text, room):
+                line = start.append(f"{part:<{room}}", style="not bold" if candidate.reasons else "dim")
+                line.append(f"  {_clipped(where, where_width)}", style="not bold blue" if where else "")
                 line.rstrip()
                 lines.append(line)
+                start, where = Text(" " * left), ""
         found = verdict.remedies.get(candidate.rank)
         if found is not None:
-            verb = "would win " if not found.by_name else "would be chosen "
-            for j, part in enumerate(_wrap(f"{verb}{found.text}", width - left - 2)):
-                lines.append(Text(" " * left + ("↳ " if j == 0 else "  ") + part, style="magenta"))
+            verb = "would be chosen" if found.by_name else "would win"
+            parts = _wrap(f"↳ {verb} {found.text}", width - left, "  ")
+            lines += [Text(" " * left + part, style="magenta") for part in parts]
     return lines
 
 
-def _wrap(text: str, room: int) -> list[str]:
+def _rows(verdict: Verdict, candidate: Candidate) -> list[tuple[str, str]]:
+    """What speaks against a candidate, and the line of data that says so."""
+    reasons = [verdict.asked(candidate.rank, i) for i in range(len(candidate.reasons))]
+    return [(r.text, r.where.short) for r in reasons] or [("valid too, ranked lower", candidate.where.short)]
+
+
+def _clipped(text: str, width: int) -> str:
+    """The end of a text that is too wide: there is the number of the line."""
+    return text if len(text) <= width else f"…{text[1 - width :]}"
+
+
+def _wrap(text: str, width: int, hanging: str = "") -> list[str]:
     import textwrap
 
-    return textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=True) or [""]
-
-
-def _platform_names(selections: Iterable[Selection]) -> str:
-    return ", ".join(platform_title(s.platform, s.registry) for s in selections)
+    return textwrap.wrap(text, width, break_on_hyphens=False, subsequent_indent=hanging)
 
 
 def platform_title(platform: Platform, registry: Registry) -> str:

@@ -181,14 +181,14 @@ class _Reading:
         self.problems.append(problem)
         self.complete = False
 
-    def _add_file(self, kind: str, model: type[Any], document: Document) -> None:
+    def _add_file(self, kind: str, model: type[Any], document: Document, borrowed: bool = False) -> None:
         self.documents.append(document)
         data = schema.validate(model, document.data, document)
         self.problems += document.problems
         if data is None or (kind == "vocabulary" and document.problems):
             self.complete = False
             return
-        part = Part(data, document)
+        part = Part(data, document, borrowed=borrowed)
         if kind == "vocabulary":
             if data.extends:
                 self._add_vocabulary(data.extends, document)
@@ -214,7 +214,7 @@ class _Reading:
             return
         document = self._read(known[name] / "vocabulary.yaml", f"{_label(name)}/vocabulary.yaml")
         if document is not None:
-            self._add_file("vocabulary", schema.VocabularyFile, document)
+            self._add_file("vocabulary", schema.VocabularyFile, document, borrowed=True)
 
     # overlays --------------------------------------------------------------------------------------------------------
 
@@ -235,6 +235,9 @@ class _Reading:
         self.name = f"{self.name}+{name}"
         self._note_broken(document, data)
         parts = self.parts
+        if data.vocabulary.extends:
+            path, message = ("vocabulary", "extends"), "an overlay says at its top what it extends, as a whole"
+            self.problems.append(document.problem(path, message, key=True))
         if data.vocabulary.model_fields_set:
             parts.vocabulary.append(Part(data.vocabulary, document, ("vocabulary",)))
         parts.sources.append(Part(data.sources, document, ("sources",)))

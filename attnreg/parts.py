@@ -14,11 +14,15 @@ from attnreg.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A validated piece of data: the model, the document it stands in, and its path there."""
+    """A validated piece of data: the model, the document it stands in, and its path there.
+
+    ``borrowed`` words are another registry's, whose sources are not at hand.
+    """
 
     model: Any
     document: Document
     path: Path_ = ()
+    borrowed: bool = False
 
 
 @dataclass(slots=True)
@@ -72,7 +76,8 @@ class Reporter:
         if isinstance(name, str) and name in known:
             return True
         if not isinstance(name, str) or name not in self.broken:
-            self.report(part, path, f"unknown {noun} {shown(name)}", did_you_mean(as_written(name), known), key=key)
+            what = f"unknown {noun} " if isinstance(name, str) else f"expected a {noun}, got "
+            self.report(part, path, what + shown(name), did_you_mean(as_written(name), known), key=key)
         return False
 
     def shadowed(self, part: Part, items: list[Any], path: Path_, noun: str) -> None:

@@ -33,7 +33,10 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
     """The point at which a registry is asked. Raises `RequestError` for a word or a facet that it does not know."""
     facets = registry.vocabulary.facets
     facts = request.facts()
-    facts.update(platform.facts())
+    here = platform.facts()
+    for name, value in request.extra:
+        facts[name] = _extra(name, value, here, registry)
+    facts.update(here)
     for name, value in facts.items():
         facet = facets[name]
         if facet.kind == "word" or facet.kind == "arch":
@@ -46,18 +49,16 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
         raise RequestError(
             f"arch is {platform.arch}, which belongs to platform {architecture.platform}, not {platform.platform}"
         )
-    for name, value in request.extra:
-        facts[name] = _extra(name, value, facts, registry)
     return Point(facts, registry)
 
 
-def _extra(name: str, value: Any, facts: Mapping[str, Any], registry: Registry) -> Any:
+def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registry) -> Any:
     """A value of a facet that the registry declares beyond the usual ones."""
     facet = registry.vocabulary.facets.get(name)
     if facet is None:
-        known = [f for f, about in registry.vocabulary.facets.items() if f not in facts and about.of != "derived"]
+        known = [f for f, about in registry.vocabulary.facets.items() if about.of == "request"]
         raise RequestError(f"{name} is no facet of {registry.title}; {did_you_mean(name, known)}")
-    if name in facts or facet.of == "derived":
+    if name in platform or facet.of == "derived":
         why = "is derived from others" if facet.of == "derived" else "belongs to the platform"
         raise RequestError(f"extra names {name!r}, which {why} and cannot be given")
     if value is None:

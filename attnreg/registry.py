@@ -127,6 +127,16 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Fallback:
+    """When a request by name gives way to the order: ``when`` holds, and its one reason is about a facet of ``only``."""
+
+    when: Condition
+    only: frozenset[str]
+    because: str
+    where: Location
+
+
+@dataclass(frozen=True, slots=True)
 class Invariant:
     """A statement that must hold of every selection: of the chosen backend, wherever ``when`` holds."""
 
@@ -184,6 +194,7 @@ class Registry:
     orders: Mapping[str, tuple[Order, ...]]
     derived: Mapping[str, Derived]
     choices: tuple[Choice, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
     invariants: tuple[Invariant, ...] = ()
     sources: Mapping[str, SourceRef] = field(default_factory=dict)
     files: tuple[str, ...] = ()

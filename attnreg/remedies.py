@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,8 @@ class Change:
             flags = platform.flags - {self.value} if self.drop else platform.flags | {self.value}
             return request, dataclasses.replace(platform, flags=flags)
         if self.facet == "packages":
-            packages = {**dict(platform.packages or ()), self.value: "99999"}
+            # "" is a version that meets every requirement
+            packages = {**dict(platform.packages or ()), re.split("[<>=!~]", self.value)[0]: ""}
             return request, dataclasses.replace(platform, packages=packages)  # type: ignore[arg-type]
         if self.facet == "features":
             features = request.features - {self.value} if self.drop else request.features | {self.value}
@@ -92,8 +94,9 @@ def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
     """
     name, requested = candidate.name, selection.requested
     for backend in (requested,) if requested else (None, name):
+        start = _Try(name, backend, selection.registry, {}, selection.request, selection.platform)
         for most in range(_MOST_CHANGES + 1):
-            changes = _reach(_Try(name, backend, selection.registry, selection.request, selection.platform), most)
+            changes = _reach(start, most)
             if changes is not None:
                 return Remedy(changes, None if backend == requested else name)
     return None
@@ -101,11 +104,15 @@ def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """A configuration that the search has come to, and the backend that it wants to see chosen there."""
+    """A configuration that the search has come to, and the backend that it wants to see chosen there.
+
+    ``steps`` remembers how it went on from each configuration: a deeper search repeats the shallower.
+    """
 
     name: str
     backend: str | None
     registry: Registry
+    steps: dict[Any, list[tuple[Change, _Try]]]
     request: AttentionRequest
     platform: Platform
     changed: frozenset[str] = frozenset()
@@ -137,7 +144,10 @@ def _reach(here: _Try, most: int) -> tuple[Change, ...] | None:
         return None
     if candidate.accepted:
         return ()
-    for change, there in _steps(here, candidate) if most else ():
+    key = here.request, here.platform, here.changed
+    if most and key not in here.steps:
+        here.steps[key] = list(_steps(here, candidate))
+    for change, there in here.steps[key] if most else ():
         rest = _reach(there, most - 1)
         if rest is not None:
             return (change, *rest)
@@ -161,12 +171,8 @@ def _steps(here: _Try, candidate: Candidate) -> Iterator[tuple[Change, _Try]]:
 
 def _same(reason: Reason) -> Any:
     """What makes a reason the same after a change: for a set its word, not for a value what was asked."""
-    return (
-        reason.kind,
-        reason.where,
-        reason.facets,
-        reason.asked if reason.facets[:1] and reason.facets[0] in _SETS else None,
-    )
+    word = reason.asked if set(reason.facets[:1]) & set(_SETS) else None
+    return reason.kind, reason.where, reason.facets, word
 
 
 def _plain_facets(facets: Iterable[str], registry: Registry) -> tuple[str, ...]:
@@ -188,7 +194,8 @@ def _changes(here: _Try, facet: str, reason: Reason) -> Iterator[Change]:
     now = {**here.request.facts(), **here.platform.facts()}.get(facet)
     if facet == "packages":
         missing = [p for p in vocabulary.packages if p not in dict(now or ())]
-        yield from (Change(facet, p) for p in ([reason.asked] if reason.asked in vocabulary.packages else missing))
+        asked = [f"{reason.asked}{reason.supported}"] if reason.asked in vocabulary.packages else missing
+        yield from (Change(facet, package) for package in asked)
     elif facet in _SETS:
         yield from (Change(facet, word, drop=True) for word in sorted(now or ()))
         # whoever switches a flag on asks for it; a feature is the model's

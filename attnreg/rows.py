@@ -200,7 +200,11 @@ class RowCompiler(Reporter):
         if verb == "add":
             capabilities.claims[key] = replace(change, matcher=any_of([base.matcher, change.matcher]))
             return
-        values = facet.words or integer_range([base.matcher, change.matcher])
+        try:
+            values = facet.words or integer_range([base.matcher, change.matcher])
+        except ValueError as e:
+            self.report(part, path, str(e), "smaller numbers will do")
+            return
         claimed = [v for v in values if base.matcher.matches(v)]
         left = [v for v in claimed if not change.matcher.matches(v)]
         for i, item in enumerate(items):
@@ -286,6 +290,9 @@ class RowCompiler(Reporter):
             self.report(part, ("module",), f"`{module}` is not a dotted module path")
         elif self.imports and not module.startswith("attnreg.kernels.") and module.split(".")[0] not in self.trusted:
             root = module.split(".")[0]
+            if root == "attnreg":
+                self.report(part, ("module",), "the kernel modules of attnreg itself are those in attnreg.kernels")
+                return
             help_ = f"trust it explicitly: load_registry(..., trust=['{root}']), --trust {root}, or an entry point"
             self.report(part, ("module",), f"the package {root} is not trusted to be imported", help_)
 

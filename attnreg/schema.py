@@ -175,6 +175,17 @@ class BackendData(_Model):
     since: str | None = None
 
 
+class FallbackData(_Model):
+    """When a request by name that fails gives way to the order, as some engines do."""
+
+    when: Condition
+    only: list[str] = Field(
+        min_length=1, description="Facets; the one reason against the backend is about one of them."
+    )
+    because: str
+    source: str | None = None
+
+
 class BackendsFile(_Model):
     """backends.yaml: one entry per backend."""
 
@@ -182,6 +193,7 @@ class BackendsFile(_Model):
         default=None, description="The modules are another engine's: knowledge only."
     )
     unchecked: list[str] = Field(default=[], description="What no row of this file looks at, unless it claims it.")
+    fallbacks: list[FallbackData] = []
     sources: dict[str, SourceData] = {}
     backends: dict[str, BackendData]
 

@@ -15,7 +15,7 @@ from attnreg.selection import Candidate, Kind, Reason, Selected, Selection
 if TYPE_CHECKING:
     from attnreg.matchers import Requirement
     from attnreg.platforms import Packages, Platform
-    from attnreg.registry import Backend, Choice, Claim, Order, Registry, Variant
+    from attnreg.registry import Backend, Choice, Claim, Fallback, Order, Registry, Variant
     from attnreg.request import AttentionRequest
 
 _CACHE_LIMIT = 8192
@@ -96,6 +96,14 @@ def _select(
     if choice and choice.strength == "prefer" and candidates[0].reasons:
         why = "; ".join(r.text for r in candidates[0].reasons)
         warnings.append(f"{choice.backends[0]} is preferred ({choice.where.short}) but not chosen: {why}")
+    fallback = _fallback(registry, point, candidates, requested) if choice is None else None
+    if fallback is not None:
+        automatic = _select(request, platform, registry, None, to_run)
+        why = f"{candidates[0].title} was asked for ({candidates[0].reasons[0].text}), but {fallback.because}"
+        return replace(automatic, warnings=(f"{why} ({fallback.where.short})", *automatic.warnings))
+    unchecked = judge.unchecked(winner) if winner is not None else ""
+    if unchecked:
+        warnings.append(unchecked)
     if winner is not None and winner.emulates:
         warnings.append(f"{winner.title} emulates {', '.join(winner.emulates)} (slow): {judge.slow_because(winner)}")
     return Selection(
@@ -109,6 +117,14 @@ def _select(
         choice=choice,
         warnings=tuple(warnings),
     )
+
+
+def _fallback(registry: Registry, point: Point, candidates: list[Candidate], requested: str | None) -> Fallback | None:
+    """What the data says of giving way to the order, where the one backend asked for has a single reason against it."""
+    if requested is None or not registry.fallbacks or len(candidates[0].reasons) != 1:
+        return None
+    about = set(candidates[0].reasons[0].facets)
+    return next((f for f in registry.fallbacks if about & f.only and f.when.holds(point)), None)
 
 
 def _alternatives(selection: Selection, to_run: bool) -> tuple[str, ...]:
@@ -170,7 +186,7 @@ class _Judge:
     def _best_variant(self, row: Backend) -> tuple[Variant | None, list[Reason]]:
         """The first variant that serves natively, else the first that accepts, else the one with least against it.
 
-        Where the `when` of no variant holds, the nearest one's condition is among the reasons.
+        Where the `when` of no variant holds, it is among the reasons: of the nearest that is made for this platform.
         """
         emulating: Variant | None = None
         nearest: tuple[Variant | None, list[Reason]] | None = None
@@ -188,14 +204,15 @@ class _Judge:
             return emulating, []
         if nearest is not None:
             return nearest
-        excluded = [(_unmet(v.when, self.point, "variant") + self._reasons(v), self._foreign(v)) for v in row.variants]
-        return None, min(excluded, key=lambda e: (len(e[0]), e[1]))[0]
+        excluded = [(_unmet(v.when, self.point, "variant") + self._reasons(v), self._reach(v)) for v in row.variants]
+        return None, min(excluded, key=lambda e: (e[1] == 0, len(e[0]), -e[1]))[0]
 
-    def _foreign(self, variant: Variant) -> bool:
-        """Whether a variant is for other platforms: its architectures are none of this one's."""
-        here = [a.name for a in self.registry.vocabulary.architectures_of(self.point["platform"])]
-        archs = [c.matcher for c in variant.when.clauses if c.facet == "arch"]
-        return any(not any(m.matches(a) for a in here) for m in archs)
+    def _reach(self, variant: Variant) -> int:
+        """For how many architectures of this platform a variant is made."""
+        here = self.registry.vocabulary.architectures_of(self.point["platform"])
+        facts = [{"platform": a.platform, "arch": a.name} for a in here]
+        clauses = [c for c in variant.when.clauses if c.facet in ("platform", "arch")]
+        return sum(all(c.holds(f) for c in clauses) for f in facts)
 
     def _reasons(self, variant: Variant) -> list[Reason]:
         point = self.point
@@ -234,6 +251,15 @@ class _Judge:
         where = emulated[candidate.emulates[0]][1]
         reason = Reason("emulated", ("features", *candidate.emulates), where, words, sentence=sentence)
         return replace(candidate, reasons=(reason,))
+
+    def unchecked(self, candidate: Candidate) -> str:
+        """What was let through without a look, as a sentence; empty where nothing was."""
+        unchecked = self._variant(candidate).unchecked
+        asked = [w for w in unchecked if w in self.features or w in self.point.registry.vocabulary.facets]
+        if not asked:
+            return ""
+        places = ", ".join(dict.fromkeys(unchecked[w].short for w in asked))
+        return f"{candidate.title} does not check {', '.join(asked)} here ({places})"
 
     def slow_because(self, candidate: Candidate) -> str:
         """The sentences that say why what a candidate emulates is slow."""

@@ -47,7 +47,8 @@ class Float(str):
 def as_written(value: Any) -> str:
     """A value of the data as its file writes it; what has parts is only named."""
     if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"
+        kind = "mapping" if isinstance(value, dict) else "list"
+        return f"a {kind}" if value else f"an empty {kind}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -37,6 +37,14 @@ def compile_vocabulary(parts: list[Part], problems: list[Problem]) -> Vocabulary
     packages: dict[str, Word] = {}
     retired: dict[str, Word] = {}
     architectures: dict[str, Architecture] = {}
+    clashes: set[str] = set()
+
+    def clash(name: str, message: str, *path: str) -> None:
+        if name not in clashes:
+            here = (*part.path, *path, name)
+            problems.append(part.document.problem(here, f"{'.'.join(path)}: {message}", "rename one", key=True))
+        clashes.add(name)
+
     for part in parts:
         at = _places(part)
         for name, group in part.model.words.items():
@@ -44,12 +52,16 @@ def compile_vocabulary(parts: list[Part], problems: list[Problem]) -> Vocabulary
         features.update(_word_map(part.model.features, at, "features"))
         flags.update(_word_map(part.model.flags, at, "flags"))
         packages.update(_word_map(part.model.packages, at, "packages"))
+        for name in features.keys() & flags.keys():
+            clash(name, f"`{name}` is a feature and a flag", "flags" if name in part.model.flags else "features")
         for name, data in part.model.retired_environment.items():
             retired[name] = Word(name, data.use, at("retired_environment", name), {"engine": data.engine})
         for platform, archs in part.model.architectures.items():
             for name, data in archs.items():
                 where = at("architectures", platform, name)
                 before = architectures.get(name)
+                if before is not None and before.platform != platform:
+                    clash(name, f"`{name}` is an architecture of {before.platform} too", "architectures", platform)
                 architectures[name] = Architecture(
                     name,
                     platform,
@@ -107,7 +119,7 @@ def _facet(part: Part, name: str, data: schema.FacetData, vocabulary: Vocabulary
         words = (True, False)
     of, kinds = _CORE.get(name, (data.of, ("word", "arch", "integer", "text", "boolean")))
     if data.of != of or data.kind not in kinds:
-        message = f"facets.{name}: expected a facet of the {of}, of kind {' or '.join(kinds)}"
+        message = f"facets.{name}: expected a facet of the {of}, of kind {', '.join(kinds)}"
         help_ = "" if name in _CORE else "sets of words are asked for as features or flags"
         problems.append(part.document.problem(here, message, help_, key=True))
     where = part.document.key_at(*here)
@@ -122,9 +134,6 @@ def _check_words(part: Part, vocabulary: Vocabulary, sets: set[str], problems: l
         problems.append(part.document.problem((*part.path, *path), f"{where}: {message}", help_, key=True))
 
     model, platforms = part.model, vocabulary.words.get("platforms", {})
-    for group, others in (("features", vocabulary.flags), ("flags", vocabulary.features)):
-        for name in getattr(model, group).keys() & others.keys():
-            report((group, name), f"`{name}` is a feature and a flag", "rename one of them")
     for name in model.words.keys() - sets:
         report(("words", name), f"no facet takes its values from `{name}`", did_you_mean(name, sets))
     for name in model.architectures.keys() - platforms.keys():
@@ -132,8 +141,3 @@ def _check_words(part: Part, vocabulary: Vocabulary, sets: set[str], problems: l
     for name in model.words.get("platforms", {}):
         if not vocabulary.architectures_of(name):
             report(("words", "platforms", name), f"`{name}` has no architecture", "add one under `architectures`")
-    for platform, archs in model.architectures.items():
-        for name in archs:
-            owner = vocabulary.architectures[name].platform
-            if owner != platform:
-                report(("architectures", platform, name), f"`{name}` belongs to {owner} too", "rename one of them")

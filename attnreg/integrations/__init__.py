@@ -1,0 +1,1 @@
+"""attnreg inside real engines: what they call things, in attnreg's words."""

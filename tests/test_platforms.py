@@ -1,0 +1,217 @@
+"""Platform: what it refuses, and what detection reads on machines of every kind, none of which is at hand."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib.metadata
+import importlib.util
+import pickle
+import platform as host
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnreg
+from attnreg import Platform, RequestError, platforms
+
+WORD = "expected a word of the registry's vocabulary"
+NAMES = "expected a mapping of names to versions, or a set of names"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"platform": ""}, f"platform is ''; {WORD}"),
+    ({"arch": None}, f"arch is None; {WORD}"),
+    ({"flags": "aiter"}, "flags is 'aiter'; expected a set of words, for example {'sinks'}"),
+    ({"flags": {None}}, f"flags is None; {WORD}"),
+    ({"packages": "torch"}, f"packages is 'torch'; {NAMES}"),
+    ({"packages": 5}, f"packages is 5; {NAMES}"),
+    ({"packages": {"torch": None}}, f"packages is {{'torch': None}}; {NAMES}"),
+    ({"packages": {"torch": 2.13}}, f"packages is {{'torch': 2.13}}; {NAMES}"),
+    ({"packages": [("torch", "2", "3")]}, f"packages is [('torch', '2', '3')]; {NAMES}"),
+    ({"packages": [1]}, f"packages is [1]; {NAMES}"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(case[0]) for case in REFUSED])
+def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        Platform(**{"platform": "cuda", "arch": "sm90", **changes})
+    assert str(caught.value) == message
+
+
+PACKAGES: list[tuple[Any, Any]] = [
+    (None, None),
+    ({}, ()),
+    ({"b": "2", "a": "1"}, (("a", "1"), ("b", "2"))),
+    (["b", "a"], (("a", ""), ("b", ""))),
+    ([("a", "1"), ("a", "2")], (("a", "2"),)),
+]
+
+
+@pytest.mark.parametrize(("given", "kept"), PACKAGES, ids=str)
+def test_packages_are_kept_as_sorted_pairs(given: Any, kept: Any) -> None:
+    one = Platform(platform="cuda", arch="sm90", packages=given)
+    assert one.packages == kept
+    assert one == pickle.loads(pickle.dumps(one)) == dataclasses.replace(one)
+    assert hash(one) == hash(pickle.loads(pickle.dumps(one)))
+
+
+def test_the_dictionary_form() -> None:
+    one = Platform(platform="rocm", arch="gfx942", flags={"b", "a"}, packages=["x"])  # type: ignore[arg-type]
+    assert one.to_dict() == {"platform": "rocm", "arch": "gfx942", "flags": ["a", "b"], "packages": {"x": ""}}
+    assert Platform(platform="cpu", arch="aarch64").to_dict()["packages"] is None
+
+
+# detection -----------------------------------------------------------------------------------------------------------
+
+
+class FakeCuda:
+    """libcuda with some devices; None stands for a device that fails, ``init`` for what cuInit returns."""
+
+    def __init__(self, *capabilities: tuple[int, int] | None, init: int = 0) -> None:
+        self.capabilities, self.init = capabilities, init
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self.init
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self.capabilities)
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
+        device._obj.value = index
+        return 101 if self.capabilities[index] is None else 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:  # noqa: N802
+        capability = self.capabilities[device.value]
+        assert capability is not None
+        value._obj.value = capability[{75: 0, 76: 1}[attribute]]
+        return 0
+
+
+Machine = Callable[..., tuple[tuple[str, str], ...]]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default: attnreg.Registry) -> Machine:
+    """A machine with the files and libraries of a test; answers its devices."""
+
+    def detect(
+        cuda: FakeCuda | None = None,
+        files: dict[str, str] | None = None,
+        machine: str = "x86_64",
+    ) -> tuple[tuple[str, str], ...]:
+        def library(name: str) -> FakeCuda:
+            assert name == "libcuda.so.1"
+            if cuda is None:
+                raise OSError("libcuda.so.1: cannot open shared object file")
+            return cuda
+
+        for name, text in (files or {}).items():
+            file = tmp_path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        monkeypatch.setattr(ctypes, "CDLL", library)
+        monkeypatch.setattr(host, "machine", lambda: machine)
+        monkeypatch.setattr(platforms, "_KFD", tmp_path / "kfd")
+        monkeypatch.setattr(platforms, "_DRM", tmp_path / "drm")
+        monkeypatch.setattr(platforms, "_CPUINFO", tmp_path / "cpuinfo")
+        found = Platform.detect_all(default.vocabulary, environ={})
+        assert Platform.detect(default.vocabulary, environ={}) == found[0]
+        return tuple((p.platform, p.arch) for p in found)
+
+    return detect
+
+
+def kfd(*versions: int) -> dict[str, str]:
+    return {
+        f"kfd/{i}/properties": f"cpu_cores_count 0\ngfx_target_version {v}\nname \n" for i, v in enumerate(versions)
+    }
+
+
+def pci(*devices: tuple[str, str]) -> dict[str, str]:
+    names = ("vendor", "device")
+    return {f"drm/card{i}/device/{n}": f"{v}\n" for i, d in enumerate(devices) for n, v in zip(names, d, strict=True)}
+
+
+CPU = ("cpu", "x86_64")
+MACHINES: list[tuple[str, dict[str, Any], tuple[tuple[str, str], ...]]] = [
+    ("nothing but a processor", {}, (CPU,)),
+    ("eight alike are one", {"cuda": FakeCuda(*[(9, 0)] * 8)}, (("cuda", "sm90"), CPU)),
+    (
+        "two kinds, in the driver's order",
+        {"cuda": FakeCuda((12, 0), (8, 0))},
+        (("cuda", "sm120"), ("cuda", "sm80"), CPU),
+    ),
+    ("a driver without devices", {"cuda": FakeCuda()}, (CPU,)),
+    ("a driver that does not start", {"cuda": FakeCuda((9, 0), init=100)}, (CPU,)),
+    ("a device that fails", {"cuda": FakeCuda(None, (10, 3))}, (("cuda", "sm103"), CPU)),
+    # node 0 is the processor
+    ("MI300X", {"files": kfd(0, 90402, 90402)}, (("rocm", "gfx942"), CPU)),
+    ("MI210: the stepping is hexadecimal", {"files": kfd(0, 90010)}, (("rocm", "gfx90a"), CPU)),
+    ("MI350X", {"files": kfd(0, 90500)}, (("rocm", "gfx950"), CPU)),
+    ("MI450", {"files": kfd(0, 120500)}, (("rocm", "gfx1250"), CPU)),
+    ("RX 7900 and RX 9070", {"files": kfd(0, 110000, 120001)}, (("rocm", "gfx1100"), ("rocm", "gfx1201"), CPU)),
+    ("node 10 follows node 9", {"files": kfd(*[0] * 9, 90402, 110000)}, (("rocm", "gfx942"), ("rocm", "gfx1100"), CPU)),
+    ("a node without a version", {"files": {"kfd/0/properties": "simd_count 4\n"}}, (CPU,)),
+    ("Data Center GPU Max", {"files": pci(("0x8086", "0x0bd5"))}, (("xpu", "xe_hpc"), CPU)),
+    ("Arc B580", {"files": pci(("0x8086", "0xe20b"))}, (("xpu", "xe2"), CPU)),
+    ("integrated Intel graphics", {"files": pci(("0x8086", "0xa780"))}, (CPU,)),
+    ("another vendor's card", {"files": pci(("0x1002", "0xe20b"))}, (CPU,)),
+    ("a card that cannot be read", {"files": pci(("0x8086", "what"))}, (CPU,)),
+    ("AVX-512", {"files": {"cpuinfo": "flags\t\t: fpu avx2 avx512f\nbugs : x\n"}}, (("cpu", "x86_64_avx512"),)),
+    ("AMX", {"files": {"cpuinfo": "flags\t\t: avx512f amx_tile\n"}}, (("cpu", "x86_64_amx"),)),
+    ("a word in a later line", {"files": {"cpuinfo": "flags : avx2\nbugs : avx512f\n"}}, (CPU,)),
+    ("Grace", {"machine": "aarch64"}, (("cpu", "aarch64"),)),
+    ("Apple silicon", {"machine": "arm64"}, (("cpu", "aarch64"),)),
+    ("Windows", {"machine": "AMD64"}, (CPU,)),
+    ("an architecture of its own", {"machine": "riscv64"}, (("cpu", "riscv64"),)),
+]
+
+
+@pytest.mark.parametrize(("about", "found"), [case[1:] for case in MACHINES], ids=[case[0] for case in MACHINES])
+def test_devices(machine: Machine, about: dict[str, Any], found: tuple[tuple[str, str], ...]) -> None:
+    assert machine(**about) == found
+
+
+FLAGS = [("", set()), ("aiter", {"aiter"}), (" aiter , aiter_mha,", {"aiter", "aiter_mha"})]
+
+
+@pytest.mark.parametrize(("text", "flags"), FLAGS)
+def test_flags_come_from_the_environment(default: attnreg.Registry, text: str, flags: set[str]) -> None:
+    assert Platform.detect(default.vocabulary, environ={"ATTNREG_FLAGS": text}).flags == flags
+
+
+def test_without_a_mapping_the_process_is_asked(default: attnreg.Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNREG_FLAGS", "aiter_mla")
+    assert Platform.detect(default.vocabulary).flags == {"aiter_mla"}
+    assert Platform.detect(default.vocabulary, environ={}).flags == set()
+
+
+def test_packages_are_found_by_distribution_and_else_by_module(
+    default: attnreg.Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"amd-aiter": "0.1", "flash_attn_3": "3.0.0b1", "torch": "2.13.0"}
+    asked: list[str] = []
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    def find_spec(name: str) -> object | None:
+        asked.append(name)
+        return object() if name == "flash_mla" else None
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    found = platforms.installed_packages(default.vocabulary.packages)
+    assert found == {"aiter": "0.1", "flash-attn-3": "3.0.0b1", "flash-mla": "", "torch": "2.13.0"}
+    # finding flash_attn.cute would import flash_attn
+    assert not [name for name in asked if "." in name]
+
+
+def test_this_machine_is_something_that_the_default_registry_knows(default: attnreg.Registry) -> None:
+    for here in Platform.detect_all(default.vocabulary):
+        assert here.platform in default.vocabulary.words["platforms"]
