@@ -8,7 +8,7 @@ from dataclasses import replace
 from attnreg import schema
 from attnreg.errors import Problem, RegistryError
 from attnreg.parts import Part, Parts, Reporter
-from attnreg.registry import Backend, Choice, Derived, Entry, Fallback, Invariant, Order, Registry, SourceRef
+from attnreg.registry import Backend, Choice, Derived, Entry, Fallback, Invariant, Known, Order, Registry, SourceRef
 from attnreg.rows import RowCompiler
 from attnreg.vocabulary import Facet
 from attnreg.words import compile_vocabulary
@@ -54,6 +54,9 @@ class _Compiler(Reporter):
             derived=derived,
             choices=tuple(self._choice(part, backends) for part in self.parts.choices),
             fallbacks=tuple(self._fallbacks()),
+            known=tuple(
+                Known(part.model.finding, part.model.because, part.document.at(*part.path)) for part in self.parts.known
+            ),
             invariants=tuple(self._invariant(part, backends) for part in self.parts.invariants),
             sources=self.refs,
             files=files,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ _WIDEN_LAST = ("arch", "attention", "role", "phase", "kv_dtype")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A box of configurations that all change alike: for each facet that matters, its values in words.
+    """A box of configurations that all change alike: what it narrows of its change's frame, facet by facet, in words.
 
     ``count`` is how many configurations it adds to the boxes before it; ``example`` is one of them.
     """
@@ -36,17 +36,19 @@ class Region:
 
     @property
     def text(self) -> str:
-        return (
-            " · ".join(f"{name} {values}" if name else values for name, values in self.facets) or "every configuration"
-        )
+        return facets_text(self.facets) or "all of them"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """All configurations that go from one backend (None: none) to another; ``rest`` are outside the regions listed."""
+    """All configurations that go from one backend (None: none) to another; ``rest`` are outside the regions listed.
+
+    ``frame`` is what all of them have in common, facet by facet, in words.
+    """
 
     before: str | None
     after: str | None
+    frame: tuple[tuple[str, str], ...]
     count: int
     regions: tuple[Region, ...]
     rest: int
@@ -81,6 +83,7 @@ class Diff:
                 {
                     "before": c.before,
                     "after": c.after,
+                    "frame": [{"facet": name, "values": values} for name, values in c.frame],
                     "count": c.count,
                     "rest": c.rest,
                     "regions": [
@@ -97,26 +100,52 @@ class Diff:
         }
 
 
-def diff(before: Registry, after: Registry, *, within: Mapping[str, Any] | None = None, limit: int = 8) -> Diff:
+def facets_text(facets: Iterable[tuple[str, str]]) -> str:
+    """``arch sm90 · kv_dtype fp8 · sinks``."""
+    bare = ("features", "packages")
+    return " · ".join(v if n in bare and not v.startswith("at most") else f"{n} {v}" for n, v in facets)
+
+
+def diff(
+    before: Registry,
+    after: Registry,
+    *,
+    within: Mapping[str, Any] | None = None,
+    any_packages: bool = False,
+    limit: int = 8,
+) -> Diff:
     """Every configuration whose backend differs, grouped by what it had and what it gets.
 
     ``within`` narrows the question: facet -> value, or a collection of values (of features, flags and packages: all of
-    them). At most ``limit`` boxes are listed for each pair of backends, the one nearest to an ordinary request first;
-    the counts are exact all the same.
+    them). Every package is taken as installed, unless ``any_packages`` lets each be there or not. At most ``limit``
+    boxes are listed for each pair of backends, the one nearest to an ordinary request first; the counts are exact all
+    the same.
 
     Raises ValueError for a facet in ``within`` that neither registry distinguishes, or a value that neither knows.
     """
     space = Space([before, after])
     d = space.diagrams
-    inside = d.conjoin([space.possible, *(_within(space, facet, wanted) for facet, wanted in (within or {}).items())])
+    inside = d.conjoin(
+        [
+            space.possible,
+            *(_within(space, facet, wanted) for facet, wanted in (within or {}).items()),
+            *(
+                d.among(k, [v.ordinary])
+                for k, v in enumerate(space.variables)
+                if v.facet == "packages" and not any_packages
+            ),
+        ]
+    )
     old, new = Model(space, before).chosen(), Model(space, after).chosen()
     pairs = d.apply(lambda a, b: None if a == b else (a, b), old, new)
     pairs = d.ite(inside, pairs, d.terminal(None))
     changes = []
     for pair in d.terminals(pairs) - {None}:
         region = d.apply(lambda value, p=pair: value == p, pairs)
-        boxes, rest = _cover(space, region, limit)
-        changes.append(Change(pair[0], pair[1], d.count(region), tuple(boxes), rest))
+        frame = _frame(space, region, inside)
+        boxes, rest = _cover(space, region, frame, limit)
+        shown = {k: c for k, c in frame.items() if any_packages or space.variables[k].facet != "packages"}
+        changes.append(Change(pair[0], pair[1], tuple(_describe(space, shown)), d.count(region), tuple(boxes), rest))
     changes.sort(key=lambda c: (-c.count, c.before or "", c.after or ""))
     return Diff(before, after, d.count(inside), tuple(changes))
 
@@ -147,7 +176,19 @@ def _within(space: Space, facet: str, wanted: Any) -> Node:
     return d.among(level, map(space.variables[level].class_of, values))
 
 
-def _cover(space: Space, region: Node, limit: int) -> tuple[list[Region], int]:
+def _frame(space: Space, region: Node, inside: Node) -> Box:
+    """The smallest box that holds a region: for each facet that it restricts, the classes that occur in it."""
+    d = space.diagrams
+    out: Box = {}
+    for level, size in enumerate(d.sizes):
+        found = frozenset(c for c in range(size) if d.conjoin([region, d.among(level, [c])]) != d.false)
+        asked = frozenset(c for c in range(size) if d.conjoin([inside, d.among(level, [c])]) != d.false)
+        if found != asked or len(asked) < size:
+            out[level] = found
+    return out
+
+
+def _cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Region], int]:
     """Boxes inside a region that cover it, each as large as it can be, and how many points the limit left out."""
     d, out, left = space.diagrams, list[Region](), region
     # a box may hold what no request can be
@@ -157,10 +198,16 @@ def _cover(space: Space, region: Node, limit: int) -> tuple[list[Region], int]:
         assert point is not None
         box = _widened(space, spread, point)
         inside = d.box(box)
-        facets = tuple(_describe(space, box))
+        facets = tuple(_describe(space, _narrowed(box, frame), frame))
         out.append(Region(facets, d.count(d.conjoin([left, inside])), space.example(point)))
         left = d.ite(inside, d.false, left)
     return out, d.count(left)
+
+
+def _narrowed(box: Box, frame: Box) -> Box:
+    """What a box says beyond its frame."""
+    inside = {level: classes & frame.get(level, classes) for level, classes in box.items()}
+    return {level: classes for level, classes in inside.items() if classes != frame.get(level)}
 
 
 def _widened(space: Space, region: Node, point: list[int]) -> Box:
@@ -182,8 +229,8 @@ def _widened(space: Space, region: Node, point: list[int]) -> Box:
     return box
 
 
-def _describe(space: Space, box: Box) -> Iterator[tuple[str, str]]:
-    """The facets that a box restricts, and to what, in words."""
+def _describe(space: Space, box: Box, frame: Box | None = None) -> Iterator[tuple[str, str]]:
+    """The facets that a box restricts, and to what, in words; inside a frame, if one is given."""
     on: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
     off: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
     for level in sorted(box):
@@ -195,7 +242,7 @@ def _describe(space: Space, box: Box) -> Iterator[tuple[str, str]]:
             (on if box[level] == {1} else off)[variable.facet].append(variable.name)
         else:
             yield variable.name, _values_text(variable, box[level])
-    features = [v.name for v in space.variables if v.facet == "features"]
+    features = [v.name for k, v in enumerate(space.variables) if v.facet == "features" and k not in (frame or ())]
     free = [w for w in features if w not in on["features"] and w not in off["features"]]
     if len(off["features"]) > max(len(free), 2):
         # what it may have says it shorter than what it must not have

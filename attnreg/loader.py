@@ -201,6 +201,7 @@ class _Reading:
             self.parts.orders.append(Part(data.root, document))
         else:
             self.parts.invariants += [Part(item, document, ("invariants", i)) for i, item in enumerate(data.invariants)]
+            self.parts.known += [Part(item, document, ("known", i)) for i, item in enumerate(data.known)]
 
     def _note_broken(self, document: Document, data: Any) -> None:
         for key in ("backends", "sources"):

@@ -40,6 +40,7 @@ class Parts:
     places: list[Part] = field(default_factory=list)
     choices: list[Part] = field(default_factory=list)
     invariants: list[Part] = field(default_factory=list)
+    known: list[Part] = field(default_factory=list)
     sources: list[Part] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from attnreg.classes import every_clause
 from attnreg.errors import Location
 from attnreg.matchers import ANY
 from attnreg.model import Model
@@ -69,7 +70,10 @@ def _asked_packages(selection: Selection) -> set[str]:
 
 
 def check(registry: Registry) -> list[Finding]:
-    """Every finding about a registry, in the order of its files. Exact: no configuration is left out."""
+    """Every finding about a registry, in the order of its files. Exact: no configuration is left out.
+
+    What the registry lists as ``known`` is left out; a known finding that is found no longer is one itself.
+    """
     space = Space([registry])
     model = Model(space, registry)
     findings = [
@@ -80,9 +84,20 @@ def check(registry: Registry) -> list[Finding]:
         *_cases(model),
         *_rows(model),
         *_words(registry),
+        *_derived(registry),
+    ]
+    findings = [
+        *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
+        *_no_longer(registry, findings),
     ]
     files = {file: i for i, file in enumerate(registry.files)}
     return sorted(findings, key=lambda f: (files[f.where.file], f.where.line))
+
+
+def _no_longer(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
+    for known in registry.known:
+        if not any(f.message.startswith(known.finding) for f in findings):
+            yield Finding("stale exception", known.where, f"found no longer: {known.finding}", "remove it from `known`")
 
 
 # invariants ----------------------------------------------------------------------------------------------------------
@@ -183,6 +198,11 @@ def _rows(model: Model) -> Iterator[Finding]:
     for row in model.registry.backends.values():
         yield from _variants(model, row)
         yield from _rules(model, row)
+        if not all(
+            {"arch", "packages"} & {c.facet for c in (*v.when.walk(), *v.requires.walk())} for v in row.variants
+        ):
+            message = f"{row.name} asks for no package and no architecture"
+            yield Finding("unguarded row", row.where, message, "say under `requires` what it cannot run without")
         if row.name not in ordered and row.only_on_request is None:
             message = f"{row.name} stands in no order"
             yield Finding("unplaced row", row.where, message, "add it to one, or say why in `only_on_request`")
@@ -217,7 +237,6 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
 def _words(registry: Registry) -> Iterator[Finding]:
     """Words that a request may use and that no backend accepts anywhere; borrowed words are their owner's business."""
     rows, vocabulary = registry.backends.values(), registry.vocabulary
-    own = {PurePath(row.where.file).parent for row in rows}
     unused: list[tuple[Word, str]] = []
     for key, facet in vocabulary.claims.items():
         claims = [next((c.matcher for c in v.claims if c.key == key), ANY) for row in rows for v in row.variants]
@@ -227,5 +246,18 @@ def _words(registry: Registry) -> Iterator[Finding]:
     served = {f for row in rows for v in row.variants for f in v.served}
     unused += [(w, f"no backend serves {w.name}") for w in vocabulary.features.values() if w.name not in served]
     for word, message in unused:
-        if PurePath(word.where.file).parent in own:
+        if PurePath(word.where.file).parent in _own(registry):
             yield Finding("unused word", word.where, message, "remove the word, or claim it")
+
+
+def _derived(registry: Registry) -> Iterator[Finding]:
+    """Derived facets that nothing reads."""
+    read = {clause.facet for clause in every_clause(registry)}
+    for derived in registry.derived.values():
+        if derived.name not in read and PurePath(derived.where.file).parent in _own(registry):
+            yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")
+
+
+def _own(registry: Registry) -> set[PurePath]:
+    """Where the registry's own files are; what it extends is its owner's business."""
+    return {PurePath(row.where.file).parent for row in registry.backends.values()}

@@ -128,7 +128,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """When a request by name gives way to the order: ``when`` holds, and its one reason is about a facet of ``only``."""
+    """When a request by name gives way to the order: ``when`` holds, its one reason is about a facet of ``only``."""
 
     when: Condition
     only: frozenset[str]
@@ -148,6 +148,15 @@ class Invariant:
     never: frozenset[str] = frozenset()
     finds: bool = False
     native: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A finding that stays as it is: how its message begins, and why."""
+
+    finding: str
+    because: str
+    where: Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +205,7 @@ class Registry:
     choices: tuple[Choice, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     invariants: tuple[Invariant, ...] = ()
+    known: tuple[Known, ...] = ()
     sources: Mapping[str, SourceRef] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     trusted: frozenset[str] = frozenset()

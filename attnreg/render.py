@@ -10,7 +10,6 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from attnreg.diff import Diff
     from attnreg.platforms import Platform
@@ -147,6 +146,8 @@ def print_diff(difference: Diff, console: Console) -> None:
     """Print what changes between two registries: for each pair of backends its boxes and counts."""
     from rich.text import Text
 
+    from attnreg.diff import facets_text
+
     title = Text(f"{difference.before.title} → {difference.after.title}", style="bold")
     console.print(title)
     changed, size = difference.count, difference.size
@@ -159,13 +160,21 @@ def print_diff(difference: Diff, console: Console) -> None:
         head.append(change.after or "none", style="green" if change.after else "bold red")
         head.append(f"   {change.kind} · {change.count:,} configurations", style="dim")
         console.print(head)
-        for region in change.regions:
-            console.print(_region_line(region.text, region.count))
+        _wrapped(console, facets_text(change.frame), "  where ", "dim")
+        for region in change.regions if len(change.regions) > 1 or change.regions[0].facets else ():
+            _wrapped(console, f"{region.text} ({region.count:,})", "  • ", "")
         if change.rest:
             console.print(Text(f"  … and {change.rest:,} more (--limit shows more boxes)", style="dim"))
 
 
-def _region_line(text: str, count: int) -> Text:
+def _wrapped(console: Console, text: str, head: str, style: str) -> None:
+    """Print text that hangs under its first word."""
+    import textwrap
+
     from rich.text import Text
 
-    return Text(f"  • {text}").append(f"   {count:,}", style="dim")
+    indent = " " * len(head)
+    for line in textwrap.wrap(
+        text, console.width, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False
+    ):
+        console.print(Text(line, style=style))

@@ -239,10 +239,18 @@ class InvariantData(_Model):
     )
 
 
-class InvariantsFile(_Model):
-    """invariants.yaml: what must hold of every selection."""
+class KnownData(_Model):
+    """A finding of `attnreg check` that stays as it is, and why; one that is found no longer is a finding itself."""
 
-    invariants: list[InvariantData]
+    finding: str = Field(description="How the finding's message begins.")
+    because: str
+
+
+class InvariantsFile(_Model):
+    """invariants.yaml: what must hold of every selection, and what is known not to."""
+
+    invariants: list[InvariantData] = []
+    known: list[KnownData] = []
 
 
 # overlays ------------------------------------------------------------------------------------------------------------

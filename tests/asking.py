@@ -6,7 +6,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-import attnreg
 from attnreg import AttentionRequest, Platform, Registry
 
 BASE: dict[str, Any] = {"head_size": 128, "num_heads": 32, "num_kv_heads": 8, "block_size": 16}
@@ -30,7 +29,7 @@ def at(where: str, registry: Registry) -> Platform:
     missing = {w[1:] for w in words if w[0] == "-"}
     packages = [p for p in registry.vocabulary.packages if p not in missing] if missing else None
     platform = registry.vocabulary.architectures[arch].platform
-    return Platform(platform=platform, arch=arch, flags=flags, packages=packages)  # type: ignore[arg-type]
+    return Platform(platform=platform, arch=arch, flags=flags, packages=packages)
 
 
 def platforms(registry: Registry) -> st.SearchStrategy[Platform]:
@@ -77,11 +76,3 @@ def requests(registry: Registry) -> st.SearchStrategy[AttentionRequest]:
         index_topk=st.sampled_from([None, 1, 2048]),
         model=st.sampled_from([None, "deepseek_v3", "other"]),
     )
-
-
-def answer(request: AttentionRequest, platform: Platform, registry: Registry, backend: str | None = None) -> Any:
-    """The selection, where nothing is valid too."""
-    try:
-        return attnreg.select(request, platform, registry, backend)
-    except attnreg.NoBackendError as e:
-        return e.selection

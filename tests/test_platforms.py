@@ -58,7 +58,7 @@ def test_packages_are_kept_as_sorted_pairs(given: Any, kept: Any) -> None:
 
 
 def test_the_dictionary_form() -> None:
-    one = Platform(platform="rocm", arch="gfx942", flags={"b", "a"}, packages=["x"])  # type: ignore[arg-type]
+    one = Platform(platform="rocm", arch="gfx942", flags={"b", "a"}, packages=["x"])
     assert one.to_dict() == {"platform": "rocm", "arch": "gfx942", "flags": ["a", "b"], "packages": {"x": ""}}
     assert Platform(platform="cpu", arch="aarch64").to_dict()["packages"] is None
 

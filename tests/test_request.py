@@ -66,7 +66,7 @@ def test_a_latent_may_lack_its_rotary_or_its_nope_part() -> None:
 
 def test_it_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        AttentionRequest(head_size=128).head_size = 64  # type: ignore[misc]
+        AttentionRequest(head_size=128).head_size = 64
 
 
 SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -104,7 +104,7 @@ sys.stdout.buffer.write(pickle.dumps((request, platform, hash(request))))
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     request, platform, hash_there = pickle.loads(done.stdout)
-    here = AttentionRequest(head_size=64, features={"sinks"}, extra={"x": 1})  # type: ignore[arg-type]
+    here = AttentionRequest(head_size=64, features={"sinks"}, extra={"x": 1})
     assert request == here
     assert {request: "found"}[here] == "found"
     assert hash(here) != hash_there, "the seeds agree by chance: this test says nothing"
@@ -151,7 +151,7 @@ def test_round_trips(request: AttentionRequest) -> None:
 
 def test_the_dictionary_holds_what_differs_from_the_defaults() -> None:
     assert AttentionRequest(head_size=128).to_dict() == {"head_size": 128}
-    request = AttentionRequest(head_size=64, kv_dtype=None, features={"sinks", "alibi"}, extra={"x": True})  # type: ignore[arg-type]
+    request = AttentionRequest(head_size=64, kv_dtype=None, features={"sinks", "alibi"}, extra={"x": True})
     assert request.to_dict() == {
         "head_size": 64,
         "kv_dtype": None,
@@ -168,7 +168,7 @@ def test_from_dict_names_what_is_wrong() -> None:
 
 
 def test_facts_hold_every_facet_and_are_the_callers_own() -> None:
-    request = AttentionRequest(head_size=128, extra={"x": 1})  # type: ignore[arg-type]
+    request = AttentionRequest(head_size=128, extra={"x": 1})
     facts = request.facts()
     assert facts["head_size"] == 128
     assert facts["x"] == 1
@@ -194,6 +194,6 @@ EXPANDED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("fields", "expected"), [case[1:] for case in EXPANDED], ids=[case[0] for case in EXPANDED])
 def test_expanded_is_what_prefill_computes(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    latent = AttentionRequest(attention="mla", num_kv_heads=1, features={"lse"}, **fields)  # type: ignore[arg-type]
+    latent = AttentionRequest(attention="mla", num_kv_heads=1, features={"lse"}, **fields)
     expanded = latent.expanded()
     assert expanded == dataclasses.replace(latent, phase="prefill", **{"head_size_v": None, **expected})
