@@ -217,7 +217,7 @@ def test_check_reports_every_problem_of_a_broken_registry(run: Callable[..., Run
     (tmp_path / "priorities.yaml").write_text("cuda: [{name: a, order: []}]\n")
     result = run("check", "--registry", str(tmp_path))
     assert result.status == 2
-    assert f"{tmp_path}/backends.yaml:1:15: backends.A: unknown key `summry`" in result.err
+    assert f"{tmp_path}/backends.yaml:1:16: backends.A: unknown key `summry`" in result.err
     assert "did you mean `summary`?" in result.err
     assert f"{tmp_path}/priorities.yaml:1:" in result.err
 
