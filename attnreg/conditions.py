@@ -214,7 +214,8 @@ class Parser:
         return self._known(raw, facet, path)
 
     def _unknown(self, raw: Any, facet: Facet, path: Path_) -> None:
-        what = f"unknown {_noun(facet)} '{raw}'" if isinstance(raw, str) else f"expected a word, got {shown(raw)}"
+        alike = isinstance(raw, str) or type(raw) in map(type, facet.words)
+        what = f"unknown {_noun(facet)} '{raw}'" if alike else f"expected a word, got {shown(raw)}"
         self.problem(path, what, _words_hint(raw, facet))
 
     def _known(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
@@ -224,7 +225,7 @@ class Parser:
         return equals(raw, as_written(raw))
 
     def _text(self, raw: Any, path: Path_) -> Matcher:
-        if not isinstance(raw, str):
+        if not isinstance(raw, str) or isinstance(raw, Float):
             self.problem(path, f"expected text, got {shown(raw)}", "quote it")
             return ANY
         if _GLOB.search(raw):
@@ -261,7 +262,8 @@ class Parser:
         if raw is None:
             return replace(test, text="given")
         if isinstance(raw, list) and None in raw:
-            others = ", ".join(self._matcher(v, facet, path).text for v in raw if v is not None)
+            given = [(i, v) for i, v in enumerate(raw) if v is not None]
+            others = ", ".join(self._matcher(v, facet, (*path, i)).text for i, v in given)
             return replace(test, text=f"given and not {others}")
         return test
 
@@ -321,7 +323,8 @@ class Parser:
         for i, word in enumerate(items):
             if not isinstance(word, str) or not any(word in f.words for f in sets):
                 hint = did_you_mean(as_written(word), [w for f in sets for w in f.words])
-                self.problem((*path, i), f"unknown feature or flag {shown(word)}", hint)
+                what = "unknown feature or flag" if isinstance(word, str) else "expected a word, got"
+                self.problem((*path, i), f"{what} {shown(word)}", hint)
         return clauses
 
     def _packages_test(self, raw: Any, path: Path_) -> Matcher:

@@ -60,12 +60,17 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The difference between two registries over ``size`` configurations that either can tell apart."""
+    """The difference between two registries over ``size`` configurations that both know and either can tell apart.
+
+    ``gone`` and ``new`` are the words that only one of them knows, by facet: they are no part of the comparison.
+    """
 
     before: Registry
     after: Registry
     size: int
     changes: tuple[Change, ...]
+    gone: Mapping[str, tuple[str, ...]]
+    new: Mapping[str, tuple[str, ...]]
 
     @property
     def count(self) -> int:
@@ -79,6 +84,8 @@ class Diff:
             "after": self.after.title,
             "configurations": self.size,
             "changed": self.count,
+            "only_before": {facet: list(words) for facet, words in self.gone.items()},
+            "only_after": {facet: list(words) for facet, words in self.new.items()},
             "changes": [
                 {
                     "before": c.before,
@@ -128,6 +135,7 @@ def diff(
     inside = d.conjoin(
         [
             space.possible,
+            _common(space, before, after),
             *(_within(space, facet, wanted) for facet, wanted in (within or {}).items()),
             *(
                 d.among(k, [v.ordinary])
@@ -139,15 +147,46 @@ def diff(
     old, new = Model(space, before).chosen(), Model(space, after).chosen()
     pairs = d.apply(lambda a, b: None if a == b else (a, b), old, new)
     pairs = d.ite(inside, pairs, d.terminal(None))
+    asked = _bounds(space, inside)
     changes = []
     for pair in d.terminals(pairs) - {None}:
         region = d.apply(lambda value, p=pair: value == p, pairs)
-        frame = _frame(space, region, inside)
+        frame = _bounds(space, region)
         boxes, rest = _cover(space, region, frame, limit)
-        shown = {k: c for k, c in frame.items() if any_packages or space.variables[k].facet != "packages"}
+        shown = {level: classes for level, classes in frame.items() if classes != asked[level]}
         changes.append(Change(pair[0], pair[1], tuple(_describe(space, shown)), d.count(region), tuple(boxes), rest))
     changes.sort(key=lambda c: (-c.count, c.before or "", c.after or ""))
-    return Diff(before, after, d.count(inside), tuple(changes))
+    return Diff(before, after, d.count(inside), tuple(changes), _words(before, after), _words(after, before))
+
+
+def _words(these: Registry, those: Registry) -> dict[str, tuple[str, ...]]:
+    """The words that one registry knows and another does not, by facet."""
+    out = {}
+    for name, facet in these.vocabulary.facets.items():
+        other = those.vocabulary.facets.get(name)
+        words = sorted(facet.words - other.words) if other and facet.kind in ("word", "arch", "words") else []
+        if words:
+            out[name] = tuple(words)
+    return out
+
+
+def _common(space: Space, before: Registry, after: Registry) -> Node:
+    """Where a configuration uses only words that both registries know."""
+    d, parts = space.diagrams, []
+    foreign = [
+        (facet, word)
+        for a, b in ((before, after), (after, before))
+        for facet, ws in _words(a, b).items()
+        for word in ws
+    ]
+    for level, variable in enumerate(space.variables):
+        words = {word for facet, word in foreign if facet == variable.facet}
+        if variable.word is not None:
+            parts += [d.among(level, [0])] if variable.word in words else []
+        elif words:
+            part = [c if variable.facet != "arch" else tuple(a for _, a in c) for c in variable.classes]
+            parts.append(d.among(level, [i for i, c in enumerate(part) if not set(c) <= words]))
+    return d.conjoin(parts)
 
 
 def _within(space: Space, facet: str, wanted: Any) -> Node:
@@ -176,16 +215,13 @@ def _within(space: Space, facet: str, wanted: Any) -> Node:
     return d.among(level, map(space.variables[level].class_of, values))
 
 
-def _frame(space: Space, region: Node, inside: Node) -> Box:
-    """The smallest box that holds a region: for each facet that it restricts, the classes that occur in it."""
+def _bounds(space: Space, region: Node) -> Box:
+    """The smallest box that holds a region: for each facet the classes that occur in it."""
     d = space.diagrams
-    out: Box = {}
-    for level, size in enumerate(d.sizes):
-        found = frozenset(c for c in range(size) if d.conjoin([region, d.among(level, [c])]) != d.false)
-        asked = frozenset(c for c in range(size) if d.conjoin([inside, d.among(level, [c])]) != d.false)
-        if found != asked or len(asked) < size:
-            out[level] = found
-    return out
+    return {
+        level: frozenset(c for c in range(size) if d.conjoin([region, d.among(level, [c])]) != d.false)
+        for level, size in enumerate(d.sizes)
+    }
 
 
 def _cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Region], int]:
@@ -206,8 +242,8 @@ def _cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Reg
 
 def _narrowed(box: Box, frame: Box) -> Box:
     """What a box says beyond its frame."""
-    inside = {level: classes & frame.get(level, classes) for level, classes in box.items()}
-    return {level: classes for level, classes in inside.items() if classes != frame.get(level)}
+    inside = {level: classes & frame[level] for level, classes in box.items()}
+    return {level: classes for level, classes in inside.items() if classes != frame[level]}
 
 
 def _widened(space: Space, region: Node, point: list[int]) -> Box:
@@ -242,7 +278,11 @@ def _describe(space: Space, box: Box, frame: Box | None = None) -> Iterator[tupl
             (on if box[level] == {1} else off)[variable.facet].append(variable.name)
         else:
             yield variable.name, _values_text(variable, box[level])
-    features = [v.name for k, v in enumerate(space.variables) if v.facet == "features" and k not in (frame or ())]
+    features = [
+        v.name
+        for level, v in enumerate(space.variables)
+        if v.facet == "features" and (frame is None or len(frame[level]) == 2)
+    ]
     free = [w for w in features if w not in on["features"] and w not in off["features"]]
     if len(off["features"]) > max(len(free), 2):
         # what it may have says it shorter than what it must not have
@@ -325,4 +365,4 @@ def _run_text(first: int, last: int, top: int) -> str:
 
 
 def _word(value: Any) -> str:
-    return "not given" if value is None else str(value)
+    return "not given" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,14 @@ from attnreg.errors import did_you_mean
 if TYPE_CHECKING:
     from attnreg.vocabulary import Vocabulary
 
-PREFIX = "ATTNREG_"
+PREFIXES = ("ATTNREG", "ATTN_REG")
 REGISTRY_VARIABLE = "ATTNREG_REGISTRY"
 FLAGS_VARIABLE = "ATTNREG_FLAGS"
+VLLM_VARIABLE = "ATTNREG_VLLM"
 VARIABLES = {
     REGISTRY_VARIABLE: "the registry to use: a bundled name, a directory, or an overlay file",
     FLAGS_VARIABLE: "flags that are on for this machine, separated by commas (Platform.detect)",
+    VLLM_VARIABLE: "lets a registry decide inside vLLM: 1 for the one of its version, or a registry to use",
 }
 
 
@@ -27,8 +30,13 @@ def environment_problems(environ: Mapping[str, str], vocabulary: Vocabulary) -> 
         if retired is not None:
             engine = retired.facts.get("engine", "an engine")
             out.append(f"{name} is set; {engine} has retired it and attnreg does not read it. Use {retired.legend}.")
-        elif name not in VARIABLES and not name.startswith("_") and name.upper().startswith((PREFIX, "ATTN_REG")):
-            if name.startswith(f"{PREFIX}COMPLETE"):
-                continue
-            out.append(f"{name} is set, but attnreg reads no such variable; {did_you_mean(name, VARIABLES)}")
+        elif name not in VARIABLES and _seems_ours(name.upper()):
+            # a high bar, as they all begin alike
+            hint = did_you_mean(name.upper(), VARIABLES, cutoff=0.8)
+            out.append(f"{name} is set, but attnreg reads no such variable; {hint}")
     return out
+
+
+def _seems_ours(name: str) -> bool:
+    # _ATTNREG_COMPLETE, which shell completion sets, is far enough from all of them
+    return name.startswith(PREFIXES) or bool(difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.9))

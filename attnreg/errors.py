@@ -83,10 +83,10 @@ class NoBackendError(LookupError):
         return NoBackendError, (self.selection,)
 
 
-def did_you_mean(word: object, known: Iterable[str], also: int = 12) -> str:
+def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: float = 0.6) -> str:
     """Help for a word that is not among those known: the nearest first, then the others up to a limit."""
     choices: Sequence[str] = sorted(set(known))
-    near = difflib.get_close_matches(str(word), choices, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(word), choices, n=1, cutoff=cutoff)
     others = [c for c in choices if c not in near]
     shown = ", ".join(others[:also]) + (", …" if len(others) > also else "")
     if near:

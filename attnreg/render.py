@@ -153,6 +153,10 @@ def print_diff(difference: Diff, console: Console) -> None:
     changed, size = difference.count, difference.size
     share = f" ({changed / size:.2%})" if changed and size else ""
     console.print(Text(f"{changed:,} of {size:,} distinguishable configurations change{share}", style="dim"))
+    for registry, words in ((difference.before, difference.gone), (difference.after, difference.new)):
+        if words:
+            text = "; ".join(f"{facet} {', '.join(names)}" for facet, names in words.items())
+            _wrapped(console, text, f"only {registry.name} knows ", "dim")
     for change in difference.changes:
         console.print()
         head = Text()

@@ -162,10 +162,11 @@ class RowCompiler(Reporter):
                 )
         capabilities.unchecked |= self._unchecked(part, part.model.unchecked)
         for feature, reason in part.model.emulated.items():
-            if self.name(part, ("emulated", feature), feature, self.vocabulary.features, "feature"):
+            if self.name(part, ("emulated", feature), feature, self.vocabulary.features, "feature", key=True):
                 capabilities.emulated[feature] = (reason, part.document.key_at(*part.path, "emulated", feature))
                 if feature in capabilities.features:
-                    self.report(part, ("emulated", feature), "is listed under `features` too", "keep one of the two")
+                    help_ = "keep one of the two"
+                    self.report(part, ("emulated", feature), "is listed under `features` too", help_, key=True)
 
     def _unchecked(self, part: Part, words: list[str]) -> dict[str, Location]:
         known = [*self.vocabulary.features, *(f.name for f in self.vocabulary.claims.values())]

@@ -360,8 +360,10 @@ def _problem(model: type[BaseModel], error: Any, document: Document, path: Path_
     if loc and loc[-1] in ("str", "int", "bool"):
         # a union complains once for each of its members
         here, expected = here[:-1], "a word, an integer, true or false"
+    elif error["type"] == "literal_error":
+        expected = error["ctx"]["expected"].replace("'", "`").replace("True", "`true`")
     message = f"expected {expected}" if expected else error["msg"].removeprefix("Value error, ")
-    message = f"{_dotted(here) or 'the file'}: {message.replace('Input should be', 'expected')}, got {shown(value)}"
+    message = f"{_dotted(here) or 'the file'}: {message}, got {shown(value)}"
     return document.problem(here, message, "quote it" if expected == "text" and isinstance(value, int) else "")
 
 

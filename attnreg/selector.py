@@ -204,8 +204,14 @@ class _Judge:
             return emulating, []
         if nearest is not None:
             return nearest
-        excluded = [(_unmet(v.when, self.point, "variant") + self._reasons(v), self._reach(v)) for v in row.variants]
+        excluded = [(self._excluded(v), self._reach(v)) for v in row.variants]
         return None, min(excluded, key=lambda e: (e[1] == 0, len(e[0]), -e[1]))[0]
+
+    def _excluded(self, variant: Variant) -> list[Reason]:
+        """All that speaks against a variant whose `when` does not hold; what it requires anyway is said once."""
+        reasons = self._reasons(variant)
+        said = {(r.facets, r.asked) for r in reasons if r.kind == "requires"}
+        return [r for r in _unmet(variant.when, self.point, "variant") if (r.facets, r.asked) not in said] + reasons
 
     def _reach(self, variant: Variant) -> int:
         """For how many architectures of this platform a variant is made."""

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attnreg import AttentionRequest, RequestError
@@ -138,7 +138,6 @@ requests = st.builds(
 
 
 @given(requests)
-@settings(deadline=None)
 def test_round_trips(request: AttentionRequest) -> None:
     for copy in (
         AttentionRequest.from_dict(request.to_dict()),

@@ -1,15 +1,19 @@
-"""A registry small enough to try every configuration of it: two architectures' worth of words, and a way to load it."""
+"""Registries small enough to try every configuration of: made by hand, or at random."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import yaml
+from hypothesis import reject
+from hypothesis import strategies as st
 
 import attnreg
+from attnreg import AttentionRequest, Platform
 
 VOCABULARY: dict[str, Any] = {
     "facets": {
@@ -84,3 +88,138 @@ def load(
         for name, data in files.items():
             (place / f"{name}.yaml").write_text(yaml.safe_dump(data, sort_keys=False, width=1000))
         return attnreg.load_registry(place, list(overlays))
+
+
+# registries at random ------------------------------------------------------------------------------------------------
+
+integers = st.integers(1, 9)
+integer_matchers = st.one_of(
+    integers,
+    st.none(),
+    st.lists(integers | st.none(), min_size=1, max_size=2),
+    st.builds(lambda low, more: {"min": low, "max": low + more}, integers, st.integers(0, 3)),
+    st.builds(lambda low: {"min": low}, integers),
+    st.builds(lambda high: {"below": high + 1}, integers),
+    st.builds(lambda n: {"multiple_of": n}, st.integers(2, 4)),
+    st.builds(lambda n: {"not": n}, integers | st.none()),
+)
+simple_conditions = st.one_of(
+    st.builds(lambda m: {"head_size": m}, integer_matchers.filter(bool)),
+    st.builds(lambda m: {"head_size_v": m}, integer_matchers),
+    st.builds(lambda m: {"block_size": m}, integer_matchers),
+    st.builds(lambda m: {"num_heads": m}, integer_matchers),
+    st.builds(lambda m: {"num_kv_heads": m}, integer_matchers),
+    st.builds(lambda m: {"ranks": m}, integer_matchers),
+    st.sampled_from([{"arch": "g1"}, {"arch": {"min": "g2"}}, {"arch": "g*"}, {"platform": "gpu"}, {"role": "draft"}]),
+    st.sampled_from(
+        [{"kv_dtype": "fp8"}, {"kv_dtype": None}, {"kv_dtype": [None, "auto"]}, {"dtype": {"not": "float16"}}]
+    ),
+    st.sampled_from([{"quantized": True}, {"quantized": False}, {"eager": True}, {"eager": None}]),
+    st.sampled_from([{"features": ["sinks"]}, {"features": {"only": ["alibi"]}}, {"without": ["sinks", "fast"]}]),
+    st.sampled_from([{"flags": ["fast"]}, {"packages": ["lib"]}, {"packages": ["lib>=2"]}, {"packages": ["lib<3"]}]),
+    st.sampled_from([{"model": "gpt"}, {"model": "g*"}, {"model": "*t"}, {"model": None}, {"model": {"not": "g?t"}}]),
+)
+pairs = st.lists(simple_conditions, min_size=1, max_size=2).map(lambda cs: {k: v for c in cs for k, v in c.items()})
+conditions = st.one_of(
+    pairs,
+    st.builds(lambda a, b: {"any": [a, b]}, pairs, simple_conditions),
+    st.builds(lambda a, b: {**a, "not": b}, simple_conditions, pairs),
+)
+claims = st.fixed_dictionaries(
+    {},
+    optional={
+        "head_sizes": integer_matchers.filter(bool),
+        "head_sizes_v": integer_matchers.filter(bool),
+        "block_sizes": integer_matchers.filter(bool),
+        "num_heads": integer_matchers.filter(bool),
+        "num_kv_heads": integer_matchers.filter(bool),
+        "dtypes": st.just("float16"),
+        "kv_dtypes": st.sampled_from(["auto", "fp8", ["auto", "fp8"]]),
+        "features": st.sampled_from([["sinks"], ["alibi"], ["alibi", "sinks"]]),
+    },
+)
+rules = st.lists(conditions.map(lambda when: {"when": when, "reject": "r"}), max_size=2)
+emulated = st.sampled_from([{}, {}, {"sinks": "slow"}, {"alibi": "slow"}])
+
+
+def _consistent(data: dict[str, Any]) -> dict[str, Any]:
+    """What is emulated is not native too."""
+    native = [f for f in data["capabilities"].get("features", ()) if f not in data["emulated"]]
+    return {**data, "capabilities": {**data["capabilities"], "features": native}}
+
+
+variants = st.lists(
+    st.fixed_dictionaries({"capabilities": claims, "emulated": emulated, "rules": rules, "when": conditions}).map(
+        _consistent
+    ),
+    max_size=2,
+).map(lambda vs: [{**v, "name": f"V{i}"} for i, v in enumerate(vs)])
+rows = st.builds(
+    lambda data, requires, vs, status: row(**_consistent(data), requires=requires, variants=vs, status=status),
+    st.fixed_dictionaries({"capabilities": claims, "emulated": emulated, "rules": rules}),
+    st.none() | conditions,
+    variants,
+    st.sampled_from(["stable", "stable", "stable", "experimental"]),
+)
+entries = st.lists(st.sampled_from(["A", "B", "C"]), min_size=1, max_size=3, unique=True).flatmap(
+    lambda names: st.tuples(
+        *(st.just(n) | st.builds(lambda c, n=n: {"backend": n, "if": c}, conditions) for n in names)
+    )
+)
+orders = st.lists(st.tuples(conditions, entries), max_size=2).flatmap(
+    lambda some: entries.map(
+        lambda last: [
+            *({"name": f"o{i}", "when": when, "order": list(order)} for i, (when, order) in enumerate(some)),
+            {"name": "last", "order": list(last)},
+        ]
+    )
+)
+choices = st.lists(
+    st.builds(
+        lambda strength, name, when: {strength: name, "when": when},
+        st.sampled_from(["require", "prefer", "deny"]),
+        st.sampled_from(["A", "B", "C"]),
+        conditions | st.just({}),
+    ),
+    max_size=3,
+)
+
+
+@st.composite
+def registries(draw: st.DrawFn) -> attnreg.Registry:
+    """Any registry of three rows, one platform's orders, and an overlay of choices."""
+    backends = {name: draw(rows) for name in ("A", "B", "C")}
+    try:
+        return load(backends, {"gpu": draw(orders)}, overlays=[{"choices": draw(choices)}])
+    except attnreg.RegistryError:
+        # the same condition twice in a list is refused as unreachable
+        reject()
+
+
+def questions(random: Random, registry: attnreg.Registry, number: int) -> list[tuple[AttentionRequest, Platform]]:
+    """Configurations at random, of values near those that such registries name."""
+    words = registry.vocabulary.words
+
+    def one() -> tuple[AttentionRequest, Platform]:
+        heads = random.choice([None, 1, 2, 3, 4, 6, 7, 8, 9, 12, 20])
+        kv_heads = random.choice([None, *(n for n in range(1, 13) if heads is None or heads % n == 0)])
+        extra = {"eager": random.choice([None, True, False]), "ranks": random.choice([None, 0, *range(1, 14)])}
+        request = AttentionRequest(
+            head_size=random.randrange(1, 14),
+            head_size_v=random.choice([None, *range(1, 14)]),
+            block_size=random.choice([None, *range(1, 14)]),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            dtype=random.choice(list(words["dtypes"])),
+            kv_dtype=random.choice([None, *words["kv_dtypes"]]),
+            role=random.choice(list(words["roles"])),
+            model=random.choice([None, "gpt", "got", "gemma", "bart", "x"]),
+            features={f for f in registry.vocabulary.features if random.random() < 0.4},
+            extra=extra,
+        )
+        arch = random.choice(list(registry.vocabulary.architectures.values()))
+        flags = {f for f in registry.vocabulary.flags if random.random() < 0.5}
+        packages = random.choice([None, {}, {"lib": ""}, {"lib": "1"}, {"lib": "2.5"}, {"lib": "3"}])
+        return request, Platform(platform=arch.platform, arch=arch.name, flags=flags, packages=packages)
+
+    return [one() for _ in range(number)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 import jinja2
 
 from attnreg.conditions import Condition
-from attnreg.loader import registry_root
+from attnreg.diff import diff, facets_text
+from attnreg.loader import load_registry, registry_root
 from attnreg.registry import Backend, Order, Registry, Variant
 from attnreg.source import Document
 from attnreg.vocabulary import Architecture
 
 TEMPLATES = Path(__file__).parent / "templates"
 NATIVE, EMULATED, UNCHECKED = "✓", "◐", "?"
+# where the page of what changed between two versions looks
+CHANGES_ON = ("sm80", "sm90", "sm100", "sm120", "gfx942", "gfx1100")
 # claims that say who a row is, not what it accepts
 _IDENTITY = ("platforms", "attention", "phase")
 Known = Mapping[str, Any]
@@ -25,6 +29,52 @@ Known = Mapping[str, Any]
 
 def blocks(registry: Registry) -> dict[str, str]:
     """Name of each generated block -> its Markdown."""
+    everywhere = {"table": table, "page": Page(registry), "registry": registry}
+
+    def render(template: str, **values: Any) -> str:
+        return _render(template, everywhere | values)
+
+    names: tuple[str, ...] = (
+        "registry",
+        "by-architecture",
+        "orders",
+        "backends",
+        "legend",
+        "invariants",
+        "sources",
+        "links",
+    )
+    if not registry.imports:
+        names = (*names, "known")
+    out = {name: render(name.replace("-", "_")) for name in names}
+    for family in families(registry):
+        out[f"capabilities-{family.name}"] = render("capabilities", family=family)
+    return out
+
+
+@cache
+def change_blocks(before: str, after: str) -> dict[str, str]:
+    """What changes between two bundled registries, for some well-known architectures."""
+    old, new = load_registry(before), load_registry(after)
+    archs = [new.vocabulary.architectures[name] for name in CHANGES_ON]
+    differences = [
+        (arch, diff(old, new, within={"arch": arch.name, "role": "target", "phase": "any"}, limit=4)) for arch in archs
+    ]
+    first = differences[0][1]
+    words = [("only before", first.gone), ("only after", first.new)]
+    rows = [
+        ("gone", sorted(set(old.backends) - set(new.backends))),
+        ("new", sorted(set(new.backends) - set(old.backends))),
+    ]
+    lines = [f"- backends {which}: {', '.join(names)}" for which, names in rows if names]
+    lines += [f"- {facet}, {which}: {', '.join(names)}" for which, found in words for facet, names in found.items()]
+    return {
+        "words": "\n".join(lines),
+        "changes": _render("changes", {"differences": differences, "facets_text": facets_text}),
+    }
+
+
+def _render(template: str, values: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         extensions=["jinja2.ext.do"],
@@ -33,17 +83,8 @@ def blocks(registry: Registry) -> dict[str, str]:
         lstrip_blocks=True,
     )
     environment.filters |= {"plain": plain, "slug": slug}
-    environment.globals |= {"table": table, "page": Page(registry), "registry": registry}
-
-    def render(template: str, **values: Any) -> str:
-        lines = environment.get_template(f"{template}.md.j2").render(values).strip("\n").split("\n")
-        return "\n".join(line.rstrip() for line in lines)
-
-    names = ("registry", "by-architecture", "orders", "backends", "legend", "invariants", "sources", "links")
-    out = {name: render(name.replace("-", "_")) for name in names}
-    for family in families(registry):
-        out[f"capabilities-{family.name}"] = render("capabilities", family=family)
-    return out
+    lines = environment.get_template(f"{template}.md.j2").render(values).strip("\n").split("\n")
+    return "\n".join(line.rstrip() for line in lines)
 
 
 # text ----------------------------------------------------------------------------------------------------------------
@@ -365,7 +406,12 @@ class Page:
         return found | {f"`{source}`": url for source in sorted(cited) if (url := url_of(registry, source))}
 
     def raw(self, key: str) -> dict[str, Any]:
-        """A part of vocabulary.yaml as it is written, for what selection does not need: reasons, versions, sources."""
-        data = Document.load(registry_root() / "vocabulary.yaml").data
-        part: dict[str, Any] = data.get(key, {})
-        return part
+        """A part of the vocabulary as it is written, for what selection does not need: reasons, versions, sources."""
+        out: dict[str, Any] = {}
+        for file in self.registry.files:
+            if file.endswith("vocabulary.yaml"):
+                part = Document.load(registry_root().parent / file).data.get(key, {})
+                for name, value in part.items():
+                    nested = isinstance(value, dict) and isinstance(out.get(name), dict) and key == "architectures"
+                    out[name] = {**out[name], **value} if nested else value
+        return out

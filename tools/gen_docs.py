@@ -22,7 +22,7 @@ from attnreg import cli
 from attnreg.cli_options import platforms_of, questions_of
 from attnreg.errors import RegistryError
 from attnreg.explain import explain, render
-from attnreg.loader import load_registry
+from attnreg.loader import bundled_registries, load_registry
 from attnreg.registry import Registry
 
 COMMAND = "python tools/gen_docs.py"
@@ -87,6 +87,10 @@ def outputs(root: Path) -> dict[str, str]:
         "docs/explain.md": {name: transcript(root, registry, text) for name, text in EXAMPLES.items()},
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},
     }
+    for name, path in bundled_registries().items():
+        if name != "default":
+            pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
+    pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_page.change_blocks("vllm-0.20.0", "vllm-0.33.0")
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
