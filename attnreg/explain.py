@@ -178,6 +178,9 @@ def _verdict_lines(verdict: Verdict, width: int, *, platforms: bool) -> list[Tex
         names = ", ".join(platform_title(s.platform, s.registry) for s in verdict.selections)
         lines += [Text(part, style="cyan") for part in _wrap(names, width)]
     lines += _winner_lines(selection, width)
+    if selection.alternatives:
+        names = ", ".join(selection.alternatives)
+        lines += [Text(part) for part in _wrap(f"  would accept it if asked for by name: {names}", width, "    ")]
     for warning in selection.warnings:
         lines += [Text(part, style="yellow") for part in _wrap(f"  ! {warning}", width, "    ")]
     others = [c for c in selection.candidates if c is not selection.chosen]

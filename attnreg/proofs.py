@@ -213,15 +213,15 @@ def _rows(model: Model) -> Iterator[Finding]:
 
 def _variants(model: Model, row: Backend) -> Iterator[Finding]:
     d = model.d
-    taken = d.false
+    answers = [model.variant(row, i) for i in range(len(row.variants))]
+    used = d.terminals(model.pick(list(enumerate(answers))))
     for i, variant in enumerate(row.variants):
-        accepts, native = model.variant(row, i)
-        if d.ite(taken, d.false, accepts) == d.false:
+        if i not in used:
             title = f"{row.name}/{variant.name}" if variant.name else row.name
-            why = "the variants before it accept all that it does" if accepts != d.false else "it accepts nothing"
+            nothing = answers[i][0] == d.false
+            why = "it accepts nothing" if nothing else "the variants before it accept all that it does"
             message = f"{title} is never used: {why}"
             yield Finding("unreachable variant", variant.where, message, "remove it, or mend its conditions")
-        taken = d.unite([taken, native])
 
 
 def _rules(model: Model, row: Backend) -> Iterator[Finding]:

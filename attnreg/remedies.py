@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnreg.request import RequestError
+from attnreg.request import AttentionRequest, RequestError
 from attnreg.selection import Candidate, Reason, Selection
 from attnreg.selector import _select
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
-    from attnreg.request import AttentionRequest
 
 _MOST_CHANGES = 5
 _SETS = ("features", "flags", "packages")
@@ -59,7 +58,10 @@ class Change:
             return "on", str(self.value)
         if self.facet in _MODEL_FACTS:
             return "for", f"{self.facet} {self.value}"
-        return "with", f"--{self.facet.replace('_', '-')} {'none' if self.value is None else self.value}"
+        if self.facet in AttentionRequest.__dataclass_fields__:
+            return "with", f"--{self.facet.replace('_', '-')} {self.value}"
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return "with", f"--set {self.facet}={value}"
 
 
 @dataclass(frozen=True, slots=True)

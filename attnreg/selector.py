@@ -133,7 +133,9 @@ def _alternatives(selection: Selection, to_run: bool) -> tuple[str, ...]:
     ordered = [entry.backend for entry in selection.order.entries] if selection.order else []
     rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
     here = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
-    return tuple(name for name in here if _select(request, platform, registry, name, to_run).backend)
+    named = [(name, _select(request, platform, registry, name, to_run).backend) for name in here]
+    # one that gives way to the order has not accepted
+    return tuple(name for name, backend in named if backend and backend.name == name)
 
 
 def _entries(

@@ -135,15 +135,16 @@ class Document:
             raise RegistryError([self._syntax_error(e)]) from None
 
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> Problem:
-        mark, begin = error.problem_mark, error.context_mark
-        if mark is None or (begin is not None and mark.index >= len(self.text.rstrip())):
-            # what is missing at the end of the file is missed where it was begun
-            mark = begin or mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         what = " ".join(filter(None, (error.context, error.problem)))
-        tab = mark is not None and self.text[mark.index : mark.index + 1] == "\t"
-        help_ = "indent with spaces, not with tabs" if tab else ""
-        return self._problem(line, column, 1, f"not valid YAML: {what}", help_)
+        written = self.text.rstrip()
+        # what is missing at the end of the file is missed where it was begun
+        marks = [m for m in (error.problem_mark, error.context_mark) if m is not None and m.index < len(written)]
+        if not marks:
+            lines = written.splitlines() or [""]
+            return self._problem(len(lines), len(lines[-1]) + 1, 1, f"not valid YAML: {what}")
+        mark = marks[0]
+        help_ = "indent with spaces, not with tabs" if self.text[mark.index] == "\t" else ""
+        return self._problem(mark.line + 1, mark.column + 1, 1, f"not valid YAML: {what}", help_)
 
 
 class _Reader:

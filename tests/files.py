@@ -13,34 +13,37 @@ import yaml
 
 import attnreg
 
-# a row goes on from here, at line 8
-HEAD = """\
-sources: {s: {url: u, version: "1"}}
+
+def row(*lines: str) -> str:
+    """backends.yaml with two rows; the lines belong to the first, `A`, and begin at line 8."""
+    return f"""\
+sources: {{s: {{url: u, version: "1"}}}}
 backends:
   A:
     summary: The first.
     platforms: [gpu]
     attention: mha
     source: "s:path#symbol"
-"""
-OTHER = """\
+{"".join(f"    {line}" + chr(10) for line in lines)}\
   B:
     summary: The second.
     platforms: [gpu, npu]
     attention: mha
     source: "s:path#symbol"
-    capabilities: {dtypes: [float16, bfloat16], features: [sinks]}
+    capabilities: {{dtypes: [float16, bfloat16], features: [sinks]}}
 """
+
+
 FILES = {
     "vocabulary": yaml.safe_dump(tiny.VOCABULARY, sort_keys=False, width=1000),
-    "backends": "",
+    "backends": row("capabilities: {dtypes: [float16]}"),
     "priorities": "gpu:\n  - {name: all, order: [A, B]}\nnpu:\n  - {name: all, order: [B]}\n",
 }
 
 
 def write(directory: Path, **files: str) -> Path:
     """A directory with the registry, some files replaced; a file whose text is empty is left out."""
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for name, text in (FILES | files).items():
         if text:
             (directory / f"{name}.yaml").write_text(text)
@@ -57,11 +60,3 @@ def refusal(source: Any, overlays: Sequence[Any] = (), **options: Any) -> str:
 def brief(message: str) -> str:
     """A refusal without the lines of source and the carets under them."""
     return "\n".join(line for line in message.splitlines() if not re.match(r" *\d* \| ", line))
-
-
-def row(*lines: str) -> str:
-    """backends.yaml with some lines in the row `A`, which begin at line 8, and with the row `B`."""
-    return HEAD + "".join(f"    {line}\n" for line in lines) + OTHER
-
-
-FILES["backends"] = row("capabilities: {dtypes: [float16]}")

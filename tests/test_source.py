@@ -325,6 +325,13 @@ f.yaml:2:2: not valid YAML: while parsing a flow sequence did not find expected 
     2 | b: 3
       |  ^""",
     ),
+    "a value that never comes": (
+        "a: [\n\n",
+        """\
+f.yaml:1:5: not valid YAML: while parsing a flow node did not find expected node content
+    1 | a: [
+      |     ^""",
+    ),
     "quotes that are never closed, cited where they open": (
         "a: 'x\nb: 1\n",
         """\

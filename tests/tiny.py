@@ -62,7 +62,7 @@ VOCABULARY: dict[str, Any] = {
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    """A row that accepts everything of a gpu but its features."""
+    """A row that accepts everything on a gpu but features."""
     return {"summary": "s", "platforms": ["gpu"], "attention": "mha", "capabilities": {}, "source": "s:p#q", **changes}
 
 
@@ -71,6 +71,7 @@ def load(
     priorities: Mapping[str, Any] | None = None,
     *,
     invariants: Iterable[Mapping[str, Any]] = (),
+    known: Iterable[Mapping[str, Any]] = (),
     overlays: Iterable[Mapping[str, Any]] = (),
     vocabulary: Mapping[str, Any] | None = None,
 ) -> attnreg.Registry:
@@ -80,7 +81,7 @@ def load(
         "vocabulary": {**VOCABULARY, **(vocabulary or {})},
         "backends": {"sources": sources, "backends": dict(backends)},
         "priorities": priorities or {"gpu": [{"name": "all", "order": sorted(backends)}]},
-        "invariants": {"invariants": list(invariants)},
+        "invariants": {"invariants": list(invariants), "known": list(known)},
     }
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory, "tiny")

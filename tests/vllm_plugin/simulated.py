@@ -1,33 +1,40 @@
-"""What stands in for the compiled half of vLLM: its extension modules, and packages that need a GPU to be of use."""
+"""What stands in for the compiled half of vLLM: its extension modules, and packages that are of use on a GPU only."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 from types import ModuleType
 from unittest.mock import MagicMock
 
-# vLLM's own extensions, of which only the Python files are unpacked
-EXTENSIONS = (
+MODULES = (
+    # vLLM's own extensions, and FlashAttention 4, whose Python is compiled for a GPU
     "vllm._C_stable_libtorch",
     "vllm._flashmla_C",
     "vllm._flashmla_extension_C",
     "vllm._moe_C_stable_libtorch",
     "vllm.vllm_flash_attn._vllm_fa2_C",
     "vllm.vllm_flash_attn._vllm_fa3_C",
+    "vllm.vllm_flash_attn.cute",
+    # kernels
+    "b12x",
+    "flashinfer",
+    "tokenspeed_mla",
+    # guided decoding, which is imported beside what is needed
+    "llguidance",
+    "xgrammar",
 )
-# kernels that the bundled registry knows as packages, and what vLLM imports for guided decoding
-PACKAGES = ("b12x", "flashinfer", "llguidance", "tokenspeed_mla", "xgrammar")
 
 
 class Simulated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules above, and everything below them; whatever is asked of one is there, and does nothing."""
+    """Finds these modules and all below them; whatever is asked of one is there, and does nothing."""
 
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if any(f"{fullname}.".startswith(f"{name}.") for name in EXTENSIONS + PACKAGES):
+        if any(f"{fullname}.".startswith(f"{name}.") for name in MODULES):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -47,7 +54,13 @@ class _Anything(ModuleType):
         return value
 
 
+class _Wrapper:
+    """vLLM tells FlashInfer 0.6.18 by the signature of this method."""
+
+    def run(self, *, ckv_scale_arr: object = None) -> None: ...
+
+
 def install() -> None:
-    """Simulate for the rest of this process what is not installed."""
-    if not any(isinstance(finder, Simulated) for finder in sys.meta_path):
-        sys.meta_path.append(Simulated())
+    """Simulate them for the rest of this process."""
+    sys.meta_path.insert(0, Simulated())
+    importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper = _Wrapper  # type: ignore[attr-defined]
