@@ -60,8 +60,11 @@ class Variable:
         return next((i for i, c in enumerate(self.classes) if usual in c), 0)
 
     def class_of(self, value: Any) -> int:
-        """The class of any value, listed or not. Raises KeyError for one that no registry takes."""
-        return self.index[self.signature(value)]
+        """The class of any value, listed or not. Raises KeyError for one that no request has."""
+        found = self.index.get(self.signature(value))
+        if found is None:
+            raise KeyError(f"{self.name} {value!r}")
+        return found
 
     def usual(self, index: int) -> list[Any]:
         """The values of a class, the ordinary one first."""

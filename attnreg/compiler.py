@@ -194,8 +194,8 @@ class _Compiler(Reporter):
         names = [names] if isinstance(names, str) else names
         if given and not names:
             self.report(part, (strength,), "names no backend")
-        for name in names:
-            self.name(part, (strength,), name, backends, "backend")
+        for i, name in enumerate(names):
+            self.name(part, (strength, i), name, backends, "backend")
         when = self.condition(part, data.when, "when")
         return Choice(strength, tuple(names), when, part.document.at(*part.path), data.because)  # type: ignore[arg-type]
 

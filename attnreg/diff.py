@@ -200,19 +200,23 @@ def _within(space: Space, facet: str, wanted: Any) -> Node:
     d = space.diagrams
     if facet in ("features", "flags", "packages"):
         levels = [level for value in values if (level := space.level.get((facet, str(value)))) is not None]
-        return d.conjoin(d.among(k, [i for i, c in enumerate(space.variables[k].classes) if c[0]]) for k in levels)
+        there = [[i for i, c in enumerate(space.variables[k].classes) if c[0] not in (None, False)] for k in levels]
+        return d.conjoin(d.among(*pair) for pair in zip(levels, there, strict=True))
     if facet in ("platform", "arch"):
         part = 0 if facet == "platform" else 1
         return d.among(0, [i for i, c in enumerate(space.variables[0].classes) if any(v[part] in values for v in c)])
     level = space.level.get((facet, None))
     if level is None:
-        others = ", ".join(dict.fromkeys(v.facet for v in space.variables))
+        others = ", ".join(dict.fromkeys(v.facet for v in space.variables if len(v.classes) > 1))
         raise ValueError(f"the facet {facet} makes no difference in either registry; these do: {others}")
-    integers = space.variables[level].top is not None
+    variable = space.variables[level]
     for value in values:
-        if integers and value is not None and not isinstance(value, int):
+        if variable.top is not None and value is not None and not isinstance(value, int):
             raise ValueError(f"{facet} is {value!r}; expected an integer")
-    return d.among(level, map(space.variables[level].class_of, values))
+    try:
+        return d.among(level, [variable.class_of(value) for value in values])
+    except KeyError as e:
+        raise ValueError(f"no request has {e.args[0]}") from None
 
 
 def _bounds(space: Space, region: Node) -> Box:
@@ -302,12 +306,16 @@ def _at_most(asked: list[str], free: list[str]) -> str:
 
 def _package_text(space: Space, variable: Variable, classes: frozenset[int]) -> tuple[bool, str]:
     """Whether a package is there, and in which versions."""
-    wanted = {m for r in space.registries for c in every_clause(r) if c.facet == "packages" for m in c.matcher.mentions}
-    for requirement in [Requirement(variable.name), *sorted(wanted, key=str)]:
+    asked = {m for r in space.registries for c in every_clause(r) if c.facet == "packages" for m in c.matcher.mentions}
+    some = frozenset(i for i, c in enumerate(variable.classes) if c[0] is not None)
+    every = frozenset(range(len(variable.classes)))
+    for requirement in [Requirement(variable.name), *sorted(asked, key=str)]:
         if requirement.package == variable.name:
             met = frozenset(i for i, c in enumerate(variable.classes) if requirement.met_by(_one(variable.name, c[0])))
-            if classes == met or classes == frozenset(range(len(variable.classes))) - met:
+            if classes in (met, every - met):
                 return classes == met, str(requirement)
+            if classes == some - met:
+                return True, f"{variable.name} (not {requirement.versions})"
     versions = [str(variable.classes[c][0] or "none") for c in sorted(classes)]
     return True, f"{variable.name} ({', '.join(versions)})"
 

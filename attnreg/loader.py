@@ -39,14 +39,17 @@ class RegistryWarning(UserWarning):
 
 
 def load_registry(
-    source: str | os.PathLike[str] | None = None, overlays: Sequence[Overlay] = (), *, trust: Iterable[str] = ()
+    source: str | os.PathLike[str] | None = None,
+    overlays: Overlay | Sequence[Overlay] = (),
+    *,
+    trust: Iterable[str] = (),
 ) -> Registry:
     """The registry from a source, changed by overlays in their order.
 
     source: None for ``$ATTNREG_REGISTRY`` or else the default; the name of a bundled registry (`bundled_registries`); a
     directory that holds backends.yaml and priorities.yaml; or an overlay file, which names what it ``extends``.
-    overlays: files, or mappings of the same form. trust: top-level packages outside attnreg from which a row's
-    ``module`` may come.
+    overlays: one or more files, or mappings of the same form; a later one changes an earlier one too. trust: top-level
+    packages outside attnreg from which a row's ``module`` may come.
 
     Packages that declare an ``attnreg.registries`` entry point add their overlay to the default registry.
 

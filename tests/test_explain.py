@@ -23,14 +23,15 @@ GPT_OSS = Question(SINKS, "64/8 heads of 64 · sliding window 128 · sinks", "18
 
 
 def shown(explanation: Explanation, width: int) -> list[str]:
-    """What is printed, with the lines of data as `file:*` and columns two spaces apart."""
+    """What is printed, with the lines of data as `file:*`, two spaces after the reason."""
     console = Console(width=width, file=io.StringIO(), highlight=False)
     render(explanation, console)
     lines = console.file.getvalue().splitlines()
     assert [line for line in lines if len(line) > width] == []
     columns = {line.index("backends.yaml:") for line in lines if "  backends.yaml:" in line}
     assert len(columns) <= len([line for line in lines if line.startswith(("▸", "✗"))])
-    return [re.sub(r"(?<=\S) {2,}", "  ", re.sub(r"\.yaml:\d+", ".yaml:*", line)) for line in lines]
+    lines = [re.sub(r"\.yaml:\d+", ".yaml:*", line) for line in lines]
+    return [re.sub(r"(?<=\S) {2,}(\w+\.yaml:\*)", r"  \1", line) for line in lines]
 
 
 def every(platform: str, registry: Registry) -> list[Platform]:
@@ -42,21 +43,21 @@ def test_the_answer_then_the_trace(default: Registry) -> None:
     assert shown(explanation, 100) == [
         "gpt-oss · ROCm gfx942",
         "",
-        "18 layers (0, 2, … 34)  64/8 heads of 64 · sliding window 128 · sinks",
-        "▸ TRITON_ATTN  4th choice of 5 (order rocm/mha, priorities.yaml:*)",
-        "  1 ROCM_ATTN  emulates sinks (slow); TRITON_ATTN serves them  backends.yaml:*",
-        "  natively",
-        "  ↳ would be chosen with --backend ROCM_ATTN",
-        "  2 ROCM_AITER_FA/paged  flag aiter is off  backends.yaml:*",
-        "  flag aiter_mha is off  backends.yaml:*",
-        "  ↳ would win with --flag aiter --flag aiter_mha",
+        "18 layers (0, 2, … 34)   64/8 heads of 64 · sliding window 128 · sinks",
+        "▸ TRITON_ATTN   4th choice of 5 (order rocm/mha, priorities.yaml:*)",
+        "  1 ROCM_ATTN                emulates sinks (slow); TRITON_ATTN serves them  backends.yaml:*",
+        "                             natively",
+        "                             ↳ would be chosen with --backend ROCM_ATTN",
+        "  2 ROCM_AITER_FA/paged      flag aiter is off  backends.yaml:*",
+        "                             flag aiter_mha is off  backends.yaml:*",
+        "                             ↳ would win with --flag aiter --flag aiter_mha",
         "  3 ROCM_AITER_UNIFIED_ATTN  flag aiter is off  backends.yaml:*",
-        "  ↳ would win with --flag aiter",
-        "  5 TURBOQUANT  kv_dtype is auto; supported: turboquant_*  backends.yaml:*",
-        "  sinks is not supported  backends.yaml:*",
-        "  sliding_window is not supported  backends.yaml:*",
-        "  ↳ would win without sinks, sliding_window, with --kv-dtype",
-        "  turboquant_k8v4",
+        "                             ↳ would win with --flag aiter",
+        "  5 TURBOQUANT               kv_dtype is auto; supported: turboquant_*  backends.yaml:*",
+        "                             sinks is not supported  backends.yaml:*",
+        "                             sliding_window is not supported  backends.yaml:*",
+        "                             ↳ would win without sinks, sliding_window, with --kv-dtype",
+        "                               turboquant_k8v4",
         "",
         "note: n",
     ]
@@ -69,12 +70,12 @@ def test_a_narrow_terminal_gets_the_reasons_below_the_names(default: Registry) -
         "▸ TRITON_ATTN",
         "  4th choice of 5 (order rocm/mha, priorities.yaml:*)",
         "  1 ROCM_ATTN",
-        "  emulates sinks (slow); TRITON_ATTN  backends.yaml:*",
-        "  serves them natively",
-        "  ↳ would be chosen with --backend ROCM_ATTN",
+        "    emulates sinks (slow); TRITON_ATTN  backends.yaml:*",
+        "    serves them natively",
+        "    ↳ would be chosen with --backend ROCM_ATTN",
         "  2 ROCM_AITER_FA/paged",
-        "  flag aiter is off  backends.yaml:*",
-        "  flag aiter_mha is off  backends.yaml:*",
+        "    flag aiter is off  backends.yaml:*",
+        "    flag aiter_mha is off  backends.yaml:*",
     ]
 
 

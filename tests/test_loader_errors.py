@@ -636,7 +636,9 @@ WORDS = st.sampled_from(
         *("", "*", "null", "a\nb", "\x1b", "é", "os.path", "s:a#b"),
     ]
 )
-VALUES = WORDS | st.sampled_from([None, True, 0, 1, -1, 3, 64, 10**9, 10**30, 2.5, [], {}, [[]], {"a": 1}, [{}]])
+VALUES: st.SearchStrategy[Any] = WORDS | st.sampled_from(
+    [None, True, 0, 1, -1, 3, 64, 10**9, 10**30, 2.5, [], {}, [[]], {"a": 1}, [{}]]
+)
 
 
 def paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -674,7 +676,7 @@ def test_any_data_is_a_registry_or_a_refusal_and_any_registry_answers(small: Pat
         registry = attnreg.load_registry(small, [overlay])
     except attnreg.RegistryError:
         return
-    request = attnreg.AttentionRequest(head_size=64, kv_dtype="fp8", features={"alibi"}, role="draft")
+    request = attnreg.AttentionRequest(head_size=64, kv_dtype="fp8", features=frozenset({"alibi"}), role="draft")
     for arch in ("g1", "g2"):
         with contextlib.suppress(attnreg.NoBackendError, attnreg.RequestError):
-            attnreg.select(request, attnreg.Platform(platform="gpu", arch=arch, packages={"lib": "3.1"}), registry)
+            attnreg.select(request, attnreg.Platform(platform="gpu", arch=arch, packages=(("lib", "3.1"),)), registry)

@@ -33,7 +33,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(case[0]) for case in REFUSED])
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[case[1][:40] for case in REFUSED])
 def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
         Platform(**{"platform": "cuda", "arch": "sm90", **changes})
@@ -178,7 +178,7 @@ def test_devices(machine: Machine, about: dict[str, Any], found: tuple[tuple[str
 FLAGS = [("", set()), ("aiter", {"aiter"}), (" aiter , aiter_mha,", {"aiter", "aiter_mha"})]
 
 
-@pytest.mark.parametrize(("text", "flags"), FLAGS)
+@pytest.mark.parametrize(("text", "flags"), FLAGS, ids=["none", "one", "two"])
 def test_flags_come_from_the_environment(default: attnreg.Registry, text: str, flags: set[str]) -> None:
     assert Platform.detect(default.vocabulary, environ={"ATTNREG_FLAGS": text}).flags == flags
 

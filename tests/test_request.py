@@ -51,7 +51,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(case[0]) for case in REFUSED])
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[case[1][:40] for case in REFUSED])
 def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
         AttentionRequest(**{"head_size": 128, **changes})
@@ -78,7 +78,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), SAME, ids=str)
+@pytest.mark.parametrize(("one", "other"), SAME, ids=["a list", "a generator", "pairs", "one width"])
 def test_two_ways_to_say_the_same_are_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     a, b = AttentionRequest(head_size=128, **one), AttentionRequest(head_size=128, **other)
     assert a == b

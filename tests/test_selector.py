@@ -737,7 +737,7 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), UNKNOWN, ids=[str(case[0]) for case in UNKNOWN])
+@pytest.mark.parametrize(("change", "message"), UNKNOWN, ids=[case[1][:30] for case in UNKNOWN])
 def test_unknown_words_are_named_with_the_nearest(default: Registry, change: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
         select(AttentionRequest(**{**BASE, **change}), at("sm90", default), default)
@@ -755,7 +755,7 @@ WRONG_PLATFORMS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), WRONG_PLATFORMS, ids=[str(case[0]) for case in WRONG_PLATFORMS])
+@pytest.mark.parametrize(("fields", "message"), WRONG_PLATFORMS, ids=[case[1][:30] for case in WRONG_PLATFORMS])
 def test_a_platform_that_cannot_be(default: Registry, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
         select(AttentionRequest(**BASE), Platform(**fields), default)

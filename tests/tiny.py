@@ -94,9 +94,8 @@ def load(
 # registries at random ------------------------------------------------------------------------------------------------
 
 integers = st.integers(1, 9)
-integer_matchers = st.one_of(
+stated = st.one_of(
     integers,
-    st.none(),
     st.lists(integers | st.none(), min_size=1, max_size=2),
     st.builds(lambda low, more: {"min": low, "max": low + more}, integers, st.integers(0, 3)),
     st.builds(lambda low: {"min": low}, integers),
@@ -104,8 +103,9 @@ integer_matchers = st.one_of(
     st.builds(lambda n: {"multiple_of": n}, st.integers(2, 4)),
     st.builds(lambda n: {"not": n}, integers | st.none()),
 )
+integer_matchers = stated | st.none()
 simple_conditions = st.one_of(
-    st.builds(lambda m: {"head_size": m}, integer_matchers.filter(bool)),
+    st.builds(lambda m: {"head_size": m}, stated),
     st.builds(lambda m: {"head_size_v": m}, integer_matchers),
     st.builds(lambda m: {"block_size": m}, integer_matchers),
     st.builds(lambda m: {"num_heads": m}, integer_matchers),
@@ -129,11 +129,11 @@ conditions = st.one_of(
 claims = st.fixed_dictionaries(
     {},
     optional={
-        "head_sizes": integer_matchers.filter(bool),
-        "head_sizes_v": integer_matchers.filter(bool),
-        "block_sizes": integer_matchers.filter(bool),
-        "num_heads": integer_matchers.filter(bool),
-        "num_kv_heads": integer_matchers.filter(bool),
+        "head_sizes": stated,
+        "head_sizes_v": stated,
+        "block_sizes": stated,
+        "num_heads": stated,
+        "num_kv_heads": stated,
         "dtypes": st.just("float16"),
         "kv_dtypes": st.sampled_from(["auto", "fp8", ["auto", "fp8"]]),
         "features": st.sampled_from([["sinks"], ["alibi"], ["alibi", "sinks"]]),

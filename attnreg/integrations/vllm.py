@@ -23,7 +23,6 @@ _FEATURES = {
     "use_rswa": "rswa",
 }
 _ATTENTION = {(False, False): "mha", (False, True): "mha_sparse", (True, False): "mla", (True, True): "mla_sparse"}
-_DIMENSIONS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 # VLLM_ROCM_USE_AITER turns aiter on; its parts for MHA and MLA are on unless turned off one by one
 _AITER_FLAGS = frozenset({"aiter", "aiter_mha", "aiter_mla"})
 # what a machine with AMD GPUs is taken to have where aiter is missing; the rows for AMD ask for nothing else
@@ -36,14 +35,14 @@ def request_from_selector_row(row_in: Mapping[str, Any]) -> tuple[AttentionReque
     """The request and the platform that a recorded input of vLLM's selector describes.
 
     ``row_in`` has the fields of vLLM's AttentionSelectorConfig (``head_size``, ``dtype``, ``kv_cache_dtype``,
-    ``block_size``, ``use_mla``, ``use_sparse``, ``has_sink``, ``attn_type``, ...), the selector's ``num_heads``, and what
-    it reads beside them: ``platform``, ``arch``, ``aiter`` ("on", "off", "pkg_missing"), ``amx``, ``model``,
+    ``block_size``, ``use_mla``, ``use_sparse``, ``has_sink``, ``attn_type``, ...), the selector's ``num_heads``, and
+    what it reads beside them: ``platform``, ``arch``, ``aiter`` ("on", "off", "pkg_missing"), ``amx``, ``model``,
     ``run_kv_cache_dtype``, ``flash_attn_version`` and ``use_trtllm_attention``. A field that is absent or null is not
     given, or off. The request is for a registry that declares vLLM's facets, such as ``vllm-0.33.0``; which backend was
     asked for is no part of it.
 
-    ``model`` holds ``num_heads``, ``attn_type``, ``is_diffusion`` and, under ``hf``, the fields of the model's config; None
-    stands for no model. Everything is taken to be installed, but aiter where it is "pkg_missing".
+    ``model`` holds ``num_heads``, ``attn_type``, ``is_diffusion`` and, under ``hf``, the fields of the model's config;
+    None stands for no model. Everything is taken to be installed, but aiter where it is "pkg_missing".
     """
     model = row_in.get("model")
     hf: Mapping[str, Any] = (model or {}).get("hf") or {}
@@ -72,20 +71,22 @@ def request_from_selector_row(row_in: Mapping[str, Any]) -> tuple[AttentionReque
         attention=_ATTENTION[bool(row_in.get("use_mla")), bool(row_in.get("use_sparse"))],
         attn_type=row_in.get("attn_type") or "decoder",
         features=frozenset(feature for field, feature in _FEATURES.items() if row_in.get(field)),
+        kv_lora_rank=_dimension(hf.get("kv_lora_rank")),
+        qk_nope_head_dim=_dimension(hf.get("qk_nope_head_dim")),
+        qk_rope_head_dim=_dimension(hf.get("qk_rope_head_dim")),
+        v_head_dim=_dimension(hf.get("v_head_dim")),
         index_topk=_size(hf.get("index_topk")),
         model="recorded" if model is not None else None,
         extra=tuple((name, value) for name, value in extra.items() if value is not None),
-        **{name: _dimension(hf.get(name)) for name in _DIMENSIONS},
     )
     return request, _platform(row_in)
 
 
 def _platform(row_in: Mapping[str, Any]) -> Platform:
-    platform, aiter = row_in["platform"], row_in.get("aiter")
     arch = row_in.get("arch") or ("x86_64_amx" if row_in.get("amx") else "x86_64")
-    flags = _AITER_FLAGS if aiter == "on" else frozenset[str]()
-    packages: Any = _WITHOUT_AITER if aiter == "pkg_missing" else None
-    return Platform(platform=platform, arch=arch, flags=flags, packages=packages)
+    flags = _AITER_FLAGS if row_in.get("aiter") == "on" else frozenset[str]()
+    packages: Any = _WITHOUT_AITER if row_in.get("aiter") == "pkg_missing" else None
+    return Platform(platform=row_in["platform"], arch=arch, flags=flags, packages=packages)
 
 
 def _kv_heads(row_in: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:

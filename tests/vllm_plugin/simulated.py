@@ -6,6 +6,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from unittest.mock import MagicMock
 
@@ -26,15 +27,19 @@ MODULES = (
     "llguidance",
     "xgrammar",
 )
+AMD_MODULES = ("flash_attn", "llguidance", "vllm._C", "vllm._rocm_C", "xgrammar")
 
 
-class Simulated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds these modules and all below them; whatever is asked of one is there, and does nothing."""
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds some modules and all below them; whatever is asked of one is there, and does nothing."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self.modules = tuple(modules)
 
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if any(f"{fullname}.".startswith(f"{name}.") for name in MODULES):
+        if any(f"{fullname}.".startswith(f"{name}.") for name in self.modules):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -55,12 +60,20 @@ class _Anything(ModuleType):
 
 
 class _Wrapper:
-    """vLLM tells FlashInfer 0.6.18 by the signature of this method."""
-
     def run(self, *, ckv_scale_arr: object = None) -> None: ...
 
 
-def install() -> None:
-    """Simulate them for the rest of this process."""
-    sys.meta_path.insert(0, Simulated())
-    importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper = _Wrapper  # type: ignore[attr-defined]
+def _mla_decode_fwd(*, causal: bool = True) -> None: ...
+
+
+def install(modules: Iterable[str]) -> None:
+    """Simulate modules for the rest of this process."""
+    finder = _Finder(modules)
+    sys.meta_path.insert(0, finder)
+    # where vLLM tells versions apart by a signature, the new one
+    for package, name, value in (
+        ("flashinfer", "BatchMLAPagedAttentionWrapper", _Wrapper),
+        ("aiter", "mla_decode_fwd", _mla_decode_fwd),
+    ):
+        if package in finder.modules:
+            setattr(importlib.import_module(f"{package}.mla"), name, value)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.metadata
 import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import CAPABILITIES, Engine
+from engine import CAPABILITIES, Engine, missing, recorded
 
 import attnreg
 from attnreg.integrations import vllm_plugin
@@ -23,7 +24,7 @@ from attnreg.integrations.vllm_plugin import register
 # torch and vLLM warn of their own future
 pytestmark = pytest.mark.filterwarnings("default")
 
-ROWS = Path(__file__).resolve().parents[1] / "data" / "vllm" / "selector-0.33.0.jsonl.gz"
+ROCM_ROWS = Path(__file__).with_name("rocm_rows.py")
 SWITCHES = ("has_sink", "has_sliding_window", "use_mm_prefix", "use_non_causal", "use_batch_invariant", "use_dcp")
 SWITCHES += ("use_mla", "use_sparse", "use_per_head_quant_scales", "use_kv_connector", "use_pcp", "use_rswa")
 SWITCHES += ("use_adaptive_verification",)
@@ -50,7 +51,7 @@ def switch_on(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     return on
 
 
-# off -------------------------------------------------------------------------------------------------------------------
+# off -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
@@ -80,17 +81,11 @@ def test_vllm_finds_the_plugin(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
     assert "get_attn_backend_cls" in vars(engine.platform)
 
 
-# the bundled registry decides as vLLM does -------------------------------------------------------------------------------
-
-
-def recorded() -> list[dict[str, Any]]:
-    with gzip.open(ROWS) as file:
-        rows = [json.loads(line) for line in file]
-    return [r for r in rows if r["in"]["platform"] == "cuda" and r["in"]["requested_backend"] is None]
+# the bundled registry decides as vLLM does ---------------------------------------------------------------------------
 
 
 def swept() -> list[dict[str, Any]]:
-    """Configurations that the recorded rows leave out: FlashAttention's version, TRT-LLM on and off, a model's limits."""
+    """What the recorded rows leave out: FlashAttention's version and TRT-LLM's kernels as the user configures them."""
     off = dict.fromkeys(SWITCHES, False) | {"attn_type": "decoder", "num_heads": None, "run_kv_cache_dtype": None}
     rows = []
     for arch, size, kv_dtype, version, trtllm, on, model in itertools.product(
@@ -108,40 +103,41 @@ def swept() -> list[dict[str, Any]]:
     return rows
 
 
-def answers(engine: Engine, rows: Iterable[dict[str, Any]]) -> list[str | None]:
-    """The backend for each row, None where there is none."""
-    out: list[str | None] = []
-    for row in rows:
-        with engine.row(row) as (asked, num_heads):
-            try:
-                path = engine.platform.get_attn_backend_cls(None, attn_selector_config=asked, num_heads=num_heads)
-                out.append(engine.name(path))
-            except ValueError:
-                out.append(None)
-    return out
-
-
 def test_recorded_configurations_get_the_same_backend(engine: Engine, switch_on: SwitchOn) -> None:
-    rows = recorded()
+    rows = recorded("cuda")
     inputs = [row["in"] for row in rows]
     # the simulation is faithful: vLLM answers here as it did where the rows were recorded
-    own = answers(engine, inputs)
+    own = engine.answers(inputs)
     assert own == [row["out"]["chosen"] for row in rows]
     switch_on()
-    assert answers(engine, inputs) == own
+    assert engine.answers(inputs) == own
     assert len(rows) > 2000
     assert len(set(own)) > 15
 
 
 def test_swept_configurations_get_the_same_backend(engine: Engine, switch_on: SwitchOn) -> None:
     rows = swept()
-    own = answers(engine, rows)
+    own = engine.answers(rows)
     switch_on()
-    assert answers(engine, rows) == own
+    assert engine.answers(rows) == own
     assert {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", None} < set(own)
 
 
-# an overlay is obeyed ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arch", "aiter"), [("gfx942", "on"), ("gfx942", "pkg_missing"), ("gfx90a", "off"), ("gfx1201", "on")]
+)
+def test_amd_gpus_get_the_same_backends(arch: str, aiter: str) -> None:  # noqa: A002
+    if reason := missing():
+        pytest.skip(reason)
+    done = subprocess.run([sys.executable, ROCM_ROWS, arch, aiter], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    own, ours = json.loads(done.stdout.splitlines()[-1])
+    rows = [row for row in recorded("rocm") if (row["in"]["arch"], row["in"]["aiter"]) == (arch, aiter)]
+    assert own == [row["out"]["chosen"] for row in rows]
+    assert ours == own
+
+
+# an overlay is obeyed ------------------------------------------------------------------------------------------------
 
 
 def test_each_kv_group_gets_its_own_backend(engine: Engine, switch_on: SwitchOn) -> None:
@@ -180,8 +176,9 @@ def test_denied_everywhere_is_an_error_with_the_trace(engine: Engine, switch_on:
 
 
 def test_vllm_validates_what_the_registry_chooses(engine: Engine, switch_on: SwitchOn) -> None:
-    switch_on("backends:\n  FLASH_ATTN: {capabilities: {head_sizes: any}}\nchoices:\n  - {prefer: FLASH_ATTN}\n")
-    with pytest.raises(ValueError, match=r"attnreg chose FLASH_ATTN.*head_size 100.*mine\.yaml:5.*vLLM refuses it.*head"):
+    switch_on("backends:\n  FLASH_ATTN: {variants: [{name: FA3-4, capabilities: {head_sizes: any}}]}\n")
+    match = r"attnreg chose FLASH_ATTN/FA3-4 .*head_size 100,.*, but vLLM refuses it: .*head_size not supported"
+    with pytest.raises(ValueError, match=match):
         engine.backend(head_size=100)
 
 
@@ -207,7 +204,7 @@ place:
     assert "CUSTOM for target layers" in engine.messages(logging.INFO)[-1]
 
 
-# an explicit choice is left alone ------------------------------------------------------------------------------------------
+# an explicit choice is left alone ------------------------------------------------------------------------------------
 
 
 def test_a_backend_named_by_the_user_is_left_alone(engine: Engine, switch_on: SwitchOn) -> None:
@@ -223,7 +220,7 @@ def test_a_backend_named_by_the_user_is_left_alone(engine: Engine, switch_on: Sw
     assert engine.backend(has_sliding_window=True) == "TRITON_ATTN"
 
 
-# a wrong registry stops vLLM -------------------------------------------------------------------------------------------------
+# a wrong registry stops vLLM -----------------------------------------------------------------------------------------
 
 
 def test_a_wrong_overlay_is_an_error_at_its_line(engine: Engine, switch_on: SwitchOn) -> None:
@@ -272,7 +269,7 @@ choices:
         engine.backend()
 
 
-# putting it in place -----------------------------------------------------------------------------------------------------------
+# putting it in place -------------------------------------------------------------------------------------------------
 
 
 def test_registering_twice_wraps_once(engine: Engine, switch_on: SwitchOn) -> None:
@@ -329,7 +326,7 @@ def test_one_stands_for_attnregs_own_variable(engine: Engine, monkeypatch: pytes
     assert engine.backend(has_sliding_window=True) == "TRITON_ATTN"
 
 
-# what a layer is described by ----------------------------------------------------------------------------------------------------
+# what a layer is described by ----------------------------------------------------------------------------------------
 
 
 def test_every_word_of_vllm_is_known(engine: Engine) -> None:
@@ -382,7 +379,7 @@ def test_amd_gpus_and_their_switches(
 ) -> None:
     rocm = ModuleType("vllm.platforms.rocm")
     rocm._GCN_ARCH = "gfx942:sramecc+:xnack-"  # type: ignore[attr-defined]
-    monkeypatch.setitem(__import__("sys").modules, "vllm.platforms.rocm", rocm)
+    monkeypatch.setitem(sys.modules, "vllm.platforms.rocm", rocm)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     _, platform = describe(engine, swept()[0], SimpleNamespace(_enum=SimpleNamespace(name="ROCM")))
@@ -393,12 +390,13 @@ def test_processors_are_described_and_what_is_unknown_is_refused(engine: Engine,
     _, platform = describe(engine, swept()[0], SimpleNamespace(_enum=SimpleNamespace(name="CPU")))
     assert platform == attnreg.Platform(platform="cpu", arch=platform.arch, packages={"triton": "3.7.1"})
     switch_on()
+    engine.use("sm90")
     engine.platform.capability = engine.platform.capability._replace(minor=7)
     with pytest.raises(ValueError, match=r"attnreg \(vllm-0\.33\.0@\w+\): arch names 'sm97', which"):
         engine.backend()
 
 
-# what is said ----------------------------------------------------------------------------------------------------------------------
+# what is said --------------------------------------------------------------------------------------------------------
 
 
 def test_the_log_has_a_line_for_each_distinct_layer(engine: Engine, switch_on: SwitchOn) -> None:

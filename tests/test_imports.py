@@ -1,0 +1,87 @@
+"""What an import brings along: nothing for the package, no framework for the core, no templates for the command."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attnreg
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAMEWORKS = {"torch", "triton", "transformers", "vllm", "jax", "numpy"}
+LIBRARIES = {"rich", "click", "pydantic", "yaml", "jinja2", "packaging"}
+# what only the tools and the integrations use
+CORE = sorted(p.stem for p in (ROOT / "attnreg").glob("*.py") if p.stem not in ("__init__", "__main__"))
+
+
+def loaded(code: str) -> set[str]:
+    """The top-level modules of a fresh interpreter that ran some code."""
+    command = [sys.executable, "-c", f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ATTNREG")}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+    return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_the_package_alone_brings_nothing() -> None:
+    assert loaded("import attnreg") & (FRAMEWORKS | LIBRARIES) == set()
+    # nor the modules that its names come from
+    code = "import attnreg; import sys; assert not [m for m in sys.modules if m.startswith('attnreg.')]"
+    assert "attnreg" in loaded(code)
+
+
+def test_describing_a_request_and_a_platform_brings_no_library() -> None:
+    made = "AttentionRequest(head_size=8), Platform(platform='p', arch='a')"
+    assert loaded(f"from attnreg import AttentionRequest, Platform; {made}") & (FRAMEWORKS | LIBRARIES) == set()
+
+
+def test_no_module_of_the_core_brings_a_framework() -> None:
+    imports = "\n".join(f"import attnreg.{name}" for name in CORE)
+    assert loaded(imports) & FRAMEWORKS == set()
+
+
+def test_every_module_can_be_imported_first() -> None:
+    # a circle of imports shows only from some of its points
+    code = f"""
+import importlib, sys
+for name in {CORE!r}:
+    for module in [m for m in sys.modules if m.partition(".")[0] == "attnreg"]:
+        del sys.modules[module]
+    importlib.import_module(f"attnreg.{{name}}")
+"""
+    assert "attnreg" in loaded(code)
+
+
+def test_selecting_brings_no_framework_and_neither_does_looking_at_this_machine() -> None:
+    code = """
+from attnreg import AttentionRequest, Platform, select
+select(AttentionRequest(head_size=128), Platform(platform="cuda", arch="sm90"))
+Platform.detect_all()
+"""
+    brought = loaded(code)
+    assert brought & FRAMEWORKS == set()
+    assert brought & {"rich", "click", "jinja2"} == set()
+
+
+@pytest.mark.parametrize("command", ["explain --arch sm90", "list", "show FLASH_ATTN", "doctor"])
+def test_a_command_brings_no_framework_and_no_templates(command: str) -> None:
+    # the answer goes elsewhere: the last line is the list of modules
+    code = f"from attnreg.cli import main; status = main({command.split()!r}); assert status == 0"
+    assert loaded(code) & (FRAMEWORKS | {"jinja2"}) == set()
+
+
+def test_every_public_name_is_where_the_package_says() -> None:
+    assert sorted(attnreg.__all__) == sorted({*attnreg._HOME, "__version__"})
+    for name, home in attnreg._HOME.items():
+        value = getattr(attnreg, name)
+        assert value is getattr(importlib.import_module(f"attnreg.{home}"), name)
+        assert value.__module__.startswith("attnreg.")
+        assert value.__doc__, name
+    assert set(attnreg._HOME) <= set(dir(attnreg))
+    with pytest.raises(AttributeError, match="module 'attnreg' has no attribute 'selct'"):
+        attnreg.selct  # noqa: B018
