@@ -4,12 +4,15 @@ BIN := .venv/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check install --constraint constraints.txt
 MODEL ?= examples/configs/gpt-oss-120b
 SHELL := /bin/bash
+# the vLLM that test-vllm runs the plugin in: the Python files of this wheel, whatever this machine is
+VLLM := 0.33.0
+VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit docs bench fix clean
+.PHONY: help demo test lint types unit test-vllm docs bench fix clean
 
 help:  ## show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/core  ## install, and explain a real model on AMD and on Hopper
 	@$(BIN)/attnreg explain --platform rocm --arch gfx942 --model $(MODEL)
@@ -27,6 +30,9 @@ types: .venv/dev  ## mypy, strict
 unit: .venv/dev  ## the test suite
 	$(BIN)/pytest --numprocesses 2
 
+test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM's own Python sources; downloads its wheel once
+	.venv-vllm/bin/pytest --confcutdir tests/vllm_plugin tests/vllm_plugin
+
 docs: .venv/dev  ## write the generated docs, schemas and picture
 	$(BIN)/python tools/gen_docs.py
 
@@ -37,8 +43,8 @@ fix: .venv/dev  ## format, and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:  ## remove the environment and caches
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+clean:  ## remove the environments and caches
+	rm -rf .venv .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
@@ -50,4 +56,17 @@ clean:  ## remove the environment and caches
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps triton==3.7.1
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+# its own requirements alone: nothing of the kernels is installed, so nothing of CUDA comes along
+.venv-vllm/ready: pyproject.toml tests/vllm_plugin/requirements.txt
+	test -x .venv-vllm/bin/pip || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip --quiet --disable-pip-version-check install torch==2.13.0
+	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --editable . --requirement tests/vllm_plugin/requirements.txt
+	touch $@
+
+.cache/vllm-$(VLLM)/ready:
+	mkdir -p $(@D)
+	$(PYTHON) -m pip --disable-pip-version-check download --no-deps --only-binary :all: $(VLLM_TAGS) --dest .cache vllm==$(VLLM)
+	$(PYTHON) -c 'import glob, sys, zipfile; z = zipfile.ZipFile(glob.glob(sys.argv[1])[0]); z.extractall(sys.argv[2], [n for n in z.namelist() if n.endswith(".py")])' '.cache/vllm-$(VLLM)-*.whl' $(@D)
 	touch $@

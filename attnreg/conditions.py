@@ -348,7 +348,9 @@ class Parser:
 
 def _is_empty(test: Matcher, facet: Facet) -> bool:
     if facet.kind == "integer":
-        return not (test.matches(None) or any(map(test.matches, integer_range([test]))))
+        # its constants first: one of them nearly always shows that there is something
+        likely = (None, *test.constants, *test.moduli)
+        return not (any(map(test.matches, likely)) or any(map(test.matches, integer_range([test]))))
     if facet.kind in ("word", "arch", "boolean", "derived"):
         return not any(test.matches(v) for v in (None, *facet.words))
     return False

@@ -239,7 +239,9 @@ def _words(registry: Registry) -> Iterator[Finding]:
     rows, vocabulary = registry.backends.values(), registry.vocabulary
     unused: list[tuple[Word, str]] = []
     for key, facet in vocabulary.claims.items():
-        claims = [next((c.matcher for c in v.claims if c.key == key), ANY) for row in rows for v in row.variants]
+        # whoever does not look at a value does not accept it either
+        looks = [v for row in rows for v in row.variants if facet.name not in v.unchecked]
+        claims = [next((c.matcher for c in v.claims if c.key == key), ANY) for v in looks]
         words = next((g for g in vocabulary.words.values() if frozenset(g) == facet.words), {})
         unclaimed = [w for w in words.values() if not any(m.matches(w.name) for m in claims)]
         unused += [(w, f"no backend accepts {facet.name} {w.name}") for w in unclaimed]

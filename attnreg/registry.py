@@ -128,7 +128,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """When a request by name gives way to the order: ``when`` holds, its one reason is about a facet of ``only``."""
+    """When a request by name gives way to the order: where ``when`` holds and all is about facets of ``only``."""
 
     when: Condition
     only: frozenset[str]

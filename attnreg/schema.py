@@ -179,9 +179,7 @@ class FallbackData(_Model):
     """When a request by name that fails gives way to the order, as some engines do."""
 
     when: Condition
-    only: list[str] = Field(
-        min_length=1, description="Facets; the one reason against the backend is about one of them."
-    )
+    only: list[str] = Field(min_length=1, description="Facets; everything against the backend is about these.")
     because: str
     source: str | None = None
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from attnreg.conditions import Clause, Condition
 from attnreg.errors import Location, NoBackendError, did_you_mean
 from attnreg.point import Point, point_of
-from attnreg.request import RequestError
+from attnreg.request import AttentionRequest, RequestError
 from attnreg.selection import Candidate, Kind, Reason, Selected, Selection
 
 if TYPE_CHECKING:
     from attnreg.matchers import Requirement
     from attnreg.platforms import Packages, Platform
     from attnreg.registry import Backend, Choice, Claim, Fallback, Order, Registry, Variant
-    from attnreg.request import AttentionRequest
 
 _CACHE_LIMIT = 8192
 
@@ -120,11 +119,11 @@ def _select(
 
 
 def _fallback(registry: Registry, point: Point, candidates: list[Candidate], requested: str | None) -> Fallback | None:
-    """What the data says of giving way to the order, where the one backend asked for has a single reason against it."""
-    if requested is None or not registry.fallbacks or len(candidates[0].reasons) != 1:
+    """What the data says of giving way to the order, where the backend asked for is refused."""
+    if requested is None or not registry.fallbacks or not candidates[0].reasons:
         return None
-    about = set(candidates[0].reasons[0].facets)
-    return next((f for f in registry.fallbacks if about & f.only and f.when.holds(point)), None)
+    about = {facet for reason in candidates[0].reasons for facet in reason.facets}
+    return next((f for f in registry.fallbacks if about <= f.only and f.when.holds(point)), None)
 
 
 def _alternatives(selection: Selection, to_run: bool) -> tuple[str, ...]:
@@ -263,7 +262,8 @@ class _Judge:
     def unchecked(self, candidate: Candidate) -> str:
         """What was let through without a look, as a sentence; empty where nothing was."""
         unchecked = self._variant(candidate).unchecked
-        asked = [w for w in unchecked if w in self.features or w in self.point.registry.vocabulary.facets]
+        usual = AttentionRequest.__dataclass_fields__
+        asked = [w for w in unchecked if w in self.features or (w in usual and self.point[w] != usual[w].default)]
         if not asked:
             return ""
         places = ", ".join(dict.fromkeys(unchecked[w].short for w in asked))

@@ -246,14 +246,12 @@ def test_another_version_of_vllm_has_to_be_asked_for(engine: Engine, monkeypatch
     with pytest.raises(attnreg.RegistryError, match=r"no bundled registry for vLLM 0\.34\.1(.|\n)*vllm-0\.33\.0"):
         register()
     monkeypatch.setenv("ATTNREG_VLLM", "vllm-0.33.0")
-    logging.getLogger("vllm.attnreg").setLevel(logging.INFO)
     register()
     assert engine.backend() == "FLASH_ATTN"
     assert "describes vLLM 0.33.0; this is 0.34.1+cu130" in engine.messages(logging.WARNING)[0]
 
 
 def test_a_backend_that_vllm_lacks_is_an_error_at_its_line(engine: Engine, switch_on: SwitchOn) -> None:
-    # a list of its own in vLLM: the registry knows the word, vLLM's selector does not
     switch_on("""\
 backends:
   MY_ATTN:
