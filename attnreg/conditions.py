@@ -348,9 +348,10 @@ class Parser:
 
 def _is_empty(test: Matcher, facet: Facet) -> bool:
     if facet.kind == "integer":
+        every = integer_range([test])
         # its constants first: one of them nearly always shows that there is something
-        likely = (None, *test.constants, *test.moduli)
-        return not (any(map(test.matches, likely)) or any(map(test.matches, integer_range([test]))))
+        likely = (None, *(n for n in (*test.constants, *test.moduli) if n in every))
+        return not (any(map(test.matches, likely)) or any(map(test.matches, every)))
     if facet.kind in ("word", "arch", "boolean", "derived"):
         return not any(test.matches(v) for v in (None, *facet.words))
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import platform as host
 import re
@@ -23,7 +24,6 @@ Packages = tuple[tuple[str, str], ...]
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 _DRM = Path("/sys/class/drm")
 _CPUINFO = Path("/proc/cpuinfo")
-_CUDA_MAJOR, _CUDA_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +82,10 @@ class Platform:
             from attnreg.loader import default_registry
 
             vocabulary = default_registry().vocabulary
-        text = (os.environ if environ is None else environ).get(FLAGS_VARIABLE, "")
-        flags = frozenset(word for word in (w.strip() for w in text.split(",")) if word)
+        environ = os.environ if environ is None else environ
+        flags = frozenset(w for w in map(str.strip, environ.get(FLAGS_VARIABLE, "").split(",")) if w)
         packages = installed_packages(vocabulary.packages)
-        devices = dict.fromkeys([*_nvidia(), *_amd(), *_intel(), ("cpu", _processor())])
+        devices = dict.fromkeys([*_nvidia(environ), *_amd(), *_intel(), ("cpu", _processor())])
         return tuple(cls(platform=p, arch=a, flags=flags, packages=packages) for p, a in devices)  # type: ignore[arg-type]
 
 
@@ -120,22 +120,31 @@ def _importable(module: str) -> bool:
         return False
 
 
-def _nvidia() -> Iterator[tuple[str, str]]:
+def _nvidia(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    # NVML, not CUDA: after cuInit in a process, CUDA fails in every child that the process forks
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:  # no NVIDIA driver
         return
-    count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+    if nvml.nvmlInit_v2():
         return
-    for index in range(count.value):
-        device = ctypes.c_int()
-        if cuda.cuDeviceGet(ctypes.byref(device), index):
-            continue
-        failed = cuda.cuDeviceGetAttribute(ctypes.byref(major), _CUDA_MAJOR, device)
-        failed = failed or cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CUDA_MINOR, device)
-        if not failed:
+    count, major, minor = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    for index in _visible(count.value, environ.get("CUDA_VISIBLE_DEVICES")):
+        device = ctypes.c_void_p()
+        failed = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+        if not (failed or nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))):
             yield "cuda", f"sm{major.value}{minor.value}"
+    nvml.nvmlShutdown()
+
+
+def _visible(count: int, text: str | None) -> Iterable[int]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; every one where it names them by UUID, as kinds rarely mix."""
+    words = [word.strip() for word in (text or "").split(",")]
+    if text is None or any(word.startswith(("GPU-", "MIG-")) for word in words):
+        return range(count)
+    # as for CUDA, the first that is none hides those after it
+    return itertools.takewhile(range(count).__contains__, (int(w) if w.isdecimal() else -1 for w in words))
 
 
 def _amd() -> Iterator[tuple[str, str]]:

@@ -83,16 +83,19 @@ class Document:
         try:
             with path.open("rb") as stream:
                 data = stream.read(MAX_BYTES + 1)
-            if len(data) > MAX_BYTES:
-                raise RegistryError([Problem(Location(file, 1, 1), _TOO_LARGE)])
-            return cls(data.decode("utf-8-sig"), file)
+        except (OSError, ValueError) as e:
+            message = f"cannot be read: {getattr(e, 'strerror', None) or e}"
+            raise RegistryError([Problem(Location(file, 1, 1), message)]) from None
+        if len(data) > MAX_BYTES:
+            raise RegistryError([Problem(Location(file, 1, 1), _TOO_LARGE)])
+        try:
+            text = data.decode()
         except UnicodeDecodeError as e:
             line = data.count(b"\n", 0, e.start) + 1
             column = e.start - data.rfind(b"\n", 0, e.start)
             message = f"not UTF-8 text: {e.reason} at byte {e.start}"
             raise RegistryError([Problem(Location(file, line, column), message)]) from None
-        except OSError as e:
-            raise RegistryError([Problem(Location(file, 1, 1), f"cannot be read: {e.strerror or e}")]) from None
+        return cls(text, file)
 
     def at(self, *path: str | int) -> Location:
         """Where the value at ``path`` begins; of the nearest enclosing value, where that path is not in the file."""
@@ -223,10 +226,7 @@ class _Reader:
             first = self.doc.keys.setdefault((*path, key), here)
             if key in out:
                 message = f"`{key}` is given twice (first on line {first[0]})"
-                problem = self.doc._problem(*here, message, "keep one of the two")
-                # an alias repeats what was reported already
-                if problem not in self.doc.problems:
-                    self.doc.problems.append(problem)
+                self.doc.problems.append(self.doc._problem(*here, message, "keep one of the two"))
             out[key] = self._value(self._next(), (*path, key), depth + 1)
         return out
 

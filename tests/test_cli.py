@@ -27,7 +27,10 @@ class Run:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    # whoever runs the tests may have a narrow terminal
+    monkeypatch.delenv("COLUMNS", raising=False)
+
     def call(*arguments: str) -> Run:
         status = main(arguments)
         printed = capsys.readouterr()

@@ -66,27 +66,32 @@ def test_the_dictionary_form() -> None:
 # detection -----------------------------------------------------------------------------------------------------------
 
 
-class FakeCuda:
-    """libcuda with some devices; None stands for a device that fails, ``init`` for what cuInit returns."""
+class FakeNvml:
+    """NVIDIA's management library with some devices; None stands for a device that fails, ``init`` for its start."""
 
     def __init__(self, *capabilities: tuple[int, int] | None, init: int = 0) -> None:
-        self.capabilities, self.init = capabilities, init
+        self.capabilities, self.init, self.open = capabilities, init, 0
 
-    def cuInit(self, flags: int) -> int:  # noqa: N802
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        self.open += not self.init
         return self.init
 
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
         count._obj.value = len(self.capabilities)
         return 0
 
-    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
-        device._obj.value = index
-        return 101 if self.capabilities[index] is None else 0
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:  # noqa: N802
+        device._obj.value = index + 1
+        return 15 if self.capabilities[index] is None else 0
 
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:  # noqa: N802
-        capability = self.capabilities[device.value]
+    def nvmlDeviceGetCudaComputeCapability(self, device: Any, major: Any, minor: Any) -> int:  # noqa: N802
+        capability = self.capabilities[device.value - 1]
         assert capability is not None
-        value._obj.value = capability[{75: 0, 76: 1}[attribute]]
+        major._obj.value, minor._obj.value = capability
         return 0
 
 
@@ -98,15 +103,17 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default: attnreg.Re
     """A machine with the files and libraries of a test; answers its devices."""
 
     def detect(
-        cuda: FakeCuda | None = None,
+        nvml: FakeNvml | None = None,
         files: dict[str, str] | None = None,
         machine: str = "x86_64",
+        visible: str | None = None,
     ) -> tuple[tuple[str, str], ...]:
-        def library(name: str) -> FakeCuda:
-            assert name == "libcuda.so.1"
-            if cuda is None:
-                raise OSError("libcuda.so.1: cannot open shared object file")
-            return cuda
+        def library(name: str) -> FakeNvml:
+            # never libcuda: it would spoil CUDA for the children of this process
+            assert name == "libnvidia-ml.so.1"
+            if nvml is None:
+                raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+            return nvml
 
         for name, text in (files or {}).items():
             file = tmp_path / name
@@ -117,8 +124,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default: attnreg.Re
         monkeypatch.setattr(platforms, "_KFD", tmp_path / "kfd")
         monkeypatch.setattr(platforms, "_DRM", tmp_path / "drm")
         monkeypatch.setattr(platforms, "_CPUINFO", tmp_path / "cpuinfo")
-        found = Platform.detect_all(default.vocabulary, environ={})
-        assert Platform.detect(default.vocabulary, environ={}) == found[0]
+        environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        found = Platform.detect_all(default.vocabulary, environ=environ)
+        assert Platform.detect(default.vocabulary, environ=environ) == found[0]
+        assert nvml is None or nvml.open == 0
         return tuple((p.platform, p.arch) for p in found)
 
     return detect
@@ -138,15 +147,25 @@ def pci(*devices: tuple[str, str]) -> dict[str, str]:
 CPU = ("cpu", "x86_64")
 MACHINES: list[tuple[str, dict[str, Any], tuple[tuple[str, str], ...]]] = [
     ("nothing but a processor", {}, (CPU,)),
-    ("eight alike are one", {"cuda": FakeCuda(*[(9, 0)] * 8)}, (("cuda", "sm90"), CPU)),
+    ("eight alike are one", {"nvml": FakeNvml(*[(9, 0)] * 8)}, (("cuda", "sm90"), CPU)),
     (
         "two kinds, in the driver's order",
-        {"cuda": FakeCuda((12, 0), (8, 0))},
+        {"nvml": FakeNvml((12, 0), (8, 0))},
         (("cuda", "sm120"), ("cuda", "sm80"), CPU),
     ),
-    ("a driver without devices", {"cuda": FakeCuda()}, (CPU,)),
-    ("a driver that does not start", {"cuda": FakeCuda((9, 0), init=100)}, (CPU,)),
-    ("a device that fails", {"cuda": FakeCuda(None, (10, 3))}, (("cuda", "sm103"), CPU)),
+    ("a driver without devices", {"nvml": FakeNvml()}, (CPU,)),
+    ("a driver that does not start", {"nvml": FakeNvml((9, 0), init=9)}, (CPU,)),
+    ("a device that fails", {"nvml": FakeNvml(None, (10, 3))}, (("cuda", "sm103"), CPU)),
+    ("one that is visible", {"nvml": FakeNvml((9, 0), (8, 0)), "visible": "1"}, (("cuda", "sm80"), CPU)),
+    ("another order", {"nvml": FakeNvml((9, 0), (8, 0)), "visible": "1, 0"}, (("cuda", "sm80"), ("cuda", "sm90"), CPU)),
+    ("none is visible", {"nvml": FakeNvml((9, 0)), "visible": ""}, (CPU,)),
+    ("none is visible, said in another way", {"nvml": FakeNvml((9, 0)), "visible": "-1"}, (CPU,)),
+    (
+        "what is none hides what follows",
+        {"nvml": FakeNvml((9, 0), (8, 0)), "visible": "0,7,1"},
+        (("cuda", "sm90"), CPU),
+    ),
+    ("visible by UUID", {"nvml": FakeNvml((9, 0)), "visible": "GPU-59ac5df4-f85d"}, (("cuda", "sm90"), CPU)),
     # node 0 is the processor
     ("MI300X", {"files": kfd(0, 90402, 90402)}, (("rocm", "gfx942"), CPU)),
     ("MI210: the stepping is hexadecimal", {"files": kfd(0, 90010)}, (("rocm", "gfx90a"), CPU)),

@@ -162,6 +162,12 @@ FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
         ["the rule of A never decides: the row refuses all of it already (too wide)"],
     ),
     (
+        "a rule on what no request can be",
+        {"backends": {"A": row(rules=[{"when": {"head_size": 4, "head_size_v": 4}, "reject": "as wide"}])}},
+        "unreachable rule",
+        ["the rule of A never decides: the row refuses all of it already (as wide)"],
+    ),
+    (
         "a case after others that hold wherever it does",
         {
             "backends": {"A": row(requires={"wide": "yes"})},

@@ -435,6 +435,12 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
         Document.load(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "why"), [("nul\0", "embedded null byte"), ("x" * 5000, "File name too long")])
+def test_a_name_that_no_file_can_have(name: str, why: str) -> None:
+    with pytest.raises(RegistryError, match=f"f.yaml:1:1: cannot be read: {why}"):
+        Document.load(Path(name), "f.yaml")
+
+
 def test_a_byte_order_mark_moves_no_column(tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")

@@ -162,7 +162,8 @@ def _add_to_compile_key(registry: attnreg.Registry) -> None:
     from vllm import envs
 
     envs.environment_variables[VLLM_VARIABLE] = lambda: registry.title
-    envs.environment_variables[REGISTRY_VARIABLE] = lambda: os.environ.get(REGISTRY_VARIABLE)
+    # the title says it all
+    envs.environment_variables[REGISTRY_VARIABLE] = lambda: None
 
 
 # the decision --------------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def _described(
     extra: dict[str, Any] = {}
     model_type = None
     if vllm_config is not None:
-        run_dtype = vllm_config.cache_config.cache_dtype
+        run_dtype = getattr(vllm_config.cache_config, "cache_dtype", None)
         row |= {
             "run_kv_cache_dtype": None if run_dtype == config.kv_cache_dtype else run_dtype,
             "flash_attn_version": vllm_config.attention_config.flash_attn_version,
@@ -346,18 +347,21 @@ def _role() -> str:
 
 def _sentence(selection: attnreg.Selection) -> str:
     """The answer in a line: what was chosen, for which layers, and the line of data that decided."""
-    request, chosen, order = selection.request, selection.chosen, selection.order
+    chosen, order = selection.chosen, selection.order
     assert chosen is not None
-    words = [request.attention, request.attn_type, f"head_size {request.head_size}", request.dtype]
-    words += [f"kv_dtype {request.kv_dtype}"] if request.kv_dtype else []
-    layer = ", ".join([*words, *sorted(request.features)])
     place = f"order {order.title}, {order.where.short}" if order else "no order"
     if selection.choice and chosen.rank == 1:
         done = {"require": "required", "prefer": "preferred"}[selection.choice.strength]
         how = f"{done} by {selection.choice.where.short} ({place})"
     else:
         how = f"choice {chosen.rank} of {len(selection.candidates)} in {place}"
-    return f"{chosen.title} for {request.role} layers ({layer}): {how}; {selection.registry.title}"
+    return f"{chosen.title} for {_layers(selection.request)}: {how}; {selection.registry.title}"
+
+
+def _layers(request: attnreg.AttentionRequest) -> str:
+    words = [request.attention, request.attn_type, f"head_size {request.head_size}", request.dtype]
+    words += [f"kv_dtype {request.kv_dtype}"] if request.kv_dtype else []
+    return f"{request.role} layers ({', '.join([*words, *sorted(request.features)])})"
 
 
 def _trace(selection: attnreg.Selection) -> str:
@@ -367,7 +371,7 @@ def _trace(selection: attnreg.Selection) -> str:
     from attnreg.explain import Question, explain, render
 
     out = io.StringIO()
-    question = Question(selection.request, label=_sentence(selection))
+    question = Question(selection.request, label=_layers(selection.request))
     explanation = explain([question], [selection.platform], selection.registry)
     render(explanation, Console(file=out, width=120, color_system=None))
     return out.getvalue().rstrip()

@@ -54,6 +54,10 @@ class Engine:
             if isinstance(value, functools._lru_cache_wrapper):
                 value.cache_clear()
 
+    def messages(self, level: int) -> list[str]:
+        """What was logged at this level."""
+        return [record.getMessage() for record in self.log if record.levelno == level]
+
     def backend(self, head_size: int = 128, dtype: str = "bfloat16", kv_dtype: str | None = "auto", **more: Any) -> str:
         """The name of the backend that vLLM gives a layer, asked as vLLM's layers ask."""
         import torch

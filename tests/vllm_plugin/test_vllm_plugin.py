@@ -384,13 +384,22 @@ def test_amd_gpus_and_their_switches(
     assert (platform.platform, platform.arch, platform.flags) == ("rocm", "gfx942", flags)
 
 
-def test_processors_are_described_and_what_is_unknown_is_refused(engine: Engine, switch_on: SwitchOn) -> None:
+def test_processors_are_described(engine: Engine) -> None:
     _, platform = describe(engine, swept()[0], SimpleNamespace(_enum=SimpleNamespace(name="CPU")))
     assert platform == attnreg.Platform(platform="cpu", arch=platform.arch, packages={"triton": "3.7.1"})
+
+
+def test_a_gpu_or_a_platform_that_the_registry_does_not_know_is_refused(
+    engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import PlatformEnum
+
     switch_on()
-    engine.use("sm90")
     engine.platform.capability = engine.platform.capability._replace(minor=7)
     with pytest.raises(ValueError, match=r"attnreg \(vllm-0\.33\.0@\w+\): arch names 'sm97', which"):
+        engine.backend()
+    monkeypatch.setattr(engine.platform, "_enum", PlatformEnum.OOT)
+    with pytest.raises(ValueError, match=r"attnreg \(vllm-0\.33\.0@\w+\): platform names 'oot', which"):
         engine.backend()
 
 
@@ -423,7 +432,7 @@ def test_the_whole_trace_is_there_for_whoever_debugs(engine: Engine, switch_on: 
     switch_on()
     engine.backend(has_sink=True)
     (trace,) = engine.messages(logging.DEBUG)
-    assert "▸ FLASH_ATTN/FA3-4" in trace
+    assert "target layers (mha, decoder, head_size 128, bfloat16, kv_dtype auto, sinks)\n▸ FLASH_ATTN/FA3-4" in trace
     assert re.search(r"TRITON_ATTN\S* +valid too, ranked lower +priorities\.yaml:\d+", trace)
     assert re.search(r"FLEX_ATTENTION +sinks is not supported +backends\.yaml:\d+", trace)
     assert "would win without sinks" in trace
