@@ -351,7 +351,7 @@ def _is_empty(test: Matcher, facet: Facet) -> bool:
         every = integer_range([test])
         # its constants first: one of them nearly always shows that there is something
         likely = (None, *(n for n in (*test.constants, *test.moduli) if n in every))
-        return not (any(map(test.matches, likely)) or any(map(test.matches, every)))
+        return not (any(map(test.matches, likely)) or any(map(test.predicate, every)))
     if facet.kind in ("word", "arch", "boolean", "derived"):
         return not any(test.matches(v) for v in (None, *facet.words))
     return False

@@ -189,6 +189,28 @@ class Diagrams:
             node = self._kids[node][chosen]
         return point
 
+    def bounds(self, node: Node) -> Box:
+        """The smallest box that holds every point of a boolean function: for each variable the classes that occur."""
+        found: list[set[int]] = [set() for _ in self.sizes]
+        seen, stack = {self.false}, [] if node == self.false else [node]
+
+        def skipped(start: int, stop: int) -> None:
+            # a variable that a path does not ask about takes every class
+            for level in range(start, stop):
+                found[level].update(range(self.sizes[level]))
+
+        skipped(0, self._level[node] if stack else 0)
+        while stack:
+            n = stack.pop()
+            if n not in seen:
+                seen.add(n)
+                for c, kid in enumerate(self._kids[n]):
+                    if kid != self.false:
+                        found[self._level[n]].add(c)
+                        skipped(self._level[n] + 1, self._level[kid])
+                        stack.append(kid)
+        return {level: frozenset(classes) for level, classes in enumerate(found)}
+
     def contains(self, node: Node, box: Box) -> bool:
         """Whether a boolean function holds at every point of a box (a set of classes for some variables)."""
         memo: dict[Node, bool] = {self.true: True, self.false: False}

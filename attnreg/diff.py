@@ -147,11 +147,11 @@ def diff(
     old, new = Model(space, before).chosen(), Model(space, after).chosen()
     pairs = d.apply(lambda a, b: None if a == b else (a, b), old, new)
     pairs = d.ite(inside, pairs, d.terminal(None))
-    asked = _bounds(space, inside)
+    asked = d.bounds(inside)
     changes = []
     for pair in d.terminals(pairs) - {None}:
         region = d.apply(lambda value, p=pair: value == p, pairs)
-        frame = _bounds(space, region)
+        frame = d.bounds(region)
         boxes, rest = _cover(space, region, frame, limit)
         shown = {level: classes for level, classes in frame.items() if classes != asked[level]}
         changes.append(Change(pair[0], pair[1], tuple(_describe(space, shown)), d.count(region), tuple(boxes), rest))
@@ -217,15 +217,6 @@ def _within(space: Space, facet: str, wanted: Any) -> Node:
         return d.among(level, [variable.class_of(value) for value in values])
     except KeyError as e:
         raise ValueError(f"no request has {e.args[0]}") from None
-
-
-def _bounds(space: Space, region: Node) -> Box:
-    """The smallest box that holds a region: for each facet the classes that occur in it."""
-    d = space.diagrams
-    return {
-        level: frozenset(c for c in range(size) if d.conjoin([region, d.among(level, [c])]) != d.false)
-        for level, size in enumerate(d.sizes)
-    }
 
 
 def _cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Region], int]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 _MEMO_LIMIT = 4096
-_RANGE_LIMIT = 1 << 20
+_RANGE_LIMIT = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)

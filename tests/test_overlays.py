@@ -554,6 +554,11 @@ def test_wrong_mappings(overlay: Any, message: str, tmp_path: Path) -> None:
     assert refusal(write(tmp_path), [overlay]) == message
 
 
+@pytest.mark.parametrize("overlay", ["nul\0", "x" * 5000, "."])
+def test_overlays_that_are_no_files(overlay: str, tmp_path: Path) -> None:
+    assert f"{Path(overlay)}:1:1: cannot be read: " in refusal(write(tmp_path), [overlay])
+
+
 def test_a_mapping_that_holds_itself(tmp_path: Path) -> None:
     circle: dict[str, Any] = {}
     circle["backends"] = circle

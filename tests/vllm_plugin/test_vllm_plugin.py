@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from engine import CAPABILITIES, Engine, missing, recorded
+from engine import CAPABILITIES, ROOT, Engine, missing, recorded
 
 import attnreg
 from attnreg.integrations import vllm_plugin
@@ -28,12 +28,9 @@ ROCM_ROWS = Path(__file__).with_name("rocm_rows.py")
 SWITCHES = ("has_sink", "has_sliding_window", "use_mm_prefix", "use_non_causal", "use_batch_invariant", "use_dcp")
 SWITCHES += ("use_mla", "use_sparse", "use_per_head_quant_scales", "use_kv_connector", "use_pcp", "use_rswa")
 SWITCHES += ("use_adaptive_verification",)
-# one answer for each KV group, and one for drafts
-PER_GROUP = """\
-choices:
-  - {when: {features: [sliding_window]}, prefer: TRITON_ATTN, because: faster for short windows here}
-  - {when: {role: draft}, prefer: FLEX_ATTENTION}
-"""
+GUIDE = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+# the guide's own overlay: one answer for each KV group, and one for drafts
+PER_GROUP = re.findall(r"```yaml\nextends: vllm-0\.33\.0\n(.*?)```", GUIDE, re.DOTALL)[0]
 SwitchOn = Callable[..., Path]
 
 
@@ -41,10 +38,10 @@ SwitchOn = Callable[..., Path]
 def switch_on(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SwitchOn:
     """Switch the plugin on: for the bundled registry, or for an overlay of this text over it."""
 
-    def on(overlay: str = "") -> Path:
-        file = tmp_path / "mine.yaml"
+    def on(overlay: str = "", name: str = "") -> Path:
+        file = tmp_path / (name or "mine.yaml")
         file.write_text(f"extends: vllm-0.33.0\n{overlay}")
-        monkeypatch.setenv("ATTNREG_VLLM", str(file) if overlay else "1")
+        monkeypatch.setenv("ATTNREG_VLLM", (name or str(file)) if overlay else "1")
         register()
         return file
 
@@ -425,6 +422,27 @@ def test_the_log_has_a_line_for_each_distinct_layer(engine: Engine, switch_on: S
         window,
     )
     assert engine.messages(logging.DEBUG) == []
+
+
+def test_the_guide_quotes_the_log(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, switch_on: SwitchOn
+) -> None:
+    from vllm.compilation.backends import set_model_tag
+
+    monkeypatch.chdir(tmp_path)
+    switch_on(PER_GROUP, "attention.yaml")
+    engine.backend(64, has_sink=True)
+    engine.backend(64, has_sink=True, has_sliding_window=True)
+    with set_model_tag("eagle_head"):
+        engine.backend(64)
+    quoted = re.findall(r"^attnreg: .*$", GUIDE, re.MULTILINE)
+    assert quoted
+    # fingerprints and lines of data come and go
+    assert [_timeless(line) for line in engine.messages(logging.INFO)] == [_timeless(line) for line in quoted]
+
+
+def _timeless(line: str) -> str:
+    return re.sub(r"@[0-9a-f]{7}\b", "@", re.sub(r"(priorities\.yaml):\d+", r"\1", line))
 
 
 def test_the_whole_trace_is_there_for_whoever_debugs(engine: Engine, switch_on: SwitchOn) -> None:
