@@ -104,7 +104,7 @@ def variables(registries: tuple[Registry, ...]) -> Iterator[Variable]:
             partner = next((b if name == a else a for a, b, _ in LINKED if name in (a, b)), "")
             if asked or (name in _REQUIRED and partner in matchers):
                 yield _integers(name, asked, matchers.get(partner, []))
-        elif asked and facet.kind not in ("derived", "arch") and name != "platform":
+        elif asked and facet.kind != "derived" and name not in ("platform", "arch"):
             values = _texts(asked) if facet.kind == "text" else sorted(facet.words, key=str)
             optional = [] if name in _REQUIRED else [None]
             yield _split(name, None, [*optional, *values], _word_signature(name, facet, asked, registries))

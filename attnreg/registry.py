@@ -216,6 +216,9 @@ class Registry:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "cache": {}}
 
+    def __repr__(self) -> str:
+        return f"<Registry {self.title}>"
+
     @property
     def title(self) -> str:
         """``default@3f2a91c``, as reports cite it."""

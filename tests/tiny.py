@@ -41,6 +41,7 @@ VOCABULARY: dict[str, Any] = {
         # beyond the usual ones
         "eager": {"of": "request", "kind": "boolean", "legend": "l"},
         "ranks": {"of": "request", "kind": "integer", "legend": "l"},
+        "sibling": {"of": "request", "kind": "arch", "legend": "l"},
     },
     "features": {"sinks": "l", "alibi": "l"},
     "words": {
@@ -117,7 +118,15 @@ simple_conditions = st.one_of(
     ),
     st.sampled_from([{"quantized": True}, {"quantized": False}, {"eager": True}, {"eager": None}]),
     st.sampled_from([{"features": ["sinks"]}, {"features": {"only": ["alibi"]}}, {"without": ["sinks", "fast"]}]),
-    st.sampled_from([{"flags": ["fast"]}, {"packages": ["lib"]}, {"packages": ["lib>=2"]}, {"packages": ["lib<3"]}]),
+    st.sampled_from(
+        [
+            {"sibling": {"min": "g2"}},
+            {"flags": ["fast"]},
+            {"packages": ["lib"]},
+            {"packages": ["lib>=2"]},
+            {"packages": ["lib<3"]},
+        ]
+    ),
     st.sampled_from([{"model": "gpt"}, {"model": "g*"}, {"model": "*t"}, {"model": None}, {"model": {"not": "g?t"}}]),
 )
 pairs = st.lists(simple_conditions, min_size=1, max_size=2).map(lambda cs: {k: v for c in cs for k, v in c.items()})
@@ -205,6 +214,7 @@ def questions(random: Random, registry: attnreg.Registry, number: int) -> list[t
         heads = random.choice([None, 1, 2, 3, 4, 6, 7, 8, 9, 12, 20])
         kv_heads = random.choice([None, *(n for n in range(1, 13) if heads is None or heads % n == 0)])
         extra = {"eager": random.choice([None, True, False]), "ranks": random.choice([None, 0, *range(1, 14)])}
+        extra["sibling"] = random.choice([None, *registry.vocabulary.architectures])
         request = AttentionRequest(
             head_size=random.randrange(1, 14),
             head_size_v=random.choice([None, *range(1, 14)]),

@@ -17,8 +17,14 @@ _METHOD = "get_attn_backend_cls"
 # what a function that this plugin put in place carries
 _MARK = "decided_by_attnreg"
 # the fields of a model's configuration that vLLM's backends read when they are selected
-_MODEL_FIELDS = ("attn_logit_softcapping", "index_topk", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
-_MODEL_FIELDS += ("v_head_dim",)
+_MODEL_FIELDS = (
+    "attn_logit_softcapping",
+    "index_topk",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
 
 
 def register() -> None:
