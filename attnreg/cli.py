@@ -229,6 +229,7 @@ def _counted(findings: Sequence[Any], registry: Registry) -> str:
 @click.option(
     "--facet", "facets", multiple=True, metavar="FACET=VALUE", help="Only where a facet has a value; repeatable."
 )
+@click.option("--model", metavar="CONFIG", help="Only what the layers of a model ask for.")
 @click.option("--any-packages", is_flag=True, help="Let packages be missing, instead of taking all as installed.")
 @click.option("--limit", default=8, show_default=True, help="Boxes to list for each pair of backends.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -248,10 +249,13 @@ def diff(before: str, after: str, **options: Any) -> None:
         within["arch"] = list(options["arch"])
     for name, value in map(pair, options["facets"]):
         within.setdefault({"feature": "features", "flag": "flags"}.get(name, name), []).append(value)
+    old, new = load_revision(before), load_revision(after)
+    questions = model_questions(options["model"], {}, frozenset(), {}, "", new)[0] if options["model"] else []
     difference = difference_of(
-        load_revision(before),
-        load_revision(after),
+        old,
+        new,
         within=within,
+        requests=[question.request for question in questions],
         any_packages=options["any_packages"],
         limit=options["limit"],
     )

@@ -210,7 +210,9 @@ class Parser:
             accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
             if not accepted:
                 self.problem(path, f"`{raw}` matches no {_noun(facet)}", _words_hint(raw, facet))
-            return one_of(accepted, raw)
+            # a person knows sm100 and sm103 better than sm10?
+            named = [a for a in self.vocabulary.architectures if a in accepted] if facet.kind == "arch" else []
+            return one_of(accepted, ", ".join(named) or raw)
         return self._known(raw, facet, path)
 
     def _unknown(self, raw: Any, facet: Facet, path: Path_) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -118,15 +118,16 @@ def diff(
     after: Registry,
     *,
     within: Mapping[str, Any] | None = None,
+    requests: Collection[AttentionRequest] = (),
     any_packages: bool = False,
     limit: int = 8,
 ) -> Diff:
     """Every configuration whose backend differs, grouped by what it had and what it gets.
 
     ``within`` narrows the question: facet -> value, or a collection of values (of features, flags and packages: all of
-    them). Every package is taken as installed, unless ``any_packages`` lets each be there or not. At most ``limit``
-    boxes are listed for each pair of backends, the one nearest to an ordinary request first; the counts are exact all
-    the same.
+    them); ``requests`` narrow it to what some layers ask for, wherever they run. Every package is taken as installed,
+    unless ``any_packages`` lets each be there or not. At most ``limit`` boxes are listed for each pair of backends, the
+    one nearest to an ordinary request first; the counts are exact all the same.
 
     Raises ValueError for a facet in ``within`` that neither registry distinguishes, or a value that neither knows.
     """
@@ -136,6 +137,7 @@ def diff(
         [
             space.possible,
             _common(space, before, after),
+            *([d.unite(_asked(space, request) for request in requests)] if requests else []),
             *(_within(space, facet, wanted) for facet, wanted in (within or {}).items()),
             *(
                 d.among(k, [v.ordinary])
@@ -187,6 +189,13 @@ def _common(space: Space, before: Registry, after: Registry) -> Node:
             part = [c if variable.facet != "arch" else tuple(a for _, a in c) for c in variable.classes]
             parts.append(d.among(level, [i for i, c in enumerate(part) if not set(c) <= words]))
     return d.conjoin(parts)
+
+
+def _asked(space: Space, request: AttentionRequest) -> Node:
+    """Where a request is made, on any platform."""
+    facts, d = request.facts(), space.diagrams
+    asked = [(level, v) for level, v in enumerate(space.variables) if v.facet in facts]
+    return d.conjoin(d.among(level, [v.class_of(v.value_in(facts))]) for level, v in asked)
 
 
 def _within(space: Space, facet: str, wanted: Any) -> Node:

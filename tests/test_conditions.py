@@ -93,7 +93,7 @@ MATCHERS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("role", "draft", "draft", ["draft"], ["target"]),
     # architectures compare as the vocabulary orders them, not as text, and only within their series
     ("arch", "g10", "g10", ["g10"], ["g100", "g9"]),
-    ("arch", "'g10*'", "g10*", ["g10", "g100"], ["g9"]),
+    ("arch", "'g10*'", "g10, g100", ["g10", "g100"], ["g9"]),
     ("arch", "{min: g10}", "g10 or later", ["g10", "g100"], ["g9", "r1", "n1", None]),
     ("arch", "{max: g10}", "up to g10", ["g9", "g10"], ["g100", "r1", "n1", None]),
     ("arch", "{below: g10}", "before g10", ["g9"], ["g10", "g100", "r1", "n1"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tiny import row
 
 from attnreg import Registry, load_registry
+from attnreg.cli import main
 from attnreg.diff import Change, Diff, Region, diff, facets_text
 from attnreg.selector import evaluate
 from attnreg.space import Space
@@ -304,3 +306,17 @@ def test_the_json_form(default: Registry) -> None:
         assert {"facet": "arch", "values": "sm120"} in change["frame"]
         assert change["count"] == change["rest"] + sum(r["count"] for r in change["regions"])
         assert all(r["example"]["platform"]["arch"] == "sm120" for r in change["regions"])
+
+
+def test_narrowed_to_what_a_model_asks_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    overlay = tmp_path / "o.yaml"
+    overlay.write_text("choices: [{deny: FLASH_ATTN, when: {features: [sinks]}}, {deny: FLASHMLA}]\n")
+    model = Path(__file__).resolve().parent.parent / "examples/configs/gpt-oss-120b"
+    arguments = ["diff", "default", str(overlay), "--arch", "sm90", "--model", str(model), "--json"]
+    assert main(arguments) == 1
+    data = json.loads(capsys.readouterr().out)
+    # two groups of layers: with and without a window
+    assert (data["configurations"], data["changed"]) == (16, 16)
+    assert [(c["before"], c["after"]) for c in data["changes"]] == [("FLASH_ATTN", "FLASHINFER")]
+    other = model.parent / "Llama-3.1-8B"
+    assert main([*arguments[:-2], str(other), "--json"]) == 0

@@ -169,6 +169,7 @@ MACHINES: list[tuple[str, dict[str, Any], tuple[tuple[str, str], ...]]] = [
     # node 0 is the processor
     ("MI300X", {"files": kfd(0, 90402, 90402)}, (("rocm", "gfx942"), CPU)),
     ("MI210: the stepping is hexadecimal", {"files": kfd(0, 90010)}, (("rocm", "gfx90a"), CPU)),
+    ("the minor version too", {"files": kfd(0, 91000)}, (("rocm", "gfx9a0"), CPU)),
     ("MI350X", {"files": kfd(0, 90500)}, (("rocm", "gfx950"), CPU)),
     ("MI450", {"files": kfd(0, 120500)}, (("rocm", "gfx1250"), CPU)),
     ("RX 7900 and RX 9070", {"files": kfd(0, 110000, 120001)}, (("rocm", "gfx1100"), ("rocm", "gfx1201"), CPU)),

@@ -240,7 +240,7 @@ FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
     ),
     (
         "an overlay's choices make no data dead",
-        {"backends": {"A": row(), "B": row(capabilities=SINKS)}, "overlays": [{"choices": [{"require": "A"}]}]},
+        {"backends": {"A": row(), "B": row(capabilities=SINKS)}, "overlays": [{"choices": [{"deny": "B"}]}]},
         "unreachable entry",
         [],
     ),

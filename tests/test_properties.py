@@ -108,7 +108,7 @@ def check_reordering(registry: Registry, request: AttentionRequest, platform: Pl
         assert verdicts(other) == verdicts(selection)
 
 
-@given(data=st.data(), random=st.randoms(use_true_random=False))
+@given(data=st.data(), random=st.randoms(use_true_random=True))
 @settings(max_examples=150)
 def test_the_order_of_refused_candidates_does_not_matter(
     default: Registry, data: st.DataObject, random: Random
@@ -117,7 +117,7 @@ def test_the_order_of_refused_candidates_does_not_matter(
     check_reordering(default, request, platform, random)
 
 
-@given(tiny.registries(), st.randoms(use_true_random=False))
+@given(tiny.registries(), st.randoms(use_true_random=True))
 @settings(max_examples=40)
 def test_nor_in_registries_at_random(registry: Registry, random: Random) -> None:
     plain = dataclasses.replace(registry, choices=())

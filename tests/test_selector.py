@@ -379,8 +379,8 @@ MLA_ROWS: list[Row] = [
         SPARSE,
         None,
         {
-            "FLASHMLA_SPARSE": "arch is sm80; needs sm90, sm10?",
-            "FLASHINFER_MLA_SPARSE": "arch is sm80; needs sm10?",
+            "FLASHMLA_SPARSE": "arch is sm80; needs sm90, sm100, sm103",
+            "FLASHINFER_MLA_SPARSE": "arch is sm80; needs sm100, sm103",
         },
     ),
     (
