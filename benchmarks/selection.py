@@ -117,7 +117,7 @@ def _engine_rows(request: attnreg.AttentionRequest) -> list[dict[str, Any]]:
 
 def _ten_candidates() -> attnreg.Registry:
     """The default registry with the ROCm order twice: five candidates more, under names of their own."""
-    row = {"summary": "A copy.", "platforms": ["rocm"], "attention": "mha", "source": "vllm:copy"}
+    row = {"summary": "A copy.", "platforms": ["rocm"], "attention": "mha", "source": "vllm:a/copy.py#Copy"}
     claims = {"dtypes": ["float16"], "kv_dtypes": ["auto"], "head_sizes": {"multiple_of": 8}, "block_sizes": "any"}
     capabilities = {**claims, "attn_types": ["decoder"], "features": ["sinks"]}
     names = [f"COPY_{i}" for i in range(5)]

@@ -274,7 +274,9 @@ def test_a_word_that_is_not_given_passes_claims_that_no_other_word_passes() -> N
 CHOICES = [{"require": "A"}, {"prefer": "B"}, {"require": "B"}, {"deny": "B"}, {"prefer": "A", "when": {"arch": "g1"}}]
 
 
-@pytest.mark.parametrize(("first", "second"), permutations(CHOICES, 2), ids=lambda c: " ".join(map(str, c.values())))
+@pytest.mark.parametrize(
+    ("first", "second"), list(permutations(CHOICES, 2)), ids=lambda c: " ".join(map(str, c.values()))
+)
 def test_of_two_choices_the_later_speaks(first: dict[str, Any], second: dict[str, Any]) -> None:
     rows = {"A": tiny.row(capabilities={"head_sizes": {"max": 4}}), "B": tiny.row(), "C": tiny.row()}
     exact = Exact(tiny.load(rows, overlays=[{"choices": [first]}, {"choices": [second]}]))
