@@ -153,7 +153,7 @@ def check(**options: Any) -> None:
         if stale:
             click.echo(stale)
         orders = sum(map(len, registry.orders.values()))
-        held = len(registry.invariants) - sum(f.kind == "violated invariant" for f in findings)
+        held = len(registry.kept) - sum(f.kind == "violated invariant" for f in findings)
         click.echo(
             f"{registry.title}: {len(registry.backends)} backends, {orders} orders, "
             f"{held} of {len(registry.invariants)} invariants hold, {_counted(findings, registry)}"

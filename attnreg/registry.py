@@ -224,6 +224,12 @@ class Registry:
         """``default@3f2a91c``, as reports cite it."""
         return f"{self.name}@{self.fingerprint}"
 
+    @property
+    def kept(self) -> tuple[Invariant, ...]:
+        """The invariants that are not known to be violated."""
+        known = [k.finding for k in self.known]
+        return tuple(i for i in self.invariants if not any(f"violated: {i.says}".startswith(k) for k in known))
+
     def load(self, backend: str) -> ModuleType:
         """Import the kernel module of a backend. Raises ImportError with the reason, where there is none to import."""
         row = self.backends[backend]
