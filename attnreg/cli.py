@@ -95,7 +95,7 @@ def explain(**options: Any) -> None:
 # list, show ----------------------------------------------------------------------------------------------------------
 
 
-@cli.command(name="list")
+@cli.command(name="list", short_help="List backends, and the orders of a platform.")
 @platform_options
 @registry_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -128,7 +128,7 @@ def show(backend: str, **options: Any) -> None:
 # check, diff, doctor -------------------------------------------------------------------------------------------------
 
 
-@cli.command()
+@cli.command(short_help="Check a registry: invariants, dead data, stale docs; or a lock.")
 @registry_options
 @click.option("--lock", metavar="FILE", help="Hold the selections of a lock file against the registry instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -182,7 +182,7 @@ def _check_lock(options: dict[str, Any]) -> None:
     raise click.exceptions.Exit(1 if drifts else 0)
 
 
-@cli.command()
+@cli.command(short_help="Write down what models get on some platforms.")
 @platform_options
 @click.option("--model", "models", multiple=True, required=True, metavar="CONFIG", help="A model to lock; repeatable.")
 @click.option("--dtype", metavar="WORD", help="dtype.")
@@ -221,7 +221,7 @@ def _counted(findings: Sequence[Any], registry: Registry) -> str:
     return f"{len(findings)} {noun}{'s' * (len(findings) != 1)}{known}"
 
 
-@cli.command()
+@cli.command(short_help="Compare two registries: what changes, exactly.")
 @click.argument("before")
 @click.argument("after")
 @click.option("--platform", metavar="WORD", help="Only this platform.")
@@ -266,7 +266,7 @@ def diff(before: str, after: str, **options: Any) -> None:
     raise click.exceptions.Exit(1 if difference.changes else 0)
 
 
-@cli.command()
+@cli.command(short_help="Look at this machine, and what is usable on it.")
 @registry_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(**options: Any) -> None:
@@ -281,7 +281,7 @@ def doctor(**options: Any) -> None:
         print_report(report, terminal())
 
 
-@cli.command()
+@cli.command(short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script that completes attnreg's words in a SHELL: eval "$(attnreg completion bash)"."""

@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PIPED_WIDTH = 110
-_INTEGERS = (
-    "head_size",
-    "num_heads",
-    "num_kv_heads",
-    "block_size",
-    "head_size_v",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "index_topk",
-)
+_INTEGERS = {
+    "head_size": "Elements per head; 128, if neither it nor a model is given.",
+    "num_heads": "Query heads per rank.",
+    "num_kv_heads": "KV heads per rank.",
+    "block_size": "Tokens per KV-cache block.",
+    "head_size_v": "Elements per value head, where it differs.",
+    "kv_lora_rank": "MLA: the latent without its rotary part.",
+    "qk_nope_head_dim": "MLA: elements of a query head without position.",
+    "qk_rope_head_dim": "MLA: elements of a query head with position.",
+    "v_head_dim": "MLA: elements of an expanded value head.",
+    "index_topk": "Sparse MLA: tokens kept for each query.",
+}
+# facet -> its set of words, and what to say of it
 _WORDS = {
-    "dtype": "dtypes",
-    "kv_dtype": "kv_dtypes",
-    "attention": "attention",
-    "attn_type": "attn_types",
-    "role": "roles",
-    "phase": "phases",
+    "dtype": ("dtypes", "What the model computes in: bfloat16, float16, float32."),
+    "kv_dtype": ("kv_dtypes", "How the KV cache is stored: auto, fp8, ...; none: not given."),
+    "attention": ("attention", "mha, mla or mla_sparse."),
+    "attn_type": ("attn_types", "decoder, encoder, encoder_only or encoder_decoder."),
+    "role": ("roles", "target, draft, encoder or vision."),
+    "phase": ("phases", "any, prefill or decode."),
 }
 
 
@@ -84,11 +85,11 @@ def registry_options(command: F) -> F:
 def request_options(command: F) -> F:
     """An option for every facet of a request."""
     options = [click.option("--model", metavar="CONFIG", help="A config.json, or the directory that holds one.")]
-    for name, group in _WORDS.items():
+    for name, (group, text) in _WORDS.items():
         options.append(
-            click.option(_flag(name), metavar="WORD", shell_complete=_completer(_words_of(group)), help=f"{name}.")
+            click.option(_flag(name), metavar="WORD", shell_complete=_completer(_words_of(group)), help=text)
         )
-    options += [click.option(_flag(name), type=int, metavar="N", help=f"{name}.") for name in _INTEGERS]
+    options += [click.option(_flag(name), type=int, metavar="N", help=text) for name, text in _INTEGERS.items()]
     options += [
         click.option(
             "--feature",
