@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from attnreg.config_fields import ConfigError
     from attnreg.errors import NoBackendError, RegistryError
     from attnreg.loader import bundled_registries, load_registry
-    from attnreg.model_config import ConfigError, ModelLayers, requests_from_model
+    from attnreg.model_config import ModelLayers, requests_from_model
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest, RequestError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AttentionRequest": "request",
     "Candidate": "selection",
-    "ConfigError": "model_config",
+    "ConfigError": "config_fields",
     "ModelLayers": "model_config",
     "NoBackendError": "errors",
     "Platform": "platforms",

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import Location, NoBackendError, Problem, RegistryError
+from attnreg.errors import Location, Problem, RegistryError
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest, RequestError
-from attnreg.selector import select
+from attnreg.selector import evaluate
 
 if TYPE_CHECKING:
     from attnreg.explain import Question
@@ -66,7 +66,7 @@ def write_lock(
     for model, questions in models:
         for question in questions:
             for platform in platforms:
-                chosen = _selection(question.request, platform, registry).backend
+                chosen = evaluate(question.request, platform, registry).backend
                 selections.append(
                     {
                         "model": model,
@@ -103,7 +103,7 @@ def drift(lock: Mapping[str, Any], registry: Registry, path: Path) -> list[Drift
         except (KeyError, TypeError, RequestError) as e:
             raise _problem(path, f"selection {number} cannot be read: {e}") from None
         try:
-            now = _selection(request, platform, registry)
+            now = evaluate(request, platform, registry)
         except RequestError as e:
             out.append(Drift(entry, None, str(e)))
             continue
@@ -111,13 +111,6 @@ def drift(lock: Mapping[str, Any], registry: Registry, path: Path) -> list[Drift
         if after != before:
             out.append(Drift(entry, now))
     return out
-
-
-def _selection(request: AttentionRequest, platform: Platform, registry: Registry) -> Selection:
-    try:
-        return select(request, platform, registry)
-    except NoBackendError as e:
-        return e.selection
 
 
 def _title(name: str | None, variant: str | None) -> str:

@@ -145,10 +145,6 @@ class Model:
             self._chosen = d.ite(self._known(), out, d.terminal(None))
         return self._chosen
 
-    def chooses(self, name: str | None) -> Node:
-        """Where a backend is chosen (None: where nothing is)."""
-        return self.d.apply(lambda chosen: chosen == name, self.chosen())
-
     def _known(self) -> Node:
         """Where every word is one of the registry's."""
         vocabulary, parts = self.registry.vocabulary, []
