@@ -100,6 +100,9 @@ def variables(registries: tuple[Registry, ...]) -> Iterator[Variable]:
         elif facet.kind == "packages":
             wanted = {r for m in asked for r in m.mentions}
             sets += [_package(p, [r for r in wanted if r.package == p]) for p in sorted({r.package for r in wanted})]
+        elif facet.of == "selection":
+            # which of its values is meant is a matter of the model, not of a request
+            continue
         elif facet.kind == "integer":
             partner = next((b if name == a else a for a, b, _ in LINKED if name in (a, b)), "")
             if asked or (name in _REQUIRED and partner in matchers):
@@ -131,6 +134,8 @@ def every_clause(registry: Registry) -> Iterator[Clause]:
                 yield from entry.condition.walk()
     for choice in registry.choices:
         yield from choice.when.walk()
+    for waiver in registry.waivers:
+        yield from waiver.when.walk()
     for invariant in registry.invariants:
         yield from invariant.when.walk()
 

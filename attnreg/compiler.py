@@ -8,7 +8,19 @@ from dataclasses import replace
 from attnreg import schema
 from attnreg.errors import Problem, RegistryError
 from attnreg.parts import Part, Parts, Reporter
-from attnreg.registry import Backend, Choice, Derived, Entry, Fallback, Invariant, Known, Order, Registry, SourceRef
+from attnreg.registry import (
+    Backend,
+    Choice,
+    Derived,
+    Entry,
+    Fallback,
+    Invariant,
+    Known,
+    Order,
+    Registry,
+    SourceRef,
+    Waiver,
+)
 from attnreg.rows import RowCompiler
 from attnreg.vocabulary import Facet
 from attnreg.words import compile_vocabulary
@@ -54,6 +66,7 @@ class _Compiler(Reporter):
             derived=derived,
             choices=tuple(self._choice(part, backends) for part in self.parts.choices),
             fallbacks=tuple(self._fallbacks()),
+            waivers=tuple(self._waivers()),
             known=tuple(
                 Known(part.model.finding, part.model.because, part.document.at(*part.path)) for part in self.parts.known
             ),
@@ -138,13 +151,13 @@ class _Compiler(Reporter):
                 help_ = "remove one, or give each an `if`"
                 self.report(part, here, f"{entry.backend} stands twice in the order", help_)
             seen[entry.backend] = bool(entry.if_)
-            condition = self.condition(part, entry.if_, *here, "if")
+            condition = self.deciding(part, entry.if_, *here, "if")
             entries.append(Entry(entry.backend, condition, part.document.at(*part.path, *here)))
         self.source(part, row.source, *path)
         return Order(
             platform=platform,
             name=row.name,
-            when=self.condition(part, row.when, *path, "when"),
+            when=self.deciding(part, row.when, *path, "when"),
             entries=tuple(entries),
             where=part.document.at(*part.path, *path),
             because=row.because,
@@ -164,7 +177,7 @@ class _Compiler(Reporter):
         known = [self.name(part, (key,), getattr(data, key), backends, "backend") for key in ("backend", side)]
         titles = [order.title for rows in orders.values() for order in rows]
         known += [self.name(part, ("orders", i), t, titles, "order") for i, t in enumerate(data.orders)]
-        entry = Entry(data.backend, self.condition(part, data.if_, "if"), part.document.at(*part.path))
+        entry = Entry(data.backend, self.deciding(part, data.if_, "if"), part.document.at(*part.path))
         if not all(known):
             return
         runs_on, has_neighbour, placed = backends[data.backend].platforms, list[str](), False
@@ -196,7 +209,7 @@ class _Compiler(Reporter):
             self.report(part, (strength,), "names no backend")
         for i, name in enumerate(names):
             self.name(part, (strength, i), name, backends, "backend")
-        when = self.condition(part, data.when, "when")
+        when = self.deciding(part, data.when, "when")
         return Choice(strength, tuple(names), when, part.document.at(*part.path), data.because)  # type: ignore[arg-type]
 
     def _fallbacks(self) -> Iterator[Fallback]:
@@ -206,8 +219,19 @@ class _Compiler(Reporter):
                 for j, facet in enumerate(data.only):
                     self.name(part, (*path, "only", j), facet, self.vocabulary.facets, "facet")
                 self.source(part, data.source, *path)
-                when = self.condition(part, data.when, *path, "when")
+                when = self.deciding(part, data.when, *path, "when")
                 yield Fallback(when, frozenset(data.only), data.because, part.document.at(*part.path, *path))
+
+    def _waivers(self) -> Iterator[Waiver]:
+        known = ["platform", "attention", "phase", *(f.name for f in self.vocabulary.claims.values())]
+        for part in self.parts.backends:
+            for i, data in enumerate(part.model.waivers):
+                path = ("waivers", i)
+                for j, facet in enumerate(data.unchecked):
+                    self.name(part, (*path, "unchecked", j), facet, known, "facet with a claim")
+                self.source(part, data.source, *path)
+                when = self.condition(part, data.when, *path, "when")
+                yield Waiver(when, frozenset(data.unchecked), data.because, part.document.at(*part.path, *path))
 
     def _invariant(self, part: Part, backends: dict[str, Backend]) -> Invariant:
         data: schema.InvariantData = part.model
@@ -220,7 +244,7 @@ class _Compiler(Reporter):
         return Invariant(
             name=data.name,
             says=data.says,
-            when=self.condition(part, data.when, "when"),
+            when=self.deciding(part, data.when, "when"),
             where=part.document.at(*part.path),
             chosen=frozenset(data.chosen) if data.chosen is not None else None,
             never=frozenset(data.never or ()),

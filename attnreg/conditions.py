@@ -35,7 +35,7 @@ from attnreg.matchers import (
     one_of,
 )
 from attnreg.source import Document, Float, Path_, as_written, shown
-from attnreg.vocabulary import Facet, Vocabulary
+from attnreg.vocabulary import ASKED, Facet, Vocabulary
 
 Point = Mapping[str, Any]
 NOWHERE = Location("", 0, 0)
@@ -122,12 +122,18 @@ ALWAYS = Condition()
 
 
 class Parser:
-    """Turns plain data into conditions and tests; what is wrong is added to ``problems`` with its place."""
+    """Turns plain data into conditions and tests; what is wrong is added to ``problems`` with its place.
 
-    def __init__(self, vocabulary: Vocabulary, document: Document, problems: list[Problem]) -> None:
+    ``of_row`` says whether they are a backend's: whatever decides between backends is the same for all of them.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, document: Document, problems: list[Problem], *, of_row: bool = True
+    ) -> None:
         self.vocabulary = vocabulary
         self.doc = document
         self.problems = problems
+        self.of_row = of_row
 
     def problem(self, path: Path_, message: str, help_: str = "", *, key: bool = False) -> None:
         where = ".".join(str(p) for p in path if not isinstance(p, int))
@@ -157,6 +163,9 @@ class Parser:
             elif key == "without":
                 clauses += self._without(value, here)
             elif key in self.vocabulary.facets:
+                if key == ASKED and not self.of_row:
+                    message = f"`{ASKED}` is no matter of requests: it differs from backend to backend"
+                    self.problem(here, message, "rows, waivers and derived facets may ask for it", key=True)
                 facet = self.vocabulary.facets[key]
                 clauses.append(Clause(key, self.matcher(value, facet, here), self.doc.key_at(*here)))
             else:
@@ -212,7 +221,7 @@ class Parser:
                 self.problem(path, f"`{raw}` matches no {_noun(facet)}", _words_hint(raw, facet))
             # a person knows sm100 and sm103 better than sm10?
             named = [a for a in self.vocabulary.architectures if a in accepted] if facet.kind == "arch" else []
-            return one_of(accepted, ", ".join(named) or raw)
+            return one_of(accepted, ", ".join(named) or raw, named)
         return self._known(raw, facet, path)
 
     def _unknown(self, raw: Any, facet: Facet, path: Path_) -> None:

@@ -77,10 +77,11 @@ class NoBackendError(LookupError):
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
-        super().__init__(selection.refusal())
+        super().__init__(selection)
 
-    def __reduce__(self) -> tuple[type[NoBackendError], tuple[Selection]]:
-        return NoBackendError, (self.selection,)
+    def __str__(self) -> str:
+        # not before it is read: the text names all that would accept the request, which takes longer than refusing it
+        return self.selection.refusal()
 
 
 def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: float = 0.6) -> str:

@@ -21,7 +21,8 @@ class Matcher:
     ``constants`` and ``moduli`` are the integers at which the predicate can change its mind, ``mentions`` the words it
     names: together they are enough to split a facet into classes of values that the data cannot tell apart. ``form`` is
     how a set is compared with ``mentions``: it holds all of them, none of them, or nothing else. A predicate is made of
-    named functions only, so that a selection, which carries its registry, can be sent to another process.
+    named functions only, so that a selection, which carries its registry, can be sent to another process. ``either``
+    lists the texts of which one is enough, where there are several.
     """
 
     text: str
@@ -30,7 +31,13 @@ class Matcher:
     moduli: frozenset[int] = frozenset()
     mentions: frozenset[Any] = frozenset()
     form: Literal["", "all", "none", "only"] = ""
+    either: tuple[str, ...] = ()
     _memo: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def in_words(self) -> str:
+        """The text at the end of a sentence: ``sm90, sm100 or sm103``. Amid conditions an "or" would mislead."""
+        return f"{', '.join(self.either[:-1])} or {self.either[-1]}" if len(self.either) > 1 else self.text
 
     def matches(self, value: Any) -> bool:
         """Whether the matcher accepts the value."""
@@ -109,8 +116,8 @@ def _globbed(pattern: str, value: Any) -> bool:
     return isinstance(value, str) and fnmatchcase(value, pattern)
 
 
-def one_of(values: frozenset[Any], text: str) -> Matcher:
-    return Matcher(text, values.__contains__, mentions=values)
+def one_of(values: frozenset[Any], text: str, either: Iterable[str] = ()) -> Matcher:
+    return Matcher(text, values.__contains__, mentions=values, either=tuple(either))
 
 
 def bounded(min: int | None = None, max: int | None = None, below: int | None = None, multiple_of: int = 1) -> Matcher:  # noqa: A002
@@ -144,7 +151,8 @@ def _within(low: int | None, high: int | None, step: int, value: int | None) -> 
 def any_of(tests: list[Matcher]) -> Matcher:
     if len(tests) == 1:
         return tests[0]
-    return _merged(", ".join(t.text for t in tests), partial(_any_matches, tests), tests)
+    either = tuple(text for t in tests for text in t.either or (t.text,))
+    return _merged(", ".join(t.text for t in tests), partial(_any_matches, tests), tests, either)
 
 
 def all_of(tests: list[Matcher]) -> Matcher:
@@ -167,13 +175,14 @@ def _differs(test: Matcher, value: Any) -> bool:
     return not test.matches(value)
 
 
-def _merged(text: str, predicate: Callable[[Any], bool], tests: list[Matcher]) -> Matcher:
+def _merged(text: str, predicate: Callable[[Any], bool], tests: list[Matcher], either: tuple[str, ...] = ()) -> Matcher:
     return Matcher(
         text,
         predicate,
         frozenset().union(*(t.constants for t in tests)),
         frozenset().union(*(t.moduli for t in tests)),
         frozenset().union(*(t.mentions for t in tests)),
+        either=either,
     )
 
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from functools import cached_property
 
 from attnreg.conditions import Clause, Condition
 from attnreg.diagram import Node
 from attnreg.matchers import Matcher, Requirement
 from attnreg.registry import Backend, Order, Registry, Variant
 from attnreg.space import Space
+from attnreg.vocabulary import ASKED, AUTOMATIC, BY_NAME
 
 
 class Model:
     """One registry's selection as functions over a space.
 
     Where the space holds words that the registry does not know (of another registry, to which it is compared), nothing
-    is chosen; a flag or a facet that it does not know changes nothing.
+    is chosen; a flag or a facet that it does not know changes nothing. ``asked`` says of which requests rows are
+    functions: of those that the order makes, or of those by name. It is no dimension of the space, for one selection
+    may make both.
     """
 
-    def __init__(self, space: Space, registry: Registry) -> None:
+    def __init__(self, space: Space, registry: Registry, asked: str = AUTOMATIC) -> None:
         self.space = space
         self.registry = registry
+        self.asked = asked
         self.d = space.diagrams
         self._conditions: dict[int, Node] = {}
         self._derived: dict[str, Node] = {}
@@ -28,6 +33,16 @@ class Model:
         self._rows: dict[str, tuple[Node, Node]] = {}
         self._chosen: Node | None = None
         self._regions: list[tuple[Order, Node]] | None = None
+
+    @cached_property
+    def by_name(self) -> Model:
+        """The model of requests by name; the same where the registry makes no difference."""
+        return Model(self.space, self.registry, BY_NAME) if ASKED in self.registry.vocabulary.facets else self
+
+    @property
+    def both(self) -> tuple[Model, ...]:
+        """This model and that of requests by name, if it is another."""
+        return (self,) if self.by_name is self else (self, self.by_name)
 
     # conditions ------------------------------------------------------------------------------------------------------
 
@@ -49,6 +64,8 @@ class Model:
         d, space = self.d, self.space
         if facet in self.registry.derived:
             return d.apply(lambda value: bool(matcher.matches(value)), self.derived(facet))
+        if facet == ASKED:
+            return d.true if matcher.matches(self.asked) else d.false
         kind = self.registry.vocabulary.facets[facet].kind
         if kind == "words":
             return self._set_matches(facet, matcher)
@@ -93,8 +110,8 @@ class Model:
         d = self.d
         parts = [self.space.possible, self.condition(variant.when), self.condition(variant.requires)]
         for claim in variant.claims:
-            absent = self._absent(claim.facet)
-            parts.append(d.unite([absent, self.matches(claim.facet, claim.matcher)]))
+            waived = [self.condition(w.when) for w in self.registry.waivers if claim.facet in w.facets]
+            parts.append(d.unite([self._absent(claim.facet), self.matches(claim.facet, claim.matcher), *waived]))
         for level, variable in enumerate(self.space.variables):
             if variable.facet == "features" and variable.word not in variant.served:
                 parts.append(d.among(level, [0]))
@@ -139,7 +156,8 @@ class Model:
             for choice in self.registry.choices:
                 if choice.strength == "require":
                     required = choice.backends[0]
-                    out = d.ite(self.condition(choice.when), self.pick([(required, self._undenied(required))]), out)
+                    candidate = required, self._undenied(required, self.by_name)
+                    out = d.ite(self.condition(choice.when), self.pick([candidate]), out)
                 elif choice.strength == "prefer":
                     out = d.ite(self.condition(choice.when), self._walk(choice.backends[0]), out)
             self._chosen = d.ite(self._known(), out, d.terminal(None))
@@ -198,7 +216,7 @@ class Model:
         return out
 
     def _walk(self, preferred: str | None) -> Node:
-        first = [(preferred, self._undenied(preferred))] if preferred else []
+        first = [(preferred, self._undenied(preferred, self.by_name))] if preferred else []
         out = self.pick(first)
         for order, region in self.regions():
             rest = [(e.backend, where) for e, where in zip(order.entries, self.entries(order), strict=True)]
@@ -206,8 +224,8 @@ class Model:
             out = self.d.ite(region, candidates, out)
         return out
 
-    def _undenied(self, name: str) -> tuple[Node, Node]:
-        accepts, native = self.row(name)
+    def _undenied(self, name: str, model: Model | None = None) -> tuple[Node, Node]:
+        accepts, native = (model or self).row(name)
         denials = [c.when for c in self.registry.choices if c.strength == "deny" and name in c.backends]
         if denials:
             denied = self.d.unite(map(self.condition, denials))

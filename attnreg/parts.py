@@ -60,7 +60,13 @@ class Reporter:
         return Parser(self.vocabulary, part.document, self.problems)
 
     def condition(self, part: Part, raw: dict[str, Any] | None, *path: str | int) -> Condition:
+        """The condition of a backend, or of a derived facet."""
         return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
+
+    def deciding(self, part: Part, raw: dict[str, Any] | None, *path: str | int) -> Condition:
+        """The condition of what decides between backends: an order, an entry, a choice, a fallback, an invariant."""
+        parser = Parser(self.vocabulary, part.document, self.problems, of_row=False)
+        return ALWAYS if raw is None else parser.condition(raw, (*part.path, *path))
 
     def report(
         self, part: Part, path: Iterable[str | int], message: str, help_: str = "", *, key: bool = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import did_you_mean
 from attnreg.request import RequestError
+from attnreg.vocabulary import ASKED, AUTOMATIC, BY_NAME
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -28,9 +29,16 @@ class Point(dict[str, Any]):
         value = self[facet] = derived.value(self) if derived is not None else None
         return value
 
+    def by_name(self) -> Point:
+        """The point for a backend that is asked for by name; the same where the registry makes no difference."""
+        if ASKED not in self:
+            return self
+        facts = {facet: value for facet, value in self.items() if facet not in self.registry.derived}
+        return Point(facts | {ASKED: BY_NAME}, self.registry)
+
 
 def point_of(request: AttentionRequest, platform: Platform, registry: Registry) -> Point:
-    """The point at which a registry is asked. Raises `RequestError` for a word or a facet that it does not know."""
+    """The point at which an order is asked. Raises `RequestError` for a word or a facet that is not in the registry."""
     facets = registry.vocabulary.facets
     facts = request.facts()
     here = platform.facts()
@@ -49,6 +57,8 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
         raise RequestError(
             f"arch is {platform.arch}, which belongs to platform {architecture.platform}, not {platform.platform}"
         )
+    if ASKED in facets:
+        facts[ASKED] = AUTOMATIC
     return Point(facts, registry)
 
 
@@ -58,8 +68,8 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
     if facet is None:
         known = [f for f, about in registry.vocabulary.facets.items() if about.of == "request"]
         raise RequestError(f"{name} is no facet of {registry.title}; {did_you_mean(name, known)}")
-    if name in platform or facet.of == "derived":
-        why = "is derived from others" if facet.of == "derived" else "belongs to the platform"
+    if name in platform or facet.of in ("derived", "selection"):
+        why = "is derived from others" if facet.of == "derived" else f"belongs to the {facet.of}"
         raise RequestError(f"extra names {name!r}, which {why} and cannot be given")
     if value is None:
         return None

@@ -79,6 +79,7 @@ def check(registry: Registry) -> list[Finding]:
     findings = [
         *_invariants(model),
         *_choices(model),
+        *_waivers(model),
         # what a user decided makes no data dead
         *_orders(Model(space, dataclasses.replace(registry, choices=()))),
         *_cases(model),
@@ -152,6 +153,13 @@ def _choices(model: Model) -> Iterator[Finding]:
             yield Finding("vacuous choice", choice.where, message, "mend its `when`, or remove it")
 
 
+def _waivers(model: Model) -> Iterator[Finding]:
+    for waiver in model.registry.waivers:
+        if all(model.d.conjoin([m.space.possible, m.condition(waiver.when)]) == model.d.false for m in model.both):
+            message = "the waiver says nothing: no configuration satisfies its `when`"
+            yield Finding("vacuous waiver", waiver.where, message, "mend its `when`, or remove it")
+
+
 def _orders(model: Model) -> Iterator[Finding]:
     d = model.d
     for order, everywhere in model.regions():
@@ -184,13 +192,13 @@ def _why_never(model: Model, entry: Entry, region: Node) -> str:
 def _cases(model: Model) -> Iterator[Finding]:
     d = model.d
     for derived in model.registry.derived.values():
-        left = model.space.possible
+        left = [model.space.possible for _ in model.both]
         for condition, value, where in derived.cases:
-            here = d.conjoin([left, model.condition(condition)])
-            if here == d.false:
+            holds = [m.condition(condition) for m in model.both]
+            if all(d.conjoin(parts) == d.false for parts in zip(left, holds, strict=True)):
                 message = f"the case `{value}` of {derived.name} is never reached"
                 yield Finding("unreachable case", where, message, "remove it, or move it up")
-            left = d.ite(model.condition(condition), d.false, left)
+            left = [d.ite(here, d.false, rest) for here, rest in zip(holds, left, strict=True)]
 
 
 def _rows(model: Model) -> Iterator[Finding]:
@@ -213,12 +221,12 @@ def _rows(model: Model) -> Iterator[Finding]:
 
 def _variants(model: Model, row: Backend) -> Iterator[Finding]:
     d = model.d
-    answers = [model.variant(row, i) for i in range(len(row.variants))]
-    used = d.terminals(model.pick(list(enumerate(answers))))
+    answers = [[m.variant(row, i) for i in range(len(row.variants))] for m in model.both]
+    used = {i for of_model in answers for i in d.terminals(model.pick(list(enumerate(of_model))))}
     for i, variant in enumerate(row.variants):
         if i not in used:
             title = f"{row.name}/{variant.name}" if variant.name else row.name
-            nothing = answers[i][0] == d.false
+            nothing = all(of_model[i][0] == d.false for of_model in answers)
             why = "it accepts nothing" if nothing else "the variants before it accept all that it does"
             message = f"{title} is never used: {why}"
             yield Finding("unreachable variant", variant.where, message, "remove it, or mend its conditions")
@@ -229,7 +237,7 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
     rules = {rule.where: rule for variant in row.variants for rule in variant.rules}
     for rule in rules.values():
         users = [v for v in row.variants if rule in v.rules]
-        if all(d.conjoin([model.without_rules(v), model.condition(rule.when)]) == d.false for v in users):
+        if all(d.conjoin([m.without_rules(v), m.condition(rule.when)]) == d.false for m in model.both for v in users):
             message = f"the rule of {row.name} never decides: the row refuses all of it already ({rule.reject})"
             yield Finding("unreachable rule", rule.where, message, "remove the rule, or mend its `when`")
 

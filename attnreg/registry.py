@@ -137,6 +137,16 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiver:
+    """Where ``when`` holds no row's claim on one of ``facets`` is looked at."""
+
+    when: Condition
+    facets: frozenset[str]
+    because: str
+    where: Location
+
+
+@dataclass(frozen=True, slots=True)
 class Invariant:
     """A statement that must hold of every selection: of the chosen backend, wherever ``when`` holds."""
 
@@ -204,6 +214,7 @@ class Registry:
     derived: Mapping[str, Derived]
     choices: tuple[Choice, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
+    waivers: tuple[Waiver, ...] = ()
     invariants: tuple[Invariant, ...] = ()
     known: tuple[Known, ...] = ()
     sources: Mapping[str, SourceRef] = field(default_factory=dict)

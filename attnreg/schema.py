@@ -26,6 +26,7 @@ def _legend_only(value: Any) -> Any:
     return {"legend": value} if isinstance(value, str) else value
 
 
+M = typing.TypeVar("M", bound=BaseModel)
 _WORDS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
 Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
@@ -72,7 +73,7 @@ class ArchitectureData(_Model):
 
 
 class FacetData(_Model):
-    of: Literal["request", "platform"]
+    of: Literal["request", "platform", "selection"]
     kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean"]
     legend: str
     words: str | None = Field(default=None, description="The set of words that are its values.")
@@ -184,14 +185,22 @@ class FallbackData(_Model):
     source: str | None = None
 
 
+class WaiverData(_Model):
+    """Where some claims of every row are not looked at, as some engines do for requests by name."""
+
+    when: Condition
+    unchecked: list[str] = Field(min_length=1, description="Facets; no row's claim on one of them is looked at.")
+    because: str = Field(description="The sentence that a user reads of a backend that is chosen so.")
+    source: str | None = None
+
+
 class BackendsFile(_Model):
     """backends.yaml: one entry per backend."""
 
-    imports: Literal["never"] | None = Field(
-        default=None, description="The modules are another engine's: knowledge only."
-    )
+    imports: Literal["never"] | None = Field(default=None, description="Modules are another engine's: knowledge only.")
     unchecked: list[str] = Field(default=[], description="What no row of this file looks at, unless it claims it.")
     fallbacks: list[FallbackData] = []
+    waivers: list[WaiverData] = []
     sources: dict[str, SourceData] = {}
     backends: dict[str, BackendData]
 
@@ -288,9 +297,6 @@ class OverlayFile(_Model):
 
 
 # validation ----------------------------------------------------------------------------------------------------------
-
-
-M = typing.TypeVar("M", bound=BaseModel)
 
 
 def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) -> M | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
@@ -115,8 +116,7 @@ class Selection:
 
     ``backend`` is None where nothing is valid (then `select` raises `NoBackendError`, which carries the selection).
     ``choice`` is what decided instead of the order: a user's ``require`` or ``prefer``, or None. ``requested`` is the
-    backend that was asked for, by argument or by ``require``. ``alternatives`` are, where nothing was chosen, the
-    backends that accept the request when asked for by name: those of the order first.
+    backend that was asked for, by argument or by ``require``.
     """
 
     request: AttentionRequest
@@ -128,7 +128,17 @@ class Selection:
     requested: str | None = None
     choice: Choice | None = field(default=None, repr=False)
     warnings: tuple[str, ...] = ()
-    alternatives: tuple[str, ...] = ()
+    # how the selector finds the alternatives: that takes longer than the selection, and they are not always asked for
+    finder: Callable[[Selection], tuple[str, ...]] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what it says must not depend on where it is read
+        return {**self.__dict__, "alternatives": self.alternatives, "finder": None}
+
+    @cached_property
+    def alternatives(self) -> tuple[str, ...]:
+        """Where nothing was chosen, the backends that accept the request by name: those of the order first."""
+        return self.finder(self) if self.finder else ()
 
     @property
     def chosen(self) -> Candidate | None:
@@ -144,6 +154,9 @@ class Selection:
     def derived(self) -> dict[str, tuple[Any, Location]]:
         """Each derived facet's value here, with the line of the case that spoke."""
         point = point_of(self.request, self.platform, self.registry)
+        preferred = self.choice.backends[:1] if self.choice else ()
+        if self.requested or (self.backend and self.backend.name in preferred):
+            point = point.by_name()
         return {name: (point[name], d.case(point)) for name, d in self.registry.derived.items()}
 
     def refusal(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attnreg.conditions import Clause, Condition
@@ -15,7 +16,7 @@ from attnreg.selection import Candidate, Kind, Reason, Selected, Selection
 if TYPE_CHECKING:
     from attnreg.matchers import Requirement
     from attnreg.platforms import Packages, Platform
-    from attnreg.registry import Backend, Choice, Claim, Fallback, Order, Registry, Variant
+    from attnreg.registry import Backend, Choice, Claim, Fallback, Order, Registry, Variant, Waiver
 
 _CACHE_LIMIT = 8192
 
@@ -63,8 +64,6 @@ def evaluate(
     selection: Selection | None = registry.cache.get(key)
     if selection is None:
         selection = _select(request, platform, registry, backend, to_run)
-        if selection.backend is None:
-            selection = replace(selection, alternatives=_alternatives(selection, to_run))
         if len(registry.cache) >= _CACHE_LIMIT:
             registry.cache.clear()
         registry.cache[key] = selection
@@ -84,27 +83,29 @@ def _select(
     if requested is not None and requested not in registry.backends:
         raise RequestError(f"unknown backend {requested!r}; {did_you_mean(requested, registry.backends)}")
     judge = _Judge(registry, point, denied, to_run)
+    # judges the first, where somebody named it
+    by_name = judge if requested is None and choice is None else _Judge(registry, point.by_name(), denied, to_run)
     entries = _entries(registry, order, requested, choice)
-    candidates = [judge.candidate(i, name, where, condition) for i, (name, where, condition) in enumerate(entries, 1)]
+    candidates = [
+        (by_name if i == 1 else judge).candidate(i, name, where, condition)
+        for i, (name, where, condition) in enumerate(entries, 1)
+    ]
     accepted = [c for c in candidates if c.accepted]
     winner = next((c for c in accepted if not c.emulates), None)
     if winner is not None and len(accepted) > 1:
         candidates = [judge.passed_over(c, winner) if c.emulates and c.accepted else c for c in candidates]
     winner = winner or next(iter(accepted), None)
-    warnings = []
-    if choice and choice.strength == "prefer" and candidates[0].reasons:
-        why = "; ".join(r.text for r in candidates[0].reasons)
-        warnings.append(f"{choice.backends[0]} is preferred ({choice.where.short}) but not chosen: {why}")
-    fallback = _fallback(registry, point, candidates, requested) if choice is None else None
+    fallback = _fallback(registry, by_name.point, candidates, requested) if choice is None else None
     if fallback is not None:
         automatic = _select(request, platform, registry, None, to_run)
         why = f"{candidates[0].title} was asked for ({candidates[0].reasons[0].text}), but {fallback.because}"
         return replace(automatic, warnings=(f"{why} ({fallback.where.short})", *automatic.warnings))
-    unchecked = judge.unchecked(winner) if winner is not None else ""
-    if unchecked:
-        warnings.append(unchecked)
-    if winner is not None and winner.emulates:
-        warnings.append(f"{winner.title} emulates {', '.join(winner.emulates)} (slow): {judge.slow_because(winner)}")
+    warnings = []
+    if choice and choice.strength == "prefer" and candidates[0].reasons:
+        why = "; ".join(r.text for r in candidates[0].reasons)
+        warnings.append(f"{choice.backends[0]} is preferred ({choice.where.short}) but not chosen: {why}")
+    if winner is not None:
+        warnings += (by_name if winner.rank == 1 else judge).warnings(winner)
     return Selection(
         request=request,
         platform=platform,
@@ -115,6 +116,7 @@ def _select(
         requested=requested,
         choice=choice,
         warnings=tuple(warnings),
+        finder=partial(_alternatives, to_run=to_run) if winner is None else None,
     )
 
 
@@ -155,7 +157,7 @@ def _entries(
 class _Judge:
     """Evaluates candidates at one point."""
 
-    __slots__ = ("denied", "features", "point", "registry", "to_run")
+    __slots__ = ("denied", "features", "point", "registry", "to_run", "waived")
 
     def __init__(self, registry: Registry, point: Point, denied: dict[str, Choice], to_run: bool) -> None:
         self.registry = registry
@@ -163,6 +165,11 @@ class _Judge:
         self.denied = denied
         self.to_run = to_run
         self.features: frozenset[str] = point["features"]
+        # facet -> what says that no claim on it is looked at
+        self.waived: dict[str, Waiver] = {}
+        for waiver in registry.waivers:
+            if waiver.when.holds(point):
+                self.waived |= dict.fromkeys(waiver.facets, waiver)
 
     def candidate(self, rank: int, name: str, where: Location, condition: Condition | None = None) -> Candidate:
         """The verdict on a backend; ``condition`` is the order's, None where the backend was asked for by name."""
@@ -228,7 +235,7 @@ class _Judge:
             out += _unmet(variant.requires, point, "requires")
         for claim in variant.claims:
             value = point[claim.facet]
-            if value is not None and not claim.matcher.matches(value):
+            if value is not None and not claim.matcher.matches(value) and claim.facet not in self.waived:
                 out.append(_mismatch("claim", claim, point))
         if not self.features <= variant.served:
             out += [
@@ -259,20 +266,24 @@ class _Judge:
         reason = Reason("emulated", ("features", *candidate.emulates), where, words, sentence=sentence)
         return replace(candidate, reasons=(reason,))
 
-    def unchecked(self, candidate: Candidate) -> str:
-        """What was let through without a look, as a sentence; empty where nothing was."""
-        unchecked = self._variant(candidate).unchecked
+    def warnings(self, candidate: Candidate) -> list[str]:
+        """What was let through without a look, and what is slow, in sentences."""
+        variant, out = self._variant(candidate), list[str]()
+        for claim in variant.claims if self.waived else ():
+            waiver, value = self.waived.get(claim.facet), self.point[claim.facet]
+            if waiver is not None and value is not None and not claim.matcher.matches(value):
+                is_for = f"{claim.facet} is {value}, and {candidate.title} is for {claim.matcher.text}"
+                out.append(f"{is_for}: {waiver.because} ({waiver.where.short})")
+        unchecked = variant.unchecked
         usual = AttentionRequest.__dataclass_fields__
         asked = [w for w in unchecked if w in self.features or (w in usual and self.point[w] != usual[w].default)]
-        if not asked:
-            return ""
-        places = ", ".join(dict.fromkeys(unchecked[w].short for w in asked))
-        return f"{candidate.title} does not check {', '.join(asked)} here ({places})"
-
-    def slow_because(self, candidate: Candidate) -> str:
-        """The sentences that say why what a candidate emulates is slow."""
-        emulated = self._variant(candidate).emulated
-        return "; ".join(emulated[feature][0] for feature in candidate.emulates)
+        if asked:
+            places = ", ".join(dict.fromkeys(unchecked[w].short for w in asked))
+            out.append(f"{candidate.title} does not check {', '.join(asked)} here ({places})")
+        if candidate.emulates:
+            why = "; ".join(variant.emulated[feature][0] for feature in candidate.emulates)
+            out.append(f"{candidate.title} emulates {', '.join(candidate.emulates)} (slow): {why}")
+        return out
 
     def _variant(self, candidate: Candidate) -> Variant:
         return next(v for v in self.registry.backends[candidate.name].variants if v.name == candidate.variant)
@@ -306,7 +317,9 @@ def _unmet(condition: Condition, point: Point, kind: Kind) -> list[Reason]:
 def _mismatch(kind: Kind, test: Clause | Claim, point: Point) -> Reason:
     derived = point.registry.derived.get(test.facet)
     case = None if derived is None else derived.case(point)
-    return Reason(kind, (test.facet,), test.where, point[test.facet], test.matcher.text, case=case)
+    # a claim is a list of what is supported
+    wanted = test.matcher.text if kind == "claim" else test.matcher.in_words
+    return Reason(kind, (test.facet,), test.where, point[test.facet], wanted, case=case)
 
 
 def _wrong_words(clause: Clause, held: frozenset[str], kind: Kind) -> Iterator[Reason]:

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from attnreg.errors import Location
 
+# the one facet of the selection itself, which a registry may declare, and its values
+ASKED = "asked"
+AUTOMATIC, BY_NAME = "automatic", "by_name"
 Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived"]
 
 
@@ -45,7 +48,7 @@ class Facet:
     """One dimension of a configuration: whose it is, what values it takes, and the capability that constrains it."""
 
     name: str
-    of: Literal["request", "platform", "derived"]
+    of: Literal["request", "platform", "selection", "derived"]
     kind: Kind
     legend: str
     where: Location

@@ -11,7 +11,7 @@ from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.parts import Part
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
-from attnreg.vocabulary import Architecture, Facet, Vocabulary, Word
+from attnreg.vocabulary import ASKED, AUTOMATIC, BY_NAME, Architecture, Facet, Vocabulary, Word
 
 
 def _core() -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -118,12 +118,29 @@ def _facet(part: Part, name: str, data: schema.FacetData, vocabulary: Vocabulary
     elif data.kind == "boolean":
         words = (True, False)
     of, kinds = _CORE.get(name, (data.of, ("word", "arch", "integer", "text", "boolean")))
-    if data.of != of or data.kind not in kinds:
+    if name not in _CORE and (name == ASKED or data.of == "selection"):
+        _check_asked(part, name, data, frozenset(words), problems)
+    elif data.of != of or data.kind not in kinds:
         message = f"facets.{name}: expected a facet of the {of}, of kind {', '.join(kinds)}"
         help_ = "" if name in _CORE else "sets of words are asked for as features or flags"
         problems.append(part.document.problem(here, message, help_, key=True))
     where = part.document.key_at(*here)
     return Facet(name, data.of, data.kind, data.legend, where, frozenset(words), data.claim, data.stated)
+
+
+def _check_asked(part: Part, name: str, data: schema.FacetData, words: frozenset[Any], problems: list[Problem]) -> None:
+    """The selection has one facet, of which the selector sets the value: it must have the values that it sets."""
+    wrong = ""
+    if name != ASKED or data.of != "selection" or data.kind != "word":
+        wrong = f"the selection has one facet, `{ASKED}`, of kind word"
+    elif words != {AUTOMATIC, BY_NAME}:
+        wrong = f"its words are `{AUTOMATIC}` and `{BY_NAME}`, got {', '.join(sorted(words)) or 'none'}"
+    elif data.claim is not None:
+        wrong = "no capability constrains it"
+    if wrong:
+        help_ = f"{ASKED} says whether an order tries a backend (`{AUTOMATIC}`) or a user named it (`{BY_NAME}`)"
+        here = (*part.path, "facets", name)
+        problems.append(part.document.problem(here, f"facets.{name}: {wrong}", help_, key=True))
 
 
 def _check_words(part: Part, vocabulary: Vocabulary, sets: set[str], problems: list[Problem]) -> None:

@@ -147,6 +147,25 @@ def test_matchers_of_one_value(facet: str, matcher: str, text: str, accepted: li
     assert [v for v in (*accepted, *refused) if parsed.holds({facet: v})] == accepted
 
 
+@pytest.mark.parametrize(
+    ("facet", "matcher", "text"),
+    [
+        ("head_size", "64", "64"),
+        ("head_size", "[64, 128]", "64 or 128"),
+        ("head_size", "[64, {min: 128, max: 256}, {multiple_of: 512}]", "64, 128 to 256 or multiples of 512"),
+        ("head_size", "{multiple_of: 8, not: 64}", "multiples of 8, not 64"),
+        ("arch", "[g9, 'g10*']", "g9, g10 or g100"),
+        ("kv_dtype", "[null, auto]", "not given or auto"),
+        ("kv_dtype", "{not: [fp8, auto]}", "not fp8, auto"),
+        ("kv_dtype", "{not: [null, auto, fp8]}", "given and not auto, fp8"),
+    ],
+)
+def test_at_the_end_of_a_sentence_the_last_of_several_follows_an_or(facet: str, matcher: str, text: str) -> None:
+    parsed, problems = parse(f"{{{facet}: {matcher}}}")
+    assert problems == []
+    assert parsed.clauses[0].matcher.in_words == text
+
+
 SET_MATCHERS: list[tuple[str, str, str, list[set[str]], list[set[str]]]] = [
     ("features", "[sinks]", "sinks", [{"sinks"}, {"sinks", "alibi"}], [set(), {"alibi"}]),
     ("features", "sinks", "sinks", [{"sinks"}], [set()]),

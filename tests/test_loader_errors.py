@@ -451,6 +451,7 @@ def test_an_unreadable_file_hides_no_problem_of_another(tmp_path: Path) -> None:
 
 # words ---------------------------------------------------------------------------------------------------------------
 
+ASKED = "asked says whether an order tries a backend (`automatic`) or a user named it (`by_name`)"
 WRONG_WORDS = {
     "a feature without its sentence": (
         "features: {new: 5}",
@@ -504,7 +505,34 @@ WRONG_WORDS = {
     ),
     "a facet of a stranger": (
         "facets: {mode: {of: engine, kind: text, legend: l}}",
-        "facets.mode.of: expected `request` or `platform`, got `engine`",
+        "facets.mode.of: expected `request`, `platform` or `selection`, got `engine`",
+    ),
+    "a second facet of the selection": (
+        "facets: {mode: {of: selection, kind: word, words: dtypes, legend: l}}",
+        f"facets.mode: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+    ),
+    "a facet of the request that has the name of the selection's": (
+        "facets: {asked: {of: request, kind: word, words: dtypes, legend: l}}",
+        f"facets.asked: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+    ),
+    "a facet of the selection of another kind": (
+        "facets: {asked: {of: selection, kind: boolean, legend: l}}",
+        f"facets.asked: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+    ),
+    "a facet of the selection with other words": (
+        "facets: {asked: {of: selection, kind: word, words: dtypes, legend: l}}",
+        f"facets.asked: its words are `automatic` and `by_name`, got bfloat16, float16\n  help: {ASKED}",
+    ),
+    "a facet of the selection with a claim": (
+        (
+            "{words: {asked: {automatic: l, by_name: l}}, "
+            "facets: {asked: {of: selection, kind: word, words: asked, legend: l, claim: asked}}}"
+        ),
+        f"facets.asked: no capability constrains it\n  help: {ASKED}",
+    ),
+    "a facet of the request that is to be the selection's": (
+        "facets: {role: {of: selection, kind: word, words: roles, legend: l}}",
+        "facets.role: expected a facet of the request, of kind word, text",
     ),
     "a derived facet that is one already": (
         "derived: {arch: {legend: l, cases: [{value: 1}]}}",
@@ -545,6 +573,51 @@ def test_wrong_words(text: str, message: str, tmp_path: Path, monkeypatch: pytes
     assert where.startswith("mine.yaml:2:")
     # what is wrong with the vocabulary's own shape names it too
     assert said.removeprefix("vocabulary.") == message
+
+
+NO_MATTER = (
+    "`asked` is no matter of requests: it differs from backend to backend\n"
+    "  help: rows, waivers and derived facets may ask for it"
+)
+MISUSED: dict[str, tuple[str, str]] = {
+    "an unknown word": (
+        "backends: {A: {requires: {asked: named}}}",
+        "backends.A.requires.asked: unknown asked 'named'\n  help: did you mean `by_name`? (also: automatic)",
+    ),
+    "an order": (
+        "orders: {gpu: [{name: mine, when: {not: {asked: by_name}}, order: [A]}]}",
+        f"orders.gpu.when.not.asked: {NO_MATTER}",
+    ),
+    "an entry": (
+        "orders: {gpu: [{name: mine, when: {arch: g1}, order: [{backend: A, if: {asked: automatic}}]}]}",
+        f"orders.gpu.order.if.asked: {NO_MATTER}",
+    ),
+    "a place": ("place: [{backend: B, after: A, if: {asked: by_name}}]", f"place.if.asked: {NO_MATTER}"),
+    "a choice": ("choices: [{when: {asked: by_name}, require: A}]", f"choices.when.asked: {NO_MATTER}"),
+    "an invariant": (
+        "invariants: [{name: i, says: s, when: {asked: by_name}, chosen: [A]}]",
+        f"invariants.when.asked: {NO_MATTER}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), MISUSED.values(), ids=MISUSED)
+def test_who_asks_is_a_matter_of_backends(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "words: {asked: {automatic: l, by_name: l}}"
+    facet = "facets: {asked: {of: selection, kind: word, words: asked, legend: l}}"
+    Path("mine.yaml").write_text(f"vocabulary: {{{words}, {facet}}}\n{text}\n")
+    where, _, said = brief(refusal(write(tmp_path / "tiny"), ["mine.yaml"])).partition(": ")
+    assert where.startswith("mine.yaml:2:")
+    assert text[int(where.split(":")[2]) - 1 :].startswith("named" if "unknown" in message else "asked")
+    assert said == message
+
+
+def test_a_registry_that_does_not_declare_it_knows_no_asked(tmp_path: Path) -> None:
+    message = brief(refusal(write(tmp_path), [{"backends": {"A": {"requires": {"asked": "by_name"}}}}]))
+    assert message.startswith("<overlay>:5:9: backends.A.requires.asked: unknown facet `asked`\n  help: did you mean ")
 
 
 def test_a_registry_needs_every_facet_and_every_stated_claim(tmp_path: Path) -> None:

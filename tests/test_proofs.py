@@ -255,6 +255,50 @@ FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
         "vacuous invariant",
         ["the invariant `i` says nothing: no configuration satisfies its `when`"],
     ),
+    *(
+        (
+            f"what is only {how}",
+            {
+                "backends": {
+                    "A": row(
+                        requires={"arch": "g1"},
+                        rules=[{"when": {"asked": "by_name", "head_size": 4}, "reject": "r"}],
+                        variants=[
+                            {"name": "V", "when": {"asked": "by_name"}, "capabilities": {"features": ["sinks"]}},
+                            {"name": "W"},
+                        ],
+                    )
+                },
+                "vocabulary": tiny.ASKED,
+                "waivers": [{"when": {"asked": "by_name", "arch": "n1"}, "unchecked": ["platform"], "because": "b"}],
+            },
+            kind,
+            [],
+        )
+        for how, kind in [
+            ("a rule by name", "unreachable rule"),
+            ("a variant by name", "unreachable variant"),
+            ("a case by name", "unreachable case"),
+            ("a waiver by name", "vacuous waiver"),
+        ]
+    ),
+    (
+        "a rule by name of what nobody gets",
+        {
+            "backends": {
+                "A": row(capabilities=WIDE, rules=[{"when": {"asked": "by_name", "head_size": 4}, "reject": "r"}])
+            },
+            "vocabulary": tiny.ASKED,
+        },
+        "unreachable rule",
+        ["the rule of A never decides: the row refuses all of it already (r)"],
+    ),
+    (
+        "an entry that is only for requests by name",
+        {"backends": {"A": row(requires={"asked": "by_name"}), "B": row()}, "vocabulary": tiny.ASKED},
+        "unreachable entry",
+        ["A is never chosen by the order gpu/all: it accepts no request that comes this way"],
+    ),
     (
         "an exception that is one no longer",
         {"backends": {"A": row()}, "known": [{"finding": "no backend serves dcp", "because": "b"}]},
@@ -325,6 +369,17 @@ def test_invariants(statement: dict[str, Any], chosen: str | None) -> None:
         assert finding.where == registry.invariants[0].where
         backend = finding.example.backend
         assert (backend.name if backend else "none") == chosen
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen"), [({}, "A"), ({"require": "A"}, None), ({"prefer": "A"}, "B"), ({"prefer": "B"}, "B")]
+)
+def test_statements_are_about_the_order_unless_somebody_chose(choice: dict[str, Any], chosen: str | None) -> None:
+    rows = {"A": row(rules=[{"when": {"asked": "by_name"}, "reject": "r"}]), "B": row()}
+    statement = {"name": "i", "says": "s", "when": {"platform": "gpu", "features": {"only": []}}, "chosen": [chosen]}
+    overlays = [{"choices": [choice]}] if choice else []
+    registry = tiny.load(rows, invariants=[statement], overlays=overlays, vocabulary=tiny.ASKED)
+    assert found(registry, "violated invariant") == []
 
 
 def test_a_violation_counts_exactly_the_configurations_that_violate() -> None:

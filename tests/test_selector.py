@@ -92,7 +92,7 @@ ROCM: list[Row] = [
         "gfx90a +aiter",
         features("sinks"),
         "TRITON_ATTN",
-        {"ROCM_AITER_UNIFIED_ATTN": "arch is gfx90a; needs gfx942, gfx950, gfx1200, gfx1201, gfx1250"},
+        {"ROCM_AITER_UNIFIED_ATTN": "arch is gfx90a; needs gfx942, gfx950, gfx1200, gfx1201 or gfx1250"},
     ),
     (
         "all three at once are three reasons",
@@ -101,7 +101,7 @@ ROCM: list[Row] = [
         "TRITON_ATTN",
         {
             "ROCM_AITER_UNIFIED_ATTN": (
-                "arch is gfx90a; needs gfx942, gfx950, gfx1200, gfx1201, gfx1250; "
+                "arch is gfx90a; needs gfx942, gfx950, gfx1200, gfx1201 or gfx1250; "
                 "package aiter is not installed; flag aiter is off"
             )
         },
@@ -379,8 +379,8 @@ MLA_ROWS: list[Row] = [
         SPARSE,
         None,
         {
-            "FLASHMLA_SPARSE": "arch is sm80; needs sm90, sm100, sm103",
-            "FLASHINFER_MLA_SPARSE": "arch is sm80; needs sm100, sm103",
+            "FLASHMLA_SPARSE": "arch is sm80; needs sm90, sm100 or sm103",
+            "FLASHINFER_MLA_SPARSE": "arch is sm80; needs sm100 or sm103",
         },
     ),
     (
@@ -468,7 +468,7 @@ OTHERS: list[Row] = [
         "gfx1100",
         VISION,
         "TORCH_SDPA",
-        {"FLASH_ATTN": "arch is gfx1100; needs gfx90a, gfx942, gfx950"},
+        {"FLASH_ATTN": "arch is gfx1100; needs gfx90a, gfx942 or gfx950"},
     ),
     ("vision, XPU", "xe2", VISION, "FLASH_ATTN/XPU", {}),
     ("vision, CPU", "x86_64", VISION, "TORCH_SDPA", {}),
@@ -632,6 +632,64 @@ def test_a_later_overlay_speaks_after_an_earlier_one(default: Registry) -> None:
     assert select(request, platform, load_registry("default", overlays[::-1])).backend.name == "TRITON_ATTN"
 
 
+# requests by name ----------------------------------------------------------------------------------------------------
+
+HERE = Platform(platform="gpu", arch="g1")
+STRICT = {"when": {"asked": "by_name", "head_size": {"min": 65}}, "reject": "by name it is asked for its layout"}
+LAX = {"when": {"asked": "automatic", "head_size": {"min": 257}}, "reject": "the order asks for its layout"}
+NAMED = {"A": tiny.row(rules=[STRICT]), "B": tiny.row(rules=[LAX]), "C": tiny.row()}
+
+# overlay, backend asked for, head size, backend chosen, reasons against the first
+BY_NAME: list[tuple[str, dict[str, Any], str | None, int, str | None, str]] = [
+    ("the order", {}, None, 300, "A", ""),
+    ("by name", {}, "A", 64, "A", ""),
+    ("by name, refused", {}, "A", 65, None, STRICT["reject"]),
+    ("by name, where the order refuses", {}, "B", 300, "B", ""),
+    ("required", {"require": "A"}, None, 64, "A", ""),
+    ("required, refused", {"require": "A"}, None, 65, None, STRICT["reject"]),
+    ("preferred", {"prefer": "B"}, None, 300, "B", ""),
+    ("preferred, refused; the others are the order's", {"prefer": "A"}, None, 300, "C", STRICT["reject"]),
+    ("denied: the others are the order's", {"deny": "A"}, None, 300, "C", "denied by the overlay"),
+]
+
+
+@pytest.mark.parametrize(("choice", "backend", "size", "chosen", "why"), [c[1:] for c in BY_NAME], ids=lambda c: str(c))
+def test_rules_may_be_for_requests_by_name_or_for_the_order(
+    choice: dict[str, Any], backend: str | None, size: int, chosen: str | None, why: str
+) -> None:
+    overlays = [{"choices": [choice]}] if choice else []
+    registry = tiny.load(NAMED, vocabulary=tiny.ASKED, overlays=overlays)
+    selection = evaluate(AttentionRequest(head_size=size), HERE, registry, backend)
+    assert (selection.backend.name if selection.backend else None) == chosen
+    assert "; ".join(r.text for r in selection.candidates[0].reasons) == why
+
+
+def test_alternatives_are_asked_for_by_name() -> None:
+    registry = tiny.load(
+        {"A": tiny.row(rules=[STRICT]), "B": tiny.row(rules=[LAX]), "D": tiny.row(capabilities={"head_sizes": 1})},
+        {"gpu": [{"name": "all", "order": ["D", "B"]}]},
+        vocabulary=tiny.ASKED,
+    )
+    assert evaluate(AttentionRequest(head_size=300), HERE, registry).alternatives == ("B",)
+
+
+def test_derived_facets_know_who_asks() -> None:
+    registry = tiny.load({"A": tiny.row()}, vocabulary=tiny.ASKED)
+    request = AttentionRequest(head_size=1, kv_dtype="fp8")
+    assert evaluate(request, HERE, registry).derived["strict"][0] is None
+    assert evaluate(request, HERE, registry, "A").derived["strict"][0] is True
+    preferring = tiny.load({"A": tiny.row()}, vocabulary=tiny.ASKED, overlays=[{"choices": [{"prefer": "A"}]}])
+    assert evaluate(request, HERE, preferring).derived["strict"][0] is True
+
+
+def test_nobody_says_in_a_request_who_asks() -> None:
+    registry = tiny.load({"A": tiny.row()}, vocabulary=tiny.ASKED)
+    with pytest.raises(
+        RequestError, match=r"^extra names 'asked', which belongs to the selection and cannot be given$"
+    ):
+        evaluate(AttentionRequest(head_size=1, extra={"asked": "by_name"}), HERE, registry)
+
+
 # refusals ------------------------------------------------------------------------------------------------------------
 
 
@@ -671,6 +729,37 @@ def test_the_error_is_the_whole_trace_with_the_nearest_and_the_alternatives() ->
     with pytest.raises(NoBackendError) as caught:
         select(request, Platform(platform="npu", arch="n1"), registry)
     assert str(caught.value) == f"{registry.title} has no order for npu n1."
+
+
+def test_a_refusal_looks_for_alternatives_only_when_it_is_read(
+    default: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    judge = attnreg.selector._select
+    monkeypatch.setattr(attnreg.selector, "_select", lambda *args: asked.append(args[3]) or judge(*args))
+    registry = dataclasses.replace(default)
+    request = AttentionRequest(**BASE, **features("sinks"))
+    with pytest.raises(NoBackendError) as caught:
+        select(request, at("sm120", default), registry, "FLASH_ATTN")
+    assert asked == ["FLASH_ATTN"]
+    refused = caught.value.selection
+    assert "would accept it: FLASHINFER, TRITON_ATTN" in str(caught.value)
+    assert len(asked) > 3
+    # and once
+    seen = len(asked)
+    assert refused.alternatives == ("FLASHINFER", "TRITON_ATTN")
+    assert refused.to_dict()["alternatives"] == ["FLASHINFER", "TRITON_ATTN"]
+    assert len(asked) == seen
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        refused.alternatives = ()
+    again = evaluate(request, at("sm120", default), dataclasses.replace(default), "FLASH_ATTN")
+    assert again == refused
+    assert select(request, at("sm90", default), default).alternatives == ()
+    # a copy carries them
+    copy = pickle.loads(pickle.dumps(again))
+    seen = len(asked)
+    assert copy.alternatives == refused.alternatives
+    assert len(asked) == seen
 
 
 def _without_lines(error: NoBackendError) -> str:

@@ -139,7 +139,7 @@ class Exact:
         for name in self.registry.backends:
             candidate = evaluate(request, platform, self.plain, name).candidates[0]
             answers = (candidate.accepted, candidate.accepted and not candidate.emulates)
-            assert tuple(self.holds(node, point) for node in self.model.row(name)) == answers
+            assert tuple(self.holds(node, point) for node in self.model.by_name.row(name)) == answers
 
     def round_trip(self, point: Sequence[int]) -> None:
         """The example of a point falls in its classes, and is answered as the model says."""
@@ -193,6 +193,15 @@ def test_registries_at_random(registry: Registry, random: Random) -> None:
         point = [random.randrange(size) for size in exact.space.diagrams.sizes]
         if exact.holds(exact.space.possible, point):
             exact.round_trip(point)
+
+
+@given(tiny.registries(by_name=True), st.randoms(use_true_random=True))
+@settings(max_examples=60)
+def test_registries_that_tell_requests_by_name_from_others(registry: Registry, random: Random) -> None:
+    exact = Exact(registry)
+    assert all(v.facet != "asked" for v in exact.space.variables)
+    for request, platform in tiny.questions(random, registry, 40):
+        exact.compare(request, platform)
 
 
 SMALL: list[tuple[str, dict[str, Any]]] = [

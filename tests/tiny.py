@@ -61,6 +61,19 @@ VOCABULARY: dict[str, Any] = {
     },
 }
 
+# what a registry adds that tells requests by name from those of the order
+ASKED: dict[str, Any] = {
+    "facets": {
+        **VOCABULARY["facets"],
+        "asked": {"of": "selection", "kind": "word", "words": "asked", "legend": "l"},
+    },
+    "words": {**VOCABULARY["words"], "asked": {"automatic": "l", "by_name": "l"}},
+    "derived": {
+        **VOCABULARY["derived"],
+        "strict": {"legend": "l", "cases": [{"when": {"asked": "by_name", "kv_dtype": "fp8"}, "value": True}]},
+    },
+}
+
 
 def row(**changes: Any) -> dict[str, Any]:
     """A row that accepts everything on a gpu but features."""
@@ -74,13 +87,14 @@ def load(
     invariants: Iterable[Mapping[str, Any]] = (),
     known: Iterable[Mapping[str, Any]] = (),
     overlays: Iterable[Mapping[str, Any]] = (),
+    waivers: Iterable[Mapping[str, Any]] = (),
     vocabulary: Mapping[str, Any] | None = None,
 ) -> attnreg.Registry:
     """A registry of these rows. Without priorities one order tries all of them, by name."""
     sources = {"s": {"url": "u", "version": "1"}}
     files = {
         "vocabulary": {**VOCABULARY, **(vocabulary or {})},
-        "backends": {"sources": sources, "backends": dict(backends)},
+        "backends": {"sources": sources, "waivers": list(waivers), "backends": dict(backends)},
         "priorities": priorities or {"gpu": [{"name": "all", "order": sorted(backends)}]},
         "invariants": {"invariants": list(invariants), "known": list(known)},
     }
@@ -195,12 +209,36 @@ choices = st.lists(
 )
 
 
+asked = st.sampled_from([{"asked": "by_name"}, {"asked": "automatic"}, {"strict": True}, {"strict": None}])
+waivers = st.lists(
+    st.builds(
+        lambda who, when, facet: {"when": {**when, **who}, "unchecked": [facet], "because": "b"},
+        asked | st.just({}),
+        simple_conditions,
+        st.sampled_from(["platform", "head_size", "block_size", "kv_dtype", "num_heads"]),
+    ),
+    max_size=2,
+)
+
+
 @st.composite
-def registries(draw: st.DrawFn) -> attnreg.Registry:
-    """Any registry of three rows, one platform's orders, and an overlay of choices."""
+def registries(draw: st.DrawFn, by_name: bool = False) -> attnreg.Registry:
+    """Any registry of three rows, one platform's orders, and an overlay of choices.
+
+    ``by_name`` adds rules, requirements and waivers for requests by name, or for all others.
+    """
     backends = {name: draw(rows) for name in ("A", "B", "C")}
+    more: dict[str, Any] = {}
+    if by_name:
+        more = {"vocabulary": ASKED, "waivers": draw(waivers)}
+        for data in backends.values():
+            data["requires"] = {**(data["requires"] or {}), **draw(asked | st.just({}))}
+            data["rules"] = [
+                *data["rules"],
+                {"when": {**draw(simple_conditions), **draw(asked)}, "reject": "r"},
+            ]
     try:
-        return load(backends, {"gpu": draw(orders)}, overlays=[{"choices": draw(choices)}])
+        return load(backends, {"gpu": draw(orders)}, overlays=[{"choices": draw(choices)}], **more)
     except attnreg.RegistryError:
         # the same condition twice in a list is refused as unreachable
         reject()

@@ -25,8 +25,8 @@ _FEATURES = {
 _ATTENTION = {(False, False): "mha", (False, True): "mha_sparse", (True, False): "mla", (True, True): "mla_sparse"}
 # VLLM_ROCM_USE_AITER turns aiter on; its parts for MHA and MLA are on unless turned off one by one
 _AITER_FLAGS = frozenset({"aiter", "aiter_mha", "aiter_mla"})
-# what a machine with AMD GPUs is taken to have where aiter is missing; the rows for AMD ask for nothing else
-_WITHOUT_AITER = ("flash-attn", "torch", "triton", "vllm")
+# what a machine with AMD GPUs is taken to have, beside aiter: the other packages are for NVIDIA's
+_ON_ROCM = ("flash-attn", "torch", "triton", "vllm")
 # the degree of decode context parallelism, where all that is known is that it is on
 _DCP_SIZE = 2
 
@@ -42,7 +42,8 @@ def request_from_selector_row(row_in: Mapping[str, Any]) -> tuple[AttentionReque
     asked for is no part of it.
 
     ``model`` holds ``num_heads``, ``attn_type``, ``is_diffusion`` and, under ``hf``, the fields of the model's config;
-    None stands for no model. Everything is taken to be installed, but aiter where it is "pkg_missing".
+    None stands for no model. Everything that is made for the platform is taken to be installed, but aiter where it is
+    "pkg_missing".
     """
     model = row_in.get("model")
     hf: Mapping[str, Any] = (model or {}).get("hf") or {}
@@ -85,7 +86,9 @@ def request_from_selector_row(row_in: Mapping[str, Any]) -> tuple[AttentionReque
 def _platform(row_in: Mapping[str, Any]) -> Platform:
     arch = row_in.get("arch") or ("x86_64_amx" if row_in.get("amx") else "x86_64")
     flags = _AITER_FLAGS if row_in.get("aiter") == "on" else frozenset[str]()
-    packages: Any = _WITHOUT_AITER if row_in.get("aiter") == "pkg_missing" else None
+    packages: Any = None
+    if row_in["platform"] == "rocm":
+        packages = _ON_ROCM if row_in.get("aiter") == "pkg_missing" else (*_ON_ROCM, "aiter")
     return Platform(platform=row_in["platform"], arch=arch, flags=flags, packages=packages)
 
 
