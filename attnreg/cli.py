@@ -14,7 +14,6 @@ from attnreg import __version__
 from attnreg.cli_options import (
     complete_backend,
     load,
-    model_questions,
     pair,
     platform_options,
     platforms_of,
@@ -81,9 +80,9 @@ def explain(**options: Any) -> None:
         overlays.append({"choices": choices})
     registry = load(options["registry"], overlays, options["trust"])
     platforms = platforms_of(registry, options["platform"], options["arch"], options["flags"], options["packages"])
-    questions, title, notes = questions_of(options, platforms, registry)
+    questions, title, notes, memory = questions_of(options, platforms, registry)
     explanation = explain_questions(
-        questions, platforms, registry, backend=options["backend"], title=title, notes=notes
+        questions, platforms, registry, backend=options["backend"], title=title, notes=notes, memory=memory
     )
     if options["as_json"]:
         click.echo(json.dumps(explanation.to_dict(), indent=2))
@@ -110,19 +109,40 @@ def list_(**options: Any) -> None:
     list_backends(registry, platforms, terminal(), as_json=options["as_json"])
 
 
-@cli.command()
-@click.argument("backend", shell_complete=complete_backend)
+@cli.command(short_help="Show one backend, or the rule of one model family.")
+@click.argument("name", metavar="BACKEND|MODEL_TYPE", shell_complete=complete_backend)
 @registry_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(backend: str, **options: Any) -> None:
-    """Show everything that the registry says of one BACKEND."""
+def show(name: str, **options: Any) -> None:
+    """Show everything that the registry says of one backend, or how the configs of a model family are read."""
     from attnreg.errors import did_you_mean
-    from attnreg.render import show_backend
+    from attnreg.model_config import bundled_families
+    from attnreg.render import show_backend, show_family
 
+    families = bundled_families()
+    if name in families:
+        show_family(families, name, terminal(), as_json=options["as_json"])
+        return
     registry = load(options["registry"], options["overlay"], options["trust"])
-    if backend not in registry.backends:
-        raise click.UsageError(f"unknown backend {backend!r}; {did_you_mean(backend, registry.backends, 40)}")
-    show_backend(registry, registry.backends[backend], terminal(), as_json=options["as_json"])
+    if name not in registry.backends:
+        known = {**registry.backends, **dict.fromkeys(families)}
+        raise click.UsageError(f"no backend and no model family {name!r}; {did_you_mean(name, known, 40)}")
+    show_backend(registry, registry.backends[name], terminal(), as_json=options["as_json"])
+
+
+@cli.command(short_help="List the model families whose configs are known.")
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def models(words: Sequence[str], as_json: bool) -> None:
+    """List the model families that are known, or those whose model_type has one of the WORDs in it."""
+    from attnreg.model_config import bundled_families
+    from attnreg.render import list_families
+
+    families = bundled_families()
+    names = [name for name in families if not words or any(word in name for word in words)]
+    if not names:
+        raise click.UsageError(f"no model family has {' or '.join(map(repr, words))} in its name")
+    list_families(families, names, terminal(), as_json=as_json)
 
 
 # check, diff, doctor -------------------------------------------------------------------------------------------------
@@ -185,8 +205,9 @@ def _check_lock(options: dict[str, Any]) -> None:
 @cli.command(short_help="Write down what models get on some platforms.")
 @platform_options
 @click.option("--model", "models", multiple=True, required=True, metavar="CONFIG", help="A model to lock; repeatable.")
-@click.option("--dtype", metavar="WORD", help="dtype.")
-@click.option("--kv-dtype", metavar="WORD", help="kv_dtype.")
+@click.option("--dtype", metavar="WORD", help="What the models compute in, where it is not what their configs say.")
+@click.option("--kv-dtype", metavar="WORD", help="How the KV cache is stored.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks of tensor parallelism.")
 @click.option("--output", "-o", default="-", metavar="FILE", help="Where to write; standard output, if left out.")
 @registry_options
 def lock(**options: Any) -> None:
@@ -199,14 +220,15 @@ def lock(**options: Any) -> None:
     from pathlib import Path
 
     from attnreg.lock import write_lock
+    from attnreg.model_questions import ModelOptions, model_questions
 
     registry = load(options["registry"], options["overlay"], options["trust"])
     platforms = platforms_of(registry, options["platform"], options["arch"], options["flags"], options["packages"])
     given = {k: options[k] for k in ("dtype", "kv_dtype") if options[k] is not None}
     models = []
     for model in options["models"]:
-        questions, title, _ = model_questions(model, dict(given), frozenset(), {}, "", registry)
-        models.append((title.partition(" · ")[0], questions))
+        asked = model_questions(model, ModelOptions(given=given, ranks=options["tp"]), registry)
+        models.append((asked.name, asked.questions))
     source = options["registry"] or os.environ.get("ATTNREG_REGISTRY") or "default"
     text = json.dumps(write_lock(registry, source, models, platforms), indent=1, ensure_ascii=False) + "\n"
     if options["output"] == "-":
@@ -239,6 +261,7 @@ def diff(before: str, after: str, **options: Any) -> None:
     BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY.
     """
     from attnreg.diff import diff as difference_of
+    from attnreg.model_questions import ModelOptions, model_questions
     from attnreg.render import print_diff
     from attnreg.revisions import load_revision
 
@@ -250,12 +273,12 @@ def diff(before: str, after: str, **options: Any) -> None:
     for name, value in map(pair, options["facets"]):
         within.setdefault({"feature": "features", "flag": "flags"}.get(name, name), []).append(value)
     old, new = load_revision(before), load_revision(after)
-    questions = model_questions(options["model"], {}, frozenset(), {}, "", new)[0] if options["model"] else []
+    questions = model_questions(options["model"], ModelOptions(), new).questions if options["model"] else ()
     difference = difference_of(
         old,
         new,
         within=within,
-        requests=[question.request for question in questions],
+        requests=[question.request for question in questions if question.request is not None],
         any_packages=options["any_packages"],
         limit=options["limit"],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -84,7 +83,23 @@ def registry_options(command: F) -> F:
 
 def request_options(command: F) -> F:
     """An option for every facet of a request."""
-    options = [click.option("--model", metavar="CONFIG", help="A config.json, or the directory that holds one.")]
+    positive = click.IntRange(min=1)
+    options = [
+        click.option("--model", metavar="CONFIG", help="A config.json, or the directory that holds one."),
+        click.option("--draft", metavar="CONFIG", help="The model that drafts for it; its layers have the draft role."),
+        click.option(
+            "--tp", type=positive, default=1, metavar="N", help="Ranks of tensor parallelism; heads per rank."
+        ),
+        click.option("--layer", type=click.IntRange(min=0), metavar="I", help="Only this layer of the model."),
+        click.option(
+            "--length",
+            "lengths",
+            type=positive,
+            multiple=True,
+            metavar="N",
+            help="Count the KV cache at this many tokens; repeatable.",
+        ),
+    ]
     for name, (group, text) in _WORDS.items():
         options.append(
             click.option(_flag(name), metavar="WORD", shell_complete=_completer(_words_of(group)), help=text)
@@ -200,7 +215,7 @@ def platforms_of(
 
 
 def questions_of(options: dict[str, Any], platforms: Sequence[Platform], registry: Registry) -> Any:
-    """The questions that the options ask, the line that names them, and what was assumed."""
+    """The questions that the options ask, the line that names them, what was assumed, and a model's KV cache."""
     from attnreg.explain import PLATFORM_NAMES, Question, platform_title
     from attnreg.request import AttentionRequest
 
@@ -216,32 +231,28 @@ def questions_of(options: dict[str, Any], platforms: Sequence[Platform], registr
         request = AttentionRequest(**{"head_size": 128, **given}, features=features, extra=extra)  # type: ignore[arg-type]
         assumed = [] if "head_size" in given else ["no --head-size and no --model: head_size 128 was assumed"]
         title = f"{where} · registry {registry.title}"
-        return [Question(request, _request_label(request))], title, assumed
-    return model_questions(options["model"], given, features, extra, where, registry)
+        for name in ("draft", "layer", "lengths"):
+            if options[name] not in (None, ()):
+                raise click.UsageError(f"--{name.removesuffix('s')} says something of a model; give --model too")
+        if options["tp"] != 1:
+            raise click.UsageError("--tp shares out a model's heads; without --model, give the heads of one rank")
+        return [Question(request, _request_label(request))], title, assumed, None
+    from attnreg.model_questions import ModelOptions, model_questions
 
-
-def model_questions(
-    model: str, given: dict[str, Any], features: frozenset[str], extra: dict[str, Any], where: str, registry: Registry
-) -> Any:
-    from attnreg.explain import Question
-    from attnreg.model_config import describe_indices, requests_from_model
-
-    special = {k: given.pop(k) for k in ("dtype", "kv_dtype", "role") if k in given}
-    layers = requests_from_model(model, **special)
-    questions = []
-    for group in layers.groups:
-        count = f"{len(group.layers)} layer{'s' if len(group.layers) != 1 else ''}"
-        label = f"{count} ({describe_indices(group.layers)})"
-        if group.request is None:
-            continue
-        changes = {**given, "features": group.request.features | features, "extra": extra}
-        request = dataclasses.replace(group.request, **changes)
-        questions.append(Question(request, group.label, label))
-        if request.attention.startswith("mla") and "phase" not in given and request.qk_nope_head_dim is not None:
-            questions.append(Question(request.expanded(), f"{group.label} · prefill", label))
-    number = sum(len(g.layers) for g in layers.groups)
-    title = f"{layers.name} · {number} layers · {layers.dtype} · {where} · registry {registry.title}"
-    return questions, title, list(layers.assumptions)
+    asked = model_questions(
+        options["model"],
+        ModelOptions(
+            given=given,
+            features=features,
+            extra=extra,
+            ranks=options["tp"],
+            layer=options["layer"],
+            draft=options["draft"],
+            lengths=tuple(sorted(set(options["lengths"]))),
+        ),
+        registry,
+    )
+    return asked.questions, f"{asked.title} · {where} · registry {registry.title}", asked.notes, asked.memory
 
 
 def _request_label(request: Any) -> str:

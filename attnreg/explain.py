@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from attnreg.kv_memory import KvMemory
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
@@ -27,9 +28,12 @@ PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
 
 @dataclass(frozen=True)
 class Question:
-    """One request to explain: what to call it, and (for a model) how many layers it stands for, in words."""
+    """One request to explain: what to call it, and (for a model) how many layers it stands for, in words.
 
-    request: AttentionRequest
+    Layers that are no softmax attention have no request, and no verdict.
+    """
+
+    request: AttentionRequest | None
     label: str = ""
     layers: str = ""
 
@@ -73,6 +77,37 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """The KV caches of a model and of its draft on one of ``ranks`` ranks, counted at some request lengths."""
+
+    models: tuple[KvMemory, ...]
+    lengths: tuple[int, ...]
+    ranks: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values, in bytes."""
+        groups = [
+            {
+                "label": g.group.label,
+                "layers": list(g.group.layers),
+                "bytes_per_token": g.token_bytes,
+                "keeps_tokens": g.keeps,
+                "note": g.what,
+                "bytes_at": {str(n): g.at(n) for n in self.lengths},
+            }
+            for model in self.models
+            for g in model.groups
+        ]
+        return {
+            "kv_dtype": self.models[0].kv_dtype if self.models else None,
+            "ranks": self.ranks,
+            "groups": groups,
+            "bytes_per_token": sum(m.token_bytes for m in self.models),
+            "bytes_at": {str(n): sum(m.at(n) for m in self.models) for n in self.lengths},
+        }
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Everything that one run of ``attnreg explain`` says."""
 
@@ -80,6 +115,7 @@ class Explanation:
     title: str
     answers: tuple[Answer, ...]
     notes: tuple[str, ...] = ()
+    memory: Memory | None = None
 
     @property
     def found(self) -> bool:
@@ -88,6 +124,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values: each selection with its trace and what would make each other candidate win."""
+        memory = {} if self.memory is None else {"kv_cache": self.memory.to_dict()}
         return {
             "registry": self.registry.title,
             "title": self.title,
@@ -96,6 +133,7 @@ class Explanation:
                 {"label": a.question.label, "layers": a.question.layers, "selections": _selections(a)}
                 for a in self.answers
             ],
+            **memory,
         }
 
 
@@ -119,6 +157,7 @@ def explain(
     backend: str | None = None,
     title: str = "",
     notes: Iterable[str] = (),
+    memory: Memory | None = None,
 ) -> Explanation:
     """Select for every question on every platform; platforms that agree share a verdict.
 
@@ -128,10 +167,12 @@ def explain(
     for question in questions:
         groups: dict[Any, list[Selection]] = {}
         for platform in platforms:
+            if question.request is None:
+                break
             selection = evaluate(question.request, platform, registry, backend)
             groups.setdefault(_signature(selection), []).append(selection)
         answers.append(Answer(question, tuple(Verdict(tuple(g)) for g in groups.values())))
-    return Explanation(registry, title, tuple(answers), tuple(notes))
+    return Explanation(registry, title, tuple(answers), tuple(notes), memory)
 
 
 def _signature(selection: Selection) -> Any:
@@ -165,8 +206,39 @@ def render(explanation: Explanation, console: Console) -> None:
             for line in _verdict_lines(verdict, width, platforms=len(answer.verdicts) > 1):
                 console.print(line, no_wrap=True, overflow="ignore", crop=False)
         console.print()
+    if explanation.memory is not None and explanation.memory.models:
+        _print_memory(explanation.memory, console)
     for note in explanation.notes:
         console.print(Text(f"note: {note}", style="dim"))
+
+
+def _print_memory(memory: Memory, console: Console) -> None:
+    """A table of the KV cache: a line for each group, and the total."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from attnreg.kv_memory import readable
+    from attnreg.layer_facts import describe_indices
+
+    rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
+    title = f"KV cache of one request{rank}, kv_dtype {memory.models[0].kv_dtype}"
+    table = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, collapse_padding=True
+    )
+    table.add_column("layers", ratio=1)
+    for heading in ("bytes/token", *(f"{n:,} tokens" for n in memory.lengths)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for number, model in enumerate(memory.models):
+        for found in model.groups:
+            name = f"{'draft ' * (number > 0)}{describe_indices(found.group.layers)}"
+            keeps = f"keeps {found.keeps:,} tokens" if found.keeps is not None else found.what
+            sizes = [f"{found.token_bytes:,}", *(readable(found.at(n)) for n in memory.lengths)]
+            table.add_row(" · ".join(filter(None, (name, keeps))), *(sizes if not found.what else ["–"] * len(sizes)))
+    total = sum(model.token_bytes for model in memory.models)
+    sizes = [readable(sum(model.at(n) for model in memory.models)) for n in memory.lengths]
+    table.add_section()
+    table.add_row("total", f"{total:,}", *sizes, style="bold")
+    console.print(table)
 
 
 def _verdict_lines(verdict: Verdict, width: int, *, platforms: bool) -> list[Text]:

@@ -19,6 +19,7 @@ from attnreg.compiler import compile_registry
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 from attnreg.parts import Part, Parts
+from attnreg.places import registry_root
 from attnreg.registry import Registry
 from attnreg.source import Document
 
@@ -73,16 +74,6 @@ def bundled_registries() -> dict[str, Path]:
     if engines.is_dir():
         found |= {p.name: p for p in sorted(engines.iterdir()) if (p / "backends.yaml").is_file()}
     return found
-
-
-def registry_root() -> Path:
-    """The directory of the data: inside the package in a wheel, beside it in a checkout and an editable install."""
-    package = Path(__file__).resolve().parent
-    for place in (package / "registry", package.parent / "registry"):
-        if (place / "vocabulary.yaml").is_file():
-            return place
-    message = "attnreg was installed without its registry: install it again"
-    raise RegistryError([Problem(Location(str(package), 1, 1), message)])
 
 
 _default: Registry | None = None

@@ -65,15 +65,17 @@ def write_lock(
     selections = []
     for model, questions in models:
         for question in questions:
+            if (request := question.request) is None:
+                continue
             for platform in platforms:
-                chosen = evaluate(question.request, platform, registry).backend
+                chosen = evaluate(request, platform, registry).backend
                 selections.append(
                     {
                         "model": model,
                         "layers": question.layers,
                         "label": question.label,
                         "platform": platform.to_dict(),
-                        "request": question.request.to_dict(),
+                        "request": request.to_dict(),
                         "backend": chosen.name if chosen else None,
                         "variant": chosen.variant if chosen else None,
                     }

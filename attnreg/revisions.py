@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 from attnreg.errors import Location, Problem, RegistryError
-from attnreg.loader import load_registry, registry_root
+from attnreg.loader import load_registry
+from attnreg.places import registry_root
 from attnreg.registry import Registry
 
 

@@ -18,7 +18,7 @@ import tiny
 from files import FILES, brief, refusal, row, write
 
 import attnreg
-from attnreg import loader
+from attnreg import loader, places
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_registry_of_this_checkout_is_found() -> None:
-    assert loader.registry_root() == ROOT / "registry"
+    assert places.registry_root() == ROOT / "registry"
     bundled = attnreg.bundled_registries()
     assert bundled["default"] == ROOT / "registry"
     assert all((path / "backends.yaml").is_file() for path in bundled.values())
@@ -41,7 +41,7 @@ def test_every_bundled_registry_loads(name: str) -> None:
 
 
 def test_a_package_without_its_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "__file__", str(tmp_path / "attnreg/loader.py"))
+    monkeypatch.setattr(places, "__file__", str(tmp_path / "attnreg/places.py"))
     with pytest.raises(attnreg.RegistryError, match="attnreg was installed without its registry: install it again"):
         attnreg.load_registry("default")
 

@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROBE = """
-from attnreg.loader import load_registry, registry_root
+from attnreg.loader import load_registry
+from attnreg.places import registry_root
 print(registry_root(), load_registry("default").title)
 """
 

@@ -13,7 +13,8 @@ import jinja2
 
 from attnreg.conditions import Condition
 from attnreg.diff import diff, facets_text
-from attnreg.loader import load_registry, registry_root
+from attnreg.loader import load_registry
+from attnreg.places import registry_root
 from attnreg.registry import Backend, Order, Registry, Variant
 from attnreg.source import Document
 from attnreg.vocabulary import Architecture
@@ -281,7 +282,7 @@ def runs_on(registry: Registry, row: Backend, variant: Variant) -> str:
         some = [arch for arch in every if serves(row, variant, arch)]
         if some:
             parts.append(platform if len(some) == len(every) else f"{platform} {_ranges(every, some)}")
-    return ", ".join(parts)
+    return ", ".join(parts) or "by name only"
 
 
 def _ranges(every: Sequence[Architecture], some: Sequence[Architecture]) -> str:

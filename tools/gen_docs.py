@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import docs_models
 import docs_page
 import docs_schemas
 from rich.console import Console
@@ -91,6 +92,8 @@ def outputs(root: Path) -> dict[str, str]:
         if name != "default":
             pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
     pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_page.change_blocks("vllm-0.20.0", "vllm-0.33.0")
+    pages["docs/model_families.md"] = docs_models.family_blocks()
+    pages["docs/models.md"] = docs_models.matrix_blocks(root)
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
@@ -169,8 +172,9 @@ def _explain(root: Path, registry: Registry, arguments: str, console: Console) -
     words = [str(root / word) if word.startswith("examples/") else word for word in arguments.split()]
     options = cli.explain.make_context("explain", words).params
     platforms = platforms_of(registry, options["platform"], options["arch"], options["flags"], options["packages"])
-    questions, title, notes = questions_of(options, platforms, registry)
-    render(explain(questions, platforms, registry, backend=options["backend"], title=title, notes=notes), console)
+    questions, title, notes, memory = questions_of(options, platforms, registry)
+    backend = options["backend"]
+    render(explain(questions, platforms, registry, backend=backend, title=title, notes=notes, memory=memory), console)
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,113 @@
+"""The generated blocks of docs/model_families.md and docs/models.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from docs_page import plain, table
+
+from attnreg.families import MIXERS
+from attnreg.layer_facts import LayerFacts, LayerGroup
+from attnreg.loader import bundled_registries, load_registry
+from attnreg.model_config import ConfigError, ModelLayers, bundled_families, requests_from_model
+from attnreg.model_questions import group_layers
+from attnreg.platforms import Platform
+from attnreg.registry import Registry
+from attnreg.selector import evaluate
+
+# the columns of the matrix
+ARCHS = ("sm80", "sm90", "sm100", "sm120", "gfx942", "gfx1100", "x86_64")
+# what a family's layers need beyond plain causal attention -> how a layer says so
+NEEDS = {
+    "sliding windows": lambda x: x.sliding_window is not None,
+    "chunks": lambda x: x.chunk is not None,
+    "attention sinks": lambda x: x.sinks,
+    "softcap": lambda x: x.softcap is not None,
+    "ALiBi": lambda x: x.alibi,
+    "score bias": lambda x: x.bias,
+    "MLA": lambda x: x.attention == "mla",
+    "sparse MLA": lambda x: x.attention == "mla_sparse",
+    "sparse blocks": lambda x: x.sparse_blocks is not None,
+    "a multimodal prefix": lambda x: x.causal == "prefix",
+    "bidirectional layers": lambda x: x.kind == "encoder",
+    "cross-attention": lambda x: x.kind == "cross",
+    "a vision tower": lambda x: x.kind == "vision",
+    "keys and values of an earlier layer": lambda x: x.kv_shared_from is not None,
+    "head sizes that differ between layers": None,
+    "mixers beside attention": lambda x: x.kind in MIXERS,
+}
+
+
+def family_blocks() -> dict[str, str]:
+    """Name of each generated block of the page of families -> its Markdown."""
+    families = bundled_families()
+    models = dict(_defaults())
+    rows = []
+    for name in families:
+        groups = models[name].groups if name in models else ()
+        lines = "<br>".join(plain(f"{group_layers(g)}: {g.label}") for g in groups)
+        like = families.like(name)
+        rows.append([f"`{name}`", f"`{like}`" if like else "", lines or "its files say everything", _symbol(name)])
+    columns = (("model_type", 30), ("like", 20), ("layers that its class has by default", 80), ("read in transformers", 60))
+    return {"count": f"{len(families)} families.", "needs": _needs(models), "families": table(columns, rows)}
+
+
+def _defaults() -> Iterator[tuple[str, ModelLayers]]:
+    for name in bundled_families():
+        try:
+            yield name, requests_from_model({"model_type": name})
+        except ConfigError:
+            continue
+
+
+def _symbol(name: str) -> str:
+    path, _, symbol = bundled_families().source(name).partition("#")
+    return f"`{path.rpartition('/')[2]}` {plain(symbol)}"
+
+
+def _needs(models: dict[str, ModelLayers]) -> str:
+    lines = []
+    for need, asks in NEEDS.items():
+        names = [f"`{name}`" for name, model in models.items() if _has(model.layers, asks)]
+        lines.append(f"- **{need}**: {', '.join(names) or 'none'}")
+    return "\n".join(lines)
+
+
+def _has(layers: Sequence[LayerFacts], asks) -> bool:  # type: ignore[no-untyped-def]
+    if asks is not None:
+        return any(asks(layer) for layer in layers)
+    sizes = {(x.part, x.head_size, x.head_size_v) for x in layers if x.head_size is not None and x.mla is None}
+    return len(sizes) > len({part for part, *_ in sizes})
+
+
+@cache
+def matrix_blocks(root: Path) -> dict[str, str]:
+    """Name of each generated block of the matrix of models -> its Markdown, one for each bundled registry."""
+    models = [requests_from_model(path) for path in sorted((root / "examples" / "configs").glob("*/"), key=_by_name)]
+    return {name: _matrix(load_registry(name), models) for name in bundled_registries()}
+
+
+def _by_name(path: Path) -> str:
+    return path.name.lower()
+
+
+def _matrix(registry: Registry, models: Sequence[ModelLayers]) -> str:
+    known = [registry.vocabulary.architectures[name] for name in ARCHS if name in registry.vocabulary.architectures]
+    rows = []
+    for model in models:
+        for group in model.groups:
+            cells = [_cell(registry, group, Platform(platform=arch.platform, arch=arch.name)) for arch in known]
+            rows.append([model.name if group is model.groups[0] else "", plain(f"{group_layers(group)}: {group.label}"), *cells])
+    columns = (("model", 30), ("layers", 70), *((arch.title, 22) for arch in known))
+    return table(columns, rows)
+
+
+def _cell(registry: Registry, group: LayerGroup, platform: Platform) -> str:
+    if group.request is None:
+        return "–"
+    chosen = evaluate(group.request, platform, registry).chosen
+    if chosen is None:
+        return "**none**"
+    return chosen.title + (" (slow)" if chosen.emulates else "")
