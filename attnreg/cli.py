@@ -157,13 +157,16 @@ def check(**options: Any) -> None:
     if options["lock"]:
         _check_lock(options)
     from attnreg.docs import stale_docs
+    from attnreg.errors import RegistryError
+    from attnreg.model_config import bundled_families
     from attnreg.proofs import check as findings_of
 
     registry = load(options["registry"], options["overlay"], options["trust"])
     findings = findings_of(registry)
-    stale = (
-        stale_docs() if not (options["registry"] or options["overlay"] or os.environ.get("ATTNREG_REGISTRY")) else None
-    )
+    ours = not (options["registry"] or options["overlay"] or os.environ.get("ATTNREG_REGISTRY"))
+    if ours and (problems := bundled_families().check()):
+        raise RegistryError(problems)
+    stale = stale_docs() if ours else None
     if options["as_json"]:
         data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
         click.echo(json.dumps({"registry": registry.title, "findings": data, "stale_docs": stale}, indent=2))
@@ -302,6 +305,38 @@ def doctor(**options: Any) -> None:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
         print_report(report, terminal())
+
+
+@cli.command(short_help="Prove what backends claim, by running them.")
+@click.argument("backends", nargs=-1, metavar="[BACKEND]...", shell_complete=complete_backend)
+@platform_options
+@registry_options
+@click.option("--device", metavar="NAME", help="Where to run, as PyTorch calls it; the platform's, if left out.")
+@click.option(
+    "--size", type=click.Choice(["claims", "pairs"]), default="pairs", show_default=True, help="How many cases."
+)
+@click.option("--record", metavar="FILE|DIR", help="Keep the evidence in a file, or in a directory's <device>.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verify(backends: Sequence[str], **options: Any) -> None:
+    """Prove what backends claim: cases made from the registry's rows, run and held against float64. Exit 1: refuted.
+
+    Without a BACKEND, all that have a kernel module for this machine. Needs PyTorch.
+    """
+    registry = load(options["registry"], options["overlay"], options["trust"])
+    platforms = platforms_of(registry, *(options[name] for name in ("platform", "arch", "flags", "packages")))
+    if len(platforms) != 1:
+        raise click.UsageError("verify runs on one device; give one --arch")
+    try:
+        from attnreg.runtime.verify import verify as verified
+    except ImportError as e:
+        raise click.ClickException(f"verify runs the backends and needs PyTorch: {e}") from None
+    given = {name: options[name] for name in ("device", "size", "record")}
+    found = verified(backends, registry=registry, platform=platforms[0], **given)
+    if options["as_json"]:
+        click.echo(json.dumps({e.backend: {**e.to_dict(), "problems": e.problems} for e in found}, indent=2))
+    else:
+        click.echo("\n".join(line for evidence in found for line in evidence.lines()))
+    raise click.exceptions.Exit(1 if any(e.problems for e in found) else 0)
 
 
 @cli.command(short_help="Print a shell's completion script.")

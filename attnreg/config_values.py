@@ -25,8 +25,8 @@ from attnreg.config_fields import Check, ConfigError, ConfigFields, anything, fl
 from attnreg.source import Float
 
 Complain = Callable[[tuple[str | int, ...], str], None]
-_OPERATIONS = ("sum", "difference", "product", "quotient", "floor_quotient", "power", "least")
-_FORMS = ("when", "note", "index", "item", "word", "not", *_OPERATIONS)
+OPERATIONS = ("sum", "difference", "product", "quotient", "floor_quotient", "power", "least")
+FORMS = ("when", "note", "index", "item", "word", "not", *OPERATIONS)
 
 
 class Value:
@@ -210,10 +210,10 @@ def compile_value(raw: Any, complain: Complain, path: tuple[str | int, ...] = ()
         if not raw:
             complain(path, "expected at least one value")
         return First(tuple(compile_value(item, complain, (*path, i)) for i, item in enumerate(raw)))
-    forms = [name for name in _FORMS if name in raw]
+    forms = [name for name in FORMS if name in raw]
     beside = {"when": {"value", "otherwise"}, "note": {"value"}}.get(forms[0] if forms else "", set())
     if len(forms) != 1 or raw.keys() - {*forms, *beside} or (beside and "value" not in raw):
-        complain(path, f"expected one of {', '.join(_FORMS)} (`when` and `note` with `value`)")
+        complain(path, f"expected one of {', '.join(FORMS)} (`when` and `note` with `value`)")
         return Literal(None)
     name = forms[0]
     part = raw[name]

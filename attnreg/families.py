@@ -84,12 +84,13 @@ class Part:
     """A stack of a model of several: where its config stands, and ``family(name)``, how it maps to layers.
 
     ``name`` is the family that the part's own config names, or None for the one that the data says. ``absent`` is the
-    part's config where the file has none.
+    part's config where the file has none, ``only`` the index of the only part of that family that stands here.
     """
 
     at: tuple[str, ...]
     optional: bool
     absent: Mapping[str, Any]
+    only: int | None
     family: Callable[[str | None], Family]
 
 
@@ -301,7 +302,7 @@ class Families:
         at = item.get("at", ".")
         at = (at,) if isinstance(at, str) else tuple(at)
         like: str | None = item.get("like")
-        own = {key: value for key, value in item.items() if key not in ("at", "optional", "absent", "like")}
+        own = {key: value for key, value in item.items() if key not in ("at", "optional", "absent", "only", "like")}
         below = {key: value for key, value in raw.items() if key != "parts"} if like is None and "." in at else None
         if like is not None and like not in self:
             complain((*path, "like"), f"no family `{like}`; {did_you_mean(like, self)}")
@@ -322,7 +323,11 @@ class Families:
         if not isinstance(absent, dict):
             complain((*path, "absent"), "expected a mapping, the config that stands in")
             absent = {}
-        return Part(at, bool(item.get("optional", False)), absent, family)
+        only = item.get("only")
+        if only not in (None, 0, -1):
+            complain((*path, "only"), "expected 0 or -1, the first or the last part")
+            only = None
+        return Part(at, bool(item.get("optional", False)), absent, only, family)
 
 
 def _lay(below: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 from attnreg.config_fields import ConfigError, ConfigFields, anything, integer, show
 from attnreg.config_values import Complain, Condition, Value, compile_condition, compile_value
 
-_KEYS = {
+KEYS = {
     "list": {"means", "decides_count", "longer_is_cut"},
     "runs": {"means"},
     "repeat": {"means"},
@@ -60,14 +60,14 @@ def compile_pattern(raw: Any, complain: Complain, path: tuple[str | int, ...] = 
             return next((words for o in options if (words := o.words(fields, count)) is not None), None)
 
         return Pattern(first, frozenset().union(*(o.vocabulary for o in options)), _names(options))
-    kinds = [key for key in raw if key in _KEYS] if isinstance(raw, Mapping) else []
+    kinds = [key for key in raw if key in KEYS] if isinstance(raw, Mapping) else []
     if len(kinds) != 1:
-        complain(path, f"expected a word, a list of patterns, or a mapping with one of {', '.join(_KEYS)}")
+        complain(path, f"expected a word, a list of patterns, or a mapping with one of {', '.join(KEYS)}")
         return Pattern(lambda *_: None, frozenset())
     kind = kinds[0]
     for key in raw:
-        if key not in (kind, "when", "note", *_KEYS[kind]):
-            known = ", ".join([*sorted(_KEYS[kind]), "when", "note"])
+        if key not in (kind, "when", "note", *KEYS[kind]):
+            known = ", ".join([*sorted(KEYS[kind]), "when", "note"])
             complain((*path, key), f"unknown key `{key}` beside `{kind}`; known: {known}")
     condition = compile_condition(raw["when"], complain, (*path, "when")) if "when" in raw else None
     build = {"list": _list, "runs": _runs, "repeat": _repeat}.get(kind, _split)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,6 +101,12 @@ class _Reading:
         stranger = (
             f"model_type {show(model_type)} is not a known family" if model_type else "the config has no model_type"
         )
+        if found := self.by_architecture(data):
+            architecture, name = found
+            self.notes.append(f"{stranger}; its architecture is {architecture}, so it is read as {name}.")
+            family = self.families.get(name)
+            self.stacks(_fields(data, where, family), family, name, depth)
+            return
         text = next((name for name in _TEXT if data.get(name) is not None), None)
         if text is None or depth >= _MAX_DEPTH:
             self.strange_stack(data, where, stranger)
@@ -113,6 +120,18 @@ class _Reading:
             if data.get(name) is not None:
                 self.strange_tower(mapping(data[name], f"{where}{name}", "expected an object"), where, name, depth)
         self.read(inner, f"{where}{text}.", depth + 1)
+
+    def by_architecture(self, data: Mapping[str, Any]) -> tuple[str, str] | None:
+        """The class that a config is for, and the family whose class it is: a model_type may be renamed."""
+        architectures = data.get("architectures")
+        first = architectures[0] if isinstance(architectures, list) and architectures else None
+        stem = re.match(r"(\w+?)(?:For[A-Z]\w*|LMHeadModel|Model)$", first) if isinstance(first, str) else None
+        if stem is None or first is None:
+            return None
+        wanted = stem[1].lower()
+        # a text model's own name before that of the composite it may stand in
+        names = (n for n in self.families if n.replace("_", "").replace("-", "").lower() in (wanted, f"{wanted}text"))
+        return next(((first, name) for name in sorted(names, key=len, reverse="text_config" not in data)), None)
 
     def strange_stack(self, data: Mapping[str, Any], where: str, stranger: str) -> None:
         """Read a config by the general rules, and say what they take for granted."""
@@ -151,6 +170,8 @@ class _Reading:
                 data = mapping(part.absent if given is None else given, f"{fields.where}{at}", "expected an object")
             inner = ConfigFields(data, f"{fields.where}{at}.").word("model_type") if at != "." else ""
             how = part.family(inner if inner in self.families and inner != name else None)
+            if part.only is not None and how.parts:
+                how = replace(how, parts=(how.parts[part.only],))
             own = _fields(data, fields.where if at == "." else f"{fields.where}{at}.", how, fields)
             if at in _TEXT:
                 self.texts.append(own)

@@ -102,8 +102,17 @@ def group_layers(found: LayerGroup) -> str:
 
 
 def _count(model: ModelLayers) -> str:
-    count = sum(len(found.layers) for found in model.groups)
-    return f"{count} layer{'s' if count != 1 else ''}"
+    """``62 layers, 27 of towers``: layers are counted once, however many calls they make."""
+    stacks: dict[tuple[str, bool], set[int]] = {}
+    for facts in model.layers:
+        encoder = facts.request is not None and facts.request.attn_type == "encoder"
+        tower = facts.part or ("vision" if facts.kind == "vision" else "")
+        stacks.setdefault((tower, encoder), set()).add(facts.layer_idx)
+    own = sum(len(indices) for (tower, _), indices in stacks.items() if not tower)
+    towers = sum(map(len, stacks.values())) - own
+    if not own:
+        own, towers = towers, 0
+    return f"{own} layer{'s' if own != 1 else ''}" + (f", {towers} of towers" if towers else "")
 
 
 def _lengths(model: ModelLayers) -> tuple[int, ...]:

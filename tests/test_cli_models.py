@@ -154,3 +154,17 @@ def test_a_lock_holds_a_models_ranks_and_leaves_mixers_out(run: Callable[..., An
     assert status == 0
     (entry,) = json.loads(out)["selections"]
     assert (entry["layers"], entry["request"]["num_heads"]) == ("12 layers (3, 7, … 47)", 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt-oss-20b", "24 layers"),
+        # towers apart, and the two stacks of an encoder-decoder together
+        ("gemma-3-27b-it", "62 layers, 27 of towers"),
+        ("whisper-large-v3", "64 layers"),
+    ],
+)
+def test_layers_are_counted_once(name: str, count: str, run: Callable[..., Any]) -> None:
+    title = run("explain", *HOPPER, "--model", str(CONFIGS / name))[1].splitlines()[0]
+    assert title.startswith(f"{name} · {count} · ")

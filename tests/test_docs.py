@@ -290,11 +290,11 @@ def data_of(name: str) -> Any:
 
 
 def test_there_is_a_schema_for_every_kind_of_file() -> None:
-    names = {"vocabulary", "backends", "priorities", "invariants", "overlay"}
+    names = {"vocabulary", "backends", "priorities", "invariants", "models", "overlay"}
     assert {path.name.removesuffix(".schema.json") for path in SCHEMAS} == names
 
 
-@pytest.mark.parametrize("name", ["vocabulary", "backends", "priorities", "invariants"])
+@pytest.mark.parametrize("name", ["vocabulary", "backends", "priorities", "invariants", "models"])
 def test_shipped_data_satisfies_its_schema(name: str) -> None:
     validator(name).validate(data_of(name))
 
@@ -303,6 +303,10 @@ def test_shipped_data_satisfies_its_schema(name: str) -> None:
     ("name", "path", "value"),
     [
         ("vocabulary", ("features", "sinks"), 3),
+        ("models", ("families", "llama", "haeds"), "num_heads"),
+        ("models", ("families", "llama", "heads"), {"plus": [1, 2]}),
+        ("models", ("families", "llama", "pattern"), {"evry": 2}),
+        ("models", ("families", "llama", "words"), {"full_attention": {"kind": "ful"}}),
         ("vocabulary", ("facets", "arch", "kind"), "number"),
         ("vocabulary", ("facts",), {}),
         ("backends", ("backends", "FLASH_ATTN", "head_sizes"), [64]),

@@ -54,8 +54,8 @@ def described(config: object) -> list[tuple[str, str]]:
             "bfloat16",
             [
                 ("0–26", "16 heads of 72 · bidirectional · vision tower"),
-                ("0–4, 6–10, … 60–61", "32/16 heads of 128 · sliding window 1024"),
-                ("5, 11, … 59", "32/16 heads of 128"),
+                ("0–4, 6–10, … 60–61", "32/16 heads of 128 · sliding window 1024 · multimodal prefix"),
+                ("5, 11, … 59", "32/16 heads of 128 · multimodal prefix"),
             ],
         ),
         ("Mistral-7B-v0.1", "bfloat16", [("0–31", "32/8 heads of 128 · sliding window 4096")]),
@@ -305,8 +305,8 @@ KV_HEADS = "num_key_value_heads is not in the config; as many KV heads as query 
             [
                 "vision_config is not in the config, so it is that of its class, with every default.",
                 (
-                    "Not in the config, so the defaults of siglip_vision_model hold: num_hidden_layers 27, "
-                    "num_attention_heads 16, hidden_size 1152."
+                    "Not in the config, so the defaults of siglip_vision_model hold: num_hidden_layers 12, "
+                    "num_attention_heads 12, hidden_size 768."
                 ),
                 (
                     "Not in the config, so the defaults of gemma3_text hold: sliding_window_pattern 6, "
@@ -347,6 +347,23 @@ KV_HEADS = "num_key_value_heads is not in the config; as many KV heads as query 
                 "vision_config is not read, because its model_type is not a known family.",
             ],
         ),
+        # a renamed model_type: its class is known
+        (
+            UNKNOWN
+            | {"architectures": ["MistralForCausalLM"], "sliding_window": 64, "dtype": "float16"}
+            | {"num_key_value_heads": 8},
+            [
+                (
+                    "model_type 'newest' is not a known family; its architecture is MistralForCausalLM, so it is read "
+                    "as mistral."
+                )
+            ],
+        ),
+        (
+            UNKNOWN | {"architectures": ["NewestForCausalLM"], "num_key_value_heads": 8, "dtype": "float16"},
+            [STRANGER],
+        ),
+        (UNKNOWN | {"architectures": [3], "num_key_value_heads": 8, "dtype": "float16"}, [STRANGER]),
         (
             UNKNOWN | {"is_encoder_decoder": True, "num_key_value_heads": 8, "dtype": "float16"},
             [STRANGER, "is_encoder_decoder is True; only the decoder's self-attention is given."],
@@ -425,7 +442,10 @@ WORDS = "known: chunked_attention, conv, full_attention, indexed_attention, line
         # llama does not look at them, but transformers refuses the file
         (
             LLAMA | {"layer_types": ["full_attention"] * 3},
-            "layer_types is ['full_attention', 'full_attention', 'full_attention']; expected one word for each of the 4 layers",
+            (
+                "layer_types is ['full_attention', 'full_attention', 'full_attention']; "
+                "expected one word for each of the 4 layers"
+            ),
         ),
         (
             SINKS | {"layer_types": ["full_attention", "full_attention", "local_attention", "full_attention"]},

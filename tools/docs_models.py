@@ -50,7 +50,8 @@ def family_blocks() -> dict[str, str]:
         lines = "<br>".join(plain(f"{group_layers(g)}: {g.label}") for g in groups)
         like = families.like(name)
         rows.append([f"`{name}`", f"`{like}`" if like else "", lines or "its files say everything", _symbol(name)])
-    columns = (("model_type", 30), ("like", 20), ("layers that its class has by default", 80), ("read in transformers", 60))
+    titles = ("model_type", "like", "layers that its class has by default", "read in transformers")
+    columns = tuple(zip(titles, (30, 20, 80, 60), strict=True))
     return {"count": f"{len(families)} families.", "needs": _needs(models), "families": table(columns, rows)}
 
 
@@ -99,7 +100,8 @@ def _matrix(registry: Registry, models: Sequence[ModelLayers]) -> str:
     for model in models:
         for group in model.groups:
             cells = [_cell(registry, group, Platform(platform=arch.platform, arch=arch.name)) for arch in known]
-            rows.append([model.name if group is model.groups[0] else "", plain(f"{group_layers(group)}: {group.label}"), *cells])
+            name = model.name if group is model.groups[0] else ""
+            rows.append([name, plain(f"{group_layers(group)}: {group.label}"), *cells])
     columns = (("model", 30), ("layers", 70), *((arch.title, 22) for arch in known))
     return table(columns, rows)
 

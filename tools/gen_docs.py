@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import io
+import json
 import re
 import sys
 import tempfile
 from pathlib import Path
 
+import docs_model_schema
 import docs_models
 import docs_page
 import docs_schemas
@@ -97,6 +99,7 @@ def outputs(root: Path) -> dict[str, str]:
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
+    out["docs/schema/models.schema.json"] = json.dumps(docs_model_schema.model_schema(), indent=2) + "\n"
     return out | {PICTURE: picture(root, registry)}
 
 
