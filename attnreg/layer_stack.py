@@ -76,17 +76,21 @@ class Stack:
         assert self.family.layers is not None
         assert self.family.pattern is not None
         count = self.family.layers.get(self.fields, _count)
+        names = (*self.family.pattern.fields, *self.family.layers.names, "layers")
         if count is not None and count > _MAX_LAYERS:
-            raise self.fields.error(self.family.layers.names[0], f"expected at most {_MAX_LAYERS}")
+            raise self.fields.error((*self.family.layers.names, "layers")[0], f"expected at most {_MAX_LAYERS}")
+        if count == 0:
+            # what arithmetic gives: a part that this model does not have
+            return []
         words = self.family.pattern.words(self.fields, count)
         if words is None:
             if count is None:
                 raise self.missing(self.family.layers, "layers")
-            name = self.family.pattern.fields[0]
+            name = names[0]
             raise ConfigError(f"{self.fields.where}{name} is missing and has no default; add it to the config")
         words = [self.family.renamed.get(word, word) for word in words]
         if not words or len(words) > _MAX_LAYERS:
-            name = self.family.pattern.fields[0]
+            name = names[0]
             raise ConfigError(f"{self.fields.where}{name} has {len(words)} entries; expected 1 to {_MAX_LAYERS}")
         listed = self.fields.value("layer_types")
         if (
@@ -256,7 +260,10 @@ class Stack:
         return value
 
     def maybe(self, call: Call, fact: str, check: Check) -> Any:
-        return call.facts[fact].get(self.fields, check) if fact in call.facts else None
+        """A fact's value, null where nothing says it; what arithmetic made of the fields is checked once more."""
+        rule = call.facts.get(fact)
+        value = None if rule is None else rule.get(self.fields, check)
+        return value if rule is None or value is None or not rule.names else check(self.fields, rule.names[0], value)
 
     def missing(self, value: Value, fact: str) -> ConfigError:
         """The error for a fact that the config does not say."""

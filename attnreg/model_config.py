@@ -71,14 +71,15 @@ def requests_from_model(
         for i, facts, attn_type, shared in reading.layers
     )
     if not layers:
-        raise ConfigError(f"{reading.where}the config describes no layers; {_ACCEPTED}")
+        why = "".join(f" ({family.note})" for family in reading.described if family.note)
+        raise ConfigError(f"{reading.where}no layer of {model_type} is one that attnreg describes{why}; {_ACCEPTED}")
     name = _name(source, data.get("_name_or_path")) or model_type or "unknown"
     notes = tuple(dict.fromkeys(reading.notes))
     longest = _longest([outer, *reading.texts])
     return ModelLayers(name, model or "unknown", dtype, layers, group(layers), notes, longest)
 
 
-_ACCEPTED = "give the config.json of a model"
+_ACCEPTED = "give the config of a transformer"
 
 
 @dataclass
@@ -90,6 +91,7 @@ class _Reading:
     layers: list[tuple[int, LayerFacts, str, int | None]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     texts: list[ConfigFields] = field(default_factory=list)
+    described: list[Family] = field(default_factory=list)
 
     def read(self, data: Mapping[str, Any], where: str, depth: int = 0) -> None:
         """Read a config: by its family's rules, else by those of its text model, else by the general ones."""
@@ -186,6 +188,7 @@ class _Reading:
 
     def stack(self, fields: ConfigFields, family: Family, name: str, stranger: str = "") -> None:
         """Read one stack of layers, and note what was put in for the config and what of it is not looked at."""
+        self.described.append(family)
         self.layers += Stack(family, fields, stranger).layers()
         if stranger:
             self.notes += fields.notes

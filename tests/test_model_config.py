@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -634,14 +636,33 @@ VALUE = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES) | st.text(), inner, max_size=6),
     max_leaves=12,
 )
-BASE = st.sampled_from([{}, *(LLAMA | {"model_type": name} for name in [*TYPES, "newest"])])
-CONFIG = st.builds(
-    lambda base, changes: base | changes, BASE, st.dictionaries(st.sampled_from(NAMES) | st.text(), VALUE, max_size=8)
-)
+
+
+def mentioned(name: str) -> list[str]:
+    """The fields that a family's entry names, and those that any config may have."""
+    entry = "".join(bundled_families().text(member) for member in lineage(name))
+    return sorted({*re.findall(r"[a-z]\w*(?:_\w+)+", entry), *NAMES})
+
+
+def lineage(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = bundled_families().like(name)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A config of some family with some of its fields changed, in it or in a part of it."""
+    name = draw(st.sampled_from([*TYPES, "newest"]))
+    names = st.sampled_from(mentioned(name) if name in TYPES else NAMES) | st.text()
+    config = draw(st.sampled_from([{}, {"model_type": name}, LLAMA | {"model_type": name}]))
+    config = config | draw(st.dictionaries(names, VALUE, max_size=8))
+    part = draw(st.sampled_from(["", "", "text_config", "vision_config", "audio_config"]))
+    return config | ({part: draw(st.dictionaries(names, VALUE, max_size=6))} if part else {})
 
 
 @settings(max_examples=500, deadline=None)
-@given(CONFIG)
+@given(configs())
 @example(LLAMA | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True, "layer_types": ["mamba"] * 4})
 @example(LLAMA | {"model_type": "deepseek_v3", "rope_scaling": {"rope_type": "yarn", "factor": 1e308}})
 def test_any_mapping_gives_layers_or_a_config_error(config: dict[str, Any]) -> None:
