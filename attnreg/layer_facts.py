@@ -127,6 +127,9 @@ def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> Atte
     elif facts.causal:
         attn_type = "decoder"
     asks["non_causal"] = attn_type == "decoder" and not facts.causal
+    if attn_type in ("encoder", "encoder_only"):
+        # it keeps no KV cache: how caches are stored is no matter of its
+        fields |= {"kv_dtype": "auto" if fields["kv_dtype"] else None, "block_size": None}
     if facts.kind == "vision":
         fields["role"] = "vision"
     elif attn_type == "encoder" and fields["role"] == "target":

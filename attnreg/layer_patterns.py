@@ -231,8 +231,8 @@ def _translate(fields: ConfigFields, name: str, entries: Any, means: Mapping[str
     words = []
     for i, entry in enumerate(entries):
         # YAML's keys are text: 1 and true in a config are "1" there
-        key = str(int(entry)) if isinstance(entry, bool) else str(entry)
-        word = means.get(key, means.get("others", entry)) if isinstance(entry, str | int) else None
+        key = "null" if entry is None else str(int(entry)) if isinstance(entry, bool) else str(entry)
+        word = means.get(key, means.get("others", entry)) if isinstance(entry, str | int | None) else None
         if not isinstance(word, str):
             raise ConfigError(f"{fields.where}{fields.spelt(name)}[{i}] is {show(entry)}; expected a word")
         words.append(word)

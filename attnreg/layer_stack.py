@@ -25,20 +25,21 @@ from attnreg.families import MIXERS, Call, Family
 from attnreg.layer_facts import AbsorbedMla, LayerFacts, MlaDims, MlaIndexer
 
 _MAX_LAYERS = 10_000
-_NEEDED = {
-    "window": "a layer that slides needs a window in tokens",
-    "chunk": "a chunked layer needs the length of a chunk in tokens",
-}
+_NEEDED = {"chunk": "a chunked layer needs the length of a chunk in tokens"}
 _count, _size, _any_size = integer(1), integer(1), integer(0)
 
 
 @dataclass
 class Stack:
-    """One stack of layers: a family's rules and the fields that they are applied to."""
+    """One stack of layers: a family's rules and the fields that they are applied to.
+
+    ``endless`` says that some layer slides and that there is no window for it, so that it sees everything.
+    """
 
     family: Family
     fields: ConfigFields
     stranger: str = ""
+    endless: bool = False
 
     def layers(self) -> Iterator[tuple[int, LayerFacts, str, int | None]]:
         """Each attention call, in order: layer index, facts, attention type, and the layer whose KV it reads."""
@@ -191,7 +192,11 @@ class Stack:
             mla = self.latent(call, form, kv_heads, head_size, head_size_v) if form else None
         window = chunk = None
         if kind == "sliding":
-            window = self.need(call, "window", _count)
+            window = self.maybe(call, "window", _count)
+            if window is None:
+                # as the classes do: a window of nothing bounds nothing
+                kind = "full"
+                self.endless = True
         elif kind == "chunked":
             chunk = self.need(call, "chunk", _count)
         scaling = self.maybe(call, "scaling", positive)

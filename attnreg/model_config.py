@@ -189,7 +189,10 @@ class _Reading:
     def stack(self, fields: ConfigFields, family: Family, name: str, stranger: str = "") -> None:
         """Read one stack of layers, and note what was put in for the config and what of it is not looked at."""
         self.described.append(family)
-        self.layers += Stack(family, fields, stranger).layers()
+        stack = Stack(family, fields, stranger)
+        self.layers += stack.layers()
+        if stack.endless:
+            self.notes.append(f"{fields.where}there are sliding layers and no window for them; they see everything.")
         if stranger:
             self.notes += fields.notes
             return

@@ -265,8 +265,6 @@ def test_notes_are_assumptions_of_strangers_only() -> None:
         ({"types": [None, "full"]}, "types[0] is None; expected a word"),
         ({"types": ["half", "full"]}, "types[0] is 'half'; known: chunked, full, linear, none, sliding"),
         ({"types": {}}, "types is {}; expected a list with one entry for each layer"),
-        ({"types": ["sliding"] * 2}, "window is missing and has no default; add it to the config"),
-        ({"types": ["sliding"] * 2, "window": None}, "window is None; a layer that slides needs a window in tokens"),
         (
             {"types": ["chunked"] * 2, "chunk": "8"},
             "chunk is '8'; expected an integer of at least 1 (write 8, without quotes)",

@@ -161,6 +161,12 @@ def test_arguments_reach_every_request() -> None:
         requests_from_model(LLAMA, block_size=0)
 
 
+def test_layers_without_a_cache_are_not_asked_how_it_is_stored() -> None:
+    model = requests_from_model({"model_type": "whisper"}, kv_dtype="fp8", block_size=32)
+    asked = {(x.kind, x.request.kv_dtype, x.request.block_size) for x in model.layers if x.request is not None}
+    assert asked == {("encoder", "auto", None), ("full", "fp8", 32), ("cross", "fp8", 32)}
+
+
 def test_cross_attention_follows_each_layer() -> None:
     model = requests_from_model(LLAMA | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True})
     assert [(layer.layer_idx, layer.kind) for layer in model.layers[:3]] == [(0, "full"), (0, "cross"), (1, "full")]
@@ -277,6 +283,21 @@ class TestTransformers:
             layer = transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention(config, 0)
         assert requests_from_model(config).layers[0].scaling == pytest.approx(layer.scaling)
         assert requests_from_model(EXAMPLES / "DeepSeek-V3").layers[0].scaling == pytest.approx(layer.scaling)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt_oss", "head_dim": 64, "layer_types": ["sliding_attention"] * 4, "sliding_window": None},
+        {"model_type": "gemma2", "head_dim": 64, "num_key_value_heads": 8, "sliding_window": None},
+        # the switch is off, so the window does not hold, whatever the words say
+        {"model_type": "qwen2", "num_key_value_heads": 8, "layer_types": ["sliding_attention"] * 4},
+    ],
+)
+def test_layers_that_slide_without_a_window_see_everything(config: dict[str, Any]) -> None:
+    model = requests_from_model(LLAMA | config)
+    assert {(layer.kind, layer.sliding_window) for layer in model.layers} == {("full", None)}
+    assert "there are sliding layers and no window for them; they see everything." in model.assumptions
 
 
 DTYPE = "The config names no dtype; bfloat16 is assumed."
@@ -457,19 +478,9 @@ WORDS = "known: chunked_attention, conv, full_attention, indexed_attention, line
         (SINKS | {"layer_types": "SSSL"}, f"layer_types[0] is 'S'; {WORDS}"),
         (SINKS | {"layer_types": 4}, "layer_types is 4; expected a list with one entry for each layer"),
         (
-            SINKS | {"layer_types": ["sliding_attention"] * 4, "sliding_window": None},
-            "sliding_window is None; a layer that slides needs a window in tokens",
-        ),
-        (
             SINKS
             | {"model_type": "llama4_text", "layer_types": ["chunked_attention"] * 4, "attention_chunk_size": None},
             "attention_chunk_size is None; a chunked layer needs the length of a chunk in tokens",
-        ),
-        (
-            LLAMA
-            | {"model_type": "qwen2", "num_key_value_heads": 8}
-            | {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 4},
-            "sliding_window is 4096 and use_sliding_window is False; a layer that slides needs a window in tokens",
         ),
         (LLAMA | {"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0; expected at least 1"),
         (
