@@ -1,6 +1,7 @@
 """attnreg: which attention kernel runs, and why, as data.
 
-The names below are imported when first used, so that ``import attnreg`` stays light; none of them imports torch.
+The names below are imported when first used, so that ``import attnreg`` stays light; those of the runtime alone import
+torch.
 """
 
 from __future__ import annotations
@@ -17,13 +18,29 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest, RequestError
+    from attnreg.runtime import ops
+    from attnreg.runtime.interface import (
+        AttentionSpec,
+        BatchError,
+        BatchMetadata,
+        KVCache,
+        SpecError,
+        UnclaimedError,
+    )
+    from attnreg.runtime.layer import Attention
+    from attnreg.runtime.verify import verify
     from attnreg.selection import Candidate, Reason, Selection
     from attnreg.selector import select
 
 _HOME = {
+    "Attention": "runtime.layer",
     "AttentionRequest": "request",
+    "AttentionSpec": "runtime.interface",
+    "BatchError": "runtime.interface",
+    "BatchMetadata": "runtime.interface",
     "Candidate": "selection",
     "ConfigError": "config_fields",
+    "KVCache": "runtime.interface",
     "ModelLayers": "model_config",
     "NoBackendError": "errors",
     "Platform": "platforms",
@@ -32,15 +49,24 @@ _HOME = {
     "RegistryError": "errors",
     "RequestError": "request",
     "Selection": "selection",
+    "SpecError": "runtime.interface",
+    "UnclaimedError": "runtime.interface",
     "bundled_registries": "loader",
     "load_registry": "loader",
+    "ops": "runtime",
     "requests_from_model": "model_config",
     "select": "selector",
+    "verify": "runtime.verify",
 }
 __all__ = [
+    "Attention",
     "AttentionRequest",
+    "AttentionSpec",
+    "BatchError",
+    "BatchMetadata",
     "Candidate",
     "ConfigError",
+    "KVCache",
     "ModelLayers",
     "NoBackendError",
     "Platform",
@@ -49,11 +75,15 @@ __all__ = [
     "RegistryError",
     "RequestError",
     "Selection",
+    "SpecError",
+    "UnclaimedError",
     "__version__",
     "bundled_registries",
     "load_registry",
+    "ops",
     "requests_from_model",
     "select",
+    "verify",
 ]
 
 
@@ -62,7 +92,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'attnreg' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"attnreg.{_HOME[name]}"), name)
+    home = importlib.import_module(f"attnreg.{_HOME[name]}")
+    # what its home does not define is a module of it
+    value = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
     globals()[name] = value
     return value
 

@@ -119,7 +119,7 @@ HOW: list[tuple[str, dict[str, Any], str | None, list[Any], list[str]]] = [
         [
             "▸ FLASHINFER/XQA   3rd choice of 5 (order cuda/mha, priorities.yaml:*)",
             "  ! FLEX_ATTENTION is preferred (<overlay>:*) but not chosen: kv_dtype is nvfp4; supported: auto,",
-            "    float16, bfloat16",
+            "    float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2",
         ],
     ),
     (

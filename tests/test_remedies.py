@@ -37,7 +37,9 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("sm90", {"head_size": 100}, "FLASH_ATTN", "for head_size 104"),
     ("sm90", {"head_size": 100}, "FLASHINFER", "for head_size 128, with --backend FLASHINFER"),
     ("sm75", {}, "FLASH_ATTN", "on sm80"),
-    ("sm80", {"kv_dtype": "fp8"}, "TRITON_ATTN", "with --kv-dtype int8_per_token_head"),
+    ("sm80", {**MLA, "kv_dtype": "fp8"}, "TRITON_MLA", "with --kv-dtype auto"),
+    # the nearest KV dtypes are FLASH_ATTN's too, which ranks higher
+    ("sm90", {"kv_dtype": "int8_per_token_head"}, "FLASHINFER", "with --kv-dtype fp8_e5m2"),
     ("sm90 -flash-attn-3 -vllm", {}, "FLASH_ATTN", "with package flash-attn-3"),
     ("xe2", {"block_size": 16}, "FLASH_ATTN", "with --block-size 64"),
     ("gfx942 +aiter +aiter_mla", {**MLA, "num_heads": 12}, "ROCM_AITER_MLA", "for num_heads 16"),

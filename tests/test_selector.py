@@ -157,16 +157,9 @@ ROCM: list[Row] = [
         "TURBOQUANT",
         {
             "ROCM_ATTN": ("kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2"),
-            "ROCM_AITER_FA": (
-                "kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2"
-            ),
-            "ROCM_AITER_UNIFIED_ATTN": (
-                "kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2"
-            ),
-            "TRITON_ATTN": (
-                "kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2, "
-                "fp8_per_token_head, int8_per_token_head, int4_per_token_head"
-            ),
+            "ROCM_AITER_FA": "kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3",
+            "ROCM_AITER_UNIFIED_ATTN": "kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3",
+            "TRITON_ATTN": "kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2",
         },
     ),
     (
@@ -177,11 +170,25 @@ ROCM: list[Row] = [
         {"TURBOQUANT": "the Hadamard rotation of the keys needs a head size that is a power of two"},
     ),
     (
-        "encoders with sinks are served by nobody",
-        "gfx942",
+        "encoders with sinks pass over the kernels that take none",
+        "gfx942 +aiter",
         {"attn_type": "encoder_only", **features("sinks")},
+        "TRITON_ATTN",
+        {
+            "ROCM_ATTN": "the kernel for encoder attention takes no ALiBi slopes and no sinks",
+            "ROCM_AITER_UNIFIED_ATTN": "the kernel for encoder attention takes no ALiBi slopes, sinks or softcap",
+        },
+    ),
+    (
+        "cross-attention with sinks and a window is served by nobody",
+        "gfx942 +aiter",
+        {"attn_type": "encoder_decoder", **features("sinks", "sliding_window")},
         None,
-        {"ROCM_ATTN": "the kernel for encoder attention takes no ALiBi slopes and no sinks"},
+        {
+            "ROCM_ATTN": "attn_type is encoder_decoder; supported: decoder, encoder, encoder_only",
+            "ROCM_AITER_UNIFIED_ATTN": "queries and keys of cross-attention have no distance from each other",
+            "TRITON_ATTN": "positions of queries and keys are not comparable in cross-attention",
+        },
     ),
 ]
 
@@ -209,7 +216,18 @@ CUDA: list[Row] = [
         "FLASH_ATTN/FA4",
         {"FLASHINFER": ""},
     ),
-    ("sinks on Hopper", "sm90", features("sinks"), "FLASH_ATTN/FA3", {"FLEX_ATTENTION": "sinks is not supported"}),
+    ("sinks on Hopper", "sm90", features("sinks"), "FLASH_ATTN/FA3", {"TRITON_ATTN": "", "FLEX_ATTENTION": ""}),
+    (
+        "batch invariance on Hopper",
+        "sm90",
+        features("batch_invariant"),
+        "FLASH_ATTN/FA3",
+        {
+            "FLASHINFER": "batch_invariant is not supported",
+            "TRITON_ATTN": "",
+            "FLEX_ATTENTION": "batch_invariant is not supported",
+        },
+    ),
     (
         "sinks on Ampere",
         "sm80",
@@ -247,7 +265,8 @@ CUDA: list[Row] = [
         "FLASHINFER/native",
         {
             "FLASH_ATTN": "kv_dtype is fp8; supported: auto, float16, bfloat16",
-            "TRITON_ATTN": "Triton has no fp8_e4m3 conversion below compute capability 8.9",
+            # its kernels convert e4m3 by themselves; TRITON_MLA's do not
+            "TRITON_ATTN": "",
         },
     ),
     ("nvfp4 on Blackwell", "sm103", {"kv_dtype": "nvfp4_4over6"}, "FLASHINFER/trtllm-gen", {}),
@@ -265,7 +284,17 @@ CUDA: list[Row] = [
         "TRITON_ATTN",
         {"FLASH_ATTN": "dtype is float32; supported: float16, bfloat16"},
     ),
-    ("a scale per token and head", "sm90", {"kv_dtype": "int8_per_token_head"}, "TRITON_ATTN", {}),
+    (
+        "a scale per token and head",
+        "sm90",
+        {"kv_dtype": "int8_per_token_head"},
+        None,
+        {
+            "TRITON_ATTN": (
+                "kv_dtype is int8_per_token_head; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2"
+            )
+        },
+    ),
     ("turboquant on Hopper", "sm90", {"kv_dtype": "turboquant_3bit_nc"}, "TURBOQUANT", {}),
     ("turboquant on Blackwell", "sm100", {"kv_dtype": "turboquant_3bit_nc"}, "TURBOQUANT", {}),
     (
@@ -279,8 +308,8 @@ CUDA: list[Row] = [
         "values of another width",
         "sm90",
         {"head_size_v": 64},
-        "TORCH_SDPA",
-        {},
+        "TRITON_ATTN",
+        {"FLEX_ATTENTION": "", "TORCH_SDPA": ""},
     ),
 ]
 
@@ -315,6 +344,14 @@ MLA_ROWS: list[Row] = [
         {"FLASHINFER_MLA": "the kernel is compiled for a qk_nope_head_dim of 64, 128 or 192"},
     ),
     ("Ampere", "sm80", MLA, "TRITON_MLA", {}),
+    ("Ada, fp8", "sm89", {**MLA, "kv_dtype": "fp8"}, "TRITON_MLA", {}),
+    (
+        "Ampere, fp8",
+        "sm80",
+        {**MLA, "kv_dtype": "fp8"},
+        None,
+        {"TRITON_MLA": "Triton has no fp8_e4m3 conversion below compute capability 8.9"},
+    ),
     ("SM 12.x", "sm120", MLA, "TRITON_MLA", {}),
     ("ROCm", "gfx942", MLA, "TRITON_MLA", {"ROCM_AITER_MLA": "flag aiter is off; flag aiter_mla is off"}),
     ("ROCm with aiter", "gfx942 +aiter +aiter_mla", MLA, "ROCM_AITER_MLA/causal", {}),
@@ -327,11 +364,11 @@ MLA_ROWS: list[Row] = [
     ),
     ("CDNA 4, non-causal", "gfx950 +aiter +aiter_mla", {**MLA, **features("non_causal")}, "ROCM_AITER_MLA/gfx950", {}),
     (
-        "CDNA 4, non-causal in float16",
+        "CDNA 4, in float16",
         "gfx950 +aiter +aiter_mla",
-        {**MLA, "dtype": "float16", **features("non_causal")},
+        {**MLA, "dtype": "float16"},
         "TRITON_MLA",
-        {"ROCM_AITER_MLA": "there is no float16 kernel for non-causal decoding"},
+        {"ROCM_AITER_MLA": "there is no kernel for queries in float16"},
     ),
     ("XPU", "xe2", MLA, "FLASH_ATTN_MLA/XPU", {}),
     ("CPU", "aarch64", {**MLA, "block_size": 16}, "CPU_MLA/plain", {}),
@@ -429,25 +466,38 @@ OTHERS: list[Row] = [
         "XPU, blocks of 16",
         "xe2",
         {},
-        "TRITON_ATTN",
+        "TORCH_SDPA",
         {"FLASH_ATTN": "block_size is 16; supported: multiples of 64"},
     ),
-    ("XPU, softcap", "xe2", {"block_size": 64, **features("softcap")}, "TRITON_ATTN", {}),
-    ("XPU, turboquant", "xe_hpc", {"kv_dtype": "turboquant_k8v4"}, "TURBOQUANT", {}),
-    ("CPU", "x86_64", {"block_size": 32}, "CPU_ATTN", {"TORCH_SDPA": ""}),
-    ("CPU, sinks", "aarch64", {"block_size": 32, **features("sinks")}, "CPU_ATTN", {}),
-    ("CPU, blocks of 16", "x86_64", {}, "TORCH_SDPA", {"CPU_ATTN": "block_size is 16; supported: multiples of 32"}),
     (
-        "CPU, fp8 without AVX-512",
-        "x86_64",
-        {"block_size": 32, "kv_dtype": "fp8"},
+        "XPU, softcap",
+        "xe2",
+        {"block_size": 64, **features("softcap")},
         None,
-        {
-            "CPU_ATTN": "an fp8 KV cache needs AVX-512 or AMX",
-            "TORCH_SDPA": "kv_dtype is fp8; supported: auto, float16, bfloat16",
-        },
+        {"FLASH_ATTN": "softcap is not supported", "TORCH_SDPA": "softcap is not supported"},
     ),
-    ("CPU, fp8 with AVX-512", "x86_64_avx512", {"block_size": 32, "kv_dtype": "fp8"}, "CPU_ATTN", {}),
+    ("XPU, turboquant", "xe_hpc", {"kv_dtype": "turboquant_k8v4"}, "TURBOQUANT", {}),
+    ("CPU", "x86_64", {}, "CPU_ATTN", {}),
+    ("CPU, sinks", "aarch64", features("sinks"), "CPU_ATTN", {}),
+    ("CPU, blocks of any size", "x86_64", {"block_size": 20}, "CPU_ATTN", {}),
+    ("CPU, values of another width", "x86_64", {"head_size_v": 64, **features("softcap")}, "CPU_ATTN", {}),
+    ("CPU, fp8 needs no AVX-512", "x86_64", {"kv_dtype": "fp8"}, "CPU_ATTN", {}),
+    (
+        "CPU, nvfp4",
+        "x86_64_avx512",
+        {"kv_dtype": "nvfp4"},
+        None,
+        {"CPU_ATTN": "kv_dtype is nvfp4; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2"},
+    ),
+    ("CPU, cross-attention", "x86_64", {"attn_type": "encoder_decoder"}, "CPU_ATTN", {}),
+    (
+        "CPU, cross-attention with a window",
+        "x86_64",
+        {"attn_type": "encoder_decoder", **features("sliding_window")},
+        None,
+        {"CPU_ATTN": "positions of queries and keys are not comparable in cross-attention"},
+    ),
+    ("CPU, PyTorch is not installed", "x86_64 -torch", {}, None, {"CPU_ATTN": "package torch is not installed"}),
     ("vision, Turing", "sm75", VISION, "TORCH_SDPA", {}),
     ("vision, Hopper", "sm90", VISION, "FLASH_ATTN/FA3", {}),
     ("vision, Blackwell", "sm100", VISION, "FLASH_ATTN/FA4", {}),
@@ -458,7 +508,7 @@ OTHERS: list[Row] = [
         "TORCH_SDPA",
         {
             "FLASH_ATTN": "head_size is 20; supported: multiples of 8 up to 256",
-            "TRITON_ATTN": "head_size is 20; supported: 32 or more",
+            "TRITON_ATTN": "head_size is 20; supported: 32 to 512",
         },
     ),
     ("vision, CDNA", "gfx942", VISION, "FLASH_ATTN/ROCm", {}),
@@ -533,7 +583,7 @@ def test_it_is_never_replaced_and_says_who_would_do(default: Registry) -> None:
     assert str(caught.value) == (
         "FLASH_ATTN does not accept this request on cuda sm120:\n"
         f"  FLASH_ATTN/FA2  sinks is not supported  [backends.yaml:{lines.line}]\n"
-        "  help: would accept it: FLASHINFER, TRITON_ATTN"
+        "  help: would accept it: FLASHINFER, TRITON_ATTN, FLEX_ATTENTION"
     )
     assert caught.value.selection.requested == "FLASH_ATTN"
     assert caught.value.selection.backend is None
@@ -571,7 +621,7 @@ PREFERRED: list[tuple[str, dict[str, Any], str, str | None]] = [
         "TURBOQUANT",
         (
             "TRITON_ATTN is preferred ({}) but not chosen: kv_dtype is turboquant_k8v4; supported: auto, float16, "
-            "bfloat16, fp8, fp8_e4m3, fp8_e5m2, fp8_per_token_head, int8_per_token_head, int4_per_token_head"
+            "bfloat16, fp8, fp8_e4m3, fp8_e5m2"
         ),
     ),
 ]
@@ -743,12 +793,12 @@ def test_a_refusal_looks_for_alternatives_only_when_it_is_read(
         select(request, at("sm120", default), registry, "FLASH_ATTN")
     assert asked == ["FLASH_ATTN"]
     refused = caught.value.selection
-    assert "would accept it: FLASHINFER, TRITON_ATTN" in str(caught.value)
+    assert "would accept it: FLASHINFER, TRITON_ATTN, FLEX_ATTENTION" in str(caught.value)
     assert len(asked) > 3
     # and once
     seen = len(asked)
-    assert refused.alternatives == ("FLASHINFER", "TRITON_ATTN")
-    assert refused.to_dict()["alternatives"] == ["FLASHINFER", "TRITON_ATTN"]
+    assert refused.alternatives == ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+    assert refused.to_dict()["alternatives"] == ["FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"]
     assert len(asked) == seen
     with pytest.raises(dataclasses.FrozenInstanceError):
         refused.alternatives = ()
@@ -991,7 +1041,7 @@ def test_selections_travel_between_processes(default: Registry) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         with pytest.raises(NoBackendError, match="sinks is not supported") as caught:
             pool.submit(select, request, at("sm120", default), default, "FLASH_ATTN").result()
-        assert caught.value.selection.alternatives == ("FLASHINFER", "TRITON_ATTN")
+        assert caught.value.selection.alternatives == ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
 
 
 def test_the_default_registry_is_used_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import docs_evidence
 import docs_model_schema
 import docs_models
 import docs_page
 import docs_schemas
+import docs_speed
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
@@ -86,7 +88,10 @@ def outputs(root: Path) -> dict[str, str]:
     """Path below ``root`` of every generated file -> its text."""
     registry = load_registry("default")
     pages = {
-        "docs/attention_backends.md": docs_page.blocks(registry),
+        "docs/attention_backends.md": {
+            **docs_page.blocks(registry),
+            "evidence": docs_evidence.evidence_block(registry),
+        },
         "docs/explain.md": {name: transcript(root, registry, text) for name, text in EXAMPLES.items()},
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},
     }
@@ -94,6 +99,7 @@ def outputs(root: Path) -> dict[str, str]:
         if name != "default":
             pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
     pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_page.change_blocks("vllm-0.20.0", "vllm-0.33.0")
+    pages["docs/running.md"] = {"speed": docs_speed.speed_block(root)}
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}

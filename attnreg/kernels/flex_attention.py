@@ -1,0 +1,262 @@
+"""FLEX_ATTENTION: PyTorch's flex_attention over gathered keys and values, all requests of a batch in one call.
+
+The keys are gathered because a flex kernel multiplies whatever lies in a tile that it loads: zero times a NaN in a slot
+that was never written is NaN. The tiles to visit come from the host's lengths, so that no mask is ever held whole.
+Sinks are one more key behind all others, which every query sees with a score that is given, and whose value is zero.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from attnreg.kernels import gathered
+from attnreg.kernels.gathered import Places
+from attnreg.kernels.torch_sdpa import kv_cache_shape
+from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams
+
+__all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+TILE = 128
+QUERY_PADDING, KEY_PADDING, SINK = -1, -2, -3
+
+
+class _Side(NamedTuple):
+    """The queries or the keys of a batch, request after request: their requests and positions, [n] int32.
+
+    Padding belongs to the request QUERY_PADDING or KEY_PADDING, the key of the sinks to SINK.
+    """
+
+    request: Tensor
+    position: Tensor
+
+
+class Plan(NamedTuple):
+    """One call of flex_attention for a batch; queries and keys are padded to whole tiles.
+
+    query, key: on the device. places: of the keys. mask None: no query sees a key. sink: the row of the key that stands
+    for the sinks. softcap: as a tensor. tokens: the queries that are no padding; empty: the rows of those that see no
+    key.
+    """
+
+    query: _Side
+    key: _Side
+    places: Places
+    mask: BlockMask | None
+    sink: int | None
+    softcap: Tensor | None
+    tokens: int
+    empty: Tensor
+    written: tuple[Tensor, Tensor, Tensor] | None
+
+
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+    """The block mask of a batch, and where its keys are."""
+    device = batch.seq_lens.device
+    lengths, queries = batch.seq_lens_cpu, batch.query_start_loc_cpu.diff()
+    query = _side(queries, lengths - queries, QUERY_PADDING)
+    # a request without queries needs no keys; a window leaves those before it alone, unless a prefix reaches across
+    first = torch.zeros_like(lengths)
+    if spec.sliding_window is not None and batch.mm_prefix is None:
+        first = (lengths - queries - spec.sliding_window + 1).clamp(min=0)
+    sinks = "sinks" in spec.features
+    key = _side(torch.where(queries > 0, lengths - first, 0), first, KEY_PADDING, least=1 if sinks else 0)
+    has_keys = lengths.repeat_interleave(queries) > 0
+    empty = (~has_keys).nonzero().flatten().to(device, non_blocking=True)
+    written = gathered.written(spec, batch)
+    if not has_keys.any():
+        return Plan(query, key, Places(None, empty), None, None, None, batch.num_tokens, empty, written)
+    # padding reads the last key that there is: a finite number, which no query sees
+    keys = int((key.request >= 0).sum())
+    at = torch.arange(len(key.request)).clamp(max=keys - 1)
+    places = gathered.places(
+        spec, batch, key.request[at].to(device, non_blocking=True), key.position[at].to(device, non_blocking=True)
+    )
+    if sinks:
+        key.request[keys] = SINK
+    query_there, key_there = (_Side(*(x.to(device, non_blocking=True) for x in side)) for side in (query, key))
+    sink = keys if sinks else None
+    mask = _block_mask(spec, batch, query, key, sink, _mask_mod(spec, batch, query_there, key_there))
+    softcap = _scalar(spec.softcap, device)
+    return Plan(query_there, key_there, places, mask, sink, softcap, batch.num_tokens, empty, written)
+
+
+def write_kv(
+    spec: AttentionSpec, plan: Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
+) -> None:
+    gathered.write_kv(spec, plan.written, key, value, kv_cache, params=params)
+
+
+def forward(
+    spec: AttentionSpec,
+    plan: Plan,
+    query: Tensor,
+    kv_cache: KVCache | None,
+    output: Tensor,
+    *,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    lse: Tensor | None = None,
+    params: LayerParams = NO_PARAMS,
+) -> None:
+    """Attention as the contract says."""
+    if plan.mask is not None:
+        # whole tiles: a kernel is compiled for what a layer is, not for how long a batch is
+        q = query.new_zeros(len(plan.query.request), *query.shape[1:])
+        q[: plan.tokens] = query[: plan.tokens]
+        k, v = gathered.gather(spec, plan.places, kv_cache, key, value, params)
+        if plan.sink is not None:
+            v[plan.sink].zero_()
+        out, total = _call(spec, plan.mask, _score_mod(plan, params), q, k, v)
+        output[: plan.tokens] = out[0].transpose(0, 1)[: plan.tokens]
+        if lse is not None:
+            lse[:, : plan.tokens] = total[0, :, : plan.tokens]
+    gathered.fill_empty(plan.empty, output, lse, params.sinks)
+
+
+def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and LSE of flex_attention for packed q, k, v: compiled on a GPU, and on a processor as it is."""
+    q, k, v = (x.transpose(0, 1)[None] for x in packed)
+    grouped = spec.num_heads != spec.num_kv_heads
+    if q.is_cuda:
+        # a layer's features make its kernel, and there is no limit to the layers of a process
+        with torch._dynamo.config.patch(recompile_limit=1024):
+            out, aux = _compiled()(
+                q, k, v, score_mod, mask, spec.softmax_scale, grouped,
+                kernel_options=_kernel_options(q, v), return_aux=AuxRequest(lse=True),
+            )  # fmt: skip
+        return out, aux.lse
+    with warnings.catch_warnings():
+        # that it is slow without a compiler is why no order for processors names this backend
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        found: Any = flex_attention(
+            q, k, v, score_mod, mask, spec.softmax_scale, grouped, return_aux=AuxRequest(lse=True)
+        )
+    return found[0], found[1].lse
+
+
+def _kernel_options(query: Tensor, value: Tensor) -> Any:
+    """Smaller tiles where PyTorch's own do not fit: rows over 512 bytes, on 227 KiB of shared memory."""
+    wide = max(query.shape[-1], value.shape[-1]) * query.itemsize > 512
+    return {"BLOCK_M": 32, "BLOCK_N": 32, "num_stages": 1, "num_warps": 4} if wide else None
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+def _side(lengths: Tensor, first: Tensor, padding: int, least: int = 0) -> _Side:
+    """Requests and positions of tokens, from how many there are of each request and where they begin.
+
+    least: rows of padding that there must be.
+    """
+    request = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)
+    begin = lengths.cumsum(0) - lengths
+    position = torch.arange(len(request)) + (first - begin).repeat_interleave(lengths)
+    more = least + -(len(request) + least) % TILE
+    return _Side(
+        torch.cat([request, request.new_full((more,), padding)]),
+        torch.cat([position.int(), position.new_zeros(more, dtype=torch.int32)]),
+    )
+
+
+def _scalar(number: float | None, device: torch.device) -> Tensor | None:
+    """A number as a tensor: as Python's it would be compiled in, or worse, become a symbol that nothing is bound to."""
+    return None if number is None else torch.tensor(number).to(device, non_blocking=True)
+
+
+def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side) -> MaskMod:
+    """Which keys take part, as flex_attention asks: from the rows of a query and a key."""
+    causal, ranges, sinks = batch.causal, batch.mm_prefix, "sinks" in spec.features
+    window = _scalar(spec.sliding_window, batch.seq_lens.device)
+
+    def visible(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        p, k = query.position[row], key.position[column]
+        allowed = p >= k if causal else p == p
+        if window is not None:
+            allowed = allowed & (p - k < window) & (k - p < window)
+        if ranges is not None:
+            # padding, whose request is negative, reads any range, and is refused below
+            request = query.request[row].clamp(min=0)
+            for i in range(ranges.shape[1]):
+                begin, end = ranges[request, i, 0], ranges[request, i, 1]
+                allowed = allowed | ((p >= begin) & (p < end) & (k >= begin) & (k < end))
+        allowed = allowed & (query.request[row] == key.request[column])
+        return allowed | (key.request[column] == SINK) if sinks else allowed
+
+    return visible
+
+
+def _block_mask(
+    spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side, sink: int | None, mask_mod: MaskMod
+) -> BlockMask:
+    """The tiles that hold a visible key, computed from the extremes of each tile's requests and positions."""
+    (q_req_lo, q_req_hi), (q_lo, q_hi) = _extremes(query)
+    (k_req_lo, k_req_hi), (k_lo, k_hi) = (tuple(x[None, :] for x in pair) for pair in _extremes(key))
+    some = (q_req_lo[:, None] <= k_req_hi) & (k_req_lo <= q_req_hi[:, None])
+    # within one request positions grow with the rows; of several, only the requests tell tiles apart
+    single = (q_req_lo == q_req_hi)[:, None] & (k_req_lo == k_req_hi) & (q_req_lo[:, None] == k_req_lo)
+    full = single.clone()
+    far, near = q_hi[:, None] - k_lo, q_lo[:, None] - k_hi  # the largest and the smallest p - k of a tile
+    if batch.mm_prefix is None:
+        if batch.causal:
+            some &= ~single | (far >= 0)
+        if spec.sliding_window is not None:
+            some &= ~single | ((near < spec.sliding_window) & (-far < spec.sliding_window))
+    if batch.causal:
+        full &= near >= 0
+    if spec.sliding_window is not None:
+        full &= (far < spec.sliding_window) & (-near < spec.sliding_window)
+    if sink is not None:
+        # padding shares its tile, which is therefore never full
+        some[:, sink // TILE] = True
+    device = batch.seq_lens.device
+    return BlockMask.from_kv_blocks(
+        *_ordered(some & ~full, device),
+        *_ordered(full, device),
+        BLOCK_SIZE=TILE,
+        mask_mod=mask_mod,
+        seq_lengths=(len(query.request), len(key.request)),
+        compute_q_blocks=False,
+    )
+
+
+def _extremes(side: _Side) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Smallest and largest request, smallest and largest position of each tile: four [tiles]."""
+    request, position = (x.view(-1, TILE) for x in side)
+    return (request.amin(1), request.amax(1)), (position.amin(1), position.amax(1))
+
+
+def _ordered(tiles: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How many tiles of each row are set, and which, the set ones first: [1, 1, rows] and [1, 1, rows, columns]."""
+    counts = tiles.sum(1, dtype=torch.int32)
+    indices = tiles.int().argsort(dim=1, descending=True, stable=True).int()
+    return counts[None, None].to(device, non_blocking=True), indices[None, None].to(device, non_blocking=True)
+
+
+def _score_mod(plan: Plan, params: LayerParams) -> ScoreMod | None:
+    """Softcap, ALiBi and sinks, in the contract's order."""
+    softcap, slopes, sinks = plan.softcap, params.alibi_slopes, params.sinks
+    if softcap is None and slopes is None and sinks is None:
+        return None
+    query_at, (key_request, key_at) = plan.query.position, plan.key
+
+    def modified(score: Tensor, _batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if slopes is not None:
+            score = score - slopes[head] * (query_at[row] - key_at[column]).abs()
+        if sinks is not None:
+            score = torch.where(key_request[column] == SINK, sinks[head], score)
+        return score
+
+    return modified

@@ -1,0 +1,208 @@
+"""ROCM_AITER_FA: aiter's FlashAttention and paged attention behind the runtime's contract. Not run on AMD hardware yet.
+
+Requests with one query read the cache in place. Of the others keys and values are gathered, and dequantised, first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from attnreg import upstream
+from attnreg.kernels import aiter_common as common
+from attnreg.kernels import aiter_packed, aiter_unified, gathered
+from attnreg.kernels.aiter_packed import Lengths
+from attnreg.kernels.aiter_unified import Paged
+from attnreg.kernels.gathered import Places
+from attnreg.runtime.interface import (
+    NO_PARAMS,
+    AttentionSpec,
+    BatchMetadata,
+    KVCache,
+    KVCacheShape,
+    LayerParams,
+)
+
+BACKEND = "ROCM_AITER_FA"
+# gathered keys of one call; a single request may have more
+KEYS = 1 << 16
+# what paged_attention_v1 assumes of its workspace, and does not take
+PARTITION = 256
+# query heads per KV head that it is compiled for
+LARGEST_GROUP = 16
+
+_paged_attention = upstream.function("paged_attention_v1")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompts:
+    """Consecutive requests whose keys are gathered; places None: keys and values are packed already."""
+
+    rows: slice
+    lengths: Lengths
+    places: Places | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decodes:
+    """Consecutive requests with one query each."""
+
+    rows: slice
+    paged: Paged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The calls of a batch, in the order of its rows."""
+
+    work: tuple[Prompts | Decodes, ...]
+    slot_mapping: Tensor | None
+
+
+def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
+    """The shape of one layer's cache: keys and values as the spec's layout has them."""
+    return common.kv_cache_shape(spec, num_blocks, BACKEND)
+
+
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+    """The calls of a batch: one without a cache, else one for each run of requests of a kind."""
+    if batch.paged:
+        common.check_cache(spec, BACKEND)
+        return Plan(tuple(_runs(spec, batch)), batch.slot_mapping)
+    starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
+    lengths = Lengths(batch.query_start_loc, starts, batch.max_query_len, batch.max_seq_len, batch.causal)
+    return Plan((Prompts(slice(0, batch.num_tokens), lengths, None),), None)
+
+
+def _runs(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[Prompts | Decodes]:
+    queries, keys = batch.query_start_loc_cpu.diff().tolist(), batch.seq_lens_cpu.tolist()
+    for single, group in groupby((i for i, q in enumerate(queries) if q), lambda i: queries[i] == 1):
+        requests, total = list[int](), 0
+        for i in group:
+            # requests without a query lie between, and would be read as one
+            apart = requests and (i != requests[-1] + 1 if single else total + keys[i] > KEYS)
+            if apart:
+                yield _decodes(batch, requests) if single else _prompts(spec, batch, requests)
+                requests, total = [], 0
+            requests.append(i)
+            total += keys[i]
+        yield _decodes(batch, requests) if single else _prompts(spec, batch, requests)
+
+
+def _decodes(batch: BatchMetadata, requests: list[int]) -> Decodes:
+    assert batch.block_table is not None
+    some, device = slice(requests[0], requests[-1] + 1), batch.seq_lens.device
+    first = int(batch.query_start_loc_cpu[some.start])
+    paged = Paged(
+        torch.arange(len(requests) + 1, dtype=torch.int32, device=device),
+        batch.seq_lens[some],
+        batch.block_table[some],
+        1,
+        int(batch.seq_lens_cpu[some].max()),
+    )
+    return Decodes(slice(first, first + len(requests)), paged)
+
+
+def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> Prompts:
+    device, starts = batch.seq_lens.device, batch.query_start_loc_cpu
+    queries, keys = starts.diff()[requests], batch.seq_lens_cpu[requests]
+    # where each gathered key is: its request and its position there
+    request = torch.tensor(requests).repeat_interleave(keys)
+    begins = keys.cumsum(0) - keys
+    position = torch.arange(int(keys.sum())) - begins.repeat_interleave(keys)
+    known = torch.stack([request, position]).to(device, non_blocking=True)
+    lengths = Lengths(
+        common.int32(torch.cat([queries.new_zeros(1), queries.cumsum(0)]), device),
+        common.int32(torch.cat([keys.new_zeros(1), keys.cumsum(0)]), device),
+        int(queries.max()),
+        int(keys.max()),
+        batch.causal,
+    )
+    rows = slice(int(starts[requests[0]]), int(starts[requests[-1] + 1]))
+    return Prompts(rows, lengths, gathered.places(spec, batch, known[0], known[1]))
+
+
+def write_kv(
+    spec: AttentionSpec, plan: Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
+) -> None:
+    """Stores the batch's new keys and values in the cache."""
+    common.write_kv(spec, plan.slot_mapping, key, value, kv_cache, params)
+
+
+def forward(
+    spec: AttentionSpec,
+    plan: Plan,
+    query: Tensor,
+    kv_cache: KVCache | None,
+    output: Tensor,
+    *,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    lse: Tensor | None = None,
+    params: LayerParams = NO_PARAMS,
+) -> None:
+    """Writes the attention of the batch's queries into ``output``; there is no LSE."""
+    for work in plan.work:
+        q, out = query[work.rows], output[work.rows]
+        if isinstance(work, Decodes):
+            assert kv_cache is not None
+            _decode(spec, work.paged, q, kv_cache, out, params)
+            continue
+        if work.places is None:
+            k, v = key, value
+        else:
+            k, v = gathered.gather(spec, work.places, kv_cache, None, None, params)
+        assert k is not None
+        assert v is not None
+        aiter_packed.attend(spec, work.lengths, q, k, v, out, params)
+
+
+def _decode(
+    spec: AttentionSpec, paged: Paged, query: Tensor, kv_cache: KVCache, output: Tensor, params: LayerParams
+) -> None:
+    """One query per request: it sees all keys but those outside its window, causal or not.
+
+    Source of what the arguments mean: aiter/ops/attention.py and csrc/cpp_itfs/pa/pa_v1.py.
+    """
+    if (
+        params.sinks is not None
+        or spec.sliding_window is not None
+        or spec.num_heads // spec.num_kv_heads > LARGEST_GROUP
+        # it takes a cache of 16 bits for the query's format, whatever it is
+        or (spec.cache_dtype != spec.dtype and not spec.quantised)
+    ):
+        aiter_unified.attend(spec, paged, query, kv_cache, output, params)
+        return
+    requests = query.shape[0]
+    partitions = -(-paged.max_seq_len // PARTITION)
+    # an output, a maximum and a sum for each partition of each row
+    rows = requests * spec.num_heads * partitions
+    workspace = torch.empty(
+        rows * (spec.head_size * spec.dtype.itemsize + 2 * 4), dtype=torch.uint8, device=query.device
+    )
+    common.into(
+        output,
+        lambda out: _paged_attention(
+            out=out,
+            workspace_buffer=workspace,
+            # the stride of the heads is taken for granted
+            query=query.contiguous(),
+            key_cache=kv_cache.key,
+            value_cache=kv_cache.value,
+            scale=spec.softmax_scale,
+            block_tables=paged.block_table.contiguous(),
+            cu_query_lens=None,
+            context_lens=paged.seq_lens,
+            max_context_len=paged.max_seq_len,
+            alibi_slopes=common.float32(params.alibi_slopes),
+            kv_cache_dtype="fp8" if spec.quantised else "auto",
+            kv_cache_layout=spec.kv_layout,
+            logits_soft_cap=spec.softcap or 0.0,
+            k_scale=common.one_scale(params.k_scale, query),
+            v_scale=common.one_scale(params.v_scale, query),
+        ),
+    )

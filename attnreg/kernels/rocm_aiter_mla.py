@@ -1,0 +1,213 @@
+"""ROCM_AITER_MLA: aiter's assembly kernels for MLA behind the runtime's contract. Not run on AMD hardware yet.
+
+The latent form: one KV head, whose key is the latent with its rotary part, and whose value is the latent alone. So the
+spec has num_kv_heads 1 and head_size_v = kv_lora_rank, and the cache's value is a view of its key's first elements.
+
+The kernels read token by token (pages of one), for 16, 32, 64 or 128 heads, and in one batch as many queries of each
+request. Whatever else is asked is turned into requests with a single query of 16 heads. An fp8 cache meets queries in
+fp8, so that its results are coarser than the contract's bounds, which know of no rounding of queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attnreg import upstream
+from attnreg.kernels import aiter_common as common
+from attnreg.runtime.interface import (
+    NO_PARAMS,
+    AttentionSpec,
+    BatchError,
+    BatchMetadata,
+    KVCache,
+    KVCacheShape,
+    LayerParams,
+    SpecError,
+    UnclaimedError,
+)
+
+BACKEND = "ROCM_AITER_MLA"
+# a latent of 512 and a rotary part of 64: the kernels are told neither
+WIDTHS = (576, 512)
+# heads that the kernels are built for, with a cache of 16 and of 8 bits; of them the ones that prompts may have
+HEADS = {False: (16, 32, 64, 128), True: (16, 128)}
+PROMPT_HEADS = (16, 128)
+# heads of a request where they are split
+GROUP = 16
+# queries of one request that decoding takes at once
+MOST_QUERIES = 4
+
+_decode = upstream.function("mla_decode_fwd")
+_prefill = upstream.function("mla_prefill_fwd")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """One call for a batch.
+
+    form: ``whole`` requests, ``single`` queries with groups of heads, or ``prompts``. query_starts, kv_starts: prefix
+    sums over its requests, int32; slots: where the keys are, [kv_starts[-1]] int32; last: [requests] int32 ones.
+    """
+
+    num_tokens: int
+    form: Literal["whole", "single", "prompts"]
+    query_starts: Tensor
+    kv_starts: Tensor
+    slots: Tensor
+    last: Tensor
+    max_query_len: int
+    slot_mapping: Tensor | None
+
+
+def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
+    """The shape of one layer's cache; its value is no memory of its own, but ``key[..., :head_size_v]``."""
+    _check(spec)
+    return common.kv_cache_shape(spec, num_blocks, BACKEND)
+
+
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+    """The one call of a batch. Raises `SpecError` for a layer that is no MLA, `BatchError` without a cache."""
+    _check(spec)
+    if batch.block_table is None:
+        raise BatchError(["there is no block_table: MLA in its latent form reads the cache"])
+    lengths = batch.query_start_loc_cpu.diff()
+    # not the batch's, which is a bound
+    n = int(lengths.max()) if len(lengths) else 0
+    native = spec.num_heads in HEADS[spec.quantised]
+    uniform = bool((lengths == n).all()) and n <= MOST_QUERIES
+    prompts = n > MOST_QUERIES and spec.num_heads in PROMPT_HEADS and not spec.quantised and "lse" not in spec.features
+    if native and uniform and (batch.causal or n == 1):
+        form: Literal["whole", "single", "prompts"] = "whole"
+    else:
+        form = "prompts" if prompts and batch.causal else "single"
+    if form == "single":
+        groups = -(-spec.num_heads // GROUP)
+        request = torch.arange(batch.num_reqs).repeat_interleave(lengths)
+        seen = batch.seq_lens_cpu[request]
+        if batch.causal:
+            seen = seen - (batch.query_start_loc_cpu[1:][request] - 1 - torch.arange(batch.num_tokens))
+        request, seen = request.repeat_interleave(groups), seen.repeat_interleave(groups)
+        starts = torch.arange(len(request) + 1)
+    else:
+        # requests without a query have no row
+        request = lengths.nonzero().flatten()
+        seen, starts = batch.seq_lens_cpu[request], pad(lengths[request].cumsum(0), (1, 0))
+    device = batch.seq_lens.device
+    return Plan(
+        num_tokens=batch.num_tokens,
+        form=form,
+        query_starts=common.int32(starts, device),
+        kv_starts=common.int32(pad(seen.cumsum(0), (1, 0)), device),
+        slots=common.with_spare(_slots(spec, batch, request, seen)),
+        last=torch.ones(len(request), dtype=torch.int32, device=device),
+        max_query_len=1 if form == "single" else n,
+        slot_mapping=batch.slot_mapping,
+    )
+
+
+def _check(spec: AttentionSpec) -> None:
+    common.check_cache(spec, BACKEND)
+    if spec.num_kv_heads != 1 or spec.head_size_v >= spec.head_size:
+        sizes = f"head_size {spec.head_size} and head_size_v {spec.head_size_v}"
+        raise SpecError(
+            f"num_kv_heads is {spec.num_kv_heads}, {sizes}; MLA in its latent form has one KV head, whose value is a "
+            "part of its key"
+        )
+    if (spec.head_size, spec.head_size_v) != WIDTHS:
+        message = f"head sizes {spec.head_size} and {spec.head_size_v}: the kernels are compiled for {WIDTHS}"
+        raise UnclaimedError(message, BACKEND)
+    if not spec.quantised and (spec.dtype, spec.cache_dtype) != (torch.bfloat16, torch.bfloat16):
+        message = f"dtype {spec.dtype}, kv_dtype {spec.kv_dtype}: the kernels know bfloat16 and fp8"
+        raise UnclaimedError(message, BACKEND)
+
+
+def _slots(spec: AttentionSpec, batch: BatchMetadata, request: Tensor, seen: Tensor) -> Tensor:
+    """Where the first ``seen`` keys of each request are, as block * block_size + offset."""
+    assert batch.block_table is not None
+    assert spec.block_size is not None
+    begins = seen.cumsum(0) - seen
+    position = torch.arange(int(seen.sum())) - begins.repeat_interleave(seen)
+    known = torch.stack([request.repeat_interleave(seen), position])
+    owner, at = known.to(batch.seq_lens.device, non_blocking=True)
+    slots: Tensor = batch.block_table[owner, at // spec.block_size] * spec.block_size + at % spec.block_size
+    return slots
+
+
+def write_kv(
+    spec: AttentionSpec, plan: Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
+) -> None:
+    """Stores the batch's new latents, which are the keys; values are a part of them and are not read."""
+    _latents(spec, kv_cache)
+    scales = LayerParams(k_scale=params.k_scale, v_scale=params.k_scale)
+    common.write_kv(spec, plan.slot_mapping, key, key[..., : spec.head_size_v], kv_cache, scales)
+
+
+def forward(
+    spec: AttentionSpec,
+    plan: Plan,
+    query: Tensor,
+    kv_cache: KVCache | None,
+    output: Tensor,
+    *,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    lse: Tensor | None = None,
+    params: LayerParams = NO_PARAMS,
+) -> None:
+    """Writes the attention of the batch's queries to the latents into ``output``, and into ``lse``.
+
+    Source of what the arguments mean: aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu.
+    """
+    assert kv_cache is not None
+    tokens, latents = plan.num_tokens, _latents(spec, kv_cache)
+    if not tokens:
+        return
+    query, output = query[:tokens], output[:tokens]
+    heads = -(-spec.num_heads // GROUP) * GROUP if plan.form == "single" else spec.num_heads
+    rows, group = (tokens * heads // GROUP, GROUP) if plan.form == "single" else (tokens, heads)
+    q = pad(query, (0, 0, 0, heads - spec.num_heads)).reshape(rows, group, spec.head_size).contiguous()
+    given = {
+        "kv_buffer": latents,
+        "qo_indptr": plan.query_starts,
+        "kv_indptr": plan.kv_starts,
+        "kv_indices": plan.slots,
+        "kv_last_page_lens": plan.last,
+        "max_seqlen_q": plan.max_query_len,
+        "sm_scale": spec.softmax_scale,
+    }
+    in_place = heads == spec.num_heads and output.is_contiguous()
+    out = output.view(rows, group, -1) if in_place else output.new_empty(rows, group, spec.head_size_v)
+    if plan.form == "prompts":
+        _prefill(q=q, o=out, **given)
+    else:
+        scales = {}
+        if spec.quantised:
+            q, q_scale = _as_fp8(q)
+            scales = {"q_scale": q_scale, "kv_scale": common.one_scale(params.k_scale, query)}
+        found = _decode(q=q, o=out, return_lse=lse is not None, **given, **scales)[1]
+        if lse is not None:
+            lse[:, :tokens] = found.view(tokens, heads)[:, : spec.num_heads].T
+    if not in_place:
+        output.copy_(out.view(tokens, heads, -1)[:, : spec.num_heads])
+
+
+def _latents(spec: AttentionSpec, kv_cache: KVCache) -> Tensor:
+    """The cache as [slots, 1, 1, head_size]: a page for each token. Raises `BatchError` where it is not that."""
+    key, value = kv_cache
+    if value.data_ptr() != key.data_ptr() or value.stride(0) != key.stride(0):
+        raise BatchError(["kv_cache.value has memory of its own; with MLA it is kv_cache.key[..., :head_size_v]"])
+    if not key.is_contiguous():
+        raise BatchError(["kv_cache.key has gaps; aiter's kernels for MLA read the slots of a dense cache"])
+    return key.view(-1, 1, 1, spec.head_size)
+
+
+def _as_fp8(query: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries as fp8, and the one scale that they are multiplied by, [1] float32."""
+    largest = torch.finfo(common.FP8).max
+    scale = (query.abs().amax().float() / largest).clamp(min=torch.finfo(torch.float32).tiny).view(1)
+    return (query.float() / scale).clamp(-largest, largest).to(common.FP8), scale

@@ -1,0 +1,154 @@
+"""ROCM_AITER_UNIFIED_ATTN: aiter's unified Triton kernel behind the runtime's contract. Not run on AMD hardware yet.
+
+The kernel is causal and reads a paged cache. Queries that see all keys of a request, those of cross-attention, become
+requests with one query each: the last one sees everything. Packed keys are copied to blocks first, except for encoders,
+which see in both directions: they are aiter's FlashAttention's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels import aiter_common as common
+from attnreg.kernels import aiter_packed, aiter_unified
+from attnreg.kernels.aiter_packed import Lengths
+from attnreg.kernels.aiter_unified import Paged
+from attnreg.runtime.interface import (
+    NO_PARAMS,
+    AttentionSpec,
+    BatchMetadata,
+    KVCache,
+    KVCacheShape,
+    LayerParams,
+    UnclaimedError,
+)
+
+BACKEND = "ROCM_AITER_UNIFIED_ATTN"
+
+
+# tokens per block of the copies
+BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """One call for a batch: over packed keys, or over a cache.
+
+    empty: rows of queries without a key, int64. copied: the slots that packed keys are copied to, int64, and their
+    number of blocks.
+    """
+
+    num_tokens: int
+    work: Lengths | Paged
+    empty: Tensor | None = None
+    slot_mapping: Tensor | None = None
+    copied: tuple[Tensor, int] | None = None
+
+
+def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
+    """The shape of one layer's cache: keys and values as the spec's layout has them."""
+    return common.kv_cache_shape(spec, num_blocks, BACKEND)
+
+
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+    """The one call of a batch. Raises `UnclaimedError` for a decoder's batch that is not causal."""
+    if spec.attn_type in ("encoder", "encoder_only"):
+        lengths = Lengths(
+            batch.query_start_loc, batch.query_start_loc, batch.max_query_len, batch.max_seq_len, batch.causal
+        )
+        return Plan(batch.num_tokens, lengths)
+    copied = None
+    if batch.block_table is None:
+        batch, copied = _in_blocks(batch)
+    else:
+        common.check_cache(spec, BACKEND)
+    assert batch.block_table is not None
+    if not batch.causal and spec.attn_type != "encoder_decoder":
+        raise UnclaimedError("non_causal: aiter's unified kernel is causal only", BACKEND)
+    # aiter's ALiBi is relative to a request's first query: the same after the softmax, but not beside a sink
+    alone = not batch.causal or ({"alibi", "sinks"} <= spec.features and batch.max_query_len > 1)
+    paged = Paged(batch.query_start_loc, batch.seq_lens, batch.block_table, batch.max_query_len, batch.max_seq_len)
+    work, empty = _one_query_each(batch) if alone else (paged, None)
+    return Plan(batch.num_tokens, work, empty, batch.slot_mapping, copied)
+
+
+def _in_blocks(batch: BatchMetadata) -> tuple[BatchMetadata, tuple[Tensor, int]]:
+    """A batch over packed keys as one over blocks, and where its keys are in these."""
+    device, keys = batch.seq_lens.device, batch.seq_lens_cpu.long()
+    blocks = -(-keys // BLOCK)
+    first = blocks.cumsum(0) - blocks
+    count = int(blocks.sum())
+    table = (first[:, None] + torch.arange(max(1, -(-batch.max_seq_len // BLOCK)))).clamp(max=max(count - 1, 0))
+    begins = keys.cumsum(0) - keys
+    slots = torch.arange(int(keys.sum())) + (first * BLOCK - begins).repeat_interleave(keys)
+    paged = replace(batch, block_table=common.int32(table, device), key_start_loc=None)
+    return paged, (slots.to(device, non_blocking=True), count)
+
+
+def _one_query_each(batch: BatchMetadata) -> tuple[Paged, Tensor | None]:
+    """A batch in which every query is a request of its own, with the keys up to its own, or all where not causal."""
+    assert batch.block_table is not None
+    device = batch.seq_lens.device
+    queries = batch.query_start_loc_cpu.diff()
+    request = torch.repeat_interleave(torch.arange(batch.num_reqs), queries)
+    seen = batch.seq_lens_cpu[request]
+    if batch.causal:
+        # those after it are not its own
+        seen = seen - (batch.query_start_loc_cpu[1:][request] - 1 - torch.arange(batch.num_tokens))
+    empty = (seen == 0).nonzero().flatten()
+    paged = Paged(
+        torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device),
+        common.int32(seen, device),
+        batch.block_table[request.to(device, non_blocking=True)],
+        1,
+        batch.max_seq_len,
+    )
+    return paged, empty.to(device, non_blocking=True) if empty.numel() else None
+
+
+def write_kv(
+    spec: AttentionSpec, plan: Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
+) -> None:
+    """Stores the batch's new keys and values in the cache."""
+    common.write_kv(spec, plan.slot_mapping, key, value, kv_cache, params)
+
+
+def forward(
+    spec: AttentionSpec,
+    plan: Plan,
+    query: Tensor,
+    kv_cache: KVCache | None,
+    output: Tensor,
+    *,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    lse: Tensor | None = None,
+    params: LayerParams = NO_PARAMS,
+) -> None:
+    """Writes the attention of the batch's queries into ``output``; there is no LSE."""
+    query, output = query[: plan.num_tokens], output[: plan.num_tokens]
+    if not plan.num_tokens:
+        return
+    if isinstance(plan.work, Lengths):
+        assert key is not None
+        assert value is not None
+        aiter_packed.attend(spec, plan.work, query, key, value, output, params)
+        return
+    if plan.copied is not None:
+        assert key is not None
+        assert value is not None
+        kv_cache = KVCache(*(_copied(x, *plan.copied) for x in (key, value)))
+    assert kv_cache is not None
+    aiter_unified.attend(spec, plan.work, query, kv_cache, output, params, packed=plan.copied is not None)
+    if plan.empty is not None:
+        output.index_fill_(0, plan.empty, 0)
+
+
+def _copied(packed: Tensor, slots: Tensor, blocks: int) -> Tensor:
+    """Packed rows in blocks [blocks, BLOCK, num_kv_heads, size]; what no row is copied to is zero."""
+    cache = packed.new_zeros(blocks * BLOCK, *packed.shape[1:])
+    cache.index_copy_(0, slots, packed[: slots.shape[0]])
+    return cache.view(blocks, BLOCK, *packed.shape[1:])

@@ -1,0 +1,1 @@
+"""What an engine calls: the contract with kernel modules, the layer, the custom ops, the proofs of claims."""

@@ -1,0 +1,60 @@
+"""How far from the exact answer a correct kernel may be: derived from the formats and the lengths, tuned to nothing.
+
+The error model is that of every attention kernel of the field. With u the unit roundoff of the layer's dtype, r that of
+float32, D the head size and S the keys of a row:
+
+- a score is a float32 sum of D products, scaled, capped and biased: it is off by at most
+  ``E = (D + C) * r * abs_score + C * r * softcap``. C stands for the elementary functions and the few operations around
+  them: exp, tanh and log are good to 20 units in the last place or better in the libraries in use;
+- a weight is exp of it, so that it is off by the factor ``exp(2 * E)`` (its own score's and the denominator's), and is
+  rounded to the dtype before it meets the values: u, but never less than half the smallest number of the dtype;
+- the denominator and the output are float32 sums of S terms, rescaled as the maximum moves: ``(2 * S + C) * r``;
+- what the cache stores is multiplied by a scale and rounded to the dtype, where the two differ: u for the keys, which
+  is ``u * abs_score`` for a score, and u for the values;
+- the output is rounded to the dtype: u.
+
+What an error is relative to, the sums of absolutes, comes with the reference. Products of inputs that were rounded
+further (TF32 for float32, fp8 for queries) do not meet these bounds, and are not meant to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.reference import Reference
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata
+
+ROUNDOFF = {
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float8_e4m3fn: 2.0**-4,
+    torch.float8_e5m2: 2.0**-3,
+}
+# exp, tanh or log at 20 units in the last place each, twice, and the operations around them
+OPERATIONS = 64
+
+
+def bounds(spec: AttentionSpec, batch: BatchMetadata, exact: Reference, largest_value: float) -> tuple[Tensor, Tensor]:
+    """The largest errors of output and LSE that rounding explains, in the reference's shapes, float64.
+
+    largest_value: the largest absolute element of the values, dequantised.
+    """
+    u, r = ROUNDOFF[spec.dtype], ROUNDOFF[torch.float32]
+    # stored in another format, a key or value is rounded on its way into the product
+    converted = u if spec.block_size is not None and spec.cache_dtype != spec.dtype else 0.0
+    queries = batch.query_start_loc_cpu.diff()
+    keys = batch.seq_lens_cpu.double().repeat_interleave(queries)  # [num_tokens]
+
+    score = ((spec.head_size + OPERATIONS) * r + converted) * exact.abs_score
+    score = score + OPERATIONS * r * (spec.softcap or 0.0)
+    # the sink is exact, and takes part in the sum
+    summed = (2 * keys + OPERATIONS) * r
+    lse = score + summed + 4 * r * exact.lse.abs().nan_to_num(posinf=0.0)
+
+    weight = torch.expm1(2 * score) + u + summed + converted  # [num_heads, num_tokens]
+    smallest = torch.finfo(spec.dtype).smallest_normal * u
+    floor = smallest * (keys * largest_value + 1)
+    output = weight.mT[..., None] * exact.abs_output + u * exact.output.abs() + floor[:, None, None]
+    return output, lse

@@ -1,0 +1,358 @@
+"""The contract between an engine and a kernel module: what a layer is, what a batch is, and what each call must do.
+
+**Numbers.** Queries, keys and values are packed: request i owns the rows from ``query_start_loc[i]`` to before
+``query_start_loc[i + 1]``. Its query j stands at position ``seq_lens[i] - query_len + j`` among its keys ``0`` to
+``seq_lens[i] - 1``. The score of a query at position p with a key at position k is computed in this order:
+
+1. ``x = softmax_scale * (q . k)``
+2. with a softcap c: ``x = c * tanh(x / c)``
+3. with ALiBi: ``x = x - slope[head] * abs(p - k)``
+4. the mask: a key takes part if ``causal`` allows it (k <= p) and a window of w allows it (p - k < w, and in a batch
+   that is not causal k - p < w as well); or if p and k lie in one of the request's mm_prefix ranges, whatever causal
+   and window say. Keys at or past ``seq_lens[i]`` never take part, and their memory may hold anything, NaN included;
+   keys before it are finite numbers in blocks that exist, even where no query sees them.
+5. softmax over the keys that take part; a sink adds ``exp(sink[head])`` to the denominator and nothing to the output.
+
+``lse`` is the natural logarithm of that denominator, the sink included, so that parts merge: then one of them carries
+the sink. A row without a key has the output zero and the lse -inf (with a sink: the sink).
+
+**Memory.** Every call writes into what its caller owns and may be given uninitialised memory. Rows of query, output and
+lse past ``query_start_loc[-1]`` are padding: never read, never written. The cache is written by ``write_kv`` alone.
+
+**The KV cache** is a pair of tensors, so that values may be narrower than keys, and an engine with one fused tensor
+passes two views of it: NHD ``[num_blocks, block_size, num_kv_heads, head_size]``, or HND with the middle two swapped.
+Any strides but a contiguous last dimension. A quantised cache is float8_e4m3fn or float8_e5m2 and holds ``x / scale``,
+computed in float32, saturated at the largest finite number, rounded to nearest even.
+
+**No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: what the host needs is in the batch's
+CPU copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from attnreg.request import AttentionRequest
+
+Layout = Literal["NHD", "HND"]
+
+DTYPES: dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+}
+KV_DTYPES: dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+class SpecError(ValueError):
+    """A layer that contradicts itself, or a number that is missing; the message names the field and the cure."""
+
+
+class BatchError(ValueError):
+    """Tensors or lengths that do not fit the layer or each other. ``problems`` lists everything found at once."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class UnclaimedError(ValueError):
+    """An input that carries meaning and that the backend does not claim.
+
+    ``backend`` refused it; ``alternatives`` are the backends that accept it when asked for by name.
+    """
+
+    def __init__(self, message: str, backend: str, alternatives: Sequence[str] = ()) -> None:
+        self.backend = backend
+        self.alternatives = tuple(alternatives)
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """What is fixed for one layer. Hashable; layers with equal specs share their plans.
+
+    ``features`` are the request's words: kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``, ``lse``,
+    ``non_causal`` and ``batch_invariant`` from it; ``sliding_window`` and ``softcap`` are there if and only if their
+    numbers are given. ``block_size`` None: the layer has no paged cache. ``kv_dtype`` is the request's word.
+
+    Raises `SpecError`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    dtype: torch.dtype
+    softmax_scale: float
+    kv_dtype: str = "auto"
+    block_size: int | None = None
+    sliding_window: int | None = None
+    softcap: float | None = None
+    attn_type: str = "decoder"
+    features: frozenset[str] = frozenset()
+    kv_layout: Layout = "NHD"
+
+    def __post_init__(self) -> None:
+        problem = next(_spec_problems(self), None)
+        if problem is not None:
+            raise SpecError(problem)
+
+    @classmethod
+    def from_request(
+        cls,
+        request: AttentionRequest,
+        *,
+        softmax_scale: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        kv_layout: Layout = "NHD",
+    ) -> Self:
+        """The spec of a layer: its request, and the numbers that a request does not hold.
+
+        softmax_scale: default ``head_size ** -0.5``. sliding_window: keys that a query sees, itself included.
+        Raises `SpecError` where the request leaves out what running needs, or asks for what this contract has not.
+        """
+        if request.attention != "mha":
+            raise SpecError(f"attention is {request.attention}; this contract is for mha")
+        if request.num_heads is None:
+            raise SpecError("num_heads is not given; to run a layer its request must say how many heads it has")
+        if request.dtype not in DTYPES:
+            raise SpecError(f"dtype is {request.dtype}; layers compute in {', '.join(DTYPES)}")
+        return cls(
+            num_heads=request.num_heads,
+            num_kv_heads=request.num_kv_heads or request.num_heads,
+            head_size=request.head_size,
+            head_size_v=request.head_size_v or request.head_size,
+            dtype=DTYPES[request.dtype],
+            softmax_scale=request.head_size**-0.5 if softmax_scale is None else softmax_scale,
+            kv_dtype=request.kv_dtype or "auto",
+            block_size=request.block_size,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            attn_type=request.attn_type,
+            features=request.features,
+            kv_layout=kv_layout,
+        )
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """What one element of the KV cache is."""
+        return self.dtype if self.kv_dtype == "auto" else KV_DTYPES[self.kv_dtype]
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the cache holds 8-bit numbers with a scale."""
+        return self.cache_dtype.itemsize == 1
+
+
+def _spec_problems(spec: AttentionSpec) -> Any:
+    for name in ("num_heads", "num_kv_heads", "head_size", "head_size_v"):
+        if getattr(spec, name) < 1:
+            yield f"{name} is {getattr(spec, name)}; expected at least 1"
+    if spec.num_heads % max(spec.num_kv_heads, 1):
+        yield f"num_heads is {spec.num_heads} and num_kv_heads is {spec.num_kv_heads}; the second must divide the first"
+    if spec.kv_dtype != "auto" and spec.kv_dtype not in KV_DTYPES:
+        yield f"kv_dtype is {spec.kv_dtype}; caches here hold auto, {', '.join(KV_DTYPES)}"
+    if spec.block_size is not None and spec.block_size < 1:
+        yield f"block_size is {spec.block_size}; expected at least 1"
+    if spec.kv_layout not in ("NHD", "HND"):
+        yield f"kv_layout is {spec.kv_layout!r}; expected NHD or HND"
+    if not 0 < spec.softmax_scale < math.inf:
+        yield f"softmax_scale is {spec.softmax_scale}; expected more than 0"
+    for name in ("sliding_window", "softcap"):
+        value = getattr(spec, name)
+        if (value is not None) != (name in spec.features):
+            yield (
+                f"{name} is {value} and the request "
+                + (f"does not ask for {name}; add the feature" if value is not None else f"asks for {name}; give it")
+            )
+        if value is not None and not 0 < value < math.inf:
+            yield f"{name} is {value}; expected more than 0 (None for none)"
+    if spec.attn_type == "encoder_decoder":
+        # queries and keys belong to different texts: there is no distance between them
+        for name in sorted(spec.features & {"alibi", "mm_prefix", "sliding_window"}):
+            yield f"{name} has no meaning for encoder_decoder attention: query and key positions are not comparable"
+
+
+class KVCache(NamedTuple):
+    """One layer's cache: ``key`` and ``value``, in the spec's layout and ``spec.cache_dtype``."""
+
+    key: Tensor
+    value: Tensor
+
+
+class KVCacheShape(NamedTuple):
+    """The shapes of a cache's two tensors, and the type of their elements."""
+
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParams:
+    """The tensors that belong to one layer, not to its spec; `Attention` holds them and hands them to every call.
+
+    sinks, alibi_slopes: [num_heads], contiguous, any floating type (a kernel computes with float32). k_scale, v_scale:
+    [num_kv_heads] float32, what a quantised cache is multiplied by; one scale for all heads is an expanded view (stride
+    0); None is 1. They are given if and only if the spec has the feature, respectively a quantised cache may have them.
+    """
+
+    sinks: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+
+NO_PARAMS = LayerParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchMetadata:
+    """What all layers of a step (of one KV-cache group) have in common. `BatchMetadata.build` makes it from lengths.
+
+    query_start_loc:     [num_reqs + 1] int32, prefix sums of the queries per request; a request may have none
+    seq_lens:            [num_reqs] int32, keys per request, this step's included; at least its queries, except for
+                         encoder_decoder, whose keys are the encoder's
+    block_table:         [num_reqs, max_blocks] int32, physical block ids; entries past a request's last block may hold
+                         anything. None: there is no cache, and ``forward`` is given packed keys and values
+    slot_mapping:        [num_keys] int64, where ``write_kv`` puts each row of key and value, as block * block_size +
+                         offset; negative: nowhere. Distinct otherwise. None: nothing is written
+    max_query_len, max_seq_len: upper bounds of the lengths
+    causal:              queries see no later keys. False for all but decoder layers
+    query_start_loc_cpu, seq_lens_cpu: the same numbers in host memory
+    key_start_loc:       [num_reqs + 1] int32, prefix sums of ``seq_lens``: where each request's packed keys begin,
+                         without a cache. None: keys and queries are the same tokens
+    mm_prefix:           [num_reqs, max_ranges, 2] int32, half-open ranges [begin, end) of key positions within which
+                         all tokens see each other; end <= begin is no range
+    """
+
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc_cpu: Tensor
+    seq_lens_cpu: Tensor
+    block_table: Tensor | None = None
+    slot_mapping: Tensor | None = None
+    causal: bool = True
+    key_start_loc: Tensor | None = None
+    mm_prefix: Tensor | None = None
+    # plans already made for this batch, by backend and spec: `Attention` fills it, the layers share it
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        query_lens: Sequence[int],
+        seq_lens: Sequence[int] | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        block_table: Tensor | None = None,
+        slot_mapping: Tensor | None = None,
+        causal: bool = True,
+        mm_prefix: Tensor | None = None,
+    ) -> Self:
+        """A batch from its lengths (host integers); ``seq_lens`` None: the keys are the queries' own tokens."""
+        queries = torch.tensor(list(query_lens), dtype=torch.int32, device="cpu")
+        keys = queries if seq_lens is None else torch.tensor(list(seq_lens), dtype=torch.int32, device="cpu")
+        starts = _prefix_sums(queries)
+        same = seq_lens is None or torch.equal(queries, keys)
+        return cls(
+            query_start_loc=starts.to(device),
+            seq_lens=keys.to(device),
+            max_query_len=int(queries.max()) if len(queries) else 0,
+            max_seq_len=int(keys.max()) if len(keys) else 0,
+            query_start_loc_cpu=starts,
+            seq_lens_cpu=keys,
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+            causal=causal,
+            key_start_loc=None if same or block_table is not None else _prefix_sums(keys).to(device),
+            mm_prefix=mm_prefix,
+        )
+
+    @property
+    def num_reqs(self) -> int:
+        return self.seq_lens_cpu.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Query rows that are no padding."""
+        return int(self.query_start_loc_cpu[-1])
+
+    @property
+    def paged(self) -> bool:
+        """Whether keys and values are in a paged cache."""
+        return self.block_table is not None
+
+
+def _prefix_sums(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
+
+
+def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
+    """The shape of a cache that holds one element per key and value element, as ``spec.kv_layout`` says."""
+    if spec.block_size is None:
+        raise SpecError("block_size is not given; a paged cache needs the tokens per block")
+    tokens_heads = (spec.block_size, spec.num_kv_heads)
+    middle = tokens_heads if spec.kv_layout == "NHD" else tokens_heads[::-1]
+    return KVCacheShape(
+        (num_blocks, *middle, spec.head_size), (num_blocks, *middle, spec.head_size_v), spec.cache_dtype
+    )
+
+
+class KernelModule(Protocol):
+    """What a registry row's ``module`` must offer. `Attention` has checked every argument before a call arrives.
+
+    ``plan`` is an object of the module's own, made once per batch and spec. query [tokens, num_heads, head_size],
+    output [tokens, num_heads, head_size_v], both of ``spec.dtype`` with contiguous last dimension; tokens may exceed
+    ``batch.num_tokens`` (padding). lse [num_heads, tokens] float32, contiguous, only where the spec has ``lse``.
+    key [num_keys, num_kv_heads, head_size] and value [num_keys, num_kv_heads, head_size_v] are given to ``forward`` if
+    and only if the batch is not paged (then kv_cache is None).
+    """
+
+    def kv_cache_shape(self, spec: AttentionSpec, num_blocks: int) -> KVCacheShape: ...
+
+    def plan(self, spec: AttentionSpec, batch: BatchMetadata) -> Any: ...
+
+    def write_kv(
+        self,
+        spec: AttentionSpec,
+        plan: Any,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: KVCache,
+        *,
+        params: LayerParams = NO_PARAMS,
+    ) -> None: ...
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        plan: Any,
+        query: Tensor,
+        kv_cache: KVCache | None,
+        output: Tensor,
+        *,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        lse: Tensor | None = None,
+        params: LayerParams = NO_PARAMS,
+    ) -> None: ...

@@ -1,0 +1,298 @@
+"""Attention: what an engine holds per layer. The one place where outputs are allocated and reshaped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast, overload
+
+import torch
+from torch import Tensor
+
+from attnreg.errors import NoBackendError
+from attnreg.runtime import checks
+from attnreg.runtime.context import add_layer
+from attnreg.runtime.interface import (
+    AttentionSpec,
+    BatchError,
+    BatchMetadata,
+    KernelModule,
+    KVCache,
+    KVCacheShape,
+    LayerParams,
+    Layout,
+    SpecError,
+    UnclaimedError,
+)
+from attnreg.selector import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Self
+
+    from attnreg.selection import Selection
+
+_CALLS = ("kv_cache_shape", "plan", "write_kv", "forward")
+
+
+class Attention:
+    """One layer's attention by the backend that was selected for it.
+
+    ``spec`` and ``params`` are what the kernel module is told; ``selection`` says why it is this backend. With a
+    ``name`` the custom ops find the layer (`attnreg.ops`).
+    """
+
+    def __init__(
+        self, selection: Selection, spec: AttentionSpec, params: LayerParams, *, name: str | None = None
+    ) -> None:
+        if selection.backend is None:
+            raise NoBackendError(selection)
+        checks.check_params(spec, params)
+        self.selection = selection
+        self.backend = selection.backend.name
+        self.spec = spec
+        self.params = params
+        self.name = name
+        self.module = _kernel_module(selection.backend.load(), self.backend)
+        if name is not None:
+            add_layer(self, name)
+
+    @classmethod
+    def from_selection(
+        cls,
+        selection: Selection,
+        *,
+        softmax_scale: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+        kv_layout: Layout = "NHD",
+        name: str | None = None,
+    ) -> Self:
+        """The layer that a selection is for, with the numbers and tensors that its request only names.
+
+        softmax_scale: default ``head_size ** -0.5``. sliding_window: keys that a query sees, itself included. sinks,
+        alibi_slopes: [num_heads], floating; kept as they are, so weights may be loaded into them later. k_scale,
+        v_scale: what a quantised cache is multiplied by, float32: one element, or [num_kv_heads] if the request asks
+        for per_head_quant_scales; None is 1.
+
+        Raises `UnclaimedError` for a meaning that the request does not ask for, `SpecError` for one that it asks for
+        and that is not given, `NoBackendError` for a selection without a backend, ImportError for a row without a
+        kernel module.
+        """
+        if selection.backend is None:
+            raise NoBackendError(selection)
+        request = selection.request
+        per_head = any(s is not None and s.numel() > 1 for s in (k_scale, v_scale))
+        given = {
+            "sliding_window": sliding_window is not None,
+            "softcap": softcap is not None,
+            "sinks": sinks is not None,
+            "alibi": alibi_slopes is not None,
+            "per_head_quant_scales": per_head,
+        }
+        _refuse_unasked(selection, {word for word, there in given.items() if there})
+        spec = AttentionSpec.from_request(
+            request,
+            softmax_scale=softmax_scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            kv_layout=kv_layout,
+        )
+        params = LayerParams(
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            k_scale=_per_head(k_scale, spec.num_kv_heads),
+            v_scale=_per_head(v_scale, spec.num_kv_heads),
+        )
+        return cls(selection, spec, params, name=name)
+
+    def __repr__(self) -> str:
+        return f"<Attention {self.name or ''} {self.backend} {self.selection.request}>"
+
+    def kv_cache_shape(self, num_blocks: int) -> KVCacheShape:
+        """The shapes and the type of this layer's cache."""
+        return self.module.kv_cache_shape(self.spec, num_blocks)
+
+    def new_kv_cache(self, num_blocks: int, device: torch.device | str = "cpu") -> KVCache:
+        """A cache of this many blocks, uninitialised."""
+        shape = self.kv_cache_shape(num_blocks)
+        return KVCache(
+            torch.empty(shape.key, dtype=shape.dtype, device=device),
+            torch.empty(shape.value, dtype=shape.dtype, device=device),
+        )
+
+    def plan(self, batch: BatchMetadata) -> Any:
+        """What the backend computes once per batch, shared with every layer of the same backend and spec.
+
+        Raises `BatchError` for a batch that does not fit, `UnclaimedError` for a mask that nobody asked for.
+        """
+        return self._planned(batch)[0]
+
+    def _planned(self, batch: BatchMetadata) -> tuple[Any, checks.Fit]:
+        key = (self.backend, self.spec)
+        if key not in batch.plans:
+            asks = {
+                "non_causal": self.spec.attn_type == "decoder" and not batch.causal,
+                "mm_prefix": batch.mm_prefix is not None,
+            }
+            _refuse_unasked(self.selection, {word for word, there in asks.items() if there})
+            fit = checks.Fit.of(self.spec, batch)
+            batch.plans[key] = self.module.plan(self.spec, batch), fit
+        planned: tuple[Any, checks.Fit] = batch.plans[key]
+        return planned
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: KVCache | None,
+        batch: BatchMetadata,
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        """Write keys and values to the cache (where there is one and they are given), attend, and return the output.
+
+        query [tokens, num_heads, head_size], key and value [keys, num_kv_heads, head_size(_v)]; heads and their
+        elements may be one dimension. output, which is returned: as query, with head_size_v; allocated if None. Rows
+        from ``batch.num_tokens`` on are padding and stay as they are. lse: [num_heads, tokens] float32, written to.
+
+        Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
+        """
+        output = self.new_output(query) if output is None else output
+        write = self._write(key, value, kv_cache, batch) if kv_cache is not None and key is not None else None
+        packed = (None, None) if batch.paged else (key, value)
+        attend = self._attend(query, kv_cache if batch.paged else None, batch, output, *packed, lse)
+        if write is not None:
+            write()
+        attend()
+        return output
+
+    __call__ = forward
+
+    def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None:
+        """Put keys and values where ``batch.slot_mapping`` says. Arguments and errors as in `forward`."""
+        self._write(key, value, kv_cache, batch)()
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: KVCache | None,
+        batch: BatchMetadata,
+        output: Tensor,
+        *,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> None:
+        """Attend to the cache, or to packed keys and values, without writing the cache. Arguments as in `forward`."""
+        self._attend(query, kv_cache, batch, output, key, value, lse)()
+
+    def new_output(self, query: Tensor) -> Tensor:
+        """Uninitialised memory for the output of a query, with as many dimensions."""
+        heads, size = self.spec.num_heads, self.spec.head_size_v
+        return query.new_empty(query.shape[0], *((heads * size,) if query.ndim == 2 else (heads, size)))
+
+    def _write(self, key: Tensor, value: Tensor | None, kv_cache: KVCache, batch: BatchMetadata) -> Callable[[], None]:
+        """The cache's update, all of it checked, still to be called."""
+        spec, (plan, fit) = self.spec, self._planned(batch)
+        if batch.slot_mapping is None:
+            raise BatchError(["slot_mapping is None: there is no place to write key and value to"])
+        key, value = _by_head(key, spec.num_kv_heads), _by_head(value, spec.num_kv_heads)
+        fit.check_keys(key, value, fit.num_slots)
+        fit.check_cache(kv_cache)
+        fit.check_params(self.params)
+        if fit.debug:
+            checks.check_places(spec, batch, kv_cache)
+        assert value is not None
+        if key.shape[0] != fit.num_slots:
+            key, value = key[: fit.num_slots], value[: fit.num_slots]
+        return partial(self.module.write_kv, spec, plan, key, value, kv_cache, params=self.params)
+
+    def _attend(
+        self,
+        query: Tensor,
+        kv_cache: KVCache | None,
+        batch: BatchMetadata,
+        output: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        lse: Tensor | None,
+    ) -> Callable[[], None]:
+        """The attention, all of it checked, still to be called."""
+        spec, (plan, fit) = self.spec, self._planned(batch)
+        if lse is not None and "lse" not in spec.features:
+            _refuse_unasked(self.selection, {"lse"})
+        if batch.paged != (kv_cache is not None) or batch.paged != (key is None):
+            raise BatchError([_STORAGE[batch.paged]])
+        query, output = _by_head(query, spec.num_heads), _by_head(output, spec.num_heads)
+        fit.check_queries(query, output, lse)
+        fit.check_params(self.params)
+        if kv_cache is not None:
+            fit.check_cache(kv_cache)
+            if fit.debug:
+                checks.check_places(spec, batch, kv_cache)
+        elif key is not None:
+            key, value = _by_head(key, spec.num_kv_heads), _by_head(value, spec.num_kv_heads)
+            fit.check_keys(key, value, fit.num_keys)
+        return partial(
+            self.module.forward, spec, plan, query, kv_cache, output, key=key, value=value, lse=lse, params=self.params
+        )
+
+
+_STORAGE = {
+    True: "the batch has a block_table: attention reads kv_cache, and takes no packed keys and values",
+    False: "the batch has no block_table: attention takes packed keys and values, and reads no kv_cache",
+}
+
+
+@overload
+def _by_head(x: Tensor, heads: int) -> Tensor: ...
+@overload
+def _by_head(x: Tensor | None, heads: int) -> Tensor | None: ...
+def _by_head(x: Tensor | None, heads: int) -> Tensor | None:
+    """[rows, heads * size] as [rows, heads, size]; anything else stays as it is, for the checks to describe."""
+    if x is None or x.ndim != 2 or x.shape[1] % heads:
+        return x
+    return x.view(x.shape[0], heads, x.shape[1] // heads)
+
+
+def _kernel_module(module: ModuleType, backend: str) -> KernelModule:
+    missing = [call for call in _CALLS if not callable(getattr(module, call, None))]
+    if missing:
+        raise ImportError(f"{module.__name__}, the kernel module of {backend}, has no {', '.join(missing)}")
+    return cast("KernelModule", module)
+
+
+def _refuse_unasked(selection: Selection, words: set[str]) -> None:
+    """Raise `UnclaimedError` for features that are used and that the request does not ask for."""
+    unasked = words - selection.request.features
+    if not unasked:
+        return
+    assert selection.backend is not None
+    backend, names = selection.backend.name, ", ".join(sorted(unasked))
+    asking = replace(selection.request, features=selection.request.features | unasked)
+    verdict = evaluate(asking, selection.platform, selection.registry, backend)
+    if verdict.backend is not None and verdict.backend.name == backend:
+        message = f"{names}: given, but not asked for when {backend} was selected; add it to the request's features"
+        raise UnclaimedError(message, backend, [backend])
+    why = "; ".join(reason.text for reason in verdict.candidates[0].reasons)
+    instead = ", ".join(verdict.alternatives)
+    help_ = f"these accept it when asked for: {instead}" if instead else "no backend here accepts it"
+    raise UnclaimedError(f"{names}: {backend} does not serve it ({why}); {help_}", backend, verdict.alternatives)
+
+
+def _per_head(scale: Tensor | None, num_kv_heads: int) -> Tensor | None:
+    """A scale as [num_kv_heads] float32: a view, so that later changes are seen."""
+    if scale is None:
+        return None
+    if scale.dtype != torch.float32 or scale.numel() not in (1, num_kv_heads):
+        expected = f"expected one float32 element, or {num_kv_heads}"
+        raise SpecError(f"a KV scale is {list(scale.shape)} {scale.dtype}; {expected}")
+    return scale.reshape(-1).expand(num_kv_heads)

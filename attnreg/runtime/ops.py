@@ -1,0 +1,86 @@
+"""The custom ops: attention as torch.compile sees it, opaque, with every tensor that it writes among its arguments.
+
+A model calls them with the name of its layer; the batch comes from `forward_context`. Because the caches are
+arguments, a compiler knows from the schemas alone that attention reads what the update wrote.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.context import batch_for, forward_context, layer_named
+from attnreg.runtime.interface import KVCache
+
+if TYPE_CHECKING:
+    from attnreg.runtime.layer import Attention
+
+__all__ = ["SPLITTING_OPS", "attention", "forward_context", "unified_attention_with_output", "unified_kv_cache_update"]
+
+# where piecewise CUDA graphs are cut: what depends on the lengths of a batch
+SPLITTING_OPS = ("attnreg::unified_attention_with_output", "attnreg::unified_kv_cache_update")
+
+_UPDATE = (
+    "unified_kv_cache_update(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, str layer) -> ()"
+)
+_ATTENTION = (
+    "unified_attention_with_output(Tensor query, Tensor? key_cache, Tensor? value_cache, Tensor(a!) output, str layer, "
+    "*, Tensor? key=None, Tensor? value=None, Tensor(b!)? lse=None) -> ()"
+)
+
+
+def _kv_cache_update(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, layer: str) -> None:
+    layer_named(layer).write_kv(key, value, KVCache(key_cache, value_cache), batch_for(layer))
+
+
+def _attention_with_output(
+    query: Tensor,
+    key_cache: Tensor | None,
+    value_cache: Tensor | None,
+    output: Tensor,
+    layer: str,
+    *,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> None:
+    cache = None if key_cache is None or value_cache is None else KVCache(key_cache, value_cache)
+    layer_named(layer).attend(query, cache, batch_for(layer), output, key=key, value=value, lse=lse)
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """What the ops do to tensors without data: all that they write is given to them."""
+
+
+# not torch.library.custom_op: its wrapper costs 20 µs a call, ten times as much as this
+_library: Any = torch.library.Library("attnreg", "DEF")  # type: ignore[no-untyped-call]
+for _schema, _function in ((_UPDATE, _kv_cache_update), (_ATTENTION, _attention_with_output)):
+    _name = _schema.partition("(")[0]
+    _library.define(_schema)
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"attnreg::{_name}", _nothing, lib=_library)
+
+unified_kv_cache_update = torch.ops.attnreg.unified_kv_cache_update
+unified_attention_with_output = torch.ops.attnreg.unified_attention_with_output
+
+
+def attention(
+    layer: Attention, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: KVCache | None = None
+) -> Tensor:
+    """What `Attention.forward` returns, by way of the ops, so that it can be traced. The layer needs a name.
+
+    query [tokens, num_heads * head_size] or [tokens, num_heads, head_size], the output likewise; key and value are
+    written to ``kv_cache``, or are what is attended to where there is none.
+    """
+    if layer.name is None:
+        raise ValueError("the ops find a layer by its name; give one to Attention.from_selection")
+    output = layer.new_output(query)
+    if kv_cache is None:
+        unified_attention_with_output(query, None, None, output, layer.name, key=key, value=value)
+        return output
+    if key is not None and value is not None:
+        unified_kv_cache_update(key, value, kv_cache.key, kv_cache.value, layer.name)
+    unified_attention_with_output(query, kv_cache.key, kv_cache.value, output, layer.name)
+    return output

@@ -1,0 +1,374 @@
+"""Measure TRITON_ATTN on a GPU: every case beside its mark, torch's own attention, and the machine's ceilings.
+
+python benchmarks/attention.py                  print a table
+python benchmarks/attention.py --case decode    only the cases with this word in their names
+python benchmarks/attention.py --record         write benchmarks/results/attention.json too
+
+A sample is one replay of a CUDA graph that holds one call, after the L2 cache was overwritten (256 MiB memset), between
+two CUDA events; the figure is the median. Data are random, and each result is compared with float64 in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from attnreg.kernels import triton_attn
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
+
+RESULTS = Path(__file__).resolve().parent / "results" / "attention.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attention call: every request has ``queries`` queries after ``context`` earlier keys.
+
+    mark: microseconds on an H200; max_error: of ||out - ref|| / ||ref||.
+    """
+
+    name: str
+    mark: float
+    requests: int
+    queries: int
+    context: int
+    heads: tuple[int, int] = (32, 8)
+    head_size: int = 128
+    kv_dtype: str = "auto"
+    block_size: int | None = 16
+    causal: bool = True
+    window: int | None = None
+    sinks: bool = False
+    max_error: float = 1e-2
+
+    @property
+    def keys(self) -> int:
+        return self.context + self.queries
+
+    @property
+    def work(self) -> tuple[float, float]:
+        """Bytes that must be moved, and floating-point operations that must be done."""
+        heads, kv_heads = self.heads
+        tokens = self.requests * self.queries
+        seen = self.keys if self.window is None else min(self.keys, self.queries + self.window - 1)
+        pairs = sum(self._visible(i) for i in range(self.queries)) * self.requests
+        element = 1 if self.kv_dtype.startswith("fp8") else 2
+        moved = 2 * self.requests * seen * kv_heads * self.head_size * element + 4 * tokens * heads * self.head_size
+        return moved, 4 * pairs * heads * self.head_size
+
+    def _visible(self, query: int) -> int:
+        position = self.context + query
+        last = position if self.causal else self.keys - 1
+        first = 0 if self.window is None else max(0, position - self.window + 1)
+        return last - first + 1
+
+
+CASES = (
+    Case(name="decode b64 8k", mark=505, requests=64, queries=1, context=8191),
+    Case(name="decode b8 8k", mark=84, requests=8, queries=1, context=8191),
+    Case(name="decode b1 8k", mark=22, requests=1, queries=1, context=8191),
+    Case(name="decode b1 32k", mark=50, requests=1, queries=1, context=32767),
+    Case(name="decode fp8 b64 8k", mark=390, requests=64, queries=1, context=8191, kv_dtype="fp8", max_error=3e-3),
+    Case(name="16 queries b8 8k causal", mark=100, requests=8, queries=16, context=8192),
+    Case(name="16 queries b8 8k non-causal", mark=100, requests=8, queries=16, context=8192, causal=False),
+    Case(name="8 queries b1 32k non-causal", mark=65, requests=1, queries=8, context=32768, causal=False),
+    Case(name="prefill 2k on 8k b8", mark=7600, requests=8, queries=2048, context=8192),
+    Case(name="prefill 2k on 8k b8 pages 128", mark=6200, requests=8, queries=2048, context=8192, block_size=128),
+    Case(name="prefill 4k b4 packed", mark=1200, requests=4, queries=4096, context=0, block_size=None),
+    Case(
+        name="gpt-oss window 128 prefill 4k b4", mark=280, requests=4, queries=4096, context=0, heads=(64, 8),
+        head_size=64, window=128, sinks=True,
+    ),
+    Case(
+        name="gpt-oss window 128 decode b64", mark=17, requests=64, queries=1, context=8191, heads=(64, 8),
+        head_size=64, window=128, sinks=True,
+    ),
+)  # fmt: skip
+HOST_MARK = 20
+
+
+class Data:
+    """Random inputs of a case on the GPU."""
+
+    def __init__(self, case: Case, *, layout: Any = "NHD") -> None:
+        torch.manual_seed(0)
+        heads, kv_heads = case.heads
+        self.case = case
+        features = {"sliding_window"} if case.window else set()
+        self.spec = AttentionSpec(
+            num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=case.head_size,
+            dtype=torch.bfloat16, softmax_scale=case.head_size**-0.5, kv_dtype=case.kv_dtype,
+            block_size=case.block_size, sliding_window=case.window,
+            features=frozenset(features | ({"sinks"} if case.sinks else set())), kv_layout=layout,
+        )  # fmt: skip
+        tokens, keys = case.requests * case.queries, case.requests * case.keys
+        self.query = _random(tokens, heads, case.head_size)
+        self.key, self.value = _random(keys, kv_heads, case.head_size), _random(keys, kv_heads, case.head_size)
+        self.output = torch.full_like(self.query, math.nan)
+        scale = torch.tensor([0.01], device="cuda").expand(kv_heads) if self.spec.quantised else None
+        sinks = torch.randn(heads, device="cuda") if case.sinks else None
+        self.params = LayerParams(sinks=sinks, k_scale=scale, v_scale=scale)
+        table = slots = None
+        self.cache: KVCache | None = None
+        if case.block_size is not None:
+            blocks = -(-case.keys // case.block_size)
+            table = torch.randperm(case.requests * blocks, device="cuda").view(case.requests, blocks).int()
+            at = torch.arange(case.keys, device="cuda")
+            slots = table[:, at // case.block_size].long() * case.block_size + at % case.block_size
+            shape = triton_attn.kv_cache_shape(self.spec, case.requests * blocks)
+            self.cache = KVCache(
+                torch.zeros(shape.key, dtype=shape.dtype, device="cuda"),
+                torch.zeros(shape.value, dtype=shape.dtype, device="cuda"),
+            )
+            slots = slots.flatten()
+        self.batch = BatchMetadata.build(
+            [case.queries] * case.requests, [case.keys] * case.requests, device="cuda", block_table=table,
+            slot_mapping=slots, causal=case.causal,
+        )  # fmt: skip
+        self.plan = triton_attn.plan(self.spec, self.batch)
+        if self.cache is not None:
+            triton_attn.write_kv(self.spec, self.plan, self.key, self.value, self.cache, params=self.params)
+
+    def forward(self) -> None:
+        """One call of the backend."""
+        packed = {"key": self.key, "value": self.value} if self.cache is None else {}
+        triton_attn.forward(
+            self.spec, self.plan, self.query, self.cache, self.output, params=self.params, **packed
+        )  # fmt: skip
+
+    def error(self) -> float:
+        """The relative error of the output, against float64, on rows drawn from a few requests."""
+        case, wrong, right = self.case, 0.0, 0.0
+        for request in {0, case.requests // 2, case.requests - 1}:
+            rows = torch.randint(case.queries, (min(case.queries, 64),), device="cuda")
+            ours = self.output[request * case.queries + rows].double()
+            exact = self._exact(request, rows)
+            wrong += float((ours - exact).square().sum())
+            right += float(exact.square().sum())
+        return math.sqrt(wrong / right)
+
+    def _exact(self, request: int, rows: Tensor) -> Tensor:
+        case = self.case
+        first = request * case.keys
+        key, value = (self._stored(x[first : first + case.keys]) for x in (self.key, self.value))
+        query = self.query[request * case.queries + rows].double().view(len(rows), case.heads[1], -1, case.head_size)
+        scores = torch.einsum("rhgd,khd->hgrk", query, key) * self.spec.softmax_scale
+        distance = (case.context + rows)[:, None] - torch.arange(case.keys, device="cuda")
+        hidden = distance < 0 if case.causal else torch.zeros_like(distance, dtype=torch.bool)
+        if case.window is not None:
+            hidden |= distance.abs() >= case.window
+        scores = scores.masked_fill(hidden, -math.inf)
+        if self.params.sinks is not None:
+            sinks = self.params.sinks.double().view(case.heads[1], -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], -1)
+        weights = torch.softmax(scores, -1)[..., : case.keys]
+        return torch.einsum("hgrk,khd->rhgd", weights, value).flatten(1, 2)
+
+    def _stored(self, x: Tensor) -> Tensor:
+        """What the cache holds of x."""
+        if not self.spec.quantised:
+            return x.double()
+        return (x.float() / 0.01).clamp(-448, 448).to(torch.float8_e4m3fn).double() * float(torch.tensor(0.01))
+
+    def dense(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as torch's own attention wants them: [requests, heads, tokens, head_size]."""
+        requests = self.case.requests
+        q, k, v = (x.view(requests, -1, *x.shape[1:]).transpose(1, 2) for x in (self.query, self.key, self.value))
+        return q.contiguous(), k.contiguous(), v.contiguous()
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+_flush: list[Tensor] = []
+
+
+def time_us(call: Callable[[], Any], samples: int = 40) -> float:
+    """The median time of a call, replayed as a CUDA graph with a cold L2 cache."""
+    if not _flush:
+        _flush.append(torch.empty(256 * 2**20, dtype=torch.int8, device="cuda"))
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    times: list[float] = []
+    begun = time.perf_counter()
+    while len(times) < samples and (len(times) < 10 or time.perf_counter() - begun < 1.0):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        # while the device sleeps the host queues what follows: no gap between the events is the host's
+        torch.cuda._sleep(500_000)  # type: ignore[no-untyped-call]
+        _flush[0].zero_()
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def host_us(call: Callable[[], Any], calls: int = 300) -> float:
+    """The host's time for one call without a CUDA graph: the median of short bursts."""
+    bursts = []
+    for _ in range(21):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls // 20):
+            call()
+        bursts.append((time.perf_counter() - begin) / (calls // 20) * 1e6)
+    return statistics.median(bursts)
+
+
+def peers(data: Data) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """torch's own attention on the same numbers, in dense tensors: without the cost of paging."""
+    case = data.case
+    if data.spec.quantised or case.window is not None:
+        return
+    q, k, v = data.dense()
+    causal = case.causal and case.queries > 1
+    square = case.context == 0
+    bias = causal_lower_right(case.queries, case.keys) if causal and not square else None
+    for name, backend in (("sdpa flash", SDPBackend.FLASH_ATTENTION), ("sdpa cuDNN", SDPBackend.CUDNN_ATTENTION)):
+
+        def sdpa(backend: SDPBackend = backend) -> Tensor:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, attn_mask=bias, is_causal=causal and square, enable_gqa=True
+                )
+
+        yield name, sdpa
+    # it is compiled for each shape, which takes longer than to measure it: not for every batch size
+    if case.queries > 16 or case.requests == 64:
+        yield "flex", _flex(q, k, v, causal, case.context)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, context: int) -> Callable[[], Any]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = None
+    if causal:
+        mask = create_block_mask(lambda b, h, i, j: i + context >= j, None, None, q.shape[2], k.shape[2], device="cuda")
+    return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=True)
+
+
+def ceilings() -> dict[str, float]:
+    """What this machine does at best: GB/s of a copy (read and written) and of reading, TFLOP/s of a product."""
+    n = 2**30
+    x, y = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
+    copy = 2 * 4 * n / time_us(lambda: torch.neg(x, out=y), 10) / 1e3
+    read = 4 * n / time_us(lambda: _read(x), 10) / 1e3
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    product = 2 * 8192**3 / time_us(lambda: a @ b, 10) / 1e6
+    return {"copy GB/s": round(copy), "read GB/s": round(read), "bf16 matmul TFLOP/s": round(product)}
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _read_kernel(x_ptr, sink_ptr, TILES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    start = tl.program_id(0).to(tl.int64) * TILES * BLOCK
+    found = tl.zeros([BLOCK], dtype=tl.int32)
+    for i in range(TILES):
+        found ^= tl.load(x_ptr + start + i * BLOCK + tl.arange(0, BLOCK))
+    tl.store(sink_ptr + tl.program_id(0), tl.sum(found))
+
+
+def _read(x: Tensor) -> None:
+    """Reads x once, and writes next to nothing."""
+    tiles, block = 16, 4096
+    programs = x.numel() // (tiles * block)
+    _read_kernel[(programs,)](
+        x.view(torch.int32), torch.empty(programs, dtype=torch.int32, device="cuda"), tiles, block
+    )
+
+
+def measure(case: Case, limits: dict[str, float], with_peers: bool) -> dict[str, Any]:
+    """The figures of one case: time, error, floor, and the peers' times."""
+    # each case begins with memory of its own, not with pieces of what the last one left
+    torch.cuda.empty_cache()
+    data = Data(case)
+    us = time_us(data.forward)
+    error = data.error()
+    moved, operations = case.work
+    floor = max(moved / limits["read GB/s"] / 1e3, operations / limits["bf16 matmul TFLOP/s"] / 1e6)
+    row: dict[str, Any] = {"case": case.name, "us": round(us, 1), "mark": case.mark, "met": us <= case.mark,
+                           "floor": round(floor, 1), "error": float(f"{error:.2g}"),
+                           "correct": error <= case.max_error, "peers": {}}  # fmt: skip
+    for name, call in peers(data) if with_peers else ():
+        try:
+            row["peers"][name] = round(time_us(call), 1)
+        except (RuntimeError, ValueError, NotImplementedError) as problem:
+            row["peers"][name] = f"refused: {str(problem).splitlines()[0][:90]}"
+    return row
+
+
+def host_row() -> dict[str, Any]:
+    """The host's cost of a forward whose keys are split: two launches."""
+    data = Data(Case(name="", mark=0, requests=1, queries=1, context=4095))
+    data.forward()
+    us = host_us(data.forward)
+    return {"case": "host cost of a forward, split", "us": round(us, 1), "mark": HOST_MARK, "met": us <= HOST_MARK,
+            "floor": None, "error": None, "correct": True, "peers": {}}  # fmt: skip
+
+
+def show(rows: list[dict[str, Any]], machine: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}")
+    for column in ("case", "µs", "mark", "", "floor", "error", "sdpa flash", "sdpa cuDNN", "flex"):
+        table.add_column(column, justify="left" if column == "case" else "right", no_wrap=True)
+    for row in rows:
+        verdict = "[green]met[/]" if row["met"] else "[red]missed[/]"
+        others = [str(row["peers"].get(name, ""))[:9] for name in ("sdpa flash", "sdpa cuDNN", "flex")]
+        table.add_row(row["case"], str(row["us"]), str(row["mark"]), verdict if row["correct"] else "[red]WRONG[/]",
+                      str(row["floor"] or ""), str(row["error"] or ""), *others)  # fmt: skip
+    Console(width=140).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", default="", help="only the cases with this word in their names")
+    parser.add_argument("--no-peers", action="store_true", help="leave torch's own attention out")
+    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/attention.py measures a GPU, and torch sees none")
+    machine = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": date.today().isoformat(),
+    }
+    limits = ceilings()
+    print(machine, limits, flush=True)
+    rows = []
+    for case in CASES:
+        if options.case in case.name:
+            rows.append(measure(case, limits, not options.no_peers))
+            print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
+    if options.case in "host":
+        rows.append(host_row())
+    show(rows, machine)
+    if options.record:
+        result = {"machine": machine, "ceilings": limits, "figures": rows}
+        options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What only a GPU can show: claims on the device itself, CUDA graphs, and that no call waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import attnreg
+from attnreg import AttentionRequest, BatchMetadata, Platform, Registry
+from attnreg.runtime.conformance import PROVABLE, Claims
+from attnreg.runtime.layer import Attention
+from attnreg.runtime.proof import attend
+from attnreg.runtime.trial import Trial, prepare
+from attnreg.runtime.verify import verify
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),
+    # what compilers have to say of a device is no fault of a backend
+    pytest.mark.filterwarnings("default"),
+]
+
+
+@pytest.fixture(scope="module")
+def here(default: Registry) -> Platform:
+    """The GPU of this machine. PyTorch for ROCm calls its devices cuda too."""
+    return next(p for p in Platform.detect_all(default.vocabulary) if p.platform in ("cuda", "rocm"))
+
+
+def runnable(default: Registry, here: Platform) -> list[str]:
+    return [b.name for b in default.backends.values() if b.module and here.platform in b.platforms]
+
+
+BACKENDS = ["FLEX_ATTENTION", "TORCH_SDPA", "TRITON_ATTN"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_claim_what_their_backends_do(default: Registry, here: Platform, backend: str) -> None:
+    if backend not in runnable(default, here):
+        pytest.skip(f"{backend} has no kernel module for {here.platform}")
+    (evidence,) = verify([backend], registry=default, platform=here, size="claims")
+    assert evidence.problems == []
+    assert evidence.unproven == []
+
+
+@pytest.fixture(params=[(b, f) for b in BACKENDS for f in ("plain", "featured")], ids="-".join)
+def trial(request: Any, default: Registry, here: Platform) -> Trial:
+    """A mixed batch in bfloat16, its cache filled: plain attention, or with every feature of the backend."""
+    backend, kind = request.param
+    if backend not in runnable(default, here):
+        pytest.skip(f"{backend} has no kernel module for {here.platform}")
+    claims = Claims(backend, here, default)
+    features = default.backends[backend].variants[0].served & PROVABLE - {"lse"} if kind == "featured" else ()
+    asked = {"dtype": "bfloat16", "kv_dtype": "fp8" if features else "auto", "features": frozenset(features)}
+    case = replace(claims.plain, request=replace(claims.plain.request, **asked))
+    made = prepare(case, claims.select(case.request), torch.device("cuda"), causal=True)
+    made.layer.write_kv(made.key, made.value, made.cache, made.batch)
+    return made
+
+
+def test_a_replayed_graph_gives_what_the_call_gives(trial: Trial) -> None:
+    expected, _ = attend(trial, trial.batch, trial.query)
+    output = torch.empty_like(expected)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            trial.layer.attend(trial.query, trial.cache, trial.batch, output)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+        trial.layer.attend(trial.query, trial.cache, trial.batch, output)
+    output.fill_(torch.nan)
+    graph.replay()
+    tokens = trial.batch.num_tokens
+    assert torch.equal(output[:tokens], expected[:tokens])
+    # other queries, in the memory that the graph knows
+    trial.query[:tokens] = trial.query[:tokens].flip(0)
+    graph.replay()
+    again, _ = attend(trial, trial.batch, trial.query)
+    assert torch.equal(output[:tokens], again[:tokens])
+
+
+def test_no_call_waits_for_the_device(trial: Trial) -> None:
+    # once for what is compiled
+    attend(trial, trial.batch, trial.query)
+    output = torch.empty_like(attend(trial, trial.batch, trial.query)[0])
+    trial.batch.plans.clear()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+        trial.layer.attend(trial.query, trial.cache, trial.batch, output)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_is_on_another_device_is_refused(default: Registry, here: Platform) -> None:
+    request = AttentionRequest(head_size=64, num_heads=2, num_kv_heads=2, dtype="float16")
+    layer = Attention.from_selection(attnreg.select(request, here, default, "TORCH_SDPA"))
+    q = torch.zeros(2, 2, 64, dtype=torch.float16)
+    with pytest.raises(attnreg.BatchError, match="query is on cpu, the batch on cuda"):
+        layer.forward(q, q, q, None, BatchMetadata.build([2], device="cuda"))

@@ -1,0 +1,106 @@
+"""TRITON_ATTN compiled: every head size, caches past 2**31 elements, graphs, runs that are bitwise alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernels.cases import Case, Setup
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),
+    pytest.mark.filterwarnings("default"),
+]
+
+EVERYTHING = frozenset({"sinks", "alibi", "per_head_quant_scales"})
+MIXED = Case([1, 300, 0, 16, 1], [3000, 700, 50, 16, 1], heads=(8, 2), dtype=torch.bfloat16)
+
+
+def run(case: Case) -> Setup:
+    setup = Setup(case, "cuda")
+    setup.forward()
+    setup.check()
+    return setup
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("head_size", [32, 64, 80, 96, 112, 128, 192, 256, 512])
+def test_head_sizes(head_size: int, causal: bool, kv_dtype: str) -> None:
+    run(replace(MIXED, head_size=head_size, causal=causal, kv_dtype=kv_dtype, features=EVERYTHING - {"alibi"}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [None, 100, 1000])
+def test_everything_at_once(window: int | None, dtype: torch.dtype) -> None:
+    ranges = [[[10, 40], [2990, 3000]], [[410, 500], [480, 690]], [[0, 0], [0, 0]], [[3, 9], [0, 0]], [[0, 1], [0, 0]]]
+    case = replace(MIXED, dtype=dtype, head_size=128, window=window, softcap=20.0, features=EVERYTHING | {"mm_prefix"})
+    run(replace(case, ranges=ranges))
+    run(replace(case, ranges=ranges, kv_dtype="fp8"))
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 64, 128, 256])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_blocks(block_size: int, layout: str) -> None:
+    run(replace(MIXED, head_size=128, block_size=block_size, layout=layout))
+
+
+@pytest.mark.parametrize(("heads", "head_size"), [((32, 8), 128), ((16, 16), 64), ((71, 1), 64), ((14, 2), 80)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed(heads: tuple[int, int], head_size: int, causal: bool) -> None:
+    lengths = [700, 1, 0, 130]
+    run(replace(MIXED, queries=lengths, keys=lengths, heads=heads, head_size=head_size, block_size=None, causal=causal))
+
+
+def test_offsets_past_2_to_the_31() -> None:
+    # 1.3 million blocks of 16 tokens with 2 heads of 64: 2.7e9 elements
+    setup = Setup(replace(MIXED, head_size=64), "cuda")
+    small, blocks = setup.cache, 1_300_000
+    assert small is not None
+    far = type(small)(*(torch.empty(blocks, *x.shape[1:], dtype=x.dtype, device="cuda") for x in small))
+    for x, y in zip(small, far, strict=True):
+        y[-len(x) :] = x
+    table = setup.batch.block_table
+    assert table is not None
+    table[table < 2**30] += blocks - len(small.key)
+    setup.cache = far
+    setup.forward()
+    setup.check()
+
+
+@pytest.mark.parametrize("features", [frozenset(), frozenset({"batch_invariant"})])
+def test_two_runs_are_bitwise_the_same(features: frozenset[str]) -> None:
+    first, second = (run(replace(MIXED, head_size=128, features=features)) for _ in range(2))
+    tokens = first.batch.num_tokens
+    assert torch.equal(first.output[:tokens], second.output[:tokens])
+    assert torch.equal(first.lse[:, :tokens], second.lse[:, :tokens])
+
+
+@pytest.mark.parametrize("request_index", [0, 1, 3, 4])
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_batch_invariance_is_bitwise(request_index: int, kv_dtype: str) -> None:
+    case = replace(MIXED, head_size=128, kv_dtype=kv_dtype, features=frozenset({"batch_invariant", "sinks"}))
+    together, alone = Setup(case, "cuda"), Setup(case, "cuda", only=request_index)
+    together.forward()
+    alone.forward()
+    begin, tokens = sum(case.queries[:request_index]), case.queries[request_index]
+    assert torch.equal(together.output[begin : begin + tokens], alone.output[:tokens])
+    assert torch.equal(together.lse[:, begin : begin + tokens], alone.lse[:, :tokens])
+
+
+def test_a_graph_follows_the_lengths_on_the_device() -> None:
+    case = Case([1] * 6, [4096] * 6, heads=(32, 8), head_size=128, dtype=torch.bfloat16)
+    setup = run(case)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        setup.forward()
+    # shorter requests, and one that is gone
+    lengths = [4000, 17, 1, 300, 2049, 64]
+    setup.batch.seq_lens.copy_(torch.tensor(lengths))
+    setup.batch.seq_lens_cpu.copy_(torch.tensor(lengths))
+    setup.output.fill_(torch.nan)
+    setup.lse.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    setup.check()

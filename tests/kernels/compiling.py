@@ -1,0 +1,246 @@
+"""Compiles, without a GPU, exactly what the launchers would launch on one, and reads what the kernels use.
+
+Run as a program it compiles cases for targets and prints a JSON line for each: it needs a process of its own, because
+a kernel module that was imported for Triton's interpreter cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+TARGETS = ("sm80", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer and a batch whose launches are compiled."""
+
+    name: str
+    queries: int = 1
+    requests: int = 1
+    keys: int = 8192
+    heads: tuple[int, int] = (32, 8)
+    head_size: int = 128
+    head_size_v: int | None = None
+    dtype: str = "bfloat16"
+    cache: str = "same"
+    block_size: int = 16
+    window: int = 0
+    softcap: float = 0.0
+    causal: bool = True
+    features: tuple[str, ...] = ()
+
+
+FEATURES = ("sinks", "alibi", "lse", "ranges")
+# on every run of the suite; the others with --full
+DEFAULT = (
+    Case("decode"),
+    Case("decode fp8", cache="float8_e4m3fn", features=("sinks", "lse")),
+    Case("queries 16", queries=16, requests=64, causal=False),
+    Case("prefill", queries=2048),
+    Case("prefill packed", queries=4096, keys=4096, block_size=0),
+    Case(
+        "head 256 all features", queries=300, heads=(8, 2), head_size=256, window=2048, softcap=30.0, features=FEATURES
+    ),
+)
+FULL = (
+    Case("decode float16", dtype="float16", requests=64),
+    Case("decode float32", dtype="float32"),
+    Case("decode e5m2", cache="float8_e5m2", requests=64),
+    Case("decode head 64 window", heads=(64, 8), head_size=64, window=128, features=("sinks",), requests=64),
+    Case("decode head 256", head_size=256, heads=(16, 8)),
+    Case("decode head 512", head_size=512, heads=(8, 4)),
+    Case("decode multi-query", heads=(71, 1), head_size=64),
+    Case("queries 8", queries=8, causal=False),
+    Case("queries 8 fp8", queries=8, cache="float8_e4m3fn", causal=False),
+    Case("prefill float32", queries=512, dtype="float32"),
+    Case("prefill fp8", queries=2048, cache="float8_e4m3fn"),
+    Case("prefill pages of 128", queries=2048, block_size=128),
+    Case("prefill head 32", queries=512, head_size=32, heads=(12, 12), causal=False, block_size=0),
+    Case("prefill head 64", queries=4096, head_size=64, heads=(64, 8), block_size=0),
+    Case("prefill head 64 window", queries=4096, head_size=64, heads=(64, 8), window=128, features=("sinks",)),
+    Case("prefill head 80", queries=512, head_size=80, heads=(16, 16)),
+    Case("prefill head 96 window", queries=2048, head_size=96, window=1024),
+    Case("prefill head 192/128", queries=2048, head_size=192, head_size_v=128, heads=(16, 16), block_size=0),
+    Case("prefill head 256", queries=2048, head_size=256, heads=(16, 4)),
+    Case("prefill head 256 packed", queries=2048, head_size=256, heads=(16, 4), block_size=0),
+    Case("prefill head 512", queries=512, head_size=512, heads=(8, 4)),
+    Case("prefill all features", queries=512, window=1024, softcap=30.0, features=FEATURES),
+    Case("prefill all features fp8", queries=512, window=1024, softcap=30.0, features=FEATURES, cache="float8_e4m3fn"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one compiled kernel uses. ``spills``: bytes of registers that did not fit, per thread.
+
+    serialised: ptxas could not keep the matrix products of a loop in flight, which costs a fifth of the speed.
+    """
+
+    case: str
+    target: str
+    kernel: str
+    registers: int
+    spills: int
+    shared: int
+    limit: int
+    serialised: bool
+    config: str
+
+
+def compile_case(case: Case, target_name: str) -> list[Usage]:
+    """Compiles the cache write and every launch of a case for a target."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from attnreg.kernels.triton import launchers, schedule
+
+    backend, arch, warp = _gpu(target_name)
+    target = schedule.target_for(backend, arch, 132)
+    launched: list[tuple[Any, Any, Any, Any]] = []
+
+    def record(
+        compiled: Any, key: Any, kernel: Any, device: Any, grid: Any, args: Any, constants: Any, **options: int
+    ) -> None:
+        launched.append((kernel, args, constants, options))
+
+    launchers.target_of, launchers.launch = lambda device: target, record
+    _run(case, launchers, torch)
+
+    found = []
+    for kernel, args, constants, options in launched:
+        signature, attrs = {}, {}
+        for i, (param, value) in enumerate(zip(kernel.params, (*args, *constants), strict=True)):
+            if i >= len(args) or value is None:
+                signature[param.name] = "constexpr"
+            elif isinstance(value, torch.Tensor):
+                signature[param.name] = _pointer(value.dtype)
+                if not param.do_not_specialize_on_alignment:
+                    attrs[(i,)] = [["tt.divisibility", 16]]
+            else:
+                signature[param.name] = "fp32" if isinstance(value, float) else "i32"
+        values = {(i,): v for i, v in enumerate((*args, *constants)) if i >= len(args) or v is None}
+        source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attrs)
+        compiled = triton.compile(source, target=GPUTarget(backend, arch, warp), options=options)
+        registers, spills, serialised = _report(compiled)
+        name = kernel.__name__.strip("_").removesuffix("_kernel")
+        tile = "" if name != "attention" else " ".join(str(v) for v in constants[-4:]) + f" {options}"
+        found.append(
+            Usage(
+                case.name,
+                target_name,
+                name,
+                registers,
+                spills,
+                compiled.metadata.shared,
+                target.shared_memory,
+                serialised,
+                tile,
+            )
+        )
+    return found
+
+
+def _run(case: Case, launchers: Any, torch: Any) -> None:
+    """Calls the launchers on tensors that have no memory."""
+    dtype = getattr(torch, case.dtype)
+    cache_dtype = dtype if case.cache == "same" else getattr(torch, case.cache)
+    heads, kv_heads = case.heads
+    size_v = case.head_size_v or case.head_size
+    tokens = case.queries * case.requests
+
+    class Aligned(torch.Tensor):
+        def data_ptr(self) -> int:
+            return 0
+
+    def tensor(*shape: int, dtype: Any = torch.int32) -> Any:
+        return torch.empty(shape, dtype=dtype, device="meta").as_subclass(Aligned)
+
+    layer = launchers.Layer(
+        num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=size_v, dtype=dtype,
+        cache_dtype=cache_dtype, softmax_scale=0.1, block_size=case.block_size, window=case.window,
+        softcap=case.softcap, alibi="alibi" in case.features,
+    )  # fmt: skip
+    paged = case.block_size > 0
+    batch = launchers.Batch(
+        query_lens=[case.queries] * case.requests, max_query_len=case.queries, max_seq_len=case.keys,
+        query_start_loc=tensor(case.requests + 1), seq_lens=tensor(case.requests),
+        block_table=tensor(case.requests, case.keys // case.block_size) if paged else None,
+        ranges=tensor(case.requests, 2, 2) if "ranges" in case.features else None,
+        causal=case.causal,
+    )  # fmt: skip
+    rows = (64, case.block_size) if paged else (tokens,)
+    key = tensor(*rows, kv_heads, case.head_size, dtype=cache_dtype)
+    value = tensor(*rows, kv_heads, size_v, dtype=cache_dtype)
+    scale = tensor(kv_heads, dtype=torch.float32) if case.cache != "same" else None
+    if paged:
+        new_key, new_value = (
+            tensor(tokens, kv_heads, case.head_size, dtype=dtype),
+            tensor(tokens, kv_heads, size_v, dtype=dtype),
+        )
+        slots = tensor(tokens, dtype=torch.int64)
+        launchers.write_kv(new_key, new_value, key, value, slots, k_scale=scale, v_scale=scale)
+    per_head = tensor(heads, dtype=torch.float32)
+    launchers.AttentionPlan(layer, batch).run(
+        tensor(tokens, heads, case.head_size, dtype=dtype), key, value, tensor(tokens, heads, size_v, dtype=dtype),
+        lse=tensor(heads, tokens, dtype=torch.float32) if "lse" in case.features else None,
+        sinks=per_head if "sinks" in case.features else None,
+        alibi_slopes=per_head if "alibi" in case.features else None,
+        k_scale=scale, v_scale=scale,
+    )  # fmt: skip
+
+
+def _gpu(name: str) -> tuple[str, Any, int]:
+    if name.startswith("sm"):
+        return "cuda", int(name[2:]), 32
+    return "hip", name, 64 if name.startswith("gfx9") else 32
+
+
+def _pointer(dtype: Any) -> str:
+    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "fp8e4nv",
+             "float8_e5m2": "fp8e5", "uint8": "u8", "int32": "i32", "int64": "i64"}  # fmt: skip
+    return "*" + names[str(dtype).removeprefix("torch.")]
+
+
+def _report(compiled: Any) -> tuple[int, int, bool]:
+    """Registers per thread, bytes of them that were spilled to memory, and whether matrix products were serialised."""
+    if "amdgcn" in compiled.asm:
+        text = compiled.asm["amdgcn"]
+        numbers = (re.search(rf"\.{word}:\s+(\d+)", text) for word in ("vgpr_count", "private_segment_fixed_size"))
+        registers, spills = (int(number[1]) for number in numbers)
+        return registers, spills, False
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(compiled.asm["cubin"])
+        usage = _output(knobs.nvidia.cuobjdump.path, "-res-usage", str(file))
+    registers, stack, local = (int(re.search(rf"\b{word}:(\d+)", usage)[1]) for word in ("REG", "STACK", "LOCAL"))
+    # only here are products asynchronous, and only the assembler says what it made of that
+    serialised = compiled.metadata.target.arch == 90 and "serialized" in _output(
+        knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
+    )
+    return registers, stack + local, serialised
+
+
+def _output(*command: str, text: str = "") -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"
+    target_name, names = sys.argv[1], sys.argv[2:]
+    for chosen in DEFAULT + FULL:
+        if chosen.name in names or names == ["--full"] or (names == [] and chosen in DEFAULT):
+            for usage in compile_case(chosen, target_name):
+                sys.stdout.write(json.dumps(asdict(usage)) + "\n")

@@ -1,0 +1,90 @@
+"""TRITON_ATTN in Triton's interpreter, or on a GPU if there is one, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels.cases import Case, Setup
+
+from attnreg.kernels.triton import launchers
+from attnreg.kernels.triton.schedule import Config
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+ALL = frozenset({"sinks", "alibi"})
+CASES = {
+    "one token each": Case([1, 1, 0, 1], [5, 33, 0, 300]),
+    "no keys, with sinks": Case([2, 0], [0, 0], causal=False, features=frozenset({"sinks"})),
+    "mixed lengths": Case([1, 20, 0, 3], [5, 33, 20, 150], dtype=torch.float32, features=frozenset({"sinks"})),
+    "mixed lengths, not causal": Case([1, 20, 3], [5, 33, 150], causal=False),
+    "edges of blocks": Case([16, 17, 1, 1], [16, 33, 48, 49]),
+    "odd head size": Case([3, 18], [40, 50], head_size=80, heads=(7, 1)),
+    "values narrower than keys": Case([3, 18], [40, 50], head_size=96, head_size_v=40),
+    "heads that fill no tile": Case([2, 19], [40, 50], heads=(6, 2)),
+    "more heads than a tile": Case([1, 2], [40, 30], heads=(160, 1), dtype=torch.float32),
+    "HND": Case([3, 18], [40, 50], layout="HND"),
+    "block of 48": Case([3, 18], [70, 50], block_size=48),
+    "block of 128": Case([3, 18], [150, 50], block_size=128, dtype=torch.float32),
+    "packed": Case([20, 5], [20, 5], block_size=None),
+    "packed, own keys": Case([20, 3], [7, 60], block_size=None, causal=False, head_size_v=64),
+    "window": Case([1, 40], [100, 90], window=30, features=ALL),
+    "window, not causal": Case([1, 40], [100, 90], window=30, causal=False),
+    "softcap": Case([1, 40], [100, 90], softcap=5.0),
+    "ranges": Case(
+        [1, 40], [70, 130], window=20, features=frozenset({"mm_prefix"}),
+        ranges=[[[0, 0], [60, 70]], [[80, 120], [110, 140]]],
+    ),
+    "e4m3": Case([1, 20], [50, 33], kv_dtype="fp8_e4m3", features=frozenset({"per_head_quant_scales"})),
+    "e4m3, not causal, sinks": Case([3, 20], [50, 33], kv_dtype="fp8", causal=False, features=frozenset({"sinks"})),
+    "e5m2 in float32": Case([1, 20], [50, 33], kv_dtype="fp8_e5m2", dtype=torch.float32, layout="HND"),
+    "cache of another dtype": Case([1, 20], [50, 33], kv_dtype="float16", dtype=torch.float32),
+    "invariant": Case([1, 20, 5], [1100, 33, 20], features=frozenset({"batch_invariant", "sinks"})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_near_to_float64_as_rounding_allows(name: str) -> None:
+    setup = Setup(CASES[name], DEVICE)
+    setup.forward()
+    setup.check()
+
+
+@pytest.mark.parametrize("splits", [2, 7])
+@pytest.mark.parametrize("name", ["window", "e4m3", "no keys, with sinks"])
+def test_splits_change_nothing_but_rounding(name: str, splits: int) -> None:
+    setup = Setup(CASES[name], DEVICE)
+    plan = launchers.AttentionPlan(setup.plan.layer, setup.plan.batch, config=Config(16, 16, 4, 2), splits=splits)
+    setup.plan.launches = plan.launches
+    setup.forward()
+    setup.check()
+
+
+@pytest.mark.parametrize("request_index", range(3))
+def test_batch_invariance_is_bitwise(request_index: int) -> None:
+    case = CASES["invariant"]
+    together, alone = Setup(case, DEVICE), Setup(case, DEVICE, only=request_index)
+    together.forward()
+    alone.forward()
+    begin = sum(case.queries[:request_index])
+    rows = slice(begin, begin + case.queries[request_index])
+    tokens = case.queries[request_index]
+    assert torch.equal(together.output[rows], alone.output[:tokens])
+    assert torch.equal(together.lse[:, rows], alone.lse[:, :tokens])
+
+
+def test_a_second_run_is_bitwise_the_same() -> None:
+    setup = Setup(CASES["mixed lengths"], DEVICE)
+    setup.forward()
+    first = setup.output.clone()
+    setup.output.fill_(torch.nan)
+    setup.forward()
+    assert torch.equal(first.nan_to_num(7.0), setup.output.nan_to_num(7.0))
+
+
+def test_an_empty_batch_launches_nothing() -> None:
+    setup = Setup(Case([0, 0], [16, 0]), DEVICE)
+    setup.forward()
+    assert setup.plan.launches == []
+    assert setup.output.isnan().all()

@@ -1,0 +1,77 @@
+"""What a spec and a batch refuse to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attnreg import AttentionRequest
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError, paged_cache_shape
+
+REQUEST: dict[str, Any] = {"head_size": 64, "num_heads": 8, "num_kv_heads": 2, "block_size": 16}
+
+
+def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
+    request = AttentionRequest(**REQUEST, kv_dtype="fp8_e5m2", features={"softcap", "sinks"})
+    spec = AttentionSpec.from_request(request, softcap=30.0)
+    assert (spec.softmax_scale, spec.head_size_v, spec.dtype) == (0.125, 64, torch.bfloat16)
+    assert (spec.cache_dtype, spec.quantised, spec.features) == (torch.float8_e5m2, True, {"softcap", "sinks"})
+    assert spec == AttentionSpec.from_request(request, softcap=30.0)
+    assert hash(spec) == hash(AttentionSpec.from_request(request, softcap=30.0))
+    assert AttentionSpec.from_request(AttentionRequest(head_size=8, num_heads=3)).num_kv_heads == 3
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "numbers", "message"),
+    [
+        ({"attention": "mla"}, {}, "attention is mla; this contract is for mha"),
+        ({"num_heads": None}, {}, "num_heads is not given"),
+        ({"dtype": "float8"}, {}, "dtype is float8; layers compute in float16, bfloat16, float32"),
+        ({"kv_dtype": "nvfp4"}, {}, "kv_dtype is nvfp4; caches here hold auto, float16"),
+        ({}, {"sliding_window": 4}, "sliding_window is 4 and the request does not ask for sliding_window"),
+        ({"features": {"softcap"}}, {}, "softcap is None and the request asks for softcap; give it"),
+        ({"features": {"softcap"}}, {"softcap": 0.0}, "softcap is 0.0; expected more than 0"),
+        ({"features": {"sliding_window"}}, {"sliding_window": -1}, "sliding_window is -1; expected more than 0"),
+        ({}, {"softmax_scale": float("nan")}, "softmax_scale is nan; expected more than 0"),
+        ({}, {"kv_layout": "DNH"}, "kv_layout is 'DNH'; expected NHD or HND"),
+        (
+            {"attn_type": "encoder_decoder", "features": {"alibi"}},
+            {},
+            "alibi has no meaning for encoder_decoder attention",
+        ),
+    ],
+)
+def test_a_spec_that_contradicts_itself(request_fields: dict[str, Any], numbers: dict[str, Any], message: str) -> None:
+    request = AttentionRequest(**{**REQUEST, **request_fields})
+    with pytest.raises(SpecError, match=message.replace("(", r"\(")):
+        AttentionSpec.from_request(request, **numbers)
+
+
+def test_head_counts_of_a_spec_made_by_hand() -> None:
+    counts = {"num_heads": 3, "num_kv_heads": 2, "head_size": 8, "head_size_v": 8}
+    with pytest.raises(SpecError, match="num_heads is 3 and num_kv_heads is 2; the second must divide the first"):
+        AttentionSpec(**counts, dtype=torch.float32, softmax_scale=1.0)
+    with pytest.raises(SpecError, match="head_size_v is 0; expected at least 1"):
+        AttentionSpec(**{**counts, "head_size_v": 0}, dtype=torch.float32, softmax_scale=1.0)
+
+
+def test_the_shape_of_a_cache() -> None:
+    request = AttentionRequest(**REQUEST, head_size_v=32, kv_dtype="fp8")
+    shape = paged_cache_shape(AttentionSpec.from_request(request), 5)
+    assert shape == ((5, 16, 2, 64), (5, 16, 2, 32), torch.float8_e4m3fn)
+    assert paged_cache_shape(AttentionSpec.from_request(request, kv_layout="HND"), 5).key == (5, 2, 16, 64)
+    with pytest.raises(SpecError, match="block_size is not given"):
+        paged_cache_shape(AttentionSpec.from_request(AttentionRequest(head_size=64, num_heads=2)), 5)
+
+
+def test_a_batch_from_its_lengths() -> None:
+    batch = BatchMetadata.build([2, 0, 1], [5, 0, 1])
+    assert batch.query_start_loc.tolist() == [0, 2, 2, 3]
+    assert (batch.num_reqs, batch.num_tokens, batch.max_query_len, batch.max_seq_len) == (3, 3, 2, 5)
+    assert batch.key_start_loc is not None
+    assert batch.key_start_loc.tolist() == [0, 5, 5, 6]
+    same = BatchMetadata.build([2, 1])
+    assert (same.key_start_loc, same.seq_lens.tolist(), same.paged) == (None, [2, 1], False)
+    assert BatchMetadata.build([], []).num_tokens == 0

@@ -1,0 +1,166 @@
+"""Attention: what an engine holds per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import attnreg
+from attnreg import AttentionRequest, NoBackendError, Platform, Registry
+from attnreg.kernels import cpu_attn, reference
+from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError, UnclaimedError
+from attnreg.runtime.layer import Attention
+
+Make = Callable[..., Attention]
+
+
+def prompt_then_token(layer: Attention) -> tuple[BatchMetadata, BatchMetadata]:
+    """A prompt of 6 in blocks of four, and the token after it."""
+    table = torch.tensor([[2, 0]], dtype=torch.int32)
+    slots = torch.tensor([8, 9, 10, 11, 0, 1, 2])
+    prompt = BatchMetadata.build([6], [6], block_table=table, slot_mapping=slots[:6])
+    return prompt, BatchMetadata.build([1], [7], block_table=table, slot_mapping=slots[6:])
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_prompts_and_tokens_through_a_cache_are_attention_over_all_keys(make: Make, flat: bool) -> None:
+    torch.manual_seed(0)
+    layer = make()
+    cache = layer.new_kv_cache(3)
+    q, k, v = torch.randn(7, 4, 16), torch.randn(7, 2, 16), torch.randn(7, 2, 16)
+    prompt, token = prompt_then_token(layer)
+    found = []
+    for batch, rows in ((prompt, slice(0, 6)), (token, slice(6, 7))):
+        arguments = [x[rows].flatten(1) if flat else x[rows] for x in (q, k, v)]
+        out = layer.forward(*arguments, cache, batch)
+        assert out.shape == ((len(arguments[0]), 64) if flat else (len(arguments[0]), 4, 16))
+        found.append(out.view(-1, 4, 16))
+    exact = reference.attention(layer.spec, BatchMetadata.build([7]), q, key=k, value=v)
+    torch.testing.assert_close(torch.cat(found).double(), exact.output, atol=1e-5, rtol=1e-5)
+
+
+def test_the_output_is_the_callers_and_padding_stays_as_it_is(make: Make) -> None:
+    layer = make()
+    batch = BatchMetadata.build([3])
+    q, k = torch.randn(5, 4, 16), torch.randn(3, 2, 16)
+    output = torch.full((5, 4, 16), 7.0)
+    assert layer(q, k, k, None, batch, output) is output
+    assert (output[3:] == 7).all()
+    assert not (output[:3] == 7).any()
+
+
+def test_a_prompt_may_be_written_to_the_cache_and_attended_to_as_it_is(make: Make) -> None:
+    layer = make()
+    cache = layer.new_kv_cache(1)
+    q, k = torch.randn(3, 4, 16), torch.randn(3, 2, 16)
+    batch = replace(BatchMetadata.build([3]), slot_mapping=torch.tensor([2, 1, 0]))
+    packed = layer.forward(q, k, k, None, BatchMetadata.build([3]))
+    assert torch.equal(layer.forward(q, k, k, cache, batch), packed)
+    assert torch.equal(cache.key[0, :3], k.flip(0))
+
+
+def test_layers_of_one_spec_share_a_plan_and_others_do_not(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    plan = cpu_attn.plan
+    monkeypatch.setattr(cpu_attn, "plan", lambda spec, batch: made.append(spec) or plan(spec, batch))
+    batch = BatchMetadata.build([2])
+    q, k = torch.randn(2, 4, 16), torch.randn(2, 2, 16)
+    for layer in (make(), make(), make(features={"sliding_window"}, sliding_window=1)):
+        layer.forward(q, k, k, None, batch)
+        layer.forward(q, k, k, None, batch)
+    assert [spec.sliding_window for spec in made] == [None, 1]
+
+
+def test_sinks_are_the_weights_that_they_are_when_they_are_used(make: Make) -> None:
+    sinks = torch.zeros(4)
+    layer = make(features={"sinks"}, sinks=sinks)
+    q, k, v = torch.zeros(1, 4, 16), torch.zeros(1, 2, 16), torch.ones(1, 2, 16)
+    batch = BatchMetadata.build([1])
+    assert layer.forward(q, k, v, None, batch)[0, 0, 0] == 0.5
+    # loaded after the layer was made
+    sinks.fill_(torch.tensor(3.0).log())
+    torch.testing.assert_close(layer.forward(q, k, v, None, batch), torch.full((1, 4, 16), 0.25))
+
+
+def test_what_a_layer_did_not_ask_for_is_refused_and_who_serves_it_is_named(
+    make: Make, default: Registry, cpu: Platform
+) -> None:
+    with pytest.raises(
+        UnclaimedError, match=r"sinks: TORCH_SDPA does not serve it .*; these accept it when asked for: "
+    ) as e:
+        make("TORCH_SDPA", sinks=torch.zeros(4))
+    assert (e.value.backend, e.value.alternatives) == ("TORCH_SDPA", ("CPU_ATTN",))
+    with pytest.raises(
+        UnclaimedError, match="softcap: given, but not asked for when CPU_ATTN was selected; add it"
+    ) as e:
+        make(softcap=2.0)
+    assert e.value.alternatives == ("CPU_ATTN",)
+    layer, q, k = make(), torch.zeros(2, 4, 16), torch.zeros(2, 2, 16)
+    for batch, word in (
+        (BatchMetadata.build([2], causal=False), "non_causal"),
+        (BatchMetadata.build([2], mm_prefix=torch.zeros(1, 1, 2, dtype=torch.int32)), "mm_prefix"),
+    ):
+        with pytest.raises(UnclaimedError, match=word):
+            layer.forward(q, k, k, None, batch)
+    with pytest.raises(UnclaimedError, match="lse"):
+        layer.forward(q, k, k, None, BatchMetadata.build([2]), lse=torch.zeros(4, 2))
+
+
+def test_a_selection_that_cannot_run(make: Make, default: Registry, cpu: Platform) -> None:
+    from attnreg.selector import evaluate
+
+    request = AttentionRequest(head_size=16, num_heads=4, kv_dtype="nvfp4")
+    with pytest.raises(NoBackendError, match="nvfp4"):
+        Attention.from_selection(evaluate(request, cpu, default))
+    hopper = Platform(platform="cuda", arch="sm90")
+    known = attnreg.select(AttentionRequest(head_size=64, num_heads=4), hopper, default, "FLASH_ATTN")
+    with pytest.raises(ImportError, match=r"FLASH_ATTN has no kernel module .*: the row is knowledge only"):
+        Attention.from_selection(known)
+    with pytest.raises(SpecError, match="num_heads is not given"):
+        make(num_heads=None)
+
+
+def test_a_module_that_is_no_kernel_module(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = SimpleNamespace(__name__="somewhere.kernels", plan=len, forward=len)
+    monkeypatch.setattr(Registry, "load", lambda self, backend: module)
+    with pytest.raises(
+        ImportError, match=r"somewhere.kernels, the kernel module of CPU_ATTN, has no kv_cache_shape, write"
+    ):
+        make()
+
+
+def test_caches_of_views_and_of_other_layouts(make: Make) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(7, 4, 16), torch.randn(7, 2, 16), torch.randn(7, 2, 16)
+    found = []
+    for layout in ("NHD", "HND"):
+        layer = make(kv_layout=layout)
+        shape = layer.kv_cache_shape(3)
+        fused = torch.full((3, 2, *shape.key[1:]), torch.nan)
+        cache = type(layer.new_kv_cache(1))(fused[:, 0], fused[:, 1])
+        prompt, token = prompt_then_token(layer)
+        layer.forward(q[:6], k[:6], v[:6], cache, prompt)
+        found.append(layer.forward(q[6:], k[6:], v[6:], cache, token))
+        assert int(fused.isfinite().sum()) == 2 * 7 * 2 * 16
+    torch.testing.assert_close(*found)
+
+
+def test_an_empty_batch(make: Make) -> None:
+    layer = make()
+    empty = torch.empty(0, 2, 16)
+    assert layer.forward(torch.empty(0, 4, 16), empty, empty, None, BatchMetadata.build([])).shape == (0, 4, 16)
+
+
+def test_errors_come_before_the_cache_is_written(make: Make) -> None:
+    layer = make()
+    cache = layer.new_kv_cache(3)
+    cache.key.zero_()
+    prompt, _ = prompt_then_token(layer)
+    with pytest.raises(BatchError, match="query has 5 rows; the batch has 6 tokens"):
+        layer.forward(torch.ones(5, 4, 16), torch.ones(6, 2, 16), torch.ones(6, 2, 16), cache, prompt)
+    assert not cache.key.any()

@@ -1,0 +1,166 @@
+"""The custom ops: what torch.compile sees of attention."""
+
+from __future__ import annotations
+
+import gc
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.passes.split_module import split_module
+
+import attnreg
+from attnreg import ops
+from attnreg.runtime.interface import BatchMetadata, KVCache
+from attnreg.runtime.layer import Attention
+
+Make = Callable[..., Attention]
+
+
+class Model(nn.Module):
+    """Two layers of attention with something to compile around them."""
+
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self.layers = [make(name=f"model.{i}") for i in range(2)]
+        self.caches = [layer.new_kv_cache(3) for layer in self.layers]
+        self.projections = nn.ModuleList(nn.Linear(64, 128) for _ in self.layers)
+        self.reset()
+
+    def reset(self) -> None:
+        for cache in self.caches:
+            for tensor in cache:
+                tensor.fill_(torch.nan)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, cache, projection in zip(self.layers, self.caches, self.projections, strict=True):
+            q, k, v = projection(x).split([64, 32, 32], dim=-1)
+            x = x + torch.relu(ops.attention(layer, q, k, v, cache))
+        return x
+
+
+@pytest.fixture
+def model(make: Make) -> Iterator[Model]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield Model(make)
+    torch._dynamo.reset()
+
+
+@contextmanager
+def a_step() -> Iterator[None]:
+    """A prompt of five, and a second one of one."""
+    batch = BatchMetadata.build(
+        [5, 1],
+        [5, 1],
+        block_table=torch.tensor([[2, 0], [1, 1]], dtype=torch.int32),
+        slot_mapping=torch.tensor([8, 9, 10, 11, 0, 4]),
+    )
+    with torch.inference_mode(), ops.forward_context(batch):
+        yield
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_is_the_model_and_writes_its_caches(model: Model, backend: str) -> None:
+    x = torch.randn(6, 64)
+    with a_step():
+        expected = model(x)
+        stored = [torch.stack(list(c)).nan_to_num(7.0) for c in model.caches]
+        model.reset()
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected)
+    for cache, before in zip(model.caches, stored, strict=True):
+        torch.testing.assert_close(torch.stack(list(cache)).nan_to_num(7.0), before)
+
+
+def test_a_graph_is_cut_at_the_splitting_ops(model: Model) -> None:
+    pieces: list[torch.fx.GraphModule] = []
+
+    def cut(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        part = 0
+        parts = {}
+        for node in graph.graph.nodes:
+            splits = node.op == "call_function" and str(node.target).replace(".", "::", 1) in cut_at
+            part += splits
+            parts[node] = 2 * part - splits
+        # the update returns nothing: that it comes before attention is in the order alone, as engines keep it
+        split = split_module(graph, None, lambda node: parts[node], keep_original_order=True)
+        pieces.extend(m for _, m in split.named_children())
+        return split.forward
+
+    cut_at = {name for op in ops.SPLITTING_OPS for name in (op, f"{op}.default")}
+    x = torch.randn(6, 64)
+    with a_step():
+        expected = model(x)
+        model.reset()
+        torch.testing.assert_close(torch.compile(model, backend=cut, fullgraph=True)(x), expected)
+    called = [
+        [str(n.target) for n in piece.graph.nodes if n.op == "call_function" and "attnreg" in str(n.target)]
+        for piece in pieces
+    ]
+    # two ops per layer, each alone in its piece, and compute between them
+    assert sorted(map(len, called)) == [0] * (len(pieces) - 4) + [1] * 4
+    assert len(pieces) > 4
+
+
+def cached(make: Make) -> tuple[Attention, KVCache, BatchMetadata]:
+    layer = make(name="opcheck")
+    cache = layer.new_kv_cache(1)
+    for tensor in cache:
+        tensor.zero_()
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    return layer, cache, BatchMetadata.build([2], [2], block_table=table, slot_mapping=torch.tensor([0, 1]))
+
+
+def test_the_schemas_say_what_the_ops_do(make: Make) -> None:
+    layer, cache, batch = cached(make)
+    q, k, v = torch.randn(2, 4, 16), torch.randn(2, 2, 16), torch.randn(2, 2, 16)
+    with ops.forward_context(batch):
+        torch.library.opcheck(ops.unified_kv_cache_update.default, (k, v, *cache, layer.name))
+        arguments = (q, *cache, torch.empty(2, 4, 16), layer.name)
+        torch.library.opcheck(ops.unified_attention_with_output.default, arguments)
+    layer = make(name="opcheck.packed", features={"lse"})
+    with ops.forward_context(BatchMetadata.build([2])):
+        torch.library.opcheck(
+            ops.unified_attention_with_output.default,
+            (q, None, None, torch.empty(2, 4, 16), layer.name),
+            {"key": k, "value": v, "lse": torch.empty(4, 2)},
+        )
+
+
+def test_the_ops_are_those_that_engines_split_on() -> None:
+    assert ops.SPLITTING_OPS == ("attnreg::unified_attention_with_output", "attnreg::unified_kv_cache_update")
+    for name in ops.SPLITTING_OPS:
+        assert operator.attrgetter(name.replace("::", "."))(torch.ops) is getattr(ops, name.partition("::")[2])
+
+
+def test_layers_are_found_by_name_while_they_live(make: Make) -> None:
+    layer = make(name="alone")
+    with pytest.raises(ValueError, match="there is a layer named 'alone' already"):
+        make(name="alone")
+    q, k = torch.randn(2, 4, 16), torch.randn(2, 2, 16)
+    with pytest.raises(
+        LookupError, match=r"no batch for layer 'alone': run the model inside `attnreg.ops.forward_context"
+    ):
+        ops.attention(layer, q, k, k)
+    with ops.forward_context(layers={"other": BatchMetadata.build([2])}), pytest.raises(LookupError, match="no batch"):
+        ops.attention(layer, q, k, k)
+    with ops.forward_context(BatchMetadata.build([1]), layers={"alone": BatchMetadata.build([2])}):
+        # its own batch goes before that of all
+        torch.testing.assert_close(ops.attention(layer, q, k, k), layer(q, k, k, None, BatchMetadata.build([2])))
+    with pytest.raises(ValueError, match="the ops find a layer by its name"):
+        ops.attention(make(), q, k, k)
+    del layer
+    gc.collect()
+    with pytest.raises(LookupError, match="there is no attention layer named 'alone'"):
+        ops.unified_attention_with_output(q, None, None, torch.empty(2, 4, 16), "alone", key=k, value=k)
+    assert make(name="alone").name == "alone"
+
+
+def test_the_package_offers_them() -> None:
+    assert attnreg.ops is ops
+    assert attnreg.Attention is Attention

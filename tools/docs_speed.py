@@ -1,0 +1,28 @@
+"""The generated block of docs/running.md: the recorded figures of benchmarks/attention.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from docs_page import table
+
+
+def speed_block(root: Path) -> str:
+    """Every case with its figure, its mark, and its peers of the same run."""
+    record = json.loads((root / "benchmarks/results/attention.json").read_text(encoding="utf-8"))
+    rows = []
+    for figure in record["figures"]:
+        peers = ", ".join(f"{name} {_time(value)}" for name, value in figure.get("peers", {}).items())
+        error = f"{figure['error']:.1e}" if figure.get("error") is not None else ""
+        met = "met" if figure["met"] else "missed"
+        rows.append([figure["case"], _time(figure["us"]), f"{figure['mark']:,}, {met}", peers, error])
+    machine = record["machine"]
+    head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs."
+    ceilings = ", ".join(f"{name} {value:,}" for name, value in record["ceilings"].items())
+    columns = (("case", 34), ("TRITON_ATTN", 11), ("mark", 12), ("peers", 60), ("error", 8))
+    return f"{head} Ceilings measured in the same run: {ceilings}.\n\n{table(columns, rows)}"
+
+
+def _time(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"
