@@ -61,7 +61,7 @@ def gen_docs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def checkout(tmp_path: Path, gen_docs: ModuleType) -> Path:
     """A copy of what the generator reads and writes in a checkout, with fresh docs."""
-    for name in ("docs", "tools", "examples"):
+    for name in ("docs", "tools", "examples", "benchmarks"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in gen_docs.outputs(tmp_path).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
