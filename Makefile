@@ -36,8 +36,8 @@ unit: .venv/dev  ## the test suite
 test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM's own Python sources; downloads its wheel once
 	.venv-vllm/bin/pytest --confcutdir tests/vllm_plugin tests/vllm_plugin
 
-test-models: .venv/dev  ## observe transformers' own classes anew; what changed, and what models.yaml says of it
-	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz
+test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
+	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
 	$(BIN)/pytest tests/test_models_truth.py
 
 # with the python that has a torch for this machine's GPU, and pytest

@@ -16,11 +16,14 @@ the attention function, and evaluates the mask that every call received. A row p
 - Where they apply: `kv_shared_from` (the layer whose keys and values it reuses), `sparse_blocks` (block-sparse
   selection), `segments` (lengths that one image is cut into).
 
-What no call shows (MLA dimensions, ALiBi, KV heads of fused projections, layers that the run did not reach) is read
-from the module's attributes; `source_of` tells whether that happened.
+Floats are on the meta device; indices and masks keep their values, so that a rule is evaluated and not guessed. A class
+that computes attention by hand is handed scores of ones, and its mask, scale and bias are read off what reaches the
+softmax. What no call shows (MLA dimensions, KV heads that are broadcast before the product, modules that no run of the
+model reached) is read from the module's attributes; `watch` tells whether that happened ("observed+read").
 
     python tests/transformers_truth/observe.py --config config.json      # print the rows
     python tests/transformers_truth/observe.py --check FILE.jsonl.gz     # observe again, print what differs
+                                               --check FILE --every 10   # a tenth of its lines
     python tests/transformers_truth/observe.py --record OUT.jsonl.gz     # observe every family of variants.py
 """
 
@@ -110,7 +113,8 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
             break
         if type(config) in mapping:
             found = mapping[type(config)]
-            return found[0] if isinstance(found, (tuple, list)) else found
+            first: type[PreTrainedModel] = found[0] if isinstance(found, (tuple, list)) else found
+            return first
     owned = _owned(config)
     if not owned:
         raise NotObservedError(f"no model class takes {type(config).__name__}")
@@ -300,6 +304,11 @@ def _sight(call: Call, role: str, alone: bool, seen: dict[int, Sight | None]) ->
     grid = data if data.dtype == torch.bool else data > MASKED
     grid = grid.reshape(-1, *grid.shape[-2:])[0]
     grid = grid.expand(call.query[-2], grid.shape[-1]) if grid.shape[0] == 1 else grid
+    if "Merged" in type(call.module).__name__:
+        # the decoder's own keys come first, the encoder's after them: the window is over the former
+        own = sight_of_grid(grid[:, : grid.shape[0]])
+        window = call.kwargs.get("sliding_window", getattr(call.module, "sliding_window", None))
+        return Sight(own.causal, window - 1, own.right) if isinstance(window, int) else own
     rule = getattr(mask, "rule", None)
     # a prefix is seen whole, however far back: only the class says how far its window reaches
     local = getattr(mask, "local_size", None) or call.kwargs.get("sliding_window")
@@ -436,8 +445,11 @@ def _added(scores: Tensor) -> str | None:
     visible = last[:, (last > MASKED).all(0)]
     if visible.shape[-1] < 4 or bool((visible - visible[:, :1]).abs().max() < 1e-6):
         return None
-    steps = visible[:, 1:] - visible[:, :-1]
-    return "alibi" if bool((steps - steps[:, :1]).abs().max() < 1e-4) else "bias"
+    # a straight line for each head, but for what bfloat16 rounds off
+    line = torch.linspace(0, 1, visible.shape[-1], device="cpu")
+    span = visible[:, -1:] - visible[:, :1]
+    off = (visible - visible[:, :1] - span * line).abs().amax(-1)
+    return "alibi" if bool((off <= 0.02 * span.abs()[:, 0]).all()) else "bias"
 
 
 def attention_row(model: nn.Module, calls: list[Call], alone: bool, seen: dict[int, Sight | None]) -> tuple[Row, bool]:
@@ -465,7 +477,8 @@ def attention_row(model: nn.Module, calls: list[Call], alone: bool, seen: dict[i
         _read_scores(call, row)
         read = True
     cross = bool(_CROSS.search(call.path.rsplit(".", 1)[-1]) or re.search(r"Cross", type(module).__name__))
-    cross = cross or getattr(module, "is_cross_attention", False) is True or call.key[-2] == SOURCE != call.query[-2]
+    cross = cross or getattr(module, "is_cross_attention", False) is True
+    cross = cross or (call.key[-2] == SOURCE != call.query[-2] and getattr(module, "compressor", None) is None)
     cross = cross or (call.query[-2] != call.key[-2] and bool(_QUERIES.search(call.path)))
     cross = cross or bool(_CROSS.search(".".join(call.path.split(".")[-2:])))
     if role != "text" and sight.causal == "prefix":
@@ -554,6 +567,7 @@ def rows_of(model: PreTrainedModel, probe: Probe) -> tuple[list[Row], bool]:
         owner = owners.setdefault(id(key), rows[path]["layer_idx"])
         if owner != rows[path]["layer_idx"]:
             rows[path]["kv_shared_from"] = owner
+    read |= _shared_latents(rows, grouped)
     for path, module in model.named_modules(remove_duplicate=False):
         kind = mixer_kind(module)
         if kind is not None and path not in rows and not any(path.startswith(o + ".") for o in rows):
@@ -563,6 +577,21 @@ def rows_of(model: PreTrainedModel, probe: Probe) -> tuple[list[Row], bool]:
     ordered = sorted(rows.values(), key=lambda r: (rank[_role(model, r["module"])], order.get(r["module"], 0)))
     turns = dict.fromkeys((c.path, c.turn) for c in probe.calls if c.run == grouped[c.path][0].run)
     return _repeated(ordered, list(turns)), read
+
+
+def _shared_latents(rows: dict[str, Row], grouped: dict[str, list[Call]]) -> bool:
+    """Says whose latents a layer reuses, where keys are made of them anew; whether there was one."""
+    kept: dict[Any, int] = {}
+    found = False
+    for path, calls in grouped.items():
+        module = calls[0].module
+        sort = (getattr(module, "use_rope", None), getattr(module, "layer_type", None))
+        if getattr(module, "store_full_length_kv", False):
+            kept[sort] = rows[path]["layer_idx"]
+        elif getattr(module, "is_kv_shared_layer", False) and "kv_shared_from" not in rows[path] and sort in kept:
+            rows[path]["kv_shared_from"] = kept[sort]
+            found = True
+    return found
 
 
 def _repeated(rows: list[Row], turns: list[tuple[str, int]]) -> list[Row]:
@@ -603,6 +632,9 @@ def watch(config: dict[str, Any]) -> tuple[list[Row], str, list[str]]:
         errors, unseen = run(model, probe)
         probe.calls.extend(read_calls(unseen))
         rows, read = rows_of(model, probe)
+    lonely = [c for c in probe.calls if c.run == probe.alone and _role(model, c.path) == "text"]
+    if lonely:
+        errors.append(f"never reached by its model: {lonely[0].path} ({type(lonely[0].module).__name__})")
     if unseen:
         errors.append("never reached: " + ", ".join(f"{n} ({type(m).__name__})" for n, m in list(unseen.items())[:6]))
     if not rows:
@@ -687,10 +719,11 @@ def _all(lines: list[Row], workers: int) -> Iterator[tuple[Row, list[Row], str, 
         yield from pool.imap(_watch_line, lines, chunksize=2)
 
 
-def check(path: Path, workers: int) -> int:
+def check(path: Path, workers: int, every: int = 1) -> int:
     """The number of lines of a recorded file that are observed differently now."""
     lines = read_lines(path)
     stated = {k for line in lines for row in line["layers"] for k in row}
+    lines = lines[::every]
     optional = frozenset(k for k in EXTRAS if k not in stated)
     wrong = 0
     for line, rows, _, errors in _all(lines, workers):
@@ -735,16 +768,17 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--check", type=Path, metavar="FILE", help="observe a file again; exit 1 where it differs")
     what.add_argument("--record", type=Path, metavar="FILE", help="observe every variant and write the file")
     what.add_argument("--config", type=Path, metavar="FILE", help="print the rows of a config.json")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="with --check: each Nth line")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--family", action="append", help="only this family; may be repeated")
     options = parser.parse_args(arguments)
+    _quiet()
     if options.config:
-        _quiet()
         for row in observe(json.loads(options.config.read_text())):
             say(json.dumps(row))
         return 0
     if options.check:
-        return int(check(options.check, options.workers) > 0)
+        return int(check(options.check, options.workers, options.every) > 0)
     from transformers_truth.variants import variants
 
     lines = [v for v in variants() if not options.family or v["family"] in options.family]

@@ -53,7 +53,7 @@ class Mask(Tensor):
 
     @staticmethod
     def of(data: Tensor, rule: Callable[..., Tensor] | None, local_size: int | None) -> Mask:
-        mask = data.as_subclass(Mask)
+        mask: Mask = data.as_subclass(Mask)
         mask.rule, mask.local_size, mask.biased = rule, local_size, False
         return mask
 

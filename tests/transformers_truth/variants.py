@@ -44,7 +44,8 @@ def file_form(config: PreTrainedConfig) -> Config:
             return {k: lean(v) for k, v in own.items()}
         return [lean(v) for v in value] if isinstance(value, list) else value
 
-    return lean(data)
+    result: Config = lean(data)
+    return result
 
 
 def _says_more(key: str, value: Any) -> bool:
@@ -94,7 +95,7 @@ def _generic(model_type: str, d: Config) -> Iterator[tuple[str, Config]]:
         yield "few fields: fewer layers and heads", {**few, **heads}
     elif len(few) > 1:
         yield "few fields: fewer layers", few
-    nested = d.get("is_encoder_decoder") or [k for k in d if k.endswith("_config") and isinstance(d[k], dict)]
+    nested = d.get("is_encoder_decoder") or any(isinstance(p, dict) and p.get("model_type") for p in d.values())
     for key in ("text_config", "vision_config", "audio_config", "encoder", "decoder"):
         part = d.get(key)
         if isinstance(part, dict) and (sub := {**_layers(part, 4), **(_heads(part) or {})}):
@@ -140,9 +141,10 @@ def _windows(model_type: str, d: Config) -> Iterator[tuple[str, Config]]:
                 yield f"{key} {value}", {**few, key: value}
         if ignored := {k: v for k, v in _PATTERNS.items() if k not in source}:
             yield "other families' pattern fields (ignored)", {**few, **ignored}
-    if "use_bidirectional_attention" in d:
-        for value in (True, "all", "vision"):
-            yield f"use_bidirectional_attention {value}", {**few, "use_bidirectional_attention": value}
+    # what the mask and is_causal say differs in these two: it depends on the attention function
+    if "use_bidirectional_attention" in d and model_type not in ("gemma", "gemma2"):
+        for scope in (True, "all", "vision"):
+            yield f"use_bidirectional_attention {scope}", {**few, "use_bidirectional_attention": scope}
     for key in ("query_pre_attn_scalar", "attention_multiplier", "attn_logit_softcapping"):
         if key in d:
             yield f"{key} 30", {**few, key: 30.0 if key != "query_pre_attn_scalar" else 30}
