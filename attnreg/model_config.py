@@ -73,6 +73,10 @@ def requests_from_model(
     if not layers:
         why = "".join(f" ({family.note})" for family in reading.described if family.note)
         raise ConfigError(f"{reading.where}no layer of {model_type} is one that attnreg describes{why}; {_ACCEPTED}")
+    if any(facts.chunk is not None for facts in layers):
+        reading.notes.append(
+            "Chunked layers ask for causal attention: an engine runs each chunk as a sequence of its own."
+        )
     name = _name(source, data.get("_name_or_path")) or model_type or "unknown"
     notes = tuple(dict.fromkeys(reading.notes))
     longest = _longest([outer, *reading.texts])

@@ -161,6 +161,13 @@ def test_arguments_reach_every_request() -> None:
         requests_from_model(LLAMA, block_size=0)
 
 
+def test_chunks_are_a_matter_of_the_engine() -> None:
+    model = requests_from_model({"model_type": "llama4_text"})
+    chunked, full = model.groups
+    assert (chunked.facts.chunk, chunked.request, full.facts.chunk) == (8192, full.request, None)
+    assert model.assumptions[-1].startswith("Chunked layers ask for causal attention: an engine runs each chunk")
+
+
 def test_layers_without_a_cache_are_not_asked_how_it_is_stored() -> None:
     model = requests_from_model({"model_type": "whisper"}, kv_dtype="fp8", block_size=32)
     asked = {(x.kind, x.request.kv_dtype, x.request.block_size) for x in model.layers if x.request is not None}
