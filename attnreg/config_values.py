@@ -34,6 +34,11 @@ class Value:
 
     parts: tuple[Value, ...] = ()
 
+    # plain classes: a dozen dataclasses would cost a cold `attnreg explain` more than reading the data does
+    def __init__(self, *parts: Value, **facts: Any) -> None:
+        self.parts = parts
+        self.__dict__ |= facts
+
     @property
     def names(self) -> tuple[str, ...]:
         """The fields that it may be, in their order."""
@@ -53,7 +58,6 @@ class Value:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
 class Literal(Value):
     value: Any
 
@@ -61,7 +65,6 @@ class Literal(Value):
         return self.value
 
 
-@dataclass(frozen=True)
 class Field(Value):
     name: str
 
@@ -74,7 +77,6 @@ class Field(Value):
         return None if value is None else check(fields, self.name, value)
 
 
-@dataclass(frozen=True)
 class Item(Field):
     """This layer's entry of a list; of what is no list, the whole."""
 
@@ -95,7 +97,6 @@ class Item(Field):
         return None if value is None else check(fields, self.name, value)
 
 
-@dataclass(frozen=True)
 class Index(Value):
     """The index of this layer, counted from ``start``."""
 
@@ -110,18 +111,13 @@ class Index(Value):
         return fields.layer + self.start
 
 
-@dataclass(frozen=True)
 class First(Value):
-    parts: tuple[Value, ...]
-
     def get(self, fields: ConfigFields, check: Check) -> Any:
         return next((v for part in self.parts if (v := part.get(fields, check)) is not None), None)
 
 
-@dataclass(frozen=True)
 class When(Value):
     condition: Condition
-    parts: tuple[Value, ...]
 
     @property
     def decided_by(self) -> tuple[str, ...]:
@@ -132,12 +128,10 @@ class When(Value):
         return (value if self.condition.holds(fields) else otherwise).get(fields, check)
 
 
-@dataclass(frozen=True)
 class Note(Value):
     """A value that is an assumption where the family is not known."""
 
     note: str
-    parts: tuple[Value, ...]
 
     def get(self, fields: ConfigFields, check: Check) -> Any:
         value = self.parts[0].get(fields, check)
@@ -146,19 +140,14 @@ class Note(Value):
         return value
 
 
-@dataclass(frozen=True)
 class Not(Value):
-    parts: tuple[Value, ...]
-
     def get(self, fields: ConfigFields, check: Check) -> Any:
         value = self.parts[0].get(fields, flag)
         return None if value is None else not value
 
 
-@dataclass(frozen=True)
 class Operation(Value):
     name: str
-    parts: tuple[Value, ...]
 
     def get(self, fields: ConfigFields, check: Check) -> Any:
         parts = [
@@ -188,7 +177,7 @@ class Operation(Value):
         return a // b
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Condition:
     """Fields and what they must be, all of which must hold; the matchers are those of the registry's conditions."""
 
@@ -201,46 +190,46 @@ class Condition:
 def compile_value(raw: Any, complain: Complain, path: tuple[str | int, ...] = ()) -> Value:
     """The value that ``raw`` says; what is wrong with it goes to ``complain(path, message)``."""
     if isinstance(raw, Float):
-        return Literal(float(raw))
+        return Literal(value=float(raw))
     if raw is None or isinstance(raw, bool | int | float):
-        return Literal(raw)
+        return Literal(value=raw)
     if isinstance(raw, str):
-        return Field(raw)
+        return Field(name=raw)
     if isinstance(raw, list):
         if not raw:
             complain(path, "expected at least one value")
-        return First(tuple(compile_value(item, complain, (*path, i)) for i, item in enumerate(raw)))
+        return First(*(compile_value(item, complain, (*path, i)) for i, item in enumerate(raw)))
     forms = [name for name in FORMS if name in raw]
     beside = {"when": {"value", "otherwise"}, "note": {"value"}}.get(forms[0] if forms else "", set())
     if len(forms) != 1 or raw.keys() - {*forms, *beside} or (beside and "value" not in raw):
         complain(path, f"expected one of {', '.join(FORMS)} (`when` and `note` with `value`)")
-        return Literal(None)
+        return Literal(value=None)
     name = forms[0]
     part = raw[name]
     here = (*path, name)
     if name == "when":
         value, otherwise = (compile_value(raw.get(k), complain, (*path, k)) for k in ("value", "otherwise"))
-        return When(compile_condition(part, complain, here), (value, otherwise))
+        return When(value, otherwise, condition=compile_condition(part, complain, here))
     if name == "note":
-        return Note(str(part), (compile_value(raw["value"], complain, (*path, "value")),))
+        return Note(compile_value(raw["value"], complain, (*path, "value")), note=str(part))
     if name == "index":
         if not isinstance(part, int):
             complain(here, "expected the number from which layers are counted")
-        return Index(part if isinstance(part, int) else 0)
+        return Index(start=part if isinstance(part, int) else 0)
     if name in ("item", "word"):
         if not isinstance(part, str):
             complain(here, f"expected {'the name of a field' if name == 'item' else 'a word'}")
-        return Item(str(part)) if name == "item" else Literal(part)
+        return Item(name=str(part)) if name == "item" else Literal(value=part)
     if name == "not":
-        return Not((compile_value(part, complain, here),))
+        return Not(compile_value(part, complain, here))
     if (
         not isinstance(part, list)
         or len(part) < 2
         or (len(part) > 2 and name in ("quotient", "floor_quotient", "power"))
     ):
         complain(here, "expected a list of two values")
-        return Literal(None)
-    return Operation(name, tuple(compile_value(item, complain, (*here, i)) for i, item in enumerate(part)))
+        return Literal(value=None)
+    return Operation(*(compile_value(item, complain, (*here, i)) for i, item in enumerate(part)), name=name)
 
 
 def compile_condition(raw: Any, complain: Complain, path: tuple[str | int, ...] = ()) -> Condition:

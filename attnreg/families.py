@@ -34,7 +34,7 @@ _KEYS = {"like", "source", "note", "layers", "pattern", "parts", "kv_shared", "r
 _CALL = {"kind", "attn_type", "when", "fields", "mla", "indexer", *FACTS}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
     """The facts of one attention call of a layer, as far as they are said; a fact that is not said is not here.
 
@@ -54,7 +54,7 @@ class Call:
         return Call(kind, attn_type, self.when or below.when, facts, fields)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Family:
     """How a family's config, or a part of it, maps to a stack of layers; with ``parts``, to several stacks.
 
@@ -79,7 +79,7 @@ class Family:
     parts: tuple[Part, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """A stack of a model of several: where its config stands, and ``family(name)``, how it maps to layers.
 

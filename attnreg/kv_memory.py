@@ -9,7 +9,7 @@ from typing import Any
 from attnreg.layer_facts import LayerFacts, LayerGroup, ModelLayers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupMemory:
     """What the layers of one group store: ``token_bytes`` of all of them together, for each token that they keep.
 
@@ -29,7 +29,7 @@ class GroupMemory:
         return self.token_bytes * (tokens + (length // self.compress if self.compress else 0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KvMemory:
     """The KV cache of one request on one rank, stored as ``kv_dtype`` (in which ``auto`` is the model's own dtype)."""
 

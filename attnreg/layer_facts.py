@@ -11,7 +11,7 @@ from attnreg.families import MIXERS
 from attnreg.request import AttentionRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AbsorbedMla:
     """The latent form of MLA: what a decode kernel sees and the KV cache holds, in elements per token."""
 
@@ -20,7 +20,7 @@ class AbsorbedMla:
     head_size_v: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MlaIndexer:
     """The indexer of sparse MLA; ``own`` is False where the layer takes the tokens that an earlier one chose."""
 
@@ -30,7 +30,7 @@ class MlaIndexer:
     index_topk: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MlaDims:
     """The dimensions of multi-head latent attention, in elements; ``form`` names one that is not DeepSeek-V3's."""
 
@@ -44,7 +44,7 @@ class MlaDims:
     form: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerFacts:
     """What one attention call of a layer computes. Sizes are in elements per head; for MLA those of the expanded call.
 
@@ -80,7 +80,7 @@ class LayerFacts:
     request: AttentionRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerGroup:
     """The layers that are alike: their indices, their request, and the facts of the first."""
 
@@ -90,7 +90,7 @@ class LayerGroup:
     facts: LayerFacts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelLayers:
     """A model's layers in order, and in groups by first layer; ``assumptions`` says what the config left open.
 

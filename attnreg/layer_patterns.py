@@ -36,7 +36,7 @@ _INDEX = integer(-(2**31))
 Words = Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pattern:
     """``words(fields, count)`` is one word a layer, or None where the pattern does not apply.
 
