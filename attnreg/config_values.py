@@ -17,19 +17,20 @@ A value that needs a field which is missing or null is null itself.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnreg.config_fields import Check, ConfigError, ConfigFields, anything, flag, number, positive, show
-from attnreg.source import Float
+from attnreg.config_fields import Check, ConfigError, ConfigFields, flag, number, positive, show
+from attnreg.source import Float, as_data
 
 Complain = Callable[[tuple[str | int, ...], str], None]
 OPERATIONS = ("sum", "difference", "product", "quotient", "floor_quotient", "power", "least")
 FORMS = ("when", "note", "index", "item", "word", "not", *OPERATIONS)
 
 
-class Value:
+class Value(ABC):
     """A value of the data: ``get`` computes it from a config's fields, each of which ``check`` has looked at."""
 
     parts: tuple[Value, ...] = ()
@@ -54,8 +55,9 @@ class Value:
         """Whether it takes a layer's entry of a list."""
         return any(part.itemised for part in self.parts)
 
+    @abstractmethod
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        raise NotImplementedError
+        """What it is for this config; null where a field that it needs is missing or null."""
 
 
 class Literal(Value):
@@ -242,13 +244,7 @@ def compile_condition(raw: Any, complain: Complain, path: tuple[str | int, ...] 
             len(wanted) != 1 or next(iter(wanted)) not in ("min", "max", "below", "not")
         ):
             complain((*path, name), "expected one of the operators min, max, below, not")
-    return Condition(tuple((name, _plain(wanted)) for name, wanted in raw.items()))
-
-
-def _plain(wanted: Any) -> Any:
-    if isinstance(wanted, Mapping):
-        return {key: _plain(value) for key, value in wanted.items()}
-    return float(wanted) if isinstance(wanted, Float) else wanted
+    return Condition(tuple((name, as_data(wanted)) for name, wanted in raw.items()))
 
 
 def _matches(fields: ConfigFields, name: str, wanted: Any) -> bool:
@@ -269,4 +265,4 @@ def _matches(fields: ConfigFields, name: str, wanted: Any) -> bool:
         return wanted is (
             value is not None and (value if isinstance(value, str) else flag(fields, name, value)) is True
         )
-    return bool(anything(fields, name, value) == wanted)
+    return bool(value == wanted)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attnreg.config_values import Complain, Condition, Value, compile_condition, compile_value
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 from attnreg.layer_patterns import Pattern, compile_pattern
-from attnreg.source import Document, Float
+from attnreg.source import Document, as_data
 
 KINDS = ("full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none")
 MIXERS = {"linear": "linear attention", "mamba": "Mamba", "conv": "convolution"}
@@ -29,6 +30,7 @@ MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v
 INDEXER = ("own", "index_n_heads", "index_head_dim", "index_topk")
 ATTN_TYPES = ("decoder", "encoder", "encoder_only")
 _ENTRY = re.compile(r"  (?:\"([^\"]+)\"|([^\s\"#:][^\s:]*)):(?=\s|$)")
+_PARTS = "the parts of the file are sources, general and families"
 _MAPS = ("names", "defaults", "words", "also")
 _KEYS = {"like", "source", "note", "layers", "pattern", "parts", "kv_shared", "refuse", "watch", "renamed", *_MAPS}
 _CALL = {"kind", "attn_type", "when", "fields", "mla", "indexer", *FACTS}
@@ -156,11 +158,12 @@ class Families:
     def check(self) -> list[Problem]:
         """Everything that is wrong in the file."""
         problems: list[Problem] = []
-        for name in ("=general", "=sources", *self):
+        reads: list[Callable[[], object]] = [self._sources, *(partial(self.get, name) for name in ("general", *self))]
+        for read in reads:
             try:
-                self._sources() if name == "=sources" else self.get("general" if name == "=general" else name)
+                read()
             except RegistryError as e:
-                problems += e.problems
+                problems += [problem for problem in e.problems if problem not in problems]
         known = self._sources() if not problems else {}
         for name in self if not problems else ():
             source = self.source(name)
@@ -186,18 +189,15 @@ class Families:
                 yield begun[0], (begun[1], i)
             inside = line.startswith("families:") if top else inside
             if top and not line.startswith(("families:", "general:", "sources:", "end:")):
-                known = "the parts of the file are sources, general and families"
-                raise RegistryError(
-                    [Problem(Location(self.file, i + 1, 1), f"unknown part `{line[:40]}`", known, line)]
-                )
+                problem = Problem(Location(self.file, i + 1, 1), f"unknown part `{line[:40]}`", _PARTS, line)
+                raise RegistryError([problem])
             name = (entry[1] or entry[2]) if entry else "=" + line.partition(":")[0]
             begun = (name, i)
 
     def _entry(self, name: str) -> tuple[dict[str, Any], Document]:
         """An entry's own data, and the document of it alone, whose lines count as the file's."""
         if name not in self._read:
-            first, last = self._spans["=general" if name == "general" else name]
-            document = Document("\n" * first + "\n".join(self._lines[first:last]) + "\n", self.file)
+            document = self._document("=general" if name == "general" else name)
             data = document.data[name]
             if not isinstance(data, dict):
                 raise RegistryError([document.problem((name,), f"{name}: expected a mapping")])
@@ -205,9 +205,18 @@ class Families:
         return self._read[name]
 
     def _sources(self) -> Mapping[str, Any]:
-        first, last = self._spans["=sources"]
-        data = Document("\n" * first + "\n".join(self._lines[first:last]) + "\n", self.file).data
-        return dict(data["sources"])
+        document = self._document("=sources")
+        sources = document.data["sources"]
+        if not isinstance(sources, dict):
+            raise RegistryError([document.problem(("sources",), "sources: expected a mapping")])
+        return sources
+
+    def _document(self, span: str) -> Document:
+        """A part or an entry alone, its lines counted as the file's."""
+        if span in ("=sources", "=general") and span not in self._spans:
+            raise RegistryError([Problem(Location(self.file, 1, 1), f"the part `{span[1:]}` is missing", _PARTS)])
+        first, last = self._spans[span]
+        return Document("\n" * first + "\n".join(self._lines[first:last]) + "\n", self.file)
 
     def _raw(self, name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         """The entry's data laid over that of the family it is like, down to the general rules."""
@@ -265,7 +274,7 @@ class Families:
             extra = {word: _call(facts, complain, (*here, "words", word)) for word, facts in item["words"].items()}
             also[label] = (compile_pattern(item["pattern"], complain, (*here, "pattern")), extra)
         shared = raw.get("kv_shared") or {}
-        if not isinstance(shared, dict) or shared.keys() - {"last", "list", "when"}:
+        if not isinstance(shared, dict) or shared.keys() - {"last", "list"}:
             complain((*path, "kv_shared"), "expected a mapping with `last` or `list`")
             shared = {}
         parts = [
@@ -274,7 +283,7 @@ class Families:
         return Family(
             name=name,
             names={key: (v,) if isinstance(v, str) else tuple(v) for key, v in raw.get("names", {}).items()},
-            defaults={key: _plain(value) for key, value in raw.get("defaults", {}).items()},
+            defaults=as_data(raw.get("defaults", {})),
             layers=compile_value(raw["layers"], complain, (*path, "layers")) if "layers" in raw else None,
             pattern=pattern,
             base=_call({k: v for k, v in raw.items() if k in _CALL}, complain, path),
@@ -319,7 +328,7 @@ class Families:
             return made[name]
 
         family(None)
-        absent = _plain(item.get("absent", {}))
+        absent = as_data(item.get("absent", {}))
         if not isinstance(absent, dict):
             complain((*path, "absent"), "expected a mapping, the config that stands in")
             absent = {}
@@ -385,12 +394,3 @@ def _dimensions(
             given.get(name, True if name == "own" else name), complain, (*path, key, name)
         )
     return facts
-
-
-def _plain(value: Any) -> Any:
-    """A default as a config would hold it."""
-    if isinstance(value, Float):
-        return float(value)
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -27,7 +27,7 @@ __all__ = [
     "requests_from_model",
 ]
 
-_MAX_LAYERS = 10_000
+_ACCEPTED = "give the config of a transformer"
 _MAX_DEPTH = 4
 _DTYPES = {w: w for w in ("float16", "bfloat16", "float32")} | {"half": "float16", "float": "float32"}
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -81,9 +81,6 @@ def requests_from_model(
     notes = tuple(dict.fromkeys(reading.notes))
     longest = _longest([outer, *reading.texts])
     return ModelLayers(name, model or "unknown", dtype, layers, group(layers), notes, longest)
-
-
-_ACCEPTED = "give the config of a transformer"
 
 
 @dataclass

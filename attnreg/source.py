@@ -44,6 +44,15 @@ class Float(str):
     __slots__ = ()
 
 
+def as_data(value: Any) -> Any:
+    """A value of the data as Python and JSON have it: numbers with a point are floats, however deep they stand."""
+    if isinstance(value, Float):
+        return float(value)
+    if isinstance(value, list):
+        return [as_data(item) for item in value]
+    return {key: as_data(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def as_written(value: Any) -> str:
     """A value of the data as its file writes it; what has parts is only named."""
     if isinstance(value, dict | list):

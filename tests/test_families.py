@@ -351,6 +351,25 @@ def test_an_unknown_part_of_the_file() -> None:
         Families("family:\n  m: {}\n", "models.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("families:\n  a: {}\ngeneral: {}\n", "1:1", "the part `sources` is missing"),
+        ("sources: {}\nfamilies:\n  a: {}\n  b: {}\n", "1:1", "the part `general` is missing"),
+        ("sources:\ngeneral: {}\n", "1:9", "sources: expected a mapping"),
+    ],
+)
+def test_a_part_of_the_file_that_is_missing(text: str, place: str, message: str) -> None:
+    problems = Families(text, "models.yaml").check()
+    assert [(str(p.where), p.message) for p in problems] == [(f"models.yaml:{place}", message)]
+
+
+@pytest.mark.parametrize(("ratio", "size"), [(0.5, 1), (2.0, 1), (0.75, 64)])
+def test_a_condition_lists_numbers_with_a_point(ratio: float, size: int) -> None:
+    data = "m:\n  head_size: {when: {ratio: [0.5, 2.0]}, value: 1, otherwise: 64}\n"
+    assert [layer.head_size for layer in read(data, ratio=ratio, layers=1).layers] == [size]
+
+
 def test_entries_are_read_when_they_are_asked_for() -> None:
     known = families('m:\n  heads: 2\n"n-1":\n  heads: {sum: 3}\n# a comment\nlast:\n  heads: 3\n')
     assert list(known) == ["last", "m", "n-1"]
