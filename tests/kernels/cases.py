@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnreg.kernels import reference, triton_attn
 from attnreg.runtime.bounds import bounds
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams, Layout
 
 # rows of query and output behind the batch: never read, never written
 PADDING = 3
@@ -27,12 +27,13 @@ class Case:
     dtype: torch.dtype = torch.float16
     kv_dtype: str = "auto"
     block_size: int | None = 16
-    layout: str = "NHD"
+    layout: Layout = "NHD"
     causal: bool = True
     window: int | None = None
     softcap: float | None = None
     features: frozenset[str] = field(default_factory=frozenset)
     ranges: list[list[list[int]]] | None = None
+    fnuz: bool = False
 
 
 class Setup:
@@ -54,7 +55,7 @@ class Setup:
             num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=size_v, dtype=case.dtype,
             softmax_scale=case.head_size**-0.5, kv_dtype=case.kv_dtype, block_size=case.block_size,
             sliding_window=case.window, softcap=case.softcap, features=frozenset(features), kv_layout=case.layout,
-            attn_type="decoder" if case.causal or case.block_size else "encoder_only",
+            fnuz=case.fnuz, attn_type="decoder" if case.causal or case.block_size else "encoder_only",
         )  # fmt: skip
         query = [random(n, heads, case.head_size) for n in case.queries]
         key = [random(n, kv_heads, case.head_size) for n in case.keys]

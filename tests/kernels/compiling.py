@@ -33,6 +33,7 @@ class Case:
     dtype: str = "bfloat16"
     cache: str = "same"
     block_size: int = 16
+    layout: str = "NHD"
     window: int = 0
     softcap: float = 0.0
     causal: bool = True
@@ -47,11 +48,32 @@ DEFAULT = (
     Case("queries 16", queries=16, requests=64, causal=False),
     Case("prefill", queries=2048),
     Case("prefill packed", queries=4096, keys=4096, block_size=0),
+    Case("split decode fp8", layout="SPLIT", cache="float8_e4m3fn"),
+    Case("split prefill", queries=2048, layout="SPLIT", causal=False),
     Case(
         "head 256 all features", queries=300, heads=(8, 2), head_size=256, window=2048, softcap=30.0, features=FEATURES
     ),
 )
 FULL = (
+    *(
+        Case(
+            f"{name} head {size} {dtype} {cache}{' all features' if extras else ''}", queries=queries,
+            requests=1 if queries > 16 else 8, heads=heads, head_size=size, dtype=dtype, cache=cache,
+            block_size=block_size, layout=layout, features=FEATURES if extras else (),
+            softcap=30.0 if extras else 0.0, window=1024 if extras else 0,
+        )
+        for size in (64, 80, 128, 192, 256, 512)
+        for dtype, cache in (("bfloat16", "same"), ("float32", "same"), ("bfloat16", "float8_e4m3fn"))
+        for name, queries, heads, block_size, layout in (
+            ("decode", 1, (16, 4), 16, "NHD"), ("16 queries", 16, (16, 4), 16, "NHD"),
+            ("16 queries, group 8", 16, (16, 2), 16, "NHD"), ("prefill", 2048, (16, 4), 16, "NHD"),
+            ("packed", 2048, (16, 4), 0, "NHD"), ("split decode", 1, (16, 4), 16, "SPLIT"),
+            ("split prefill", 2048, (16, 4), 16, "SPLIT"),
+        )
+        for extras in (False, True)
+        # without a cache nothing is quantised; AMD's paged layout ends at 256
+        if (block_size or cache == "same") and (layout == "NHD" or size < 512)
+    ),
     Case("decode float16", dtype="float16", requests=64),
     Case("decode float32", dtype="float32"),
     Case("decode e5m2", cache="float8_e5m2", requests=64),
@@ -133,7 +155,7 @@ def compile_case(case: Case, target_name: str) -> list[Usage]:
         compiled = triton.compile(source, target=GPUTarget(backend, arch, warp), options=options)
         registers, spills, serialised = _report(compiled)
         name = kernel.__name__.strip("_").removesuffix("_kernel")
-        tile = "" if name != "attention" else " ".join(str(v) for v in constants[-4:]) + f" {options}"
+        tile = "" if name != "attention" else " ".join(str(v) for v in constants[-5:]) + f" {options}"
         found.append(
             Usage(
                 case.name,
@@ -168,7 +190,7 @@ def _run(case: Case, launchers: Any, torch: Any) -> None:
     layer = launchers.Layer(
         num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=size_v, dtype=dtype,
         cache_dtype=cache_dtype, softmax_scale=0.1, block_size=case.block_size, window=case.window,
-        softcap=case.softcap, alibi="alibi" in case.features,
+        softcap=case.softcap, alibi="alibi" in case.features, layout=case.layout,
     )  # fmt: skip
     paged = case.block_size > 0
     batch = launchers.Batch(
@@ -181,6 +203,10 @@ def _run(case: Case, launchers: Any, torch: Any) -> None:
     rows = (64, case.block_size) if paged else (tokens,)
     key = tensor(*rows, kv_heads, case.head_size, dtype=cache_dtype)
     value = tensor(*rows, kv_heads, size_v, dtype=cache_dtype)
+    if case.layout == "SPLIT":
+        x = 16 // cache_dtype.itemsize
+        key = tensor(64, kv_heads, case.head_size // x, case.block_size, x, dtype=cache_dtype)
+        value = tensor(64, kv_heads, size_v, case.block_size, dtype=cache_dtype)
     scale = tensor(kv_heads, dtype=torch.float32) if case.cache != "same" else None
     if paged:
         new_key, new_value = (
@@ -188,7 +214,7 @@ def _run(case: Case, launchers: Any, torch: Any) -> None:
             tensor(tokens, kv_heads, size_v, dtype=dtype),
         )
         slots = tensor(tokens, dtype=torch.int64)
-        launchers.write_kv(new_key, new_value, key, value, slots, k_scale=scale, v_scale=scale)
+        launchers.write_kv(new_key, new_value, key, value, slots, layout=case.layout, k_scale=scale, v_scale=scale)
     per_head = tensor(heads, dtype=torch.float32)
     launchers.AttentionPlan(layer, batch).run(
         tensor(tokens, heads, case.head_size, dtype=dtype), key, value, tensor(tokens, heads, size_v, dtype=dtype),

@@ -40,6 +40,20 @@ CASES = {
     "e4m3, not causal, sinks": Case([3, 20], [50, 33], kv_dtype="fp8", causal=False, features=frozenset({"sinks"})),
     "e5m2 in float32": Case([1, 20], [50, 33], kv_dtype="fp8_e5m2", dtype=torch.float32, layout="HND"),
     "cache of another dtype": Case([1, 20], [50, 33], kv_dtype="float16", dtype=torch.float32),
+    "e4m3 of gfx942": Case([1, 20], [50, 33], kv_dtype="fp8_e4m3", fnuz=True, dtype=torch.float32),
+    "e5m2 of gfx942": Case([1, 20], [50, 33], kv_dtype="fp8_e5m2", fnuz=True, features=ALL),
+    "split": Case([1, 20, 0, 3], [5, 133, 20, 150], layout="SPLIT", dtype=torch.float32, features=frozenset({"sinks"})),
+    "split, not causal": Case([1, 20, 3, 16], [5, 133, 150, 64], layout="SPLIT", causal=False),
+    "split, window": Case([1, 40, 2], [100, 190, 64], layout="SPLIT", window=30, features=ALL),
+    "split, window, not causal": Case([1, 40], [100, 190], layout="SPLIT", window=70, causal=False, head_size=80),
+    "split, block of 48": Case([3, 18], [170, 50], layout="SPLIT", block_size=48, softcap=5.0),
+    "split, block of 128": Case([3, 18], [250, 150], layout="SPLIT", block_size=128, head_size=96, heads=(7, 1)),
+    "split, e4m3": Case(
+        [1, 20], [90, 133], layout="SPLIT", kv_dtype="fp8", features=frozenset({"per_head_quant_scales"})
+    ),
+    "split, e4m3 of gfx942, not causal": Case(
+        [16, 20], [90, 133], layout="SPLIT", kv_dtype="fp8", fnuz=True, causal=False
+    ),
     "invariant": Case([1, 20, 5], [1100, 33, 20], features=frozenset({"batch_invariant", "sinks"})),
 }  # fmt: skip
 
@@ -57,6 +71,20 @@ def test_splits_change_nothing_but_rounding(name: str, splits: int) -> None:
     setup = Setup(CASES[name], DEVICE)
     plan = launchers.AttentionPlan(setup.plan.layer, setup.plan.batch, config=Config(16, 16, 4, 2), splits=splits)
     setup.plan.launches = plan.launches
+    setup.forward()
+    setup.check()
+
+
+@pytest.mark.parametrize("config", [
+    Config(16, 16, 4, 2, peel=True), Config(32, 32, 4, 2, peel=True), Config(16, 16, 4, 1, block_k=16),
+    Config(16, 32, 4, 1, block_k=32, peel=True),
+])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["mixed lengths, not causal", "odd head size", "window", "ranges", "packed", "softcap"]
+)
+def test_loops_of_other_shapes_give_the_same(name: str, config: Config) -> None:
+    setup = Setup(CASES[name], DEVICE)
+    setup.plan.launches = launchers.AttentionPlan(setup.plan.layer, setup.plan.batch, config=config).launches
     setup.forward()
     setup.check()
 

@@ -8,31 +8,33 @@ import triton
 import triton.language as tl
 
 from attnreg.kernels.triton.fp8 import fp8_to_float16
+from attnreg.kernels.triton.launchers import FP8 as NAMES
 from attnreg.kernels.triton.launchers import write_kv
+from attnreg.runtime.interface import KVCache, Layout, by_token
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 
 @triton.jit
-def _widen_kernel(x_ptr, y_ptr, IS_E5M2: tl.constexpr):  # noqa: N803
+def _widen_kernel(x_ptr, y_ptr, FORMAT: tl.constexpr):  # noqa: N803
     offs = tl.arange(0, 256)
-    tl.store(y_ptr + offs, fp8_to_float16(tl.load(x_ptr + offs), IS_E5M2))
+    tl.store(y_ptr + offs, fp8_to_float16(tl.load(x_ptr + offs), FORMAT))
 
 
 @pytest.mark.parametrize("dtype", FP8)
 def test_every_finite_code_is_read_exactly(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
     found = torch.empty(256, dtype=torch.float16, device=DEVICE)
-    _widen_kernel[(1,)](codes, found, dtype == torch.float8_e5m2)
+    _widen_kernel[(1,)](codes, found, NAMES[dtype])
     exact = codes.view(dtype).to(torch.float16)
     finite = exact.isfinite()
     assert torch.equal(found[finite], exact[finite])
 
 
 @pytest.mark.parametrize("dtype", FP8)
-@pytest.mark.parametrize("head_axis", [1, 2])
-def test_rounded_to_nearest_even_and_saturated(dtype: torch.dtype, head_axis: int) -> None:
+@pytest.mark.parametrize("layout", ["NHD", "HND", "SPLIT"])
+def test_rounded_to_nearest_even_and_saturated(dtype: torch.dtype, layout: Layout) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     codes = codes[codes.isfinite()].sort().values
     # every value, the middle between each two, both sides of the middle, and what is out of range
@@ -44,13 +46,16 @@ def test_rounded_to_nearest_even_and_saturated(dtype: torch.dtype, head_axis: in
     tokens = len(x)
     scales = torch.tensor([1.0, 0.37], device=DEVICE)
     largest = torch.finfo(dtype).max
-    shape = (tokens // 16 + 1, 16, 2, 32) if head_axis == 2 else (tokens // 16 + 1, 2, 16, 32)
+    blocks = tokens // 16 + 1
+    shape = {"NHD": (blocks, 16, 2, 32), "HND": (blocks, 2, 16, 32), "SPLIT": (blocks, 2, 32, 16)}[layout]
     key_cache, value_cache = torch.zeros(2, *shape, device=DEVICE).to(dtype)
+    if layout == "SPLIT":
+        key_cache = key_cache.view(blocks, 2, 2, 16, 16)
     slots = torch.randperm(tokens, device=DEVICE)
-    write_kv(x, x, key_cache, value_cache, slots, head_axis=head_axis, k_scale=scales, v_scale=scales[:1].expand(2))
-    for cache, divisor in ((key_cache, scales), (value_cache, scales[:1].expand(2))):
-        rows = cache if head_axis == 2 else cache.transpose(1, 2)
-        stored = rows.float().flatten(0, 1)[slots]
+    write_kv(x, x, key_cache, value_cache, slots, layout=layout, k_scale=scales, v_scale=scales[:1].expand(2))
+    caches = by_token(KVCache(key_cache.float(), value_cache.float()), layout)
+    for cache, divisor in zip(caches, (scales, scales[:1].expand(2)), strict=True):
+        stored = cache.flatten(0, 1)[slots]
         exact = (x / divisor[:, None]).clamp(-largest, largest).to(dtype).float()
         assert torch.equal(stored, exact)
 

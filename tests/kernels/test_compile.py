@@ -1,6 +1,6 @@
 """Every kernel compiles for every target without a GPU, in its default configurations, within the target's means.
 
-ATTNREG_FULL=1 compiles all cases for all targets, which takes about half an hour of a processor.
+ATTNREG_FULL=1 compiles all cases for all targets, which takes some ten minutes of a processor.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from pathlib import Path
 import pytest
 from kernels.compiling import DEFAULT, FULL, TARGETS, Usage
 
-# a head size of 256 fills the registers of an H200: measured, a few spilled bytes cost less than smaller tiles
-# (971 against 1196 µs for 4 x 4096 tokens), and the neighbouring targets share that configuration. RDNA's registers
-# cannot hold it at all
-TOLERATED = {("sm90", 256): 64, ("sm100", 256): 160, ("gfx1100", 256): 256, ("gfx1100", 512): 640}
-
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_default_configurations_fit(target: str) -> None:
     cases = DEFAULT + FULL if os.environ.get("ATTNREG_FULL") else DEFAULT
+    # the layout SPLIT is AMD's
+    cases = tuple(case for case in cases if case.layout != "SPLIT" or target.startswith("gfx"))
     program = [sys.executable, str(Path(__file__).with_name("compiling.py")), target, *(case.name for case in cases)]
     root = Path(__file__).parents[2]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(root)}
@@ -30,8 +27,7 @@ def test_default_configurations_fit(target: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = [Usage(**json.loads(line)) for line in done.stdout.splitlines()]
     assert {usage.case for usage in found} == {case.name for case in cases}
-    sizes = {case.name: case.head_size for case in cases}
     for usage in found:
         assert usage.shared <= usage.limit, usage
-        assert usage.spills <= TOLERATED.get((target, sizes[usage.case]), 0), usage
+        assert usage.spills == 0, usage
         assert not usage.serialised, usage

@@ -7,7 +7,7 @@ import pytest
 from attnreg.kernels.triton.schedule import INVARIANT_SPLIT, Shape, choose_splits, schedule, target_for
 
 H200 = target_for("cuda", 90, 132)
-PLAIN = Shape(0, False, 4, 128, 128, 2, 2, True, 0, False, False)
+PLAIN = Shape(0, False, 4, 128, 128, 2, 2, True, False, 0, False)
 
 
 def plan(query_lens, max_seq_len=8192, shape=PLAIN, **options):

@@ -63,32 +63,49 @@ def _load_blocks(block_table_ptr, start, stop, last_block, BLOCK_SIZE: tl.conste
 
 @triton.jit
 def _load_tile(
-    cache_ptr, block, first_row, start, stop,
-    STRIDE_B: tl.constexpr, STRIDE_T: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, IS_E5M2: tl.constexpr,
+    cache_ptr, block, first_row, start, stop, first_column,
+    STRIDE_B: tl.constexpr, STRIDE_T: tl.constexpr, STRIDE_X: tl.constexpr, VECTOR: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """The keys or values [BLOCK_N, BLOCK] of one KV head from `start` on, in the dtype of the dots.
 
-    From `stop` on the last one is repeated: memory that holds no key may hold NaN, and 0 * NaN is NaN.
+    WHOLE: none of them is at or past `stop`. Otherwise the last one is repeated there: memory that holds no key may
+    hold NaN, and 0 * NaN is NaN. VECTOR: as many elements of a row lie together; 0: all.
     """
-    key = tl.minimum(start + tl.arange(0, BLOCK_N), stop - 1)
-    row = first_row + (key if BLOCK_SIZE == 0 else key % BLOCK_SIZE)
-    offs_d = tl.arange(0, BLOCK)
-    pointers = cache_ptr + (block * STRIDE_B + row * STRIDE_T)[:, None] + offs_d[None, :]
-    if SIZE == BLOCK:
+    key = start + tl.arange(0, BLOCK_N)
+    if not WHOLE:
+        key = tl.minimum(key, stop - 1)
+    rows = block * STRIDE_B + (first_row + (key if BLOCK_SIZE == 0 else key % BLOCK_SIZE)) * STRIDE_T
+    if WHOLE and VECTOR == 1 and STRIDE_T == 1 and STRIDE_B % 16 == 0:
+        # the compiler cannot know that a table's entry is the same for a block's keys, which lie side by side
+        rows = tl.max_contiguous(tl.multiple_of(rows, 16), 16)
+    offs_d = first_column + tl.arange(0, BLOCK)
+    columns = offs_d if VECTOR == 0 else offs_d // VECTOR * STRIDE_X + offs_d % VECTOR
+    pointers = cache_ptr + rows[:, None] + columns[None, :]
+    if SIZE % BLOCK == 0:
         tile = tl.load(pointers)
     else:
         tile = tl.load(pointers, mask=(offs_d < SIZE)[None, :], other=0.0)
     if tile.dtype.primitive_bitwidth == 8:
-        tile = fp8_to_float16(tile, IS_E5M2)
+        tile = fp8_to_float16(tile, FP8)
     return tile.to(COMPUTE_DTYPE)
+
+
+@triton.jit
+def _load_query(query_ptr, is_row, first_column, SIZE: tl.constexpr, BLOCK: tl.constexpr, COMPUTE_DTYPE: tl.constexpr):
+    """BLOCK columns of the tile's queries, in the dtype of the dots."""
+    offs_d = first_column + tl.arange(0, BLOCK)
+    query = tl.load(query_ptr + offs_d[None, :], mask=is_row[:, None] & (offs_d < SIZE)[None, :], other=0.0)
+    if tl.float16 == COMPUTE_DTYPE and query.dtype != tl.float16:
+        query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0)
+    return query.to(COMPUTE_DTYPE)
 
 
 @triton.jit(
     do_not_specialize=[
-        "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "stride_table", "stride_lse",
-        "softmax_scale", "softcap",
+        "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "head_size",
+        "stride_table", "stride_lse", "softmax_scale", "softcap",
     ],
     do_not_specialize_on_alignment=[
         "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
@@ -99,18 +116,19 @@ def _attention_kernel(
     query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr,
     query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, ranges_ptr,
     sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr,
-    num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, stride_table, stride_lse,
+    num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, stride_table, stride_lse,
     softmax_scale, softcap,
     STRIDE_QT: tl.constexpr, STRIDE_QH: tl.constexpr, STRIDE_OT: tl.constexpr, STRIDE_OH: tl.constexpr,
     STRIDE_KB: tl.constexpr, STRIDE_KT: tl.constexpr, STRIDE_KH: tl.constexpr,
     STRIDE_VB: tl.constexpr, STRIDE_VT: tl.constexpr, STRIDE_VH: tl.constexpr,
+    STRIDE_KX: tl.constexpr, STRIDE_VX: tl.constexpr, K_VECTOR: tl.constexpr, V_VECTOR: tl.constexpr,
     STRIDE_K_SCALE: tl.constexpr, STRIDE_V_SCALE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, IS_E5M2: tl.constexpr,
-    ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
+    ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PEEL: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """Attention of the requests that have from min_query_len to max_query_len queries; other requests are left alone.
 
@@ -118,6 +136,9 @@ def _attention_kernel(
     ONE_TILE: no request has more than BLOCK_M // HEADS queries, and tile i is request i.
     SPLIT: the parts go to partial_ptr [num_reqs * slots, num_heads, splits, HEAD_SIZE_V] and, with the logarithms (base
     2) of their sums, to partial_lse_ptr; a request cuts its keys into parts of min_split or more.
+    PEEL: tiles that all rows see whole have a loop of their own. FP8: the format of 8-bit keys and values. STRIDE_KX,
+    K_VECTOR, STRIDE_VX, V_VECTOR: a row's elements lie together by K_VECTOR, STRIDE_KX apart; 0: all of them.
+    BLOCK_K: the columns of queries and keys that one product takes; head_size: HEAD_SIZE, unknown to the compiler.
     The optional pointers (lse, ranges, sinks, slopes, scales) are None where the feature is not used.
     """
     if DEPENDENT_LAUNCH:
@@ -143,9 +164,6 @@ def _attention_kernel(
     if (tile * BLOCK_Q >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
         return
     kv_len = tl.load(seq_lens_ptr + req)
-    first_row = tl.cast(0, tl.int64)
-    if BLOCK_SIZE == 0:
-        first_row += first_token if key_start_loc_ptr is None else tl.load(key_start_loc_ptr + req)
 
     # the rows of the tile: which token and head each is, and the keys that it sees
     offs_m = tl.arange(0, BLOCK_M)
@@ -178,13 +196,9 @@ def _attention_kernel(
         start += tl.program_id(1) * share
         stop = tl.minimum(start + share, stop)
 
-    offs_d = tl.arange(0, BLOCK_D)
-    query_offs = (first_token + token) * STRIDE_QT + head * STRIDE_QH
-    query = tl.load(query_ptr + query_offs[:, None] + offs_d[None, :],
-                    mask=is_row[:, None] & (offs_d < HEAD_SIZE)[None, :], other=0.0)  # fmt: skip
-    if tl.float16 == COMPUTE_DTYPE and query.dtype != tl.float16:
-        query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0)
-    query = query.to(COMPUTE_DTYPE)
+    query_ptr += (first_token + token)[:, None] * STRIDE_QT + head[:, None] * STRIDE_QH
+    if BLOCK_K == BLOCK_D:
+        query = _load_query(query_ptr, is_row, 0, HEAD_SIZE, BLOCK_D, COMPUTE_DTYPE)
     scale = softmax_scale * (1.0 if SOFTCAP else LOG2_E)
     if SOFTCAP:
         # the argument of the hyperbolic tangent, which is made of powers of 2
@@ -203,41 +217,76 @@ def _attention_kernel(
         block_table_ptr += req.to(tl.int64) * stride_table
     key_ptr += kv_head * STRIDE_KH
     value_ptr += kv_head * STRIDE_VH
+    first_row = tl.cast(0, tl.int64)
+    if BLOCK_SIZE == 0:
+        first_row += first_token if key_start_loc_ptr is None else tl.load(key_start_loc_ptr + req)
     last_block = 0
     if BLOCK_SIZE > 0:
-        last_block = tl.load(block_table_ptr + (stop - 1) // BLOCK_SIZE, mask=start < stop, other=0)
+        last_block = tl.load(block_table_ptr + (stop - 1) // BLOCK_SIZE, mask=start < stop, other=0).to(tl.int64)
     block = _load_blocks(block_table_ptr, start, stop, last_block, BLOCK_SIZE, BLOCK_N)
-    for n in tl.range(start, stop, BLOCK_N):
-        keys = n + tl.arange(0, BLOCK_N)
-        k = _load_tile(key_ptr, block, first_row, n, stop, STRIDE_KB, STRIDE_KT, HEAD_SIZE,
-                       BLOCK_SIZE, BLOCK_N, BLOCK_D, COMPUTE_DTYPE, IS_E5M2)  # fmt: skip
-        # the next tile's blocks are on their way before its keys are fetched
-        next_block = _load_blocks(block_table_ptr, n + BLOCK_N, stop, last_block, BLOCK_SIZE, BLOCK_N)
-        s = tl.dot(query, k.T, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
-        # plain scores are scaled inside the exponent, at no cost; the others have to be scaled here
-        unit = scale
-        if SOFTCAP:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1)
-            s = softcap * (1.0 - 2.0 / (tl.exp2(s * (scale * 2.0)) + 1.0))
-            unit = 1.0
-        if slopes_ptr is not None:
-            s = s * unit - slopes[:, None] * tl.abs(position[:, None] - keys[None, :]).to(tl.float32)
-            unit = 1.0
-        if (n < whole_start) | (n + BLOCK_N > whole_stop):
-            visible = keys[None, :] < row_end[:, None]
-            if WINDOW > 0:
-                visible &= keys[None, :] >= row_begin[:, None]
-            s = tl.where(visible, s, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(s, 1) * unit)
-        p = tl.exp2(s * unit - new_max[:, None])
-        alpha = tl.exp2(row_max - new_max)
-        row_sum = row_sum * alpha + tl.sum(p, 1)
-        acc = acc * alpha[:, None]
-        v = _load_tile(value_ptr, block, first_row, n, stop, STRIDE_VB, STRIDE_VT, HEAD_SIZE_V,
-                       BLOCK_SIZE, BLOCK_N, BLOCK_DV, COMPUTE_DTYPE, IS_E5M2)  # fmt: skip
-        acc = tl.dot(p.to(COMPUTE_DTYPE), v, acc, input_precision="ieee")
-        row_max = new_max
-        block = next_block
+    first_whole, last_whole = start, start
+    if PEEL:
+        # where the tiles begin and end that all rows see whole
+        first_whole += tl.cdiv(tl.maximum(whole_start - start, 0), BLOCK_N) * BLOCK_N
+        last_whole += tl.maximum(tl.minimum(whole_stop, stop) - start, 0) // BLOCK_N * BLOCK_N
+    # the tiles before those, which only a window makes; those; and the others, which are all without PEEL
+    for PHASE in tl.static_range((0 if WINDOW > 0 else 1) if PEEL else 2, 3):
+        if PHASE == 0:
+            first, last = start, tl.minimum(first_whole, stop)
+        elif PHASE == 1:
+            first, last = first_whole, last_whole
+        else:
+            first, last = tl.maximum(first_whole, last_whole), stop
+        for n in tl.range(first, last, BLOCK_N, num_stages=1 if PEEL and PHASE != 1 else None):
+            keys = n + tl.arange(0, BLOCK_N)
+            if BLOCK_K == BLOCK_D:
+                k = _load_tile(
+                    key_ptr, block, first_row, n, stop, 0, STRIDE_KB, STRIDE_KT, STRIDE_KX, K_VECTOR, HEAD_SIZE,
+                    BLOCK_SIZE, PHASE == 1, BLOCK_N, BLOCK_D, COMPUTE_DTYPE, FP8,
+                )  # fmt: skip
+            # the next tile's blocks are on their way before its keys are fetched
+            next_block = _load_blocks(block_table_ptr, n + BLOCK_N, stop, last_block, BLOCK_SIZE, BLOCK_N)
+            if BLOCK_K == BLOCK_D:
+                s = tl.dot(query, k.T, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+            else:
+                # the registers do not hold all of the query. A compiler that knew head_size would unroll this and try
+                s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+                for d in tl.range(0, head_size, BLOCK_K, disable_licm=True):
+                    some_q = _load_query(query_ptr, is_row, d, HEAD_SIZE, BLOCK_K, COMPUTE_DTYPE)
+                    some_k = _load_tile(
+                        key_ptr, block, first_row, n, stop, d, STRIDE_KB, STRIDE_KT, STRIDE_KX, K_VECTOR, HEAD_SIZE,
+                        BLOCK_SIZE, PHASE == 1, BLOCK_N, BLOCK_K, COMPUTE_DTYPE, FP8,
+                    )  # fmt: skip
+                    s = tl.dot(some_q, some_k.T, s, input_precision="ieee")
+            # plain scores are scaled inside the exponent, at no cost; the others have to be scaled here
+            unit = scale
+            if SOFTCAP:
+                # tanh(x) = 1 - 2 / (exp(2x) + 1)
+                s = softcap * (1.0 - 2.0 / (tl.exp2(s * (scale * 2.0)) + 1.0))
+                unit = 1.0
+            if slopes_ptr is not None:
+                s = s * unit - slopes[:, None] * tl.abs(position[:, None] - keys[None, :]).to(tl.float32)
+                unit = 1.0
+            hides = PHASE != 1
+            if not PEEL:
+                hides = (n < whole_start) | (n + BLOCK_N > whole_stop)
+            if hides:
+                visible = keys[None, :] < row_end[:, None]
+                if WINDOW > 0:
+                    visible &= keys[None, :] >= row_begin[:, None]
+                s = tl.where(visible, s, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(s, 1) * unit)
+            p = tl.exp2(s * unit - new_max[:, None])
+            alpha = tl.exp2(row_max - new_max)
+            row_sum = row_sum * alpha + tl.sum(p, 1)
+            acc = acc * alpha[:, None]
+            v = _load_tile(
+                value_ptr, block, first_row, n, stop, 0, STRIDE_VB, STRIDE_VT, STRIDE_VX, V_VECTOR, HEAD_SIZE_V,
+                BLOCK_SIZE, PHASE == 1, BLOCK_N, BLOCK_DV, COMPUTE_DTYPE, FP8,
+            )  # fmt: skip
+            acc = tl.dot(p.to(COMPUTE_DTYPE), v, acc, input_precision="ieee")
+            row_max = new_max
+            block = next_block
     if v_scale_ptr is not None:
         acc *= tl.load(v_scale_ptr + kv_head * STRIDE_V_SCALE)
 

@@ -9,17 +9,23 @@ from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
 
 
 @triton.jit
-def _to_cache(x, scale, cache_ptr, IS_E5M2: tl.constexpr):
+def _to_cache(x, scale, cache_ptr, FP8: tl.constexpr):
     """A tile in the cache's dtype: cast, or divided by its rows' scales and rounded to 8 bits."""
     DTYPE: tl.constexpr = cache_ptr.dtype.element_ty
-    LARGEST: tl.constexpr = 57344.0 if IS_E5M2 else 448.0
+    LARGEST: tl.constexpr = 448.0 if FP8 == "e4m3fn" else 57344.0
     if DTYPE.primitive_bitwidth > 8:
         y = x.to(DTYPE)
     elif tl.uint8 == DTYPE:
-        y = float32_to_fp8_bits(tl.div_rn(x.to(tl.float32), scale), IS_E5M2)
+        y = float32_to_fp8_bits(tl.div_rn(x.to(tl.float32), scale), FP8)
     else:
         y = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -LARGEST, LARGEST).to(DTYPE)
     return y
+
+
+@triton.jit
+def _columns(offs_d, VECTOR: tl.constexpr, STRIDE_X: tl.constexpr):
+    """Where a row's elements are: VECTOR of them lie together, STRIDE_X apart; 0: all."""
+    return offs_d if VECTOR == 0 else offs_d // VECTOR * STRIDE_X + offs_d % VECTOR
 
 
 @triton.jit(
@@ -30,9 +36,10 @@ def _write_kv_kernel(
     STRIDE_KEY_T: tl.constexpr, STRIDE_KEY_H: tl.constexpr, STRIDE_VALUE_T: tl.constexpr, STRIDE_VALUE_H: tl.constexpr,
     STRIDE_KB: tl.constexpr, STRIDE_KT: tl.constexpr, STRIDE_KH: tl.constexpr,
     STRIDE_VB: tl.constexpr, STRIDE_VT: tl.constexpr, STRIDE_VH: tl.constexpr,
+    STRIDE_KX: tl.constexpr, STRIDE_VX: tl.constexpr, K_VECTOR: tl.constexpr, V_VECTOR: tl.constexpr,
     STRIDE_K_SCALE: tl.constexpr, STRIDE_V_SCALE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    IS_E5M2: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Stores BLOCK_ROWS (token, head) rows at their tokens' slots; a negative slot skips its token."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -50,13 +57,13 @@ def _write_kv_kernel(
     mask = stored & (offs_d < HEAD_SIZE)
     key = tl.load(key_ptr + (token * STRIDE_KEY_T + head * STRIDE_KEY_H)[:, None] + offs_d, mask=mask, other=0.0)
     key_offs = block * STRIDE_KB + offset * STRIDE_KT + head * STRIDE_KH
-    tl.store(key_cache_ptr + key_offs[:, None] + offs_d, _to_cache(key, k_scale, key_cache_ptr, IS_E5M2), mask=mask)
+    key_offs = key_offs[:, None] + _columns(offs_d, K_VECTOR, STRIDE_KX)
+    tl.store(key_cache_ptr + key_offs, _to_cache(key, k_scale, key_cache_ptr, FP8), mask=mask)
 
     mask = stored & (offs_d < HEAD_SIZE_V)
     value = tl.load(
         value_ptr + (token * STRIDE_VALUE_T + head * STRIDE_VALUE_H)[:, None] + offs_d, mask=mask, other=0.0
     )
     value_offs = block * STRIDE_VB + offset * STRIDE_VT + head * STRIDE_VH
-    tl.store(
-        value_cache_ptr + value_offs[:, None] + offs_d, _to_cache(value, v_scale, value_cache_ptr, IS_E5M2), mask=mask
-    )
+    value_offs = value_offs[:, None] + _columns(offs_d, V_VECTOR, STRIDE_VX)
+    tl.store(value_cache_ptr + value_offs, _to_cache(value, v_scale, value_cache_ptr, FP8), mask=mask)

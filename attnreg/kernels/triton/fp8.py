@@ -2,7 +2,9 @@
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """8-bit floats in any GPU's registers: exact to float16, and from float32 rounded to nearest even.
 
-A kernel that is given a float8 pointer uses the hardware's conversions; given uint8, it uses these integers.
+A kernel that is given a float8 pointer uses the hardware's conversions; given uint8, it uses these integers. FORMAT is
+PyTorch's name of the type, without float8_. The fnuz formats, of gfx942, have one exponent more where the others have
+infinities, the only NaN where they have -0, and a bias that is one larger.
 """
 
 import triton
@@ -10,25 +12,34 @@ import triton.language as tl
 
 
 @triton.jit
-def fp8_to_float16(x, IS_E5M2: tl.constexpr):
+def fp8_to_float16(x, FORMAT: tl.constexpr):
     """A tile of 8-bit floats (float8, or uint8 that holds their bits) as float16; exact, because every value fits."""
     if x.dtype != tl.uint8:
         y = x.to(tl.float16)
-    elif IS_E5M2:
+    elif FORMAT == "e5m2":
         y = (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+    elif FORMAT == "e5m2fnuz":
+        # half of what e5m2 makes of the same bits, but for its infinities and NaN, which are numbers here
+        bits = x.to(tl.uint16)
+        is_last = (bits & 0x7C) == 0x7C
+        last = ((bits & 3) + 4).to(tl.float16) * tl.where(bits < 0x80, 8192.0, -8192.0).to(tl.float16)
+        y = tl.where(is_last, last, tl.where(is_last, 0, bits << 8).to(tl.uint16).to(tl.float16, bitcast=True) * 0.5)
     else:
         bits = x.to(tl.uint16)
-        # the exponent's bias is 7 here and 15 there: the same bits, 2**8 too small, subnormal numbers included
-        y = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+        # the exponent's bias is 7 or 8 here and 15 there: the same bits, 2**8 or 2**7 too small, subnormals included
+        y = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        y *= 128.0 if FORMAT == "e4m3fnuz" else 256.0
     return y
 
 
 @triton.jit
-def float32_to_fp8_bits(x, IS_E5M2: tl.constexpr):
-    """The bits of a float32 tile in e4m3 or e5m2, as uint8: nearest even, saturated at the largest finite number."""
-    MANTISSA: tl.constexpr = 2 if IS_E5M2 else 3
-    BIAS: tl.constexpr = 15 if IS_E5M2 else 7
-    LARGEST: tl.constexpr = 57344.0 if IS_E5M2 else 448.0
+def float32_to_fp8_bits(x, FORMAT: tl.constexpr):
+    """The bits of a float32 tile in a format, as uint8: nearest even, saturated at the largest finite number."""
+    IS_E4M3: tl.constexpr = FORMAT == "e4m3fn" if FORMAT != "e4m3fnuz" else True
+    IS_FNUZ: tl.constexpr = FORMAT == "e4m3fnuz" if FORMAT != "e5m2fnuz" else True
+    MANTISSA: tl.constexpr = 3 if IS_E4M3 else 2
+    BIAS: tl.constexpr = (7 if IS_E4M3 else 15) + (1 if IS_FNUZ else 0)
+    LARGEST: tl.constexpr = (240.0 if IS_FNUZ else 448.0) if IS_E4M3 else 57344.0
     SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
     # adding it leaves exactly the subnormal digits, rounded, at the bottom of the sum
     MAGIC: tl.constexpr = 2.0 ** (1 - BIAS - MANTISSA + 23)
@@ -41,4 +52,8 @@ def float32_to_fp8_bits(x, IS_E5M2: tl.constexpr):
     rounded = (bits + ((1 << (DROPPED - 1)) - 1) + even) >> DROPPED
     normal = rounded - ((127 - BIAS) << MANTISSA)
     subnormal = (size + MAGIC).to(tl.uint32, bitcast=True) & 0xF
-    return (tl.where(size < SMALLEST_NORMAL, subnormal, normal) | sign).to(tl.uint8)
+    found = tl.where(size < SMALLEST_NORMAL, subnormal, normal)
+    if IS_FNUZ:
+        # the bits of -0 are its NaN
+        sign = tl.where(found == 0, 0, sign)
+    return (found | sign).to(tl.uint8)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -18,7 +18,15 @@ from attnreg.kernels.triton.cache import _write_kv_kernel
 from attnreg.kernels.triton.launch import compiled_for, launch
 from attnreg.kernels.triton.schedule import Config, Launch, Shape, Target, power_of_2, schedule, target_for
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+if TYPE_CHECKING:
+    from attnreg.runtime.interface import Layout
+
+FP8 = {
+    torch.float8_e4m3fn: "e4m3fn",
+    torch.float8_e5m2: "e5m2",
+    torch.float8_e4m3fnuz: "e4m3fnuz",
+    torch.float8_e5m2fnuz: "e5m2fnuz",
+}
 _TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -49,7 +57,7 @@ class Layer:
     cache_dtype: torch.dtype
     softmax_scale: float
     block_size: int = 0
-    head_axis: Literal[1, 2] = 2
+    layout: Layout = "NHD"
     window: int = 0
     softcap: float = 0.0
     alibi: bool = False
@@ -73,8 +81,8 @@ class Layer:
             itemsize=self.compute_dtype.itemsize,
             cache_itemsize=self.cache_dtype.itemsize,
             paged=self.block_size > 0,
+            split=self.block_size > 0 and self.layout == "SPLIT",
             window=self.window,
-            padded=any(size & (size - 1) for size in (self.head_size, self.head_size_v)),
             extras=ranges or self.alibi or self.softcap > 0,
         )
 
@@ -138,18 +146,12 @@ class AttentionPlan:
         output [tokens, num_heads, head_size_v]; lse [num_heads, tokens] float32; sinks, alibi_slopes [num_heads];
         k_scale, v_scale [num_kv_heads] float32, any stride.
         """
-        if key.dtype in FP8 and not self.target.native_fp8:
+        if key.dtype in FP8 and not self.target.converts(key.dtype):
             key, value = key.view(torch.uint8), value.view(torch.uint8)
         stride_q, stride_o = query.stride(), output.stride()
-        # the innermost dimension is contiguous; of the others the kernel wants block, token, head
-        stride_k, stride_v = key.stride(), value.stride()
-        if key.dim() == 3:
-            stride_k, stride_v = (0, *stride_k), (0, *stride_v)
-        head_axis = self.layer.head_axis
         strides = (
             stride_q[0], stride_q[1], stride_o[0], stride_o[1],
-            stride_k[0], stride_k[3 - head_axis], stride_k[head_axis],
-            stride_v[0], stride_v[3 - head_axis], stride_v[head_axis],
+            *_cache_strides(self.layer.layout, key, value),
             0 if k_scale is None else k_scale.stride(0),
             0 if v_scale is None else v_scale.stride(0),
         )  # fmt: skip
@@ -182,13 +184,14 @@ class _PlannedLaunch:
         )  # fmt: skip
         table_stride = 0 if batch.block_table is None else batch.block_table.stride(0)
         self.numbers = (num_reqs, chosen.min_query_len, chosen.max_query_len, self.slots, num_ranges,
-                        chosen.min_split, table_stride)  # fmt: skip
+                        chosen.min_split, layer.head_size, table_stride)  # fmt: skip
         self.scales = (layer.softmax_scale, layer.softcap)
+        block_k = min(config.block_k or shape.block_d, shape.block_d)
         self.constants = (
             layer.num_kv_heads, shape.group, chosen.heads, layer.head_size, layer.head_size_v, layer.block_size,
-            batch.causal, layer.window, layer.softcap > 0, layer.cache_dtype == torch.float8_e5m2,
-            chosen.one_tile, chosen.splits > 1, dependent_launch, _TL_DTYPES[layer.compute_dtype],
-            config.block_m, config.block_n, shape.block_d, shape.block_dv,
+            batch.causal, layer.window, layer.softcap > 0, FP8.get(layer.cache_dtype, ""),
+            chosen.one_tile, chosen.splits > 1, dependent_launch, config.peel, _TL_DTYPES[layer.compute_dtype],
+            config.block_m, config.block_n, block_k, shape.block_d, shape.block_dv,
         )  # fmt: skip
         optional = (batch.key_start_loc is None, batch.ranges is None)
         static = (device, layer.dtype, layer.cache_dtype, optional, self.constants, config)
@@ -250,6 +253,21 @@ class _PlannedLaunch:
             )  # fmt: skip
 
 
+def _cache_strides(layout: Layout, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    """Strides of block, token and head, of keys and then of values; of a row's parts, and how much of it is together.
+
+    A row is contiguous but in the layout SPLIT: there x elements of a key are, and a value's are a block apart.
+    """
+    k, v = key.stride(), value.stride()
+    if key.dim() == 3:
+        # packed: one block
+        return (0, *k[:2], 0, *v[:2], 0, 0, 0, 0)
+    if layout == "SPLIT":
+        return (k[0], k[3], k[1], v[0], v[3], v[1], k[2], v[2], key.shape[4], 1)
+    token, head = (1, 2) if layout == "NHD" else (2, 1)
+    return (k[0], k[token], k[head], v[0], v[token], v[head], 0, 0, 0, 0)
+
+
 def _dtype(tensor: Tensor | None) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
@@ -261,7 +279,7 @@ def write_kv(
     value_cache: Tensor,
     slot_mapping: Tensor,
     *,
-    head_axis: Literal[1, 2] = 2,
+    layout: Layout = "NHD",
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
@@ -276,18 +294,15 @@ def write_kv(
         return
     target = target_of(key.device)
     cache_dtype = key_cache.dtype
-    if cache_dtype in FP8 and not target.native_fp8:
+    if cache_dtype in FP8 and not target.converts(cache_dtype):
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     block_d = power_of_2(max(head_size, value.shape[2]))
     block_rows = max(1, 4096 // block_d)
-    stride_k, stride_v = key_cache.stride(), value_cache.stride()
+    block_size = key_cache.shape[{"NHD": 1, "HND": 2, "SPLIT": 3}[layout]]
     constants = (
-        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        stride_k[0], stride_k[3 - head_axis], stride_k[head_axis],
-        stride_v[0], stride_v[3 - head_axis], stride_v[head_axis],
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1), *_cache_strides(layout, key_cache, value_cache),
         0 if k_scale is None else k_scale.stride(0), 0 if v_scale is None else v_scale.stride(0),
-        num_kv_heads, head_size, value.shape[2], key_cache.shape[3 - head_axis], cache_dtype == torch.float8_e5m2,
-        block_rows, block_d,
+        num_kv_heads, head_size, value.shape[2], block_size, FP8.get(cache_dtype, ""), block_rows, block_d,
     )  # fmt: skip
     aligned = (key.data_ptr() | value.data_ptr() | key_cache.data_ptr() | value_cache.data_ptr()) % 16 == 0
     optional = (k_scale is None, v_scale is None)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
+
 # requests of up to so many queries are decoded: their rows fit one tile, and their keys are what takes the time
 SHORT_QUERIES = 16
 # keys per split where a request's result may not depend on its batch
@@ -41,10 +43,10 @@ class Target(NamedTuple):
         """Whether a kernel can be set up while the one that it depends on still runs."""
         return self.backend == "cuda" and int(self.arch) >= 90
 
-    @property
-    def native_fp8(self) -> bool:
-        """Whether the hardware converts both 8-bit formats."""
-        return self.backend == "cuda" and int(self.arch) >= 89
+    def converts(self, dtype: torch.dtype) -> bool:
+        """Whether the hardware converts this 8-bit format; AMD's is left to integers, which do it everywhere alike."""
+        ocp = dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        return ocp and self.backend == "cuda" and int(self.arch) >= 89
 
 
 # per block of threads, in bytes
@@ -70,21 +72,27 @@ def target_for(backend: str, arch: int | str, num_sms: int) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The tile of a program, how it is compiled, and how many programs a multiprocessor holds at once."""
+    """The tile of a program, how it is compiled, and how many programs a multiprocessor holds at once.
+
+    block_k: the columns of the query that are in registers at once; 0: all of them. peel: tiles of keys that all rows
+    see whole have a loop of their own, without a mask.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
     programs_per_sm: int = 2
+    block_k: int = 0
+    peel: bool = False
 
 
 class Shape(NamedTuple):
     """What the choice of a configuration depends on.
 
     rows: of the longest request of the launch, all heads of a KV head. short: its requests are to be decoded.
-    itemsize: of the dots. padded: a head size is no power of 2. extras: scores are more than products (softcap, ALiBi,
-    ranges). Both take registers.
+    itemsize: of the dots. split: the cache's layout is SPLIT. extras: scores are more than products (softcap, ALiBi,
+    ranges), which takes registers.
     """
 
     rows: int
@@ -95,54 +103,81 @@ class Shape(NamedTuple):
     itemsize: int
     cache_itemsize: int
     paged: bool
+    split: bool
     window: int
-    padded: bool
     extras: bool
+
+    @property
+    def width(self) -> int:
+        """Of the wider of keys and values."""
+        return max(self.block_d, self.block_dv)
 
 
 def choose_config(target: Target, shape: Shape) -> Config:
     """The configuration for a launch, made to fit the target's registers and shared memory."""
     if shape.itemsize == 4:
-        # no matrix unit computes in float32
-        config = Config(16, 16, 8, 1) if target.rdna else Config(16, 32, 4, 1)
+        config = _float32_config(target, shape)
     elif target.backend == "hip":
         config = _amd_config(target, shape)
     elif shape.short:
-        config = _short_config(shape)
+        config = _short_config(target, shape)
     else:
         config = _long_config(target, shape)
-    return _fit(target, shape, config)
+    # where no key is clamped, the values of a block can be loaded in vectors
+    return _fit(target, shape, replace(config, peel=shape.split))
 
 
-def _short_config(shape: Shape) -> Config:
+def _float32_config(target: Target, shape: Shape) -> Config:
+    """No matrix unit computes in float32; not measured: what spills no registers."""
+    if target.rdna:
+        return Config(16, 16, 8, 1, block_k=32 if shape.width > 256 else 64)
+    if target.backend == "cuda" and (shape.width > 128 or shape.extras):
+        return Config(16, 16, 8, 1, block_k=32) if shape.width > 256 else Config(16, 32, 8, 1, block_k=64)
+    return Config(16, 32, 4, 1)
+
+
+def _short_config(target: Target, shape: Shape) -> Config:
     """Few queries: what counts is to keep many keys on their way."""
-    # NVIDIA H200, 2026-11-21
     block_m = max(16, min(128, power_of_2(shape.rows)))
+    if shape.width > 128 or shape.extras:
+        # what spills no registers, and of that the fastest on an NVIDIA H200, 2026-11-21, for 256 elements
+        if block_m == 16:
+            many = shape.width > 256 or (shape.extras and shape.cache_itemsize == 1)
+            return Config(16, 32, 8 if many else 4, 2, programs_per_sm=4)
+        if shape.width > 256 and not target.warpgroup_mma:
+            return Config(16, 32, 8, 2, programs_per_sm=1, block_k=128)
+        if shape.width > 256 or (shape.extras and not target.warpgroup_mma):
+            return Config(32, 32, 8, 2, programs_per_sm=1)
+        return Config(min(block_m, 64), 64, 8, 2, programs_per_sm=1)
+    # NVIDIA H200, 2026-11-21
     if block_m == 128:
         return Config(128, 64, 8, 3, programs_per_sm=1)
     if block_m > 16:
-        return Config(block_m, 64, 4, 3)
+        return Config(block_m, 64, 4, 3) if target.warpgroup_mma else Config(block_m, 64, 8, 2)
     if shape.cache_itemsize == 1:
         return Config(16, 128, 4, 3)
     # many small programs: they share the device evenly, and wait for each other the least
-    return Config(16, 64 if shape.block_d <= 128 else 32, 4, 2, programs_per_sm=4)
+    return Config(16, 64, 4, 2, programs_per_sm=4)
 
 
 def _long_config(target: Target, shape: Shape) -> Config:
     """Many queries: what counts is to keep the matrix units busy, with tiles as large as the registers allow."""
-    if max(shape.block_d, shape.block_dv) > 256:
+    if shape.width > 256:
         return Config(32, 32, 8, 2, programs_per_sm=1)
     if not target.warpgroup_mma:
         # not measured: what spills no registers
-        wide = shape.block_d > 128
-        return Config(32 if wide and shape.extras else 64, 32 if wide or shape.extras else 64, 8, 2)
+        wide = shape.width > 128
+        few = wide or shape.extras or shape.cache_itemsize < shape.itemsize
+        return Config(32 if wide and shape.extras else 64, 32 if few else 64, 8, 2)
     # NVIDIA H200, 2026-11-21
     if 0 < shape.window <= 256:
         return Config(64, 32, 4, 3, programs_per_sm=4)
-    if shape.block_d > 128:
-        return Config(64 if shape.extras else 128, 64, 8, 2, programs_per_sm=1)
-    if shape.padded or shape.extras:
-        return Config(64, 64, 8, 3, programs_per_sm=1)
+    if shape.width > 128:
+        # 128 x 64 is 15 to 20 % faster, and spills some registers
+        small = shape.extras or shape.cache_itemsize < shape.itemsize
+        return Config(64, 64, 8, 2, programs_per_sm=1) if small else Config(128, 32, 8, 3, programs_per_sm=1)
+    if shape.extras:
+        return Config(64, 64 if shape.cache_itemsize == shape.itemsize else 32, 8, 3, programs_per_sm=1)
     if shape.cache_itemsize < shape.itemsize:
         return Config(128, 128, 8, 3, programs_per_sm=1)
     if shape.paged:
@@ -153,9 +188,12 @@ def _long_config(target: Target, shape: Shape) -> Config:
 def _amd_config(target: Target, shape: Shape) -> Config:
     """For AMD's GPUs; not measured: what spills no registers, or the fewest."""
     block_m = max(16, min(64, power_of_2(shape.rows)))
-    wide = max(shape.block_d, shape.block_dv) > 128
+    wide = shape.width > 128
+    if target.rdna and (wide or shape.split):
+        # its matrix units want every row of an operand twice: all of a wide query would fill the registers
+        return Config(16, 16, 8, 2, block_k=64)
     if target.rdna:
-        return Config(16, 16, 8, 2) if wide else Config(min(block_m, 32) if shape.extras else block_m, 32, 8, 2)
+        return Config(min(block_m, 32) if shape.extras else block_m, 32, 8, 2)
     return Config(min(block_m, 32) if wide or shape.extras else block_m, 32, 4, 2)
 
 
