@@ -193,7 +193,9 @@ def _common(space: Space, before: Registry, after: Registry) -> Node:
 
 def _asked(space: Space, request: AttentionRequest) -> Node:
     """Where a request is made, on any platform."""
-    facts, d = request.facts(), space.diagrams
+    # a facet that a registry declares and the request leaves out is not given
+    declared = (f for r in space.registries for f in r.vocabulary.facets.values() if f.of == "request")
+    facts, d = {**{f.name: None for f in declared}, **request.facts()}, space.diagrams
     asked = [(level, v) for level, v in enumerate(space.variables) if v.facet in facts]
     return d.conjoin(d.among(level, [v.class_of(v.value_in(facts))]) for level, v in asked)
 

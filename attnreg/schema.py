@@ -68,6 +68,7 @@ class RetiredData(_Model):
 class ArchitectureData(_Model):
     family: str
     products: list[str] = []
+    fp8: Literal["ocp", "fnuz"] = "ocp"
     capability: str | None = Field(default=None, description="The vendor's own version number, quoted.")
     series: str | None = Field(default=None, description="What it is ordered among; the platform, if left out.")
 

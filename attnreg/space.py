@@ -93,7 +93,7 @@ def _configuration(values: Mapping[tuple[str, str | None], Any]) -> tuple[Attent
                 words[facet].add(word)
         elif facet in AttentionRequest.__dataclass_fields__:
             fields[facet] = value
-        else:
+        elif value is not None:
             extra[facet] = value
     request = AttentionRequest(**fields, features=frozenset(words["features"]), extra=tuple(extra.items()))
     flags = frozenset(words["flags"])

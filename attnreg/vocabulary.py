@@ -27,7 +27,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A processor architecture; ``rank`` orders it within its ``series``, and only there."""
+    """A processor architecture; ``rank`` orders it within its ``series``, and only there.
+
+    fp8: how it encodes 8-bit floats: like the Open Compute Project (``ocp``), or without infinities and -0 (``fnuz``).
+    """
 
     name: str
     platform: str
@@ -35,6 +38,7 @@ class Architecture:
     rank: int
     family: str
     products: tuple[str, ...]
+    fp8: Literal["ocp", "fnuz"]
     where: Location
 
     @property

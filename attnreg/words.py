@@ -69,6 +69,7 @@ def compile_vocabulary(parts: list[Part], problems: list[Problem]) -> Vocabulary
                     len(architectures) if before is None else before.rank,
                     data.family,
                     tuple(data.products),
+                    data.fp8,
                     where,
                 )
     vocabulary = Vocabulary({}, words, features, flags, packages, architectures, retired)

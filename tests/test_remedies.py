@@ -33,7 +33,7 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("gfx90a", GPT_OSS, "ROCM_AITER_UNIFIED_ATTN", "on gfx942, with --flag aiter"),
     # ROCM_ATTN still ranks higher
     ("gfx942", {}, "ROCM_AITER_FA", "with --flag aiter --flag aiter_mha --backend ROCM_AITER_FA"),
-    ("gfx942 -vllm", {}, "ROCM_ATTN", "with package vllm"),
+    ("gfx942 -triton", {}, "ROCM_ATTN", "with package triton"),
     ("sm90", {"head_size": 100}, "FLASH_ATTN", "for head_size 104"),
     ("sm90", {"head_size": 100}, "FLASHINFER", "for head_size 128, with --backend FLASHINFER"),
     ("sm75", {}, "FLASH_ATTN", "on sm80"),

@@ -114,11 +114,14 @@ ROCM: list[Row] = [
         {"ROCM_AITER_UNIFIED_ATTN": "non_causal is not supported"},
     ),
     (
-        "nor where ROCM_ATTN is missing",
-        "gfx942 +aiter -vllm",
-        features("non_causal"),
+        "nor where ROCM_ATTN has not the width",
+        "gfx942 +aiter",
+        {"head_size": 112, **features("non_causal")},
         "TRITON_ATTN",
-        {"ROCM_ATTN": "package vllm is not installed", "ROCM_AITER_UNIFIED_ATTN": "non_causal is not supported"},
+        {
+            "ROCM_ATTN": "head_size is 112; supported: 32, 64, 80, 96, 128, 160, 192, 224, 256",
+            "ROCM_AITER_UNIFIED_ATTN": "non_causal is not supported",
+        },
     ),
     (
         "nor on RDNA 4, where it leads",
@@ -133,11 +136,11 @@ ROCM: list[Row] = [
         "softcap",
         "gfx942 +aiter +aiter_mha",
         features("softcap"),
-        "ROCM_AITER_UNIFIED_ATTN",
-        {"ROCM_ATTN": "softcap is not supported", "ROCM_AITER_FA": "softcap is not supported"},
+        "ROCM_ATTN",
+        {"ROCM_AITER_FA": "softcap is not supported", "ROCM_AITER_UNIFIED_ATTN": ""},
     ),
     (
-        "a head size that HIP lacks",
+        "a head size that it lacks",
         "gfx942",
         {"head_size": 100},
         "TRITON_ATTN",
@@ -170,12 +173,12 @@ ROCM: list[Row] = [
         {"TURBOQUANT": "the Hadamard rotation of the keys needs a head size that is a power of two"},
     ),
     (
-        "encoders with sinks pass over the kernels that take none",
+        "encoders with sinks pass over the kernels that take none natively",
         "gfx942 +aiter",
         {"attn_type": "encoder_only", **features("sinks")},
         "TRITON_ATTN",
         {
-            "ROCM_ATTN": "the kernel for encoder attention takes no ALiBi slopes and no sinks",
+            "ROCM_ATTN": "emulates sinks (slow); TRITON_ATTN serves them natively",
             "ROCM_AITER_UNIFIED_ATTN": "the kernel for encoder attention takes no ALiBi slopes, sinks or softcap",
         },
     ),
@@ -602,7 +605,7 @@ def test_experimental_rows_are_for_who_asks_for_them(default: Registry) -> None:
 
 
 def test_emulation_is_taken_where_nothing_is_native_and_warns(default: Registry) -> None:
-    warning = "ROCM_ATTN emulates sinks (slow): sinks leave the HIP kernel for a slow Triton path"
+    warning = "ROCM_ATTN emulates sinks (slow): sinks are a second pass over the output"
     request, platform = AttentionRequest(**BASE, **features("sinks")), at("gfx942", default)
     denied = select(request, platform, load_registry("default", [{"choices": [{"deny": ["TRITON_ATTN"]}]}]))
     assert denied.backend.name == "ROCM_ATTN"

@@ -56,7 +56,7 @@ def write_kv(
             kv_cache.key,
             kv_cache.value,
             slot_mapping,
-            head_axis=2 if spec.kv_layout == "NHD" else 1,
+            layout=spec.kv_layout,
             k_scale=params.k_scale,
             v_scale=params.v_scale,
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams
+from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams, by_token
 
 
 class Reference(NamedTuple):
@@ -122,11 +122,10 @@ def request_kv(
     assert batch.block_table is not None
     assert spec.block_size is not None
     found = []
-    for cache, scale in zip(kv_cache, (params.k_scale, params.v_scale), strict=True):
-        tokens_first = cache if spec.kv_layout == "NHD" else cache.transpose(1, 2)
+    for cache, scale in zip(by_token(kv_cache, spec.kv_layout), (params.k_scale, params.v_scale), strict=True):
         token = torch.arange(keys, device=cache.device)
         # as float32, which holds every format exactly: 8-bit floats cannot be indexed
-        x = tokens_first.float()[batch.block_table[request, token // spec.block_size], token % spec.block_size]
+        x = cache.float()[batch.block_table[request, token // spec.block_size], token % spec.block_size]
         x = x.cpu().double()
         if scale is not None:
             x = x * scale.cpu().double()[:, None]

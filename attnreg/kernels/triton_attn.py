@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
 from attnreg.kernels.triton.launchers import AttentionPlan, Batch, Layer
@@ -36,7 +34,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
         cache_dtype=spec.cache_dtype if batch.paged else spec.dtype,
         softmax_scale=spec.softmax_scale,
         block_size=(spec.block_size or 0) if batch.paged else 0,
-        head_axis=_head_axis(spec) if batch.paged else 2,
+        layout=spec.kv_layout,
         window=spec.sliding_window or 0,
         softcap=spec.softcap or 0.0,
         alibi="alibi" in spec.features,
@@ -53,15 +51,15 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
         ranges=batch.mm_prefix if "mm_prefix" in spec.features else None,
         causal=batch.causal,
     )
-    return Plan(layer, lengths, batch.slot_mapping)
+    return Plan(layer, lengths, batch.slot_mapping, batch.num_tokens)
 
 
 class Plan(AttentionPlan):
-    """An attention plan that also knows the slots of the batch's new keys."""
+    """An attention plan that also knows the slots of the batch's new keys, and the rows that are no padding."""
 
-    def __init__(self, layer: Layer, batch: Batch, slot_mapping: Tensor | None) -> None:
+    def __init__(self, layer: Layer, batch: Batch, slot_mapping: Tensor | None, num_tokens: int) -> None:
         super().__init__(layer, batch)
-        self.slot_mapping = slot_mapping
+        self.slot_mapping, self.num_tokens = slot_mapping, num_tokens
 
 
 def write_kv(
@@ -81,7 +79,7 @@ def write_kv(
             kv_cache.key,
             kv_cache.value,
             plan.slot_mapping,
-            head_axis=_head_axis(spec),
+            layout=spec.kv_layout,
             k_scale=params.k_scale,
             v_scale=params.v_scale,
         )
@@ -116,7 +114,3 @@ def forward(
         k_scale=params.k_scale,
         v_scale=params.v_scale,
     )
-
-
-def _head_axis(spec: AttentionSpec) -> Literal[1, 2]:
-    return 2 if spec.kv_layout == "NHD" else 1

@@ -31,6 +31,8 @@ ROUNDOFF = {
     torch.bfloat16: 2.0**-8,
     torch.float8_e4m3fn: 2.0**-4,
     torch.float8_e5m2: 2.0**-3,
+    torch.float8_e4m3fnuz: 2.0**-4,
+    torch.float8_e5m2fnuz: 2.0**-3,
 }
 # exp, tanh or log at 20 units in the last place each, twice, and the operations around them
 OPERATIONS = 64

@@ -7,7 +7,7 @@ edge is where a pair stops being accepted. Cases are the same from run to run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnreg.request import AttentionRequest
 from attnreg.runtime.bounds import ROUNDOFF
 from attnreg.runtime.interface import DTYPES
-from attnreg.runtime.trial import LENGTHS, Case
+from attnreg.runtime.trial import LENGTHS, STORAGES, Case
 from attnreg.selector import evaluate
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Claims:
         for facet, values in candidates.items():
             found[facet] = tuple(v for v in values if self._case({**self._base, facet: v}) is not None)
         found["lengths"] = LENGTHS
-        found["storage"] = ("NHD", "HND", "fused", "packed")
+        found["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
         for feature in sorted(PROVABLE & self.registry.vocabulary.features.keys()):
             if self._case({**self._base, feature: True}) is not None:
                 found[feature] = (False, True)
@@ -141,7 +141,13 @@ class Claims:
             attn_type=s["attn_type"],
             features=features,
         )
-        return Case(request=request, lengths=s["lengths"], storage=storage) if self.accepts(request) else None
+        case = Case(request=request, lengths=s["lengths"], storage=storage)
+        declared = "cache_layout" in self.registry.vocabulary.facets
+        if case.layout == "SPLIT" and not declared:
+            return None
+        if case.layout != "NHD" and declared:
+            request = replace(request, extra={"cache_layout": case.layout})  # type: ignore[arg-type]
+        return case if self.accepts(request) else None
 
     @cached_property
     def plain(self) -> Case:

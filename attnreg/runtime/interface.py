@@ -21,8 +21,10 @@ lse past ``query_start_loc[-1]`` are padding: never read, never written. The cac
 
 **The KV cache** is a pair of tensors, so that values may be narrower than keys, and an engine with one fused tensor
 passes two views of it: NHD ``[num_blocks, block_size, num_kv_heads, head_size]``, or HND with the middle two swapped.
-Any strides but a contiguous last dimension. A quantised cache is float8_e4m3fn or float8_e5m2 and holds ``x / scale``,
-computed in float32, saturated at the largest finite number, rounded to nearest even.
+SPLIT, of AMD's paged kernels, has keys ``[num_blocks, num_kv_heads, head_size // x, block_size, x]``, where x elements
+are 16 bytes, and values ``[num_blocks, num_kv_heads, head_size_v, block_size]``. Any strides but a contiguous last
+dimension. A quantised cache is float8_e4m3fn or float8_e5m2, or the fnuz format of that name where the architecture has
+those, and holds ``x / scale``, computed in float32, saturated at the largest finite number, rounded to nearest even.
 
 **No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: what the host needs is in the batch's
 CPU copies.
@@ -33,7 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
     from attnreg.request import AttentionRequest
 
-Layout = Literal["NHD", "HND"]
+Layout = Literal["NHD", "HND", "SPLIT"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
@@ -57,6 +59,7 @@ KV_DTYPES: dict[str, torch.dtype] = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
+_FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
 
 
 class SpecError(ValueError):
@@ -89,7 +92,8 @@ class AttentionSpec:
 
     ``features`` are the request's words: kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``, ``lse``,
     ``non_causal`` and ``batch_invariant`` from it; ``sliding_window`` and ``softcap`` are there if and only if their
-    numbers are given. ``block_size`` None: the layer has no paged cache. ``kv_dtype`` is the request's word.
+    numbers are given. ``block_size`` None: the layer has no paged cache. ``kv_dtype`` is the request's word; with
+    ``fnuz`` its 8-bit formats are those of gfx942, without infinities and -0.
 
     Raises `SpecError`.
     """
@@ -107,6 +111,7 @@ class AttentionSpec:
     attn_type: str = "decoder"
     features: frozenset[str] = frozenset()
     kv_layout: Layout = "NHD"
+    fnuz: bool = False
 
     def __post_init__(self) -> None:
         problem = next(_spec_problems(self), None)
@@ -122,6 +127,7 @@ class AttentionSpec:
         sliding_window: int | None = None,
         softcap: float | None = None,
         kv_layout: Layout = "NHD",
+        fnuz: bool = False,
     ) -> Self:
         """The spec of a layer: its request, and the numbers that a request does not hold.
 
@@ -148,12 +154,14 @@ class AttentionSpec:
             attn_type=request.attn_type,
             features=request.features,
             kv_layout=kv_layout,
+            fnuz=fnuz,
         )
 
     @property
     def cache_dtype(self) -> torch.dtype:
         """What one element of the KV cache is."""
-        return self.dtype if self.kv_dtype == "auto" else KV_DTYPES[self.kv_dtype]
+        dtype = self.dtype if self.kv_dtype == "auto" else KV_DTYPES[self.kv_dtype]
+        return _FNUZ.get(dtype, dtype) if self.fnuz else dtype
 
     @property
     def quantised(self) -> bool:
@@ -171,8 +179,15 @@ def _spec_problems(spec: AttentionSpec) -> Any:
         yield f"kv_dtype is {spec.kv_dtype}; caches here hold auto, {', '.join(KV_DTYPES)}"
     if spec.block_size is not None and spec.block_size < 1:
         yield f"block_size is {spec.block_size}; expected at least 1"
-    if spec.kv_layout not in ("NHD", "HND"):
-        yield f"kv_layout is {spec.kv_layout!r}; expected NHD or HND"
+    if spec.kv_layout not in get_args(Layout):
+        yield f"kv_layout is {spec.kv_layout!r}; expected {', '.join(get_args(Layout))}"
+    elif (
+        spec.kv_layout == "SPLIT"
+        and spec.kv_dtype in ("auto", *KV_DTYPES)
+        and spec.head_size % (16 // spec.cache_dtype.itemsize)
+    ):
+        x = 16 // spec.cache_dtype.itemsize
+        yield f"head_size is {spec.head_size}, and the layout SPLIT holds keys by {x}; take a multiple of it"
     if not 0 < spec.softmax_scale < math.inf:
         yield f"softmax_scale is {spec.softmax_scale}; expected more than 0"
     for name in ("sliding_window", "softcap"):
@@ -311,11 +326,22 @@ def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     """The shape of a cache that holds one element per key and value element, as ``spec.kv_layout`` says."""
     if spec.block_size is None:
         raise SpecError("block_size is not given; a paged cache needs the tokens per block")
-    tokens_heads = (spec.block_size, spec.num_kv_heads)
-    middle = tokens_heads if spec.kv_layout == "NHD" else tokens_heads[::-1]
-    return KVCacheShape(
-        (num_blocks, *middle, spec.head_size), (num_blocks, *middle, spec.head_size_v), spec.cache_dtype
-    )
+    dtype, heads = spec.cache_dtype, spec.num_kv_heads
+    if spec.kv_layout == "SPLIT":
+        x = 16 // dtype.itemsize
+        key = (num_blocks, heads, spec.head_size // x, spec.block_size, x)
+        return KVCacheShape(key, (num_blocks, heads, spec.head_size_v, spec.block_size), dtype)
+    middle = (spec.block_size, heads) if spec.kv_layout == "NHD" else (heads, spec.block_size)
+    return KVCacheShape((num_blocks, *middle, spec.head_size), (num_blocks, *middle, spec.head_size_v), dtype)
+
+
+def by_token(kv_cache: KVCache, layout: Layout) -> KVCache:
+    """A cache to be read as ``[num_blocks, block_size, num_kv_heads, size]``, whatever its layout; a view or a copy."""
+    if layout == "NHD":
+        return kv_cache
+    if layout == "HND":
+        return KVCache(*(x.transpose(1, 2) for x in kv_cache))
+    return KVCache(kv_cache.key.permute(0, 3, 1, 2, 4).flatten(3), kv_cache.value.permute(0, 3, 1, 2))
 
 
 class KernelModule(Protocol):

@@ -70,7 +70,7 @@ class Attention:
         alibi_slopes: Tensor | None = None,
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
-        kv_layout: Layout = "NHD",
+        kv_layout: Layout | None = None,
         name: str | None = None,
     ) -> Self:
         """The layer that a selection is for, with the numbers and tensors that its request only names.
@@ -78,7 +78,7 @@ class Attention:
         softmax_scale: default ``head_size ** -0.5``. sliding_window: keys that a query sees, itself included. sinks,
         alibi_slopes: [num_heads], floating; kept as they are, so weights may be loaded into them later. k_scale,
         v_scale: what a quantised cache is multiplied by, float32: one element, or [num_kv_heads] if the request asks
-        for per_head_quant_scales; None is 1.
+        for per_head_quant_scales; None is 1. kv_layout: of the cache; None: the request's facet of this name, or NHD.
 
         Raises `UnclaimedError` for a meaning that the request does not ask for, `SpecError` for one that it asks for
         and that is not given, `NoBackendError` for a selection without a backend, ImportError for a row without a
@@ -96,12 +96,16 @@ class Attention:
             "per_head_quant_scales": per_head,
         }
         _refuse_unasked(selection, {word for word, there in given.items() if there})
+        layout: Layout = kv_layout or dict(request.extra).get("cache_layout") or "NHD"  # type: ignore[assignment]
+        _refuse_layout(selection, layout)
+        architecture = selection.registry.vocabulary.architectures.get(selection.platform.arch or "")
         spec = AttentionSpec.from_request(
             request,
             softmax_scale=softmax_scale,
             sliding_window=sliding_window,
             softcap=softcap,
-            kv_layout=kv_layout,
+            kv_layout=layout,
+            fnuz=architecture is not None and architecture.fp8 == "fnuz",
         )
         params = LayerParams(
             sinks=sinks,
@@ -286,6 +290,21 @@ def _refuse_unasked(selection: Selection, words: set[str]) -> None:
     instead = ", ".join(verdict.alternatives)
     help_ = f"these accept it when asked for: {instead}" if instead else "no backend here accepts it"
     raise UnclaimedError(f"{names}: {backend} does not serve it ({why}); {help_}", backend, verdict.alternatives)
+
+
+def _refuse_layout(selection: Selection, layout: str) -> None:
+    """Raise `UnclaimedError` for a layout of the cache that the row does not declare; each has NHD."""
+    assert selection.backend is not None
+    request = selection.request
+    if layout == "NHD" or "cache_layout" not in selection.registry.vocabulary.facets:
+        return
+    asking = replace(request, extra={**dict(request.extra), "cache_layout": layout})  # type: ignore[arg-type]
+    verdict = evaluate(asking, selection.platform, selection.registry, selection.backend.name)
+    if verdict.backend is None:
+        why = "; ".join(reason.text for reason in verdict.candidates[0].reasons)
+        instead = ", ".join(verdict.alternatives)
+        help_ = f"these read it: {instead}" if instead else "no backend here reads it"
+        raise UnclaimedError(f"{selection.backend.name}: {why}; {help_}", selection.backend.name, verdict.alternatives)
 
 
 def _per_head(scale: Tensor | None, num_kv_heads: int) -> Tensor | None:

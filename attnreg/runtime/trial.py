@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnreg.runtime.interface import BatchMetadata, KVCache
+from attnreg.runtime.interface import BatchMetadata, KVCache, Layout
 from attnreg.runtime.layer import Attention
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from attnreg.selection import Selection
 
 LENGTHS = ("mixed", "decode", "prefill", "chunked", "single")
-STORAGES = ("NHD", "HND", "fused", "packed")
+# the layouts of a cache; two views of one tensor; no cache
+STORAGES = ("NHD", "HND", "SPLIT", "fused", "packed")
 # rows of query, key and value past those of the batch
 PADDING = 3
 
@@ -30,6 +31,11 @@ class Case:
     request: AttentionRequest
     lengths: str
     storage: str
+
+    @property
+    def layout(self) -> Layout:
+        """Of the cache, as a spec has it."""
+        return "NHD" if self.storage in ("fused", "packed") else self.storage  # type: ignore[return-value]
 
     @property
     def name(self) -> str:
@@ -107,7 +113,7 @@ def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: 
         alibi_slopes=draw.uniform(0.01, 1, heads) if "alibi" in asks else None,
         k_scale=scales[0] if quantised else None,
         v_scale=scales[1] if quantised else None,
-        kv_layout="HND" if case.storage == "HND" else "NHD",
+        kv_layout=case.layout,
     )
 
 
@@ -173,8 +179,9 @@ def _poisoned_cache(layer: Attention, storage: str, blocks: int, device: torch.d
         both = torch.stack(list(cache), dim=1)
         cache = KVCache(both[:, 0], both[:, 1])
     for tensor in cache:
-        # all ones but the sign is NaN in both 8-bit formats
-        tensor.view(torch.uint8).fill_(0x7F) if layer.spec.quantised else tensor.fill_(torch.nan)
+        # all ones but the sign is NaN, and where there is no -0 its bits are
+        nan = 0x80 if layer.spec.fnuz else 0x7F
+        tensor.view(torch.uint8).fill_(nan) if layer.spec.quantised else tensor.fill_(torch.nan)
     return cache
 
 

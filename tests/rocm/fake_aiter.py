@@ -76,13 +76,13 @@ def write_kv(
     value_cache: Tensor,
     slot_mapping: Tensor,
     *,
-    head_axis: int = 2,
+    layout: str = "NHD",
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
     """What attnreg's Triton kernel stores, without Triton, which needs a GPU (its interpreter has no bfloat16)."""
     for x, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
-        tokens = cache if head_axis == 2 else cache.transpose(1, 2)
+        tokens = cache if layout == "NHD" else cache.transpose(1, 2)
         stored = x
         if cache.dtype.itemsize == 1:
             largest = torch.finfo(cache.dtype).max

@@ -230,13 +230,14 @@ def test_one_scale_without_the_other(fake: Fake, registry: Registry, mi350: Plat
 def test_fp8_of_another_kind_than_this_gpus_is_refused(
     fresh: None, registry: Registry, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    Fake(torch.float8_e4m3fnuz).install(monkeypatch)
+    # an aiter that was built for another GPU
+    Fake(torch.float8_e4m3fn).install(monkeypatch)
     mi300 = Platform(platform="rocm", arch="gfx942", flags=frozenset({"aiter", "aiter_mha"}))
     layer = make(registry, mi300, backend, kv_dtype="fp8")
     with pytest.raises(UnclaimedError) as caught:
         layer.kv_cache_shape(4)
     assert str(caught.value) == (
-        "kv_dtype fp8: the cache holds float8_e4m3fn, and on this GPU aiter reads float8_e4m3fnuz"
+        "kv_dtype fp8: the cache holds float8_e4m3fnuz, and on this GPU aiter reads float8_e4m3fn"
     )
     batch = BatchMetadata.build([1], [1], block_table=torch.zeros(1, 1, dtype=torch.int32))
     with pytest.raises(UnclaimedError):

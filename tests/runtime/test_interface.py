@@ -35,7 +35,7 @@ def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
         ({"features": {"softcap"}}, {"softcap": 0.0}, "softcap is 0.0; expected more than 0"),
         ({"features": {"sliding_window"}}, {"sliding_window": -1}, "sliding_window is -1; expected more than 0"),
         ({}, {"softmax_scale": float("nan")}, "softmax_scale is nan; expected more than 0"),
-        ({}, {"kv_layout": "DNH"}, "kv_layout is 'DNH'; expected NHD or HND"),
+        ({}, {"kv_layout": "DNH"}, "kv_layout is 'DNH'; expected NHD, HND, SPLIT"),
         (
             {"attn_type": "encoder_decoder", "features": {"alibi"}},
             {},
