@@ -315,6 +315,7 @@ def doctor(**options: Any) -> None:
 @click.option(
     "--size", type=click.Choice(["claims", "pairs"]), default="pairs", show_default=True, help="How many cases."
 )
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that try cases side by side.")
 @click.option("--record", metavar="FILE|DIR", help="Keep the evidence in a file, or in a directory's <device>.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(backends: Sequence[str], **options: Any) -> None:
@@ -330,7 +331,7 @@ def verify(backends: Sequence[str], **options: Any) -> None:
         from attnreg.runtime.verify import verify as verified
     except ImportError as e:
         raise click.ClickException(f"verify runs the backends and needs PyTorch: {e}") from None
-    given = {name: options[name] for name in ("device", "size", "record")}
+    given = {name: options[name] for name in ("device", "size", "record", "jobs")}
     found = verified(backends, registry=registry, platform=platforms[0], **given)
     if options["as_json"]:
         click.echo(json.dumps({e.backend: {**e.to_dict(), "problems": e.problems} for e in found}, indent=2))

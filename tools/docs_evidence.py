@@ -30,12 +30,19 @@ def _summaries(row: Backend, records: list[dict[str, Any]]) -> list[list[str]]:
         worst = f"{max(shares, default=0.0):.0%} of its bound"
         if found["unproven"]:
             worst += f"; not proven there: {', '.join(found['unproven'])}"
-        lines.append([f"[{row.name}]", record["device"], str(found["cases"]), str(found["refused"]), worst, versions])
+        device = _device(record, found)
+        lines.append([f"[{row.name}]", device, str(found["cases"]), str(found["refused"]), worst, versions])
     if "rocm" in row.platforms and all(record["platform"] != "rocm" for record, _ in _found(row, records)):
         lines.append([f"[{row.name}]", "AMD GPUs", "—", "—", "not run on AMD hardware", ""])
     elif not lines:
         lines.append([f"[{row.name}]", "—", "—", "—", "not run", ""])
     return lines
+
+
+def _device(record: dict[str, Any], found: dict[str, Any]) -> str:
+    """Where it ran, and what for, if that is something else."""
+    platform, arch = found["for"].split()
+    return str(record["device"]) + (f", as for {arch}" if platform not in (record["platform"], "cpu") else "")
 
 
 def _found(row: Backend, records: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -51,6 +58,8 @@ def _details(row: Backend, records: list[dict[str, Any]]) -> str:
                 f"{value} ({tally['cases']}; {tally['error']:.1e})" for value, tally in found["claims"][facet].items()
             )
             lines.append(f"- {facet}: {values}")
-        summary = f"<details><summary>{row.name} on {record['device']}: cases and worst error of each claim</summary>"
+        summary = (
+            f"<details><summary>{row.name} on {_device(record, found)}: cases and worst error of each claim</summary>"
+        )
         out += ["", summary, "", *lines, "", "</details>"]
     return "\n".join(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,8 +70,9 @@ def _attend(
     The mask, which is as large as queries times keys, is not looked into: it says what the lengths and the window say.
     """
     engine.refuse_unknown(module, dropout, {k: v for k, v in kwargs.items() if k not in _PAGED})
-    # the lengths of this layer's kind replace those of all kinds
-    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+    key, value = _update(cache, module, key, value, kwargs)
+    if isinstance(attention_mask, dict):
+        attention_mask = attention_mask[_kind(module)]
     batch = _batch(attention_mask, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"], query.device)
     packed = Packed(Sight(True, sliding_window), False, batch, None, None, key.shape[2])
     call = Call(module, query, key, value, attention_mask, True, scaling, sliding_window, softcap, s_aux)
@@ -80,6 +82,27 @@ def _attend(
     output = query.new_zeros(q.shape[0], q.shape[1], v.shape[2])
     layer.forward(q, k, v, None, batch, output)
     return output[None], None
+
+
+def _update(
+    cache: Any, module: torch.nn.Module, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The keys and values of all requests, new ones stored; in kwargs the lengths become those of this layer's kind."""
+    if "kwargs" in inspect.signature(cache.update).parameters:
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+        return key, value
+    # transformers 5.17 and some before
+    places = {name: kwargs[name] for name in ("read_index", "write_index")}
+    found = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, **places)
+    if isinstance(kwargs["cu_seq_lens_k"], dict):
+        kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][_kind(module)]
+    key, value = (x.transpose(0, 1)[None] for x in found)
+    return key, value
+
+
+def _kind(module: torch.nn.Module) -> str:
+    """What transformers calls the layers that share a cache with this one."""
+    return "sliding_attention" if getattr(module, "sliding_window", None) else "full_attention"
 
 
 _PAGED = frozenset({"block_table", "logits_indices", "logits_processor_args", "read_index", "write_index"})

@@ -7,8 +7,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +50,13 @@ class Tally:
 class Evidence:
     """What is known of one backend on one device.
 
-    claims: facet -> claimed value -> tally; features are a facet. problems: what was refuted, case by case. unproven:
-    claimed features that no run on one device can prove; claimed values that this device could not try.
+    platform: what it was selected for; its kernels may have run on another device than that has. claims: facet ->
+    claimed value -> tally; features are a facet. problems: what was refuted, case by case. unproven: claimed features
+    that no run on one device can prove; claimed values that this device could not try.
     """
 
     backend: str
+    platform: Platform
     size: Size
     claims: dict[str, dict[str, Tally]] = field(default_factory=dict)
     cases: int = 0
@@ -93,6 +98,7 @@ class Evidence:
         }
         return {
             "versions": {"attnreg": attnreg.__version__, "torch": torch.__version__, "triton": _version("triton")},
+            "for": f"{self.platform.platform} {self.platform.arch}",
             "size": self.size,
             "cases": self.cases,
             "refused": self.refused,
@@ -109,6 +115,7 @@ def verify(
     device: torch.device | str | None = None,
     size: Size = "pairs",
     record: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
     report: Callable[[str, Case, Outcome], None] | None = None,
 ) -> list[Evidence]:
     """The evidence for backends' claims on a device; all that have a kernel module for its platform, if none is named.
@@ -116,7 +123,8 @@ def verify(
     platform: what the backends are selected for; this machine's, if None. device: where they run; the platform's, if
     None. A GPU's backend on the device ``cpu`` is its logic alone; Triton's kernels need ``TRITON_INTERPRET=1`` there,
     and the interpreter has no bfloat16. size: see `Claims.cases`. record: a file, or a directory for ``<device>.json``;
-    what was refuted is struck from it. report: called after every case.
+    what was refuted is struck from it. jobs: processes that try cases side by side,
+    for backends that compile long. report: called after every case.
 
     Raises `RequestError` for an unknown backend, and for one without a kernel module for the platform.
     """
@@ -134,44 +142,34 @@ def verify(
         if name not in runnable:
             raise RequestError(f"{name} cannot be verified here; with a kernel module there are: {', '.join(runnable)}")
     with _one_thread(device):
-        found = [_found(name, platform, registry, device, size, report) for name in names]
+        found = [_found(Claims(name, platform, registry), device, size, jobs, report) for name in names]
     if record is not None:
-        _record(Path(record), found, platform, device)
+        _record(Path(record), found, device)
     return found
 
 
 def _found(
-    name: str,
-    platform: Platform,
-    registry: Registry,
+    claims: Claims,
     device: torch.device,
     size: Size,
+    jobs: int,
     report: Callable[[str, Case, Outcome], None] | None,
 ) -> Evidence:
     """The evidence of one backend; of one whose module cannot be imported here, that."""
+    evidence = Evidence(claims.backend, claims.platform, size)
     try:
-        registry.load(name)
+        claims.registry.load(claims.backend)
     except ImportError as e:
-        return Evidence(name, size, unproven=[f"anything: {e}"])
-    return _verify(Claims(name, platform, registry), device, size, report)
-
-
-def _verify(
-    claims: Claims, device: torch.device, size: Size, report: Callable[[str, Case, Outcome], None] | None
-) -> Evidence:
-    evidence = Evidence(claims.backend, size, unproven=sorted(claims.unproven))
+        evidence.unproven = [f"anything: {e}"]
+        return evidence
+    evidence.unproven = sorted(claims.unproven)
     cases = claims.cases(size)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in _requirements(claims)
     if interpreted:
         left_out = [c for c in cases if "bfloat16" in (c.request.dtype, c.request.kv_dtype)]
         cases = [c for c in cases if c not in left_out]
         evidence.unproven += ["bfloat16"] if left_out else []
-    for case in cases:
-        try:
-            outcome = prove(case, claims.select(case.request), device)
-        # whatever a kernel raises refutes the claim, and is said
-        except Exception as e:
-            outcome = Outcome(0.0, 0.0, f"{type(e).__name__}: {e}")
+    for case, outcome in _outcomes(claims, cases, device, jobs):
         evidence.add(case, outcome)
         if report is not None:
             report(claims.backend, case, outcome)
@@ -182,13 +180,33 @@ def _verify(
     return evidence
 
 
+def _outcomes(claims: Claims, cases: list[Case], device: torch.device, jobs: int) -> Iterator[tuple[Case, Outcome]]:
+    """Each case with what came of it, in order."""
+    prove_one = partial(_prove, claims.backend, claims.platform, claims.registry, device)
+    if jobs == 1:
+        yield from zip(cases, map(prove_one, cases), strict=True)
+        return
+    # spawned: a process that was forked cannot use the GPU
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from zip(cases, pool.map(prove_one, cases), strict=True)
+
+
+def _prove(backend: str, platform: Platform, registry: Registry, device: torch.device, case: Case) -> Outcome:
+    try:
+        with _one_thread(device):
+            return prove(case, Claims(backend, platform, registry).select(case.request), device)
+    # whatever a kernel raises refutes the claim, and is said
+    except Exception as e:
+        return Outcome(0.0, 0.0, f"{type(e).__name__}: {e}")
+
+
 def _requirements(claims: Claims) -> set[str]:
     variants = claims.registry.backends[claims.backend].variants
     clauses = [c for v in variants for c in v.requires.clauses if c.facet == "packages"]
     return {requirement.package for c in clauses for requirement in c.matcher.mentions}
 
 
-def _record(place: Path, found: list[Evidence], platform: Platform, device: torch.device) -> None:
+def _record(place: Path, found: list[Evidence], device: torch.device) -> None:
     title = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     file = place / f"{re.sub('[^a-z0-9]+', '_', title.lower())}.json" if place.is_dir() else place
     backends: dict[str, Any] = json.loads(file.read_text())["backends"] if file.exists() else {}
@@ -196,7 +214,9 @@ def _record(place: Path, found: list[Evidence], platform: Platform, device: torc
         backends.pop(evidence.backend, None)
         if not evidence.problems:
             backends[evidence.backend] = evidence.to_dict()
-    data = {"device": title, "platform": platform.platform, "arch": platform.arch}
+    # PyTorch for ROCm calls its devices cuda too
+    machine = "rocm" if device.type == "cuda" and torch.version.hip else device.type
+    data = {"device": title, "platform": machine}
     text = json.dumps({**data, "backends": dict(sorted(backends.items()))}, indent=2)
     # a line for each claimed value: what a change of evidence is read by
     file.write_text(re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")

@@ -8,6 +8,8 @@ import pytest
 import torch
 from kernels.cases import Case, Setup
 
+from attnreg.runtime.interface import Layout
+
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),
     pytest.mark.filterwarnings("default"),
@@ -41,9 +43,18 @@ def test_everything_at_once(window: int | None, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 64, 128, 256])
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_blocks(block_size: int, layout: str) -> None:
+@pytest.mark.parametrize("layout", ["NHD", "HND", "SPLIT"])
+def test_blocks(block_size: int, layout: Layout) -> None:
     run(replace(MIXED, head_size=128, block_size=block_size, layout=layout))
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("head_size", [32, 64, 80, 96, 128, 160, 192, 224, 256])
+def test_the_layout_of_amds_paged_attention(head_size: int, causal: bool, kv_dtype: str) -> None:
+    case = replace(MIXED, head_size=head_size, causal=causal, kv_dtype=kv_dtype, layout="SPLIT")
+    run(replace(case, features=frozenset({"alibi"}), window=None if causal else 200))
+    run(replace(case, fnuz=True, softcap=20.0))
 
 
 @pytest.mark.parametrize(("heads", "head_size"), [((32, 8), 128), ((16, 16), 64), ((71, 1), 64), ((14, 2), 80)])

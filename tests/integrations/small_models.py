@@ -47,12 +47,12 @@ def close(found: Tensor, expected: Tensor) -> None:
     assert float((found - expected).abs().max()) <= TOLERANCE * float(expected.abs().max())
 
 
-def llama() -> Any:
-    return _made(transformers.LlamaForCausalLM, transformers.LlamaConfig(**GROUPED))
+def llama(**more: Any) -> Any:
+    return _made(transformers.LlamaForCausalLM, transformers.LlamaConfig(**{**GROUPED, **more}))
 
 
-def qwen3() -> Any:
-    return _made(transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**GROUPED, head_dim=16))
+def qwen3(**more: Any) -> Any:
+    return _made(transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**{**GROUPED, "head_dim": 16, **more}))
 
 
 def gpt_oss(**more: Any) -> Any:
@@ -64,13 +64,14 @@ def gpt_oss(**more: Any) -> Any:
     return _made(transformers.GptOssForCausalLM, transformers.GptOssConfig(**{**HYBRID, **experts, **more}))
 
 
-def gemma2() -> Any:
+def gemma2(**more: Any) -> Any:
     # a cap that scores reach
-    return _made(transformers.Gemma2ForCausalLM, transformers.Gemma2Config(**GEMMA, attn_logit_softcapping=2.0))
+    config = transformers.Gemma2Config(**{**GEMMA, "attn_logit_softcapping": 2.0, **more})
+    return _made(transformers.Gemma2ForCausalLM, config)
 
 
-def gemma3() -> Any:
-    return _made(transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig(**GEMMA))
+def gemma3(**more: Any) -> Any:
+    return _made(transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig(**{**GEMMA, **more}))
 
 
 def gemma3_both_ways() -> Any:
@@ -89,9 +90,11 @@ def bert() -> Any:
     return _made(transformers.BertModel, transformers.BertConfig(**TEXT))
 
 
-def modern_bert() -> Any:
+def modern_bert(**more: Any) -> Any:
     tokens = {"cls_token_id": 1, "sep_token_id": 2, "eos_token_id": 2}
-    config = transformers.ModernBertConfig(**{**TEXT, **tokens}, global_attn_every_n_layers=2, local_attention=8)
+    config = transformers.ModernBertConfig(
+        **{**TEXT, **tokens, **more}, global_attn_every_n_layers=2, local_attention=8
+    )
     return _made(transformers.ModernBertModel, config)
 
 
