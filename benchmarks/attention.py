@@ -1,4 +1,4 @@
-"""Measure TRITON_ATTN on a GPU: every case beside its mark, torch's own attention, and the machine's ceilings.
+"""Measure TRITON_ATTN and ROCM_ATTN on a GPU: each case beside its mark, its peers, and the machine's ceilings.
 
 python benchmarks/attention.py                  print a table
 python benchmarks/attention.py --case decode    only the cases with this word in their names
@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from attnreg.kernels import triton_attn
+from attnreg.kernels import rocm_attn, triton_attn
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
 
 RESULTS = Path(__file__).resolve().parent / "results" / "attention.json"
@@ -100,15 +100,24 @@ CASES = (
     ),
 )  # fmt: skip
 HOST_MARK = 20
+# ROCM_ATTN beside TRITON_ATTN, which it may be a tenth slower than; marks are made of what that took in the same run
+ROCM_CASES = tuple(
+    Case(name=name, mark=math.inf, requests=requests, queries=queries, context=context)
+    for name, requests, queries, context in (
+        ("prefill 512 on 8k b8", 8, 512, 8192), ("prefill 512 on 32k b2", 2, 512, 32768),
+        ("prefill 2k on 8k b8", 8, 2048, 8192), ("prefill 2k on 32k b2", 2, 2048, 32768),
+        ("decode b64 8k", 64, 1, 8191), ("decode b1 32k", 1, 1, 32767),
+    )
+)  # fmt: skip
 
 
 class Data:
     """Random inputs of a case on the GPU."""
 
-    def __init__(self, case: Case, *, layout: Any = "NHD") -> None:
+    def __init__(self, case: Case, *, module: Any = triton_attn, layout: Any = "NHD") -> None:
         torch.manual_seed(0)
         heads, kv_heads = case.heads
-        self.case = case
+        self.case, self.module = case, module
         features = {"sliding_window"} if case.window else set()
         self.spec = AttentionSpec(
             num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=case.head_size,
@@ -130,7 +139,7 @@ class Data:
             table = torch.randperm(case.requests * blocks, device="cuda").view(case.requests, blocks).int()
             at = torch.arange(case.keys, device="cuda")
             slots = table[:, at // case.block_size].long() * case.block_size + at % case.block_size
-            shape = triton_attn.kv_cache_shape(self.spec, case.requests * blocks)
+            shape = module.kv_cache_shape(self.spec, case.requests * blocks)
             self.cache = KVCache(
                 torch.zeros(shape.key, dtype=shape.dtype, device="cuda"),
                 torch.zeros(shape.value, dtype=shape.dtype, device="cuda"),
@@ -140,14 +149,14 @@ class Data:
             [case.queries] * case.requests, [case.keys] * case.requests, device="cuda", block_table=table,
             slot_mapping=slots, causal=case.causal,
         )  # fmt: skip
-        self.plan = triton_attn.plan(self.spec, self.batch)
+        self.plan = module.plan(self.spec, self.batch)
         if self.cache is not None:
-            triton_attn.write_kv(self.spec, self.plan, self.key, self.value, self.cache, params=self.params)
+            module.write_kv(self.spec, self.plan, self.key, self.value, self.cache, params=self.params)
 
     def forward(self) -> None:
         """One call of the backend."""
         packed = {"key": self.key, "value": self.value} if self.cache is None else {}
-        triton_attn.forward(
+        self.module.forward(
             self.spec, self.plan, self.query, self.cache, self.output, params=self.params, **packed
         )  # fmt: skip
 
@@ -297,11 +306,11 @@ def _read(x: Tensor) -> None:
     )
 
 
-def measure(case: Case, limits: dict[str, float], with_peers: bool) -> dict[str, Any]:
-    """The figures of one case: time, error, floor, and the peers' times."""
+def measure(case: Case, limits: dict[str, float], with_peers: bool, **how: Any) -> dict[str, Any]:
+    """The figures of one case: time, error, floor, and the peers' times. how: what `Data` takes beside the case."""
     # each case begins with memory of its own, not with pieces of what the last one left
     torch.cuda.empty_cache()
-    data = Data(case)
+    data = Data(case, **how)
     us = time_us(data.forward)
     error = data.error()
     moved, operations = case.work
@@ -317,6 +326,16 @@ def measure(case: Case, limits: dict[str, float], with_peers: bool) -> dict[str,
     return row
 
 
+def measure_rocm(case: Case, limits: dict[str, float]) -> dict[str, Any]:
+    """The figures of ROCM_ATTN on the plain layout, beside TRITON_ATTN there and itself on AMD's layout."""
+    triton_us = measure(case, limits, with_peers=False)["us"]
+    mark = round(1.1 * triton_us, 1)
+    row = measure(replace(case, name=f"ROCM_ATTN {case.name}", mark=mark), limits, with_peers=False, module=rocm_attn)
+    split = measure(case, limits, with_peers=False, module=rocm_attn, layout="SPLIT")
+    row["correct"] &= split["correct"]
+    return {**row, "peers": {"TRITON_ATTN": triton_us, "ROCM_ATTN in the layout SPLIT": split["us"]}}
+
+
 def host_row() -> dict[str, Any]:
     """The host's cost of a forward whose keys are split: two launches."""
     data = Data(Case(name="", mark=0, requests=1, queries=1, context=4095))
@@ -326,19 +345,26 @@ def host_row() -> dict[str, Any]:
             "floor": None, "error": None, "correct": True, "peers": {}}  # fmt: skip
 
 
+# as they are recorded, and above a narrow column
+PEERS = {
+    "sdpa flash": "sdpa flash", "sdpa cuDNN": "sdpa cuDNN", "flex": "flex", "TRITON_ATTN": "TRITON_ATTN",
+    "ROCM_ATTN in the layout SPLIT": "SPLIT",
+}  # fmt: skip
+
+
 def show(rows: list[dict[str, Any]], machine: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}")
-    for column in ("case", "µs", "mark", "", "floor", "error", "sdpa flash", "sdpa cuDNN", "flex"):
+    for column in ("case", "µs", "mark", "", "floor", "error", *PEERS.values()):
         table.add_column(column, justify="left" if column == "case" else "right", no_wrap=True)
     for row in rows:
         verdict = "[green]met[/]" if row["met"] else "[red]missed[/]"
-        others = [str(row["peers"].get(name, ""))[:9] for name in ("sdpa flash", "sdpa cuDNN", "flex")]
+        others = [str(row["peers"].get(name, ""))[:9] for name in PEERS]
         table.add_row(row["case"], str(row["us"]), str(row["mark"]), verdict if row["correct"] else "[red]WRONG[/]",
                       str(row["floor"] or ""), str(row["error"] or ""), *others)  # fmt: skip
-    Console(width=140).print(table)
+    Console(width=160).print(table)
 
 
 def main() -> None:
@@ -361,6 +387,10 @@ def main() -> None:
     for case in CASES:
         if options.case in case.name:
             rows.append(measure(case, limits, not options.no_peers))
+            print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
+    for case in ROCM_CASES:
+        if options.case in f"ROCM_ATTN {case.name}":
+            rows.append(measure_rocm(case, limits))
             print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
     if options.case in "host":
         rows.append(host_row())

@@ -20,7 +20,7 @@ def speed_block(root: Path) -> str:
     machine = record["machine"]
     head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs."
     ceilings = ", ".join(f"{name} {value:,}" for name, value in record["ceilings"].items())
-    columns = (("case", 34), ("TRITON_ATTN", 11), ("mark", 12), ("peers", 60), ("error", 8))
+    columns = (("case", 34), ("attnreg", 11), ("mark", 12), ("peers", 60), ("error", 8))
     return f"{head} Ceilings measured in the same run: {ceilings}.\n\n{table(columns, rows)}"
 
 

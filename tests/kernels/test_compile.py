@@ -31,3 +31,16 @@ def test_default_configurations_fit(target: str) -> None:
         assert usage.shared <= usage.limit, usage
         assert usage.spills == 0, usage
         assert not usage.serialised, usage
+
+
+@pytest.mark.parametrize("target", ["sm90", "gfx942", "gfx1100"])
+def test_a_causal_batch_pays_nothing_for_the_other_kind(target: str) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
+    program = [sys.executable, str(Path(__file__).with_name("causal_only.py")), target]
+    as_it_is, cut = (
+        subprocess.run([*program, *more], capture_output=True, text=True, env=environment, check=True).stdout
+        for more in ([], ["cut"])
+    )
+    assert as_it_is.count("attention_kernel") >= 5
+    assert as_it_is == cut

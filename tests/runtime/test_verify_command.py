@@ -39,14 +39,26 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert "verify runs on one device; give one --arch" in capsys.readouterr().err
 
 
-def test_tritons_kernels_in_the_interpreter(default: Registry) -> None:
-    if default.backends["TRITON_ATTN"].module is None:
-        pytest.skip("TRITON_ATTN has no kernel module yet")
+@pytest.mark.parametrize(
+    ("backend", "where"),
+    [("TRITON_ATTN", ["--arch", "sm90"]), ("ROCM_ATTN", ["--platform", "rocm", "--arch", "gfx942"])],
+)
+def test_tritons_kernels_in_the_interpreter(default: Registry, backend: str, where: list[str]) -> None:
     # whether kernels are interpreted is decided where they are defined, so in a process of their own
-    command = [sys.executable, "-m", "attnreg", "verify", "TRITON_ATTN", "--arch", "sm90", "--device", "cpu"]
+    command = [sys.executable, "-m", "attnreg", "verify", backend, *where, "--device", "cpu", "--size", "claims"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "--size", "claims", "--json"], capture_output=True, text=True, env=environment)
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)["TRITON_ATTN"]
+    found = json.loads(done.stdout)[backend]
     assert found["unproven"] == ["bfloat16"]
     assert found["cases"] >= 8
+    assert found["for"] == " ".join(where[1::2] if len(where) > 2 else ["cuda", where[1]])
+    assert found["claims"]["features"].keys() == default.backends[backend].variants[0].served
+
+
+def test_cases_side_by_side_find_what_they_find_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for jobs in ("1", "2"):
+        assert main(["verify", "CPU_ATTN", *CPU, "--jobs", jobs, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]

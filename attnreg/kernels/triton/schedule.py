@@ -124,7 +124,7 @@ def choose_config(target: Target, shape: Shape) -> Config:
     else:
         config = _long_config(target, shape)
     # where no key is clamped, the values of a block can be loaded in vectors
-    return _fit(target, shape, replace(config, peel=shape.split))
+    return _fit(target, shape, replace(config, peel=config.peel or shape.split))
 
 
 def _float32_config(target: Target, shape: Shape) -> Config:
@@ -181,7 +181,7 @@ def _long_config(target: Target, shape: Shape) -> Config:
     if shape.cache_itemsize < shape.itemsize:
         return Config(128, 128, 8, 3, programs_per_sm=1)
     if shape.paged:
-        return Config(128, 64, 8, 3, programs_per_sm=1)
+        return Config(128, 64, 8, 3, programs_per_sm=1, peel=True)
     return Config(64, 64, 4, 3)
 
 
