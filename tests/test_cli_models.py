@@ -66,6 +66,17 @@ def test_a_draft_has_its_own_layers_under_its_own_role(run: Callable[..., Any]) 
     assert data["title"].startswith("gpt-oss-120b · 36 layers · draft Llama-3.1-8B · 32 layers · bfloat16 · CUDA")
 
 
+def test_a_block_diffusion_draft_looks_both_ways_over_an_fp8_cache(run: Callable[..., Any]) -> None:
+    sides = ("--model", str(CONFIGS / "Qwen3-8B"), "--draft", str(CONFIGS / "Qwen3-8B-DFlash-b16"))
+    target, draft = answers(run, *MI300X, *sides, "--kv-dtype", "fp8", "--flag", "aiter")["answers"]
+    assert "features" not in target["selections"][0]["request"]
+    (selection,) = draft["selections"]
+    assert selection["request"]["features"] == ["non_causal"]
+    assert selection["backend"]["name"] == "ROCM_ATTN"
+    reasons = {c["name"]: [r["text"] for r in c["reasons"]] for c in selection["candidates"]}
+    assert reasons["ROCM_AITER_UNIFIED_ATTN"] == ["non_causal is not supported"]
+
+
 def test_the_cache_is_counted_per_group_and_in_total(run: Callable[..., Any]) -> None:
     cache = answers(run, *HOPPER, "--model", GPT_OSS, "--kv-dtype", "fp8", "--tp", "2", "--length", "1000")["kv_cache"]
     # 18 layers, keys and values, 4 of the 8 KV heads, 64 elements of a byte

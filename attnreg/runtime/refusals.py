@@ -103,6 +103,10 @@ def _unasked_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[str,
     inputs: dict[str, Any] = {"sliding_window": 4, "softcap": 2.0, "sinks": per_head, "alibi_slopes": per_head}
     for name, given in inputs.items():
         yield name, partial(Attention.from_selection, selection, **{name: given})
+    facet = claims.registry.vocabulary.facets.get("cache_layout")
+    for layout in sorted(facet.words if facet else ()):
+        if layout not in claims.dimensions["storage"]:
+            yield f"cache_layout={layout}", partial(Attention.from_selection, selection, kv_layout=layout)
     causal = request.attn_type == "decoder"
     ranges = torch.zeros(1, 1, 2, dtype=torch.int32, device=device)
 

@@ -50,6 +50,7 @@ DEFAULT = (
     Case("prefill packed", queries=4096, keys=4096, block_size=0),
     Case("split decode fp8", layout="SPLIT", cache="float8_e4m3fn"),
     Case("split prefill", queries=2048, layout="SPLIT", causal=False),
+    Case("split 16 queries, fp8 of gfx942", queries=16, layout="SPLIT", cache="float8_e4m3fnuz", causal=False),
     Case(
         "head 256 all features", queries=300, heads=(8, 2), head_size=256, window=2048, softcap=30.0, features=FEATURES
     ),
