@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from attnreg.kernels.triton.fp8 import fp8_to_float16
+from attnreg.kernels.triton.layout import columns
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -71,7 +72,7 @@ def _load_tile(
     """The keys or values [BLOCK_N, BLOCK] of one KV head from `start` on, in the dtype of the dots.
 
     WHOLE: none of them is at or past `stop`. Otherwise the last one is repeated there: memory that holds no key may
-    hold NaN, and 0 * NaN is NaN. VECTOR: as many elements of a row lie together; 0: all.
+    hold NaN, and 0 * NaN is NaN. VECTOR, STRIDE_X: see `columns`.
     """
     key = start + tl.arange(0, BLOCK_N)
     if not WHOLE:
@@ -81,8 +82,7 @@ def _load_tile(
         # the compiler cannot know that a table's entry is the same for a block's keys, which lie side by side
         rows = tl.max_contiguous(tl.multiple_of(rows, 16), 16)
     offs_d = first_column + tl.arange(0, BLOCK)
-    columns = offs_d if VECTOR == 0 else offs_d // VECTOR * STRIDE_X + offs_d % VECTOR
-    pointers = cache_ptr + rows[:, None] + columns[None, :]
+    pointers = cache_ptr + rows[:, None] + columns(offs_d, VECTOR, STRIDE_X)[None, :]
     if SIZE % BLOCK == 0:
         tile = tl.load(pointers)
     else:
@@ -136,8 +136,7 @@ def _attention_kernel(
     ONE_TILE: no request has more than BLOCK_M // HEADS queries, and tile i is request i.
     SPLIT: the parts go to partial_ptr [num_reqs * slots, num_heads, splits, HEAD_SIZE_V] and, with the logarithms (base
     2) of their sums, to partial_lse_ptr; a request cuts its keys into parts of min_split or more.
-    PEEL: tiles that all rows see whole have a loop of their own. FP8: the format of 8-bit keys and values. STRIDE_KX,
-    K_VECTOR, STRIDE_VX, V_VECTOR: a row's elements lie together by K_VECTOR, STRIDE_KX apart; 0: all of them.
+    PEEL: tiles that all rows see whole have a loop of their own. FP8: the format of 8-bit keys and values.
     BLOCK_K: the columns of queries and keys that one product takes; head_size: HEAD_SIZE, unknown to the compiler.
     The optional pointers (lse, ranges, sinks, slopes, scales) are None where the feature is not used.
     """

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
+from attnreg.kernels.triton.layout import columns
 
 
 @triton.jit
@@ -20,12 +21,6 @@ def _to_cache(x, scale, cache_ptr, FP8: tl.constexpr):
     else:
         y = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -LARGEST, LARGEST).to(DTYPE)
     return y
-
-
-@triton.jit
-def _columns(offs_d, VECTOR: tl.constexpr, STRIDE_X: tl.constexpr):
-    """Where a row's elements are: VECTOR of them lie together, STRIDE_X apart; 0: all."""
-    return offs_d if VECTOR == 0 else offs_d // VECTOR * STRIDE_X + offs_d % VECTOR
 
 
 @triton.jit(
@@ -57,7 +52,7 @@ def _write_kv_kernel(
     mask = stored & (offs_d < HEAD_SIZE)
     key = tl.load(key_ptr + (token * STRIDE_KEY_T + head * STRIDE_KEY_H)[:, None] + offs_d, mask=mask, other=0.0)
     key_offs = block * STRIDE_KB + offset * STRIDE_KT + head * STRIDE_KH
-    key_offs = key_offs[:, None] + _columns(offs_d, K_VECTOR, STRIDE_KX)
+    key_offs = key_offs[:, None] + columns(offs_d, K_VECTOR, STRIDE_KX)
     tl.store(key_cache_ptr + key_offs, _to_cache(key, k_scale, key_cache_ptr, FP8), mask=mask)
 
     mask = stored & (offs_d < HEAD_SIZE_V)
@@ -65,5 +60,5 @@ def _write_kv_kernel(
         value_ptr + (token * STRIDE_VALUE_T + head * STRIDE_VALUE_H)[:, None] + offs_d, mask=mask, other=0.0
     )
     value_offs = block * STRIDE_VB + offset * STRIDE_VT + head * STRIDE_VH
-    value_offs = value_offs[:, None] + _columns(offs_d, V_VECTOR, STRIDE_VX)
+    value_offs = value_offs[:, None] + columns(offs_d, V_VECTOR, STRIDE_VX)
     tl.store(value_cache_ptr + value_offs, _to_cache(value, v_scale, value_cache_ptr, FP8), mask=mask)
