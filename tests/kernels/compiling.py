@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-TARGETS = ("sm80", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100")
+TARGETS = ("sm75", "sm80", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ class Target(NamedTuple):
         return self.backend == "hip" and not str(self.arch).startswith("gfx9")
 
     @property
+    def matrix_units(self) -> bool:
+        """Whether Triton has matrix units to compute with; it has left those before Ampere."""
+        return self.backend != "cuda" or int(self.arch) >= 80
+
+    @property
     def warpgroup_mma(self) -> bool:
         """Whether the matrix units read their operands from shared memory, for four warps at once."""
         return self.backend == "cuda" and int(self.arch) // 10 in (9, 10)
@@ -115,8 +120,8 @@ class Shape(NamedTuple):
 
 def choose_config(target: Target, shape: Shape) -> Config:
     """The configuration for a launch, made to fit the target's registers and shared memory."""
-    if shape.itemsize == 4:
-        config = _float32_config(target, shape)
+    if shape.itemsize == 4 or not target.matrix_units:
+        config = _scalar_config(target, shape)
     elif target.backend == "hip":
         config = _amd_config(target, shape)
     elif shape.short:
@@ -127,11 +132,11 @@ def choose_config(target: Target, shape: Shape) -> Config:
     return _fit(target, shape, replace(config, peel=config.peel or shape.split))
 
 
-def _float32_config(target: Target, shape: Shape) -> Config:
-    """No matrix unit computes in float32; not measured: what spills no registers."""
+def _scalar_config(target: Target, shape: Shape) -> Config:
+    """Without matrix units, which compute in 16 bits alone; not measured: what spills no registers."""
     if target.rdna:
         return Config(16, 16, 8, 1, block_k=32 if shape.width > 256 else 64)
-    if target.backend == "cuda" and (shape.width > 128 or shape.extras):
+    if target.backend == "cuda" and (shape.width > 128 or shape.extras or not target.matrix_units):
         return Config(16, 16, 8, 1, block_k=32) if shape.width > 256 else Config(16, 32, 8, 1, block_k=64)
     return Config(16, 32, 4, 1)
 
@@ -176,12 +181,13 @@ def _long_config(target: Target, shape: Shape) -> Config:
         # 128 x 64 is 15 to 20 % faster, and spills some registers
         small = shape.extras or shape.cache_itemsize < shape.itemsize
         return Config(64, 64, 8, 2, programs_per_sm=1) if small else Config(128, 32, 8, 3, programs_per_sm=1)
-    if shape.extras:
+    if shape.extras or int(target.arch) != 90:
+        # larger tiles spill, of the neighbours of that GPU too
         return Config(64, 64 if shape.cache_itemsize == shape.itemsize else 32, 8, 3, programs_per_sm=1)
     if shape.cache_itemsize < shape.itemsize:
         return Config(128, 128, 8, 3, programs_per_sm=1)
     if shape.paged:
-        return Config(128, 64, 8, 3, programs_per_sm=1, peel=True)
+        return Config(128, 64, 8, 3, programs_per_sm=1, peel=shape.window == 0)
     return Config(64, 64, 4, 3)
 
 
