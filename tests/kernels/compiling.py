@@ -68,7 +68,8 @@ FULL = (
         for name, queries, heads, block_size, layout in (
             ("decode", 1, (16, 4), 16, "NHD"), ("16 queries", 16, (16, 4), 16, "NHD"),
             ("16 queries, group 8", 16, (16, 2), 16, "NHD"), ("prefill", 2048, (16, 4), 16, "NHD"),
-            ("packed", 2048, (16, 4), 0, "NHD"), ("split decode", 1, (16, 4), 16, "SPLIT"),
+            ("packed", 2048, (16, 4), 0, "NHD"), ("prefill in parts", 300, (16, 16), 16, "NHD"),
+            ("split decode", 1, (16, 4), 16, "SPLIT"),
             ("split prefill", 2048, (16, 4), 16, "SPLIT"),
         )
         for extras in (False, True)

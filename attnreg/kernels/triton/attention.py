@@ -292,8 +292,16 @@ def _attention_kernel(
     offs_dv = tl.arange(0, BLOCK_DV)
     is_dv = (offs_dv < HEAD_SIZE_V)[None, :]
     if SPLIT:
-        slot = req.to(tl.int64) * slots + token
-        part = (slot * (NUM_KV_HEADS * GROUP) + head) * num_splits + tl.program_id(1)
+        if ONE_TILE or BLOCK_M * BLOCK_DV < 16384:
+            slot = req.to(tl.int64) * slots + token
+            part = (slot * (NUM_KV_HEADS * GROUP) + head) * num_splits + tl.program_id(1)
+        else:
+            # a large tile has no registers for int64: up to the tile they are needed, within it 32 bits do
+            first_slot = req.to(tl.int64) * slots + tile * BLOCK_Q
+            first_part = first_slot * (NUM_KV_HEADS * GROUP) * num_splits + tl.program_id(1)
+            partial_ptr += first_part * HEAD_SIZE_V
+            partial_lse_ptr += first_part
+            part = ((token - tile * BLOCK_Q) * (NUM_KV_HEADS * GROUP) + head) * num_splits
         # a part without a key has no output to store: the merge sees its sum and skips it
         has_keys = row_sum > 0
         row_sum = tl.where(has_keys, row_sum, 1.0)

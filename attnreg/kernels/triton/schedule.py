@@ -149,9 +149,9 @@ def _short_config(target: Target, shape: Shape) -> Config:
         if block_m == 16:
             many = shape.width > 256 or (shape.extras and shape.cache_itemsize == 1)
             return Config(16, 32, 8 if many else 4, 2, programs_per_sm=4)
-        if shape.width > 256 and not target.warpgroup_mma:
+        if shape.width > 256:
             return Config(16, 32, 8, 2, programs_per_sm=1, block_k=128)
-        if shape.width > 256 or (shape.extras and not target.warpgroup_mma):
+        if not target.warpgroup_mma:
             return Config(32, 32, 8, 2, programs_per_sm=1)
         return Config(min(block_m, 64), 64, 8, 2, programs_per_sm=1)
     # NVIDIA H200, 2026-11-21
@@ -173,7 +173,8 @@ def _long_config(target: Target, shape: Shape) -> Config:
         # not measured: what spills no registers
         wide = shape.width > 128
         few = wide or shape.extras or shape.cache_itemsize < shape.itemsize
-        return Config(32 if wide and shape.extras else 64, 32 if few else 64, 8, 2)
+        small = shape.extras and (int(target.arch) < 100 if wide else shape.cache_itemsize < shape.itemsize)
+        return Config(32 if small else 64, 32 if few else 64, 8, 2)
     # NVIDIA H200, 2026-11-21
     if 0 < shape.window <= 256:
         return Config(64, 32, 4, 3, programs_per_sm=4)
