@@ -19,7 +19,7 @@ from kernels.compiling import DEFAULT, FULL, TARGETS, Usage
 def test_default_configurations_fit(target: str) -> None:
     full = bool(os.environ.get("ATTNREG_FULL"))
     cases = DEFAULT + FULL if full else DEFAULT
-    # among the rare ones are six where ptxas gives up a register or two, of 128, to keep two programs on a multiprocessor
+    # in six rare ones ptxas gives up a register or two, of 128, to keep two programs on a multiprocessor
     tolerated = 8 if full else 0
     # the layout SPLIT is AMD's
     cases = tuple(case for case in cases if case.layout != "SPLIT" or target.startswith("gfx"))
