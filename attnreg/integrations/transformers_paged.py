@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache as cached
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def _update(
     cache: Any, module: torch.nn.Module, key: Tensor, value: Tensor, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """The keys and values of all requests, new ones stored; in kwargs the lengths become those of this layer's kind."""
-    if "kwargs" in inspect.signature(cache.update).parameters:
+    if _fills_kwargs(cache.__class__):
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
         return key, value
     # transformers 5.17 and some before
@@ -98,6 +99,12 @@ def _update(
         kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][_kind(module)]
     key, value = (x.transpose(0, 1)[None] for x in found)
     return key, value
+
+
+@cached
+def _fills_kwargs(kind: type[Any]) -> bool:
+    """Whether this transformers' cache takes a call's arguments as a whole, and puts the layer's lengths into them."""
+    return "kwargs" in inspect.signature(kind.update).parameters
 
 
 def _kind(module: torch.nn.Module) -> str:

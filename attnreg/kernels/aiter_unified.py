@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnreg import upstream
 from attnreg.kernels import aiter_common as common
-from attnreg.runtime.interface import AttentionSpec, KVCache, LayerParams
+from attnreg.runtime.interface import AttentionSpec, KVCache, LayerParams, by_token
 
 _unified = upstream.function("unified_attention")
 
@@ -40,7 +40,7 @@ def attend(
 
     Source of what the arguments mean: aiter/ops/triton/attention/unified_attention.py and its kernels.
     """
-    key, value = kv_cache if packed or spec.kv_layout == "NHD" else (x.transpose(1, 2) for x in kv_cache)
+    key, value = kv_cache if packed else by_token(kv_cache, spec.kv_layout)
     shape = (paged.seq_lens.shape[0], spec.num_kv_heads)
     # one of the two without the other would be dropped
     scales = [common.one_scale(s, query).expand(shape) for s in (params.k_scale, params.v_scale)]

@@ -7,7 +7,7 @@ edge is where a pair stops being accepted. Cases are the same from run to run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,7 +48,6 @@ class Claims:
     backend: str
     platform: Platform
     registry: Registry
-    _accepted: dict[AttentionRequest, bool] = field(default_factory=dict, repr=False)
 
     def accepts(self, request: AttentionRequest) -> bool:
         """Whether the backend, asked for by name, takes the request."""

@@ -123,8 +123,8 @@ def verify(
     platform: what the backends are selected for; this machine's, if None. device: where they run; the platform's, if
     None. A GPU's backend on the device ``cpu`` is its logic alone; Triton's kernels need ``TRITON_INTERPRET=1`` there,
     and the interpreter has no bfloat16. size: see `Claims.cases`. record: a file, or a directory for ``<device>.json``;
-    what was refuted is struck from it. jobs: processes that try cases side by side,
-    for backends that compile long. report: called after every case.
+    what was refuted is struck from it. jobs: processes that try cases side by side, for backends that compile long.
+    report: called after every case.
 
     Raises `RequestError` for an unknown backend, and for one without a kernel module for the platform.
     """
@@ -182,7 +182,7 @@ def _found(
 
 def _outcomes(claims: Claims, cases: list[Case], device: torch.device, jobs: int) -> Iterator[tuple[Case, Outcome]]:
     """Each case with what came of it, in order."""
-    prove_one = partial(_prove, claims.backend, claims.platform, claims.registry, device)
+    prove_one = partial(_prove, claims, device)
     if jobs == 1:
         yield from zip(cases, map(prove_one, cases), strict=True)
         return
@@ -191,10 +191,11 @@ def _outcomes(claims: Claims, cases: list[Case], device: torch.device, jobs: int
         yield from zip(cases, pool.map(prove_one, cases), strict=True)
 
 
-def _prove(backend: str, platform: Platform, registry: Registry, device: torch.device, case: Case) -> Outcome:
+def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome:
     try:
+        # in a process of its own too
         with _one_thread(device):
-            return prove(case, Claims(backend, platform, registry).select(case.request), device)
+            return prove(case, claims.select(case.request), device)
     # whatever a kernel raises refutes the claim, and is said
     except Exception as e:
         return Outcome(0.0, 0.0, f"{type(e).__name__}: {e}")

@@ -1,6 +1,6 @@
 """Every kernel compiles for every target without a GPU, in its default configurations, within the target's means.
 
-ATTNREG_FULL=1 compiles all cases for all targets, which takes about an hour of a processor.
+ATTNREG_FULL=1 compiles all cases for all targets, which takes long.
 """
 
 from __future__ import annotations

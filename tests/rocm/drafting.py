@@ -1,6 +1,6 @@
 """A target and a block-diffusion draft with random weights, each over a paged cache of its own, and the loop of both.
 
-The draft is DFlash's (arXiv 2602.06036, section 3) made small: its queries are one block, the last token and masks,
+The draft is DFlash's (arXiv 2602.06036) made small: its queries are one block, the last token and masks,
 that attend to each other in both directions and to a context, which are no tokens but the target's states, projected.
 """
 
