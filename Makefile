@@ -34,11 +34,11 @@ unit: .venv/dev  ## the test suite
 	$(BIN)/pytest --numprocesses 2
 
 test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM's own Python sources; downloads its wheel once
-	.venv-vllm/bin/pytest --confcutdir tests/vllm_plugin tests/vllm_plugin
+	.venv-vllm/bin/pytest --confcutdir tests/integrations/vllm tests/integrations/vllm
 
 test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
 	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
-	$(BIN)/pytest tests/test_models_truth.py
+	$(BIN)/pytest tests/registry/test_models_truth.py
 
 # with the python that has a torch for this machine's GPU, and pytest
 test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden synchronisation
@@ -74,10 +74,10 @@ clean:  ## remove the environments and caches
 	touch $@
 
 # its own requirements alone: nothing of the kernels is installed, so nothing of CUDA comes along
-.venv-vllm/ready: pyproject.toml tests/vllm_plugin/requirements.txt
+.venv-vllm/ready: pyproject.toml tests/integrations/vllm/requirements.txt
 	test -x .venv-vllm/bin/pip || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install torch==2.13.0
-	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --editable . --requirement tests/vllm_plugin/requirements.txt
+	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --editable . --requirement tests/integrations/vllm/requirements.txt
 	touch $@
 
 .cache/vllm-$(VLLM)/ready:

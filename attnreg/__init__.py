@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from attnreg.config_fields import ConfigError
+    from attnreg.conformance.verify import verify
     from attnreg.errors import NoBackendError, RegistryError
     from attnreg.loader import bundled_registries, load_registry
-    from attnreg.model_config import ModelLayers, requests_from_model
+    from attnreg.models.fields import ConfigError
+    from attnreg.models.reader import ModelLayers, requests_from_model
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest, RequestError
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
         UnclaimedError,
     )
     from attnreg.runtime.layer import Attention
-    from attnreg.runtime.verify import verify
-    from attnreg.selection import Candidate, Reason, Selection
-    from attnreg.selector import select
+    from attnreg.selection.selector import select
+    from attnreg.selection.trace import Candidate, Reason, Selection
 
 _HOME = {
     "Attention": "runtime.layer",
@@ -38,25 +38,25 @@ _HOME = {
     "AttentionSpec": "runtime.interface",
     "BatchError": "runtime.interface",
     "BatchMetadata": "runtime.interface",
-    "Candidate": "selection",
-    "ConfigError": "config_fields",
+    "Candidate": "selection.trace",
+    "ConfigError": "models.fields",
     "KVCache": "runtime.interface",
-    "ModelLayers": "model_config",
+    "ModelLayers": "models.reader",
     "NoBackendError": "errors",
     "Platform": "platforms",
-    "Reason": "selection",
+    "Reason": "selection.trace",
     "Registry": "registry",
     "RegistryError": "errors",
     "RequestError": "request",
-    "Selection": "selection",
+    "Selection": "selection.trace",
     "SpecError": "runtime.interface",
     "UnclaimedError": "runtime.interface",
     "bundled_registries": "loader",
     "load_registry": "loader",
     "ops": "runtime",
-    "requests_from_model": "model_config",
-    "select": "selector",
-    "verify": "runtime.verify",
+    "requests_from_model": "models.reader",
+    "select": "selection.selector",
+    "verify": "conformance.verify",
 }
 __all__ = [
     "Attention",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attnreg.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from attnreg.vocabulary import Vocabulary
+    from attnreg.language.vocabulary import Vocabulary
 
 PREFIXES = ("ATTNREG", "ATTN_REG")
 REGISTRY_VARIABLE = "ATTNREG_REGISTRY"

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from attnreg.selection import Selection
+    from attnreg.selection.trace import Selection
 
 
 class Location(NamedTuple):

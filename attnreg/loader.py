@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnreg import schema
-from attnreg.compiler import compile_registry
+from attnreg.compile import schema
+from attnreg.compile.compiler import compile_registry
+from attnreg.compile.parts import Part, Parts
+from attnreg.compile.places import registry_root
+from attnreg.compile.yaml_source import Document
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
-from attnreg.parts import Part, Parts
-from attnreg.places import registry_root
 from attnreg.registry import Registry
-from attnreg.source import Document
 
 ENTRY_POINTS = "attnreg.registries"
 PLUGIN_FILE = "attnreg.yaml"

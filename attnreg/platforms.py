@@ -18,7 +18,7 @@ from attnreg.environment import FLAGS_VARIABLE
 from attnreg.request import RequestError, _check_word, _word_set
 
 if TYPE_CHECKING:
-    from attnreg.vocabulary import Vocabulary, Word
+    from attnreg.language.vocabulary import Vocabulary, Word
 
 Packages = tuple[tuple[str, str], ...]
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnreg.conditions import Condition
 from attnreg.errors import Location
+from attnreg.language.conditions import Condition
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from attnreg.matchers import Matcher
-    from attnreg.vocabulary import Vocabulary
+    from attnreg.language.matchers import Matcher
+    from attnreg.language.vocabulary import Vocabulary
 
 Status = Literal["stable", "experimental", "deprecated"]
 Strength = Literal["require", "prefer", "deny"]

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import attnreg
-from attnreg.diff import diff
-from attnreg.proofs import check
-from attnreg.selector import _select
+from attnreg.analysis.check import check
+from attnreg.analysis.diff import diff
+from attnreg.selection.selector import _select
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "selection.json"

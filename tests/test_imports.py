@@ -7,13 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support import ROOT
 
 import attnreg
 
-ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = {"torch", "triton", "transformers", "vllm", "jax", "numpy"}
 LIBRARIES = {"rich", "click", "pydantic", "yaml", "jinja2", "packaging"}
 # what only the tools and the integrations use

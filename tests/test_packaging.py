@@ -11,11 +11,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PROBE = """
 from attnreg.loader import load_registry
-from attnreg.places import registry_root
+from attnreg.compile.places import registry_root
 print(registry_root(), load_registry("default").title)
 """
 

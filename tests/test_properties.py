@@ -9,14 +9,13 @@ import sys
 from random import Random
 from typing import Any
 
-import asking
 import pytest
-import tiny
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from support import ROOT, asking, tiny
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, Selection, select
-from attnreg.selector import evaluate
+from attnreg.selection.selector import evaluate
 
 # errors --------------------------------------------------------------------------------------------------------------
 
@@ -137,13 +136,13 @@ def test_what_was_asked_before_does_not_matter(default: Registry, data: st.DataO
 SEEDED = """
 import json, random, sys
 sys.path.insert(0, "tests")
-import tiny
-from asking import BASE, at
+from support import tiny
+from support.asking import BASE, at
 from attnreg import AttentionRequest, load_registry
-from attnreg.diff import diff
-from attnreg.proofs import check
-from attnreg.remedies import remedy
-from attnreg.selector import evaluate
+from attnreg.analysis.diff import diff
+from attnreg.analysis.check import check
+from attnreg.selection.remedies import remedy
+from attnreg.selection.selector import evaluate
 
 default = load_registry("default")
 other = load_registry("default", [{"choices": [{"deny": ["FLASHINFER"]}]}])
@@ -161,7 +160,7 @@ print(*check(registry), sep="\\n")
 
 
 def test_hash_seeds_do_not_matter() -> None:
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = str(ROOT)
 
     def run(seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnreg.config_values import FORMS, OPERATIONS
-from attnreg.families import ATTN_TYPES, FACTS, INDEXER, KINDS, MLA
-from attnreg.layer_patterns import KEYS
+from attnreg.models.families import ATTN_TYPES, FACTS, INDEXER, KINDS, MLA
+from attnreg.models.patterns import KEYS
+from attnreg.models.values import FORMS, OPERATIONS
 
 Schema = dict[str, Any]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from docs_page import plain, table
 
-from attnreg.families import MIXERS
-from attnreg.layer_facts import LayerFacts, LayerGroup
 from attnreg.loader import bundled_registries, load_registry
-from attnreg.model_config import ConfigError, ModelLayers, bundled_families, requests_from_model
-from attnreg.model_questions import group_layers
+from attnreg.models.facts import LayerFacts, LayerGroup
+from attnreg.models.families import MIXERS
+from attnreg.models.questions import group_layers
+from attnreg.models.reader import ConfigError, ModelLayers, bundled_families, requests_from_model
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
-from attnreg.selector import evaluate
+from attnreg.selection.selector import evaluate
 
 # the columns of the matrix
 ARCHS = ("sm80", "sm90", "sm100", "sm120", "gfx942", "gfx1100", "x86_64")

@@ -11,13 +11,13 @@ from typing import Any
 
 import jinja2
 
-from attnreg.conditions import Condition
-from attnreg.diff import diff, facets_text
+from attnreg.analysis.diff import diff, facets_text
+from attnreg.compile.places import registry_root
+from attnreg.compile.yaml_source import Document
+from attnreg.language.conditions import Condition
+from attnreg.language.vocabulary import Architecture
 from attnreg.loader import load_registry
-from attnreg.places import registry_root
 from attnreg.registry import Backend, Order, Registry, Variant
-from attnreg.source import Document
-from attnreg.vocabulary import Architecture
 
 TEMPLATES = Path(__file__).parent / "templates"
 NATIVE, EMULATED, UNCHECKED = "✓", "◐", "?"

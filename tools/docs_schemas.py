@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
 
-from attnreg import schema
-from attnreg.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
+from attnreg.compile import schema
+from attnreg.language.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
+from attnreg.language.vocabulary import Facet
 from attnreg.registry import Registry
-from attnreg.vocabulary import Facet
 
 Schema = dict[str, Any]
 FILES: dict[str, type[BaseModel]] = {

@@ -23,10 +23,10 @@ import docs_speed
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from attnreg import cli
-from attnreg.cli_options import platforms_of, questions_of
+from attnreg.cli import commands as cli
+from attnreg.cli.options import platforms_of, questions_of
 from attnreg.errors import RegistryError
-from attnreg.explain import explain, render
+from attnreg.explain.answers import explain, render
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.registry import Registry
 

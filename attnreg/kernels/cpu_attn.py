@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnreg.kernels import gathered
-from attnreg.kernels.gathered import Piece, Plan
+from attnreg.kernels.dense import gathered
+from attnreg.kernels.dense.gathered import Piece, Plan
 from attnreg.kernels.torch_sdpa import kv_cache_shape, sdpa, write_kv
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from attnreg.kernels import gathered
-from attnreg.kernels.gathered import Places
+from attnreg.kernels.dense import gathered
+from attnreg.kernels.dense.gathered import Places
 from attnreg.kernels.torch_sdpa import kv_cache_shape
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams
 

@@ -12,12 +12,13 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from attnreg import upstream
-from attnreg.kernels import aiter_common as common
-from attnreg.kernels import aiter_packed, aiter_unified, gathered
-from attnreg.kernels.aiter_packed import Lengths
-from attnreg.kernels.aiter_unified import Paged
-from attnreg.kernels.gathered import Places
+from attnreg.kernels.aiter import common, upstream
+from attnreg.kernels.aiter import packed as aiter_packed
+from attnreg.kernels.aiter import unified as aiter_unified
+from attnreg.kernels.aiter.packed import Lengths
+from attnreg.kernels.aiter.unified import Paged
+from attnreg.kernels.dense import gathered
+from attnreg.kernels.dense.gathered import Places
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,

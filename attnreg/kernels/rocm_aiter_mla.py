@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnreg import upstream
-from attnreg.kernels import aiter_common as common
+from attnreg.kernels.aiter import common, upstream
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,

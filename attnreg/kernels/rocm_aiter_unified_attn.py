@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnreg.kernels import aiter_common as common
-from attnreg.kernels import aiter_packed, aiter_unified
-from attnreg.kernels.aiter_packed import Lengths
-from attnreg.kernels.aiter_unified import Paged
+from attnreg.kernels.aiter import common
+from attnreg.kernels.aiter import packed as aiter_packed
+from attnreg.kernels.aiter import unified as aiter_unified
+from attnreg.kernels.aiter.packed import Lengths
+from attnreg.kernels.aiter.unified import Paged
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,

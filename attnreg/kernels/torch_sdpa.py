@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnreg.kernels import gathered
-from attnreg.kernels.gathered import Piece, Plan
+from attnreg.kernels.dense import gathered
+from attnreg.kernels.dense.gathered import Piece, Plan
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnreg.errors import NoBackendError
-from attnreg.runtime import checks
+from attnreg.runtime import arguments as checks
 from attnreg.runtime.context import add_layer
 from attnreg.runtime.interface import (
     AttentionSpec,
@@ -24,14 +24,14 @@ from attnreg.runtime.interface import (
     SpecError,
     UnclaimedError,
 )
-from attnreg.selector import evaluate
+from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
     from typing import Self
 
-    from attnreg.selection import Selection
+    from attnreg.selection.trace import Selection
 
 _CALLS = ("kv_cache_shape", "plan", "write_kv", "forward")
 

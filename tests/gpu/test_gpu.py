@@ -10,11 +10,11 @@ import torch
 
 import attnreg
 from attnreg import AttentionRequest, BatchMetadata, Platform, Registry
-from attnreg.runtime.conformance import PROVABLE, Claims
+from attnreg.conformance.claims import PROVABLE, Claims
+from attnreg.conformance.proof import attend
+from attnreg.conformance.trial import Trial, prepare
+from attnreg.conformance.verify import verify
 from attnreg.runtime.layer import Attention
-from attnreg.runtime.proof import attend
-from attnreg.runtime.trial import Trial, prepare
-from attnreg.runtime.verify import verify
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from integrations import small_models as models
-from integrations.small_models import by, close, tokens
+from support import small_models as models
+from support.small_models import by, close, tokens
 from torch import Tensor, nn
 
 import attnreg

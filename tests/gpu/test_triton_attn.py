@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import Case, Setup
+from support.cases import Case, Setup
 
 from attnreg.runtime.interface import Layout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels.cases import Case, Setup
+from support.cases import Case, Setup
 
 from attnreg.kernels.triton import launchers
 from attnreg.kernels.triton.schedule import Config

@@ -9,10 +9,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from kernels.compiling import DEFAULT, FULL, TARGETS, Usage
+from support import ROOT
+from support.compiling import DEFAULT, FULL, TARGETS, Usage
+
+PATH = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -23,9 +25,8 @@ def test_default_configurations_fit(target: str) -> None:
     tolerated = 8 if full else 0
     # the layout SPLIT is AMD's
     cases = tuple(case for case in cases if case.layout != "SPLIT" or target.startswith("gfx"))
-    program = [sys.executable, str(Path(__file__).with_name("compiling.py")), target, *(case.name for case in cases)]
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(root)}
+    program = [sys.executable, "-m", "support.compiling", target, *(case.name for case in cases)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": PATH}
     done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [Usage(**json.loads(line)) for line in done.stdout.splitlines()]
@@ -38,9 +39,8 @@ def test_default_configurations_fit(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["sm90", "gfx942", "gfx1100"])
 def test_a_causal_batch_pays_nothing_for_the_other_kind(target: str) -> None:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
-    program = [sys.executable, str(Path(__file__).with_name("causal_only.py")), target]
+    environment = {**os.environ, "PYTHONPATH": PATH}
+    program = [sys.executable, "-m", "support.causal_only", target]
     as_it_is, cut = (
         subprocess.run([*program, *more], capture_output=True, text=True, env=environment, check=True).stdout
         for more in ([], ["cut"])

@@ -112,7 +112,7 @@ def test_what_a_layer_did_not_ask_for_is_refused_and_who_serves_it_is_named(
 
 
 def test_a_selection_that_cannot_run(make: Make, default: Registry, cpu: Platform) -> None:
-    from attnreg.selector import evaluate
+    from attnreg.selection.selector import evaluate
 
     request = AttentionRequest(head_size=16, num_heads=4, kv_dtype="nvfp4")
     with pytest.raises(NoBackendError, match="nvfp4"):

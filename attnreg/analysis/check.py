@@ -1,0 +1,273 @@
+"""What must hold of a registry, decided for every configuration: its invariants, and that none of its data is dead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from attnreg.analysis.space import Space
+from attnreg.analysis.symbolic import Model
+from attnreg.analysis.value_classes import every_clause
+from attnreg.errors import Location
+from attnreg.language.matchers import ANY
+from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import Selection
+
+if TYPE_CHECKING:
+    from attnreg.analysis.diagram import Node
+    from attnreg.language.vocabulary import Word
+    from attnreg.registry import Backend, Entry, Invariant, Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing wrong in a registry that loads: what, where, how to mend it, and a configuration that shows it."""
+
+    kind: str
+    where: Location
+    message: str
+    help: str = ""
+    example: Selection | None = None
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.message}"]
+        if self.example is not None:
+            lines += [f"  {line}" for line in example_lines(self.example)]
+        if self.help:
+            lines.append(f"  help: {self.help}")
+        return "\n".join(lines)
+
+
+def example_lines(selection: Selection) -> list[str]:
+    """A configuration and its trace, in plain text."""
+    platform, request = selection.platform, selection.request
+    flags = f" flags={','.join(sorted(platform.flags))}" if platform.flags else ""
+    shown = " ".join(f"{k}={_value_text(v)}" for k, v in request.to_dict().items())
+    missing = ""
+    if platform.packages is not None:
+        known = {name for name, _ in platform.packages}
+        absent = sorted(set(selection.registry.vocabulary.packages) & _asked_packages(selection) - known)
+        missing = f" without packages {', '.join(absent)}" if absent else ""
+    lines = [f"for example: {platform.platform} {platform.arch}{flags}{missing} {shown}"]
+    lines.append(f"  chosen: {selection.backend.name if selection.backend else 'none'}")
+    for c in selection.candidates:
+        verdict = "; ".join(f"{r.text} [{r.where.short}]" for r in c.reasons) or "accepts"
+        lines.append(f"  {c.rank} {c.title}: {verdict}")
+    return lines
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{k}:{_value_text(v)}" for k, v in value.items())
+    return ",".join(value) if isinstance(value, list) else "none" if value is None else str(value)
+
+
+def _asked_packages(selection: Selection) -> set[str]:
+    return {str(r.asked) for c in selection.candidates for r in c.reasons if "packages" in r.facets}
+
+
+def check(registry: Registry) -> list[Finding]:
+    """Every finding about a registry, in the order of its files. Exact: no configuration is left out.
+
+    What the registry lists as ``known`` is left out; a known finding that is found no longer is one itself.
+    """
+    space = Space([registry])
+    model = Model(space, registry)
+    findings = [
+        *_invariants(model),
+        *_choices(model),
+        *_waivers(model),
+        # what a user decided makes no data dead
+        *_orders(Model(space, dataclasses.replace(registry, choices=()))),
+        *_cases(model),
+        *_rows(model),
+        *_words(registry),
+        *_derived(registry),
+    ]
+    findings = [
+        *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
+        *_no_longer(registry, findings),
+    ]
+    files = {file: i for i, file in enumerate(registry.files)}
+    return sorted(findings, key=lambda f: (files[f.where.file], f.where.line))
+
+
+def _no_longer(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
+    for known in registry.known:
+        if not any(f.message.startswith(known.finding) for f in findings):
+            yield Finding("stale exception", known.where, f"found no longer: {known.finding}", "remove it from `known`")
+
+
+# invariants ----------------------------------------------------------------------------------------------------------
+
+
+def _invariants(model: Model) -> Iterator[Finding]:
+    for invariant in model.registry.invariants:
+        applies, violated = violation(model, invariant)
+        if applies == model.d.false:
+            message = f"the invariant `{invariant.name}` says nothing: no configuration satisfies its `when`"
+            yield Finding("vacuous invariant", invariant.where, message, "mend its `when`, or remove it")
+        elif violated != model.d.false:
+            count = model.d.count(violated)
+            message = f"violated: {invariant.says} ({count:,} of {model.d.count(applies):,} configurations)"
+            help_ = "mend the data that the trace cites, or the statement"
+            yield Finding("violated invariant", invariant.where, message, help_, _example(model, violated))
+
+
+def violation(model: Model, invariant: Invariant) -> tuple[Node, Node]:
+    """Where an invariant applies, and where it is violated."""
+    d = model.d
+    applies = d.conjoin([model.space.possible, model.condition(invariant.when)])
+    if invariant.native:
+        applies = d.conjoin([applies, model.native()])
+    holds = d.apply(lambda name: _allows(invariant, name), model.chosen())
+    return applies, d.conjoin([applies, d.negate(holds)])
+
+
+def _allows(invariant: Invariant, name: str | None) -> bool:
+    if invariant.finds:
+        return name is not None
+    if invariant.chosen is not None:
+        return name in invariant.chosen
+    return name not in invariant.never
+
+
+def _example(model: Model, region: Node) -> Selection | None:
+    point = model.space.cheapest(region)
+    if point is None:
+        return None
+    return evaluate(*model.space.example(point), model.registry)
+
+
+# data that is never reached ------------------------------------------------------------------------------------------
+
+
+def _choices(model: Model) -> Iterator[Finding]:
+    for choice in model.registry.choices:
+        if model.d.conjoin([model.space.possible, model.condition(choice.when)]) == model.d.false:
+            names = ", ".join(choice.backends)
+            message = f"the choice to {choice.strength} {names} says nothing: no configuration satisfies its `when`"
+            yield Finding("vacuous choice", choice.where, message, "mend its `when`, or remove it")
+
+
+def _waivers(model: Model) -> Iterator[Finding]:
+    for waiver in model.registry.waivers:
+        if all(model.d.conjoin([m.space.possible, m.condition(waiver.when)]) == model.d.false for m in model.both):
+            message = "the waiver says nothing: no configuration satisfies its `when`"
+            yield Finding("vacuous waiver", waiver.where, message, "mend its `when`, or remove it")
+
+
+def _orders(model: Model) -> Iterator[Finding]:
+    d = model.d
+    for order, everywhere in model.regions():
+        region = d.conjoin([model.space.possible, everywhere])
+        if region == d.false:
+            message = f"the order {order.title} is never used: the orders before it take every request"
+            yield Finding("unreachable order", order.where, message, "remove it, or move it up")
+            continue
+        winners = d.terminals(d.ite(region, model.pick(list(enumerate(model.entries(order)))), d.terminal(None)))
+        for i, entry in enumerate(order.entries):
+            if i not in winners:
+                message = (
+                    f"{entry.backend} is never chosen by the order {order.title}: {_why_never(model, entry, region)}"
+                )
+                yield Finding("unreachable entry", entry.where, message, "remove it from the order, or move it up")
+
+
+def _why_never(model: Model, entry: Entry, region: Node) -> str:
+    d = model.d
+    accepts = d.conjoin([region, model.row(entry.backend)[0]])
+    if model.registry.backends[entry.backend].status == "experimental":
+        return "it is experimental"
+    if accepts == d.false:
+        return "it accepts no request that comes this way"
+    if d.conjoin([accepts, model.condition(entry.condition)]) == d.false:
+        return "its `if` holds for none of the requests that it accepts"
+    return "a candidate before it takes every request that it accepts"
+
+
+def _cases(model: Model) -> Iterator[Finding]:
+    d = model.d
+    for derived in model.registry.derived.values():
+        left = [model.space.possible for _ in model.both]
+        for condition, value, where in derived.cases:
+            holds = [m.condition(condition) for m in model.both]
+            if all(d.conjoin(parts) == d.false for parts in zip(left, holds, strict=True)):
+                message = f"the case `{value}` of {derived.name} is never reached"
+                yield Finding("unreachable case", where, message, "remove it, or move it up")
+            left = [d.ite(here, d.false, rest) for here, rest in zip(holds, left, strict=True)]
+
+
+def _rows(model: Model) -> Iterator[Finding]:
+    ordered = {e.backend for orders in model.registry.orders.values() for o in orders for e in o.entries}
+    for row in model.registry.backends.values():
+        yield from _variants(model, row)
+        yield from _rules(model, row)
+        if not all(
+            {"arch", "packages"} & {c.facet for c in (*v.when.walk(), *v.requires.walk())} for v in row.variants
+        ):
+            message = f"{row.name} asks for no package and no architecture"
+            yield Finding("unguarded row", row.where, message, "say under `requires` what it cannot run without")
+        if row.name not in ordered and row.only_on_request is None:
+            message = f"{row.name} stands in no order"
+            yield Finding("unplaced row", row.where, message, "add it to one, or say why in `only_on_request`")
+        elif row.name in ordered and row.only_on_request is not None:
+            message = f"{row.name} says `only_on_request`, but an order names it"
+            yield Finding("unplaced row", row.where, message, "remove one of the two")
+
+
+def _variants(model: Model, row: Backend) -> Iterator[Finding]:
+    d = model.d
+    answers = [[m.variant(row, i) for i in range(len(row.variants))] for m in model.both]
+    used = {i for of_model in answers for i in d.terminals(model.pick(list(enumerate(of_model))))}
+    for i, variant in enumerate(row.variants):
+        if i not in used:
+            title = f"{row.name}/{variant.name}" if variant.name else row.name
+            nothing = all(of_model[i][0] == d.false for of_model in answers)
+            why = "it accepts nothing" if nothing else "the variants before it accept all that it does"
+            message = f"{title} is never used: {why}"
+            yield Finding("unreachable variant", variant.where, message, "remove it, or mend its conditions")
+
+
+def _rules(model: Model, row: Backend) -> Iterator[Finding]:
+    d = model.d
+    rules = {rule.where: rule for variant in row.variants for rule in variant.rules}
+    for rule in rules.values():
+        users = [v for v in row.variants if rule in v.rules]
+        if all(d.conjoin([m.without_rules(v), m.condition(rule.when)]) == d.false for m in model.both for v in users):
+            message = f"the rule of {row.name} never decides: the row refuses all of it already ({rule.reject})"
+            yield Finding("unreachable rule", rule.where, message, "remove the rule, or mend its `when`")
+
+
+def _words(registry: Registry) -> Iterator[Finding]:
+    """Words that a request may use and that no backend accepts anywhere; borrowed words are their owner's business."""
+    rows, vocabulary = registry.backends.values(), registry.vocabulary
+    unused: list[tuple[Word, str]] = []
+    for key, facet in vocabulary.claims.items():
+        # whoever does not look at a value does not accept it either
+        looks = [v for row in rows for v in row.variants if facet.name not in v.unchecked]
+        claims = [next((c.matcher for c in v.claims if c.key == key), ANY) for v in looks]
+        words = next((g for g in vocabulary.words.values() if frozenset(g) == facet.words), {})
+        unclaimed = [w for w in words.values() if not any(m.matches(w.name) for m in claims)]
+        unused += [(w, f"no backend accepts {facet.name} {w.name}") for w in unclaimed]
+    served = {f for row in rows for v in row.variants for f in v.served}
+    unused += [(w, f"no backend serves {w.name}") for w in vocabulary.features.values() if w.name not in served]
+    for word, message in unused:
+        if PurePath(word.where.file).parent in _own(registry):
+            yield Finding("unused word", word.where, message, "remove the word, or claim it")
+
+
+def _derived(registry: Registry) -> Iterator[Finding]:
+    """Derived facets that nothing reads."""
+    read = {clause.facet for clause in every_clause(registry)}
+    for derived in registry.derived.values():
+        if derived.name not in read and PurePath(derived.where.file).parent in _own(registry):
+            yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")
+
+
+def _own(registry: Registry) -> set[PurePath]:
+    """Where the registry's own files are; what it extends is its owner's business."""
+    return {PurePath(row.where.file).parent for row in registry.backends.values()}

@@ -1,0 +1,123 @@
+"""The selections that a deployment relies on, written to a file and held against later data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnreg.errors import Location, Problem, RegistryError
+from attnreg.platforms import Platform
+from attnreg.request import AttentionRequest, RequestError
+from attnreg.selection.selector import evaluate
+
+if TYPE_CHECKING:
+    from attnreg.explain.answers import Question
+    from attnreg.registry import Registry
+    from attnreg.selection.trace import Selection
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One locked selection that is another one now: what it was, and what it is with its trace."""
+
+    entry: Mapping[str, Any]
+    now: Selection | None
+    problem: str = ""
+
+    @property
+    def before(self) -> str:
+        return _title(self.entry["backend"], self.entry.get("variant"))
+
+    @property
+    def after(self) -> str:
+        chosen = self.now.backend if self.now else None
+        return _title(chosen.name if chosen else None, chosen.variant if chosen else None)
+
+    def lines(self) -> list[str]:
+        """What changed, and what now speaks against the old choice."""
+        platform, where = self.entry["platform"], " · ".join(filter(None, (self.entry["model"], self.entry["label"])))
+        lines = [f"{where} · {platform['platform']} {platform['arch']}: {self.before} → {self.after}"]
+        if self.problem:
+            lines.append(f"  {self.problem}")
+        for candidate in self.now.candidates if self.now else ():
+            if candidate.name == self.entry["backend"]:
+                lines += [f"  {candidate.title}: {r.text}   {r.where.short}" for r in candidate.reasons]
+        chosen = self.now.chosen if self.now else None
+        if chosen is not None and self.now is not None and self.now.order is not None:
+            lines.append(
+                f"  {chosen.title}: choice {chosen.rank} of order {self.now.order.title}   {chosen.where.short}"
+            )
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"before": dict(self.entry), "after": self.now.to_dict() if self.now else None, "problem": self.problem}
+
+
+def write_lock(
+    registry: Registry, source: str, models: Iterable[tuple[str, Sequence[Question]]], platforms: Sequence[Platform]
+) -> dict[str, Any]:
+    """The lock of every question of every model on every platform, as JSON-ready values."""
+    selections = []
+    for model, questions in models:
+        for question in questions:
+            if (request := question.request) is None:
+                continue
+            for platform in platforms:
+                chosen = evaluate(request, platform, registry).backend
+                selections.append(
+                    {
+                        "model": model,
+                        "layers": question.layers,
+                        "label": question.label,
+                        "platform": platform.to_dict(),
+                        "request": request.to_dict(),
+                        "backend": chosen.name if chosen else None,
+                        "variant": chosen.variant if chosen else None,
+                    }
+                )
+    return {"format": FORMAT, "registry": source, "fingerprint": registry.fingerprint, "selections": selections}
+
+
+def read_lock(path: Path) -> dict[str, Any]:
+    """A lock file. Raises `RegistryError` where it is none."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise _problem(path, f"no lock file: {e}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("selections"), list):
+        raise _problem(path, f"no lock file of format {FORMAT}")
+    return data
+
+
+def drift(lock: Mapping[str, Any], registry: Registry, path: Path) -> list[Drift]:
+    """The locked selections that ``registry`` decides otherwise. Raises `RegistryError` for a lock it cannot read."""
+    out = []
+    for number, entry in enumerate(lock["selections"], 1):
+        try:
+            request = AttentionRequest.from_dict(entry["request"])
+            platform = Platform(**entry["platform"])
+            before = entry["backend"], entry.get("variant")
+        except (KeyError, TypeError, RequestError) as e:
+            raise _problem(path, f"selection {number} cannot be read: {e}") from None
+        try:
+            now = evaluate(request, platform, registry)
+        except RequestError as e:
+            out.append(Drift(entry, None, str(e)))
+            continue
+        after = (now.backend.name, now.backend.variant) if now.backend else (None, None)
+        if after != before:
+            out.append(Drift(entry, now))
+    return out
+
+
+def _title(name: str | None, variant: str | None) -> str:
+    return "no backend" if name is None else f"{name}/{variant}" if variant else name
+
+
+def _problem(path: Path, message: str) -> RegistryError:
+    return RegistryError([Problem(Location(str(path), 1, 1), message, "write it with `attnreg lock`")])

@@ -1,0 +1,100 @@
+"""The space of configurations of some registries: the product of all classes of values that their data tells apart.
+
+A statement about all configurations is decided over it (`attnreg.analysis.symbolic`), not sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from attnreg.analysis.diagram import Diagrams, Node
+from attnreg.analysis.value_classes import LINKED, ORDINARY, variables
+from attnreg.platforms import Platform
+from attnreg.registry import Registry
+from attnreg.request import AttentionRequest
+
+
+class Space:
+    """The product of the classes that some registries distinguish, with a store of decision diagrams over it.
+
+    ``possible`` leaves out what no request can be, such as query heads that are no multiple of the KV heads.
+    """
+
+    def __init__(self, registries: Iterable[Registry]) -> None:
+        self.registries = tuple(registries)
+        self.variables = tuple(variables(self.registries))
+        self.diagrams = Diagrams([len(v.classes) for v in self.variables])
+        self.level = {(v.facet, v.word): i for i, v in enumerate(self.variables)}
+        self.ordinary = tuple(v.ordinary for v in self.variables)
+        self.possible = self._possible()
+
+    @property
+    def size(self) -> int:
+        """How many configurations can be told apart."""
+        return self.diagrams.count(self.possible)
+
+    def _possible(self) -> Node:
+        d = self.diagrams
+        out = d.true
+        for first, second, _ in LINKED:
+            a, b = self.level.get((first, None)), self.level.get((second, None))
+            if a is None or b is None:
+                continue
+            for i, j in product(range(d.sizes[a]), range(d.sizes[b])):
+                if self._pair(a, b, i, j) is None:
+                    out = d.ite(d.box({a: frozenset({i}), b: frozenset({j})}), d.false, out)
+        return out
+
+    def _pair(self, a: int, b: int, i: int, j: int) -> tuple[Any, Any] | None:
+        """Values of two linked facets that a request takes together, the ordinary first."""
+        first, second = self.variables[a], self.variables[b]
+        fits = next(fits for x, y, fits in LINKED if (x, y) == (first.facet, second.facet))
+        pairs = product(first.usual(i), second.usual(j))
+        return next(((x, y) for x, y in pairs if x is None or y is None or fits(x, y)), None)
+
+    def point(self, request: AttentionRequest, platform: Platform) -> list[int]:
+        """The classes in which a configuration falls."""
+        facts = {**request.facts(), **platform.facts()}
+        return [v.class_of(v.value_in(facts)) for v in self.variables]
+
+    def example(self, point: Sequence[int]) -> tuple[AttentionRequest, Platform]:
+        """A possible configuration that falls in these classes; the ordinary value of a class where it has one."""
+        values = {key: self.variables[i].usual(point[i])[0] for key, i in self.level.items()}
+        for first, second, _ in LINKED:
+            a, b = (self.level.get((facet, None)) for facet in (first, second))
+            if a is not None and b is not None:
+                pair = self._pair(a, b, point[a], point[b])
+                assert pair is not None, "the point is not possible"
+                values[first, None], values[second, None] = pair
+        return _configuration(values)
+
+    def cheapest(self, region: Node) -> list[int] | None:
+        """The point of a region that differs from the ordinary in the fewest facets; None where the region is empty."""
+        return self.diagrams.cheapest(region, lambda level, c: int(c != self.ordinary[level]), self.ordinary)
+
+
+def _configuration(values: Mapping[tuple[str, str | None], Any]) -> tuple[AttentionRequest, Platform]:
+    fields: dict[str, Any] = {"head_size": ORDINARY["head_size"]}
+    extra: dict[str, Any] = {}
+    words: dict[str, set[str]] = {"features": set(), "flags": set()}
+    packages: dict[str, str] | None = None
+    platform, arch = ORDINARY["arch"]
+    for (facet, word), value in values.items():
+        if facet == "arch":
+            platform, arch = value
+        elif facet == "packages":
+            packages = packages or {}
+            if value is not None:
+                packages[str(word)] = value
+        elif word is not None:
+            if value:
+                words[facet].add(word)
+        elif facet in AttentionRequest.__dataclass_fields__:
+            fields[facet] = value
+        elif value is not None:
+            extra[facet] = value
+    request = AttentionRequest(**fields, features=frozenset(words["features"]), extra=tuple(extra.items()))
+    flags = frozenset(words["flags"])
+    return request, Platform(platform=platform, arch=arch, flags=flags, packages=packages)  # type: ignore[arg-type]

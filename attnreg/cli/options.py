@@ -1,0 +1,284 @@
+"""What the command's options mean: shared sets of them, and the registries, platforms and questions that they name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+    from rich.console import Console
+
+    from attnreg.language.vocabulary import Vocabulary
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+
+F = TypeVar("F", bound=Callable[..., Any])
+_PIPED_WIDTH = 110
+_INTEGERS = {
+    "head_size": "Elements per head; 128, if neither it nor a model is given.",
+    "num_heads": "Query heads per rank.",
+    "num_kv_heads": "KV heads per rank.",
+    "block_size": "Tokens per KV-cache block.",
+    "head_size_v": "Elements per value head, where it differs.",
+    "kv_lora_rank": "MLA: the latent without its rotary part.",
+    "qk_nope_head_dim": "MLA: elements of a query head without position.",
+    "qk_rope_head_dim": "MLA: elements of a query head with position.",
+    "v_head_dim": "MLA: elements of an expanded value head.",
+    "index_topk": "Sparse MLA: tokens kept for each query.",
+}
+# facet -> its set of words, and what to say of it
+_WORDS = {
+    "dtype": ("dtypes", "What the model computes in: bfloat16, float16, float32."),
+    "kv_dtype": ("kv_dtypes", "How the KV cache is stored: auto, fp8, ...; none: not given."),
+    "attention": ("attention", "mha, mla or mla_sparse."),
+    "attn_type": ("attn_types", "decoder, encoder, encoder_only or encoder_decoder."),
+    "role": ("roles", "target, draft, encoder or vision."),
+    "phase": ("phases", "any, prefill or decode."),
+}
+
+
+def _completer(words: Callable[[Vocabulary], Sequence[tuple[str, str]]]) -> Any:
+    """Completion from the default registry's words, with their legends."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from attnreg.loader import load_registry
+
+        vocabulary = load_registry().vocabulary
+        return [CompletionItem(w, help=h) for w, h in words(vocabulary) if w.startswith(incomplete)]
+
+    return complete
+
+
+def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from attnreg.loader import load_registry
+
+    rows = load_registry(ctx.params.get("registry")).backends.values()
+    return [CompletionItem(r.name, help=r.summary) for r in rows if r.name.startswith(incomplete)]
+
+
+def _words_of(name: str) -> Callable[[Vocabulary], Sequence[tuple[str, str]]]:
+    return lambda v: [(w.name, w.legend) for w in {**v.words, "features": v.features, "flags": v.flags}[name].values()]
+
+
+def registry_options(command: F) -> F:
+    """``--registry``, ``--overlay`` and ``--trust``."""
+    options = [
+        click.option(
+            "--registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."
+        ),
+        click.option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
+        click.option("--trust", multiple=True, metavar="PACKAGE", help="Let rows import modules of this package."),
+    ]
+    return _with_options(command, options)
+
+
+def request_options(command: F) -> F:
+    """An option for every facet of a request."""
+    positive = click.IntRange(min=1)
+    options = [
+        click.option("--model", metavar="CONFIG", help="A config.json, or the directory that holds one."),
+        click.option("--draft", metavar="CONFIG", help="The model that drafts for it; its layers have the draft role."),
+        click.option(
+            "--tp", type=positive, default=1, metavar="N", help="Ranks of tensor parallelism; heads per rank."
+        ),
+        click.option("--layer", type=click.IntRange(min=0), metavar="I", help="Only this layer of the model."),
+        click.option(
+            "--length",
+            "lengths",
+            type=positive,
+            multiple=True,
+            metavar="N",
+            help="Count the KV cache at this many tokens; repeatable.",
+        ),
+    ]
+    for name, (group, text) in _WORDS.items():
+        options.append(
+            click.option(_flag(name), metavar="WORD", shell_complete=_completer(_words_of(group)), help=text)
+        )
+    options += [click.option(_flag(name), type=int, metavar="N", help=text) for name, text in _INTEGERS.items()]
+    options += [
+        click.option(
+            "--feature",
+            "features",
+            multiple=True,
+            metavar="WORD",
+            shell_complete=_completer(_words_of("features")),
+            help="A feature that the layer asks for; repeatable.",
+        ),
+        click.option(
+            "--set", "extra", multiple=True, metavar="FACET=VALUE", help="A facet that the registry declares."
+        ),
+    ]
+    return _with_options(command, options)
+
+
+def platform_options(command: F) -> F:
+    """``--platform``, ``--arch``, ``--flag`` and ``--package``."""
+    archs = _completer(lambda v: [(a.name, a.family) for a in v.architectures.values()])
+    options = [
+        click.option(
+            "--platform",
+            metavar="WORD",
+            shell_complete=_completer(_words_of("platforms")),
+            help="cuda, rocm, xpu or cpu; this machine's, if left out.",
+        ),
+        click.option("--arch", multiple=True, metavar="WORD", shell_complete=archs, help="Architecture; repeatable."),
+        click.option(
+            "--flag",
+            "flags",
+            multiple=True,
+            metavar="WORD",
+            shell_complete=_completer(_words_of("flags")),
+            help="A flag that is on; repeatable.",
+        ),
+        click.option(
+            "--package",
+            "packages",
+            multiple=True,
+            metavar="NAME[==VERSION]",
+            help="An installed package; repeatable. Without any, every package is assumed.",
+        ),
+    ]
+    return _with_options(command, options)
+
+
+def _with_options(command: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def load(registry: str | None, overlay: Sequence[Any], trust: Sequence[str]) -> Registry:
+    from attnreg.environment import environment_problems
+    from attnreg.loader import load_registry
+
+    loaded = load_registry(registry, overlay, trust=trust)
+    for problem in environment_problems(os.environ, loaded.vocabulary):
+        click.echo(f"attnreg: {problem}", err=True)
+    return loaded
+
+
+def terminal(width: int | None = None) -> Console:
+    from rich.console import Console
+
+    # a pipe has no width of its own
+    return Console(
+        width=width or (None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH), highlight=False
+    )
+
+
+def platforms_of(
+    registry: Registry, platform: str | None, archs: Sequence[str], flags: Sequence[str], packages: Sequence[str]
+) -> list[Platform]:
+    """The platforms that the options name: each architecture of one, or this machine's first device."""
+    from attnreg.errors import did_you_mean
+    from attnreg.platforms import Platform
+
+    vocabulary = registry.vocabulary
+    known = vocabulary.words["platforms"]
+    if platform is not None and platform not in known:
+        raise click.UsageError(f"unknown platform {platform!r}; {did_you_mean(platform, known)}")
+    for arch in archs:
+        if arch not in vocabulary.architectures:
+            raise click.UsageError(f"unknown architecture {arch!r}; {did_you_mean(arch, vocabulary.architectures, 20)}")
+    installed = {name: version for name, _, version in (p.partition("==") for p in packages)} if packages else None
+    for name in installed or ():
+        if name not in vocabulary.packages:
+            raise click.UsageError(f"unknown package {name!r}; {did_you_mean(name, vocabulary.packages)}")
+    if platform is None and not archs:
+        here = Platform.detect(vocabulary)
+        found = installed if installed is not None else here.packages
+        return [Platform(platform=here.platform, arch=here.arch, flags=here.flags | set(flags), packages=found)]  # type: ignore[arg-type]
+    names = archs or [a.name for a in vocabulary.architectures_of(platform or "")]
+    return [
+        Platform(
+            platform=platform or vocabulary.architectures[name].platform,
+            arch=name,
+            flags=frozenset(flags),
+            packages=installed,  # type: ignore[arg-type]
+        )
+        for name in names
+    ]
+
+
+def questions_of(options: dict[str, Any], platforms: Sequence[Platform], registry: Registry) -> Any:
+    """The questions that the options ask, the line that names them, what was assumed, and a model's KV cache."""
+    from attnreg.explain.answers import PLATFORM_NAMES, Question, platform_title
+    from attnreg.request import AttentionRequest
+
+    where = PLATFORM_NAMES.get(platforms[0].platform, platforms[0].platform)
+    if len(platforms) == 1:
+        where = f"{where} {platform_title(platforms[0], registry)}"
+    given = {name: options[name] for name in (*_WORDS, *_INTEGERS) if options[name] is not None}
+    if given.get("kv_dtype") == "none":
+        given["kv_dtype"] = None
+    features = frozenset(options["features"])
+    extra = dict(pair(item) for item in options["extra"])
+    if options["model"] is None:
+        request = AttentionRequest(**{"head_size": 128, **given}, features=features, extra=extra)  # type: ignore[arg-type]
+        assumed = [] if "head_size" in given else ["no --head-size and no --model: head_size 128 was assumed"]
+        title = f"{where} · registry {registry.title}"
+        for name in ("draft", "layer", "lengths"):
+            if options[name] not in (None, ()):
+                raise click.UsageError(f"--{name.removesuffix('s')} says something of a model; give --model too")
+        if options["tp"] != 1:
+            raise click.UsageError("--tp shares out a model's heads; without --model, give the heads of one rank")
+        return [Question(request, _request_label(request))], title, assumed, None
+    from attnreg.models.questions import ModelOptions, model_questions
+
+    asked = model_questions(
+        options["model"],
+        ModelOptions(
+            given=given,
+            features=features,
+            extra=extra,
+            ranks=options["tp"],
+            layer=options["layer"],
+            draft=options["draft"],
+            lengths=tuple(sorted(set(options["lengths"]))),
+        ),
+        registry,
+    )
+    return asked.questions, f"{asked.title} · {where} · registry {registry.title}", asked.notes, asked.memory
+
+
+def _request_label(request: Any) -> str:
+    heads = (
+        f"{request.num_heads}/{request.num_kv_heads or request.num_heads} heads of "
+        if request.num_heads
+        else "head size "
+    )
+    parts = [f"{heads}{request.head_size}", request.dtype, f"KV cache {request.kv_dtype or 'not given'}"]
+    parts += [
+        v
+        for v, usual in (
+            (request.attention, "mha"),
+            (request.attn_type, "decoder"),
+            (request.role, "target"),
+            (request.phase, "any"),
+        )
+        if v != usual
+    ]
+    parts += sorted(request.features)
+    return " · ".join(parts)
+
+
+def pair(item: str) -> tuple[str, Any]:
+    name, equals, text = item.partition("=")
+    if not equals:
+        raise click.UsageError(f"--set {item}: expected FACET=VALUE")
+    values: dict[str, Any] = {"true": True, "false": False, "null": None}
+    return name, values[text] if text in values else int(text) if text.lstrip("-").isdigit() else text

@@ -1,0 +1,1 @@
+"""YAML files -> one immutable Registry, every problem with its place."""

@@ -1,0 +1,304 @@
+"""Rows of backends.yaml -> `Backend`: claims are resolved and each variant is unfolded into a complete alternative."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnreg.compile import schema
+from attnreg.compile.parts import Part, Parts, Reporter
+from attnreg.compile.yaml_source import as_written, shown
+from attnreg.errors import Location, Problem, did_you_mean
+from attnreg.language.conditions import ALWAYS, Condition
+from attnreg.language.matchers import ANY, all_of, any_of, integer_range, negation, one_of
+from attnreg.language.vocabulary import Vocabulary
+from attnreg.registry import Backend, Claim, Rule, Variant
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
+
+
+@dataclass(slots=True)
+class _Capabilities:
+    """What a row claims, while variants and overlays still change it."""
+
+    claims: dict[str, Claim]
+    features: dict[str, Location]
+    features_at: Location
+    emulated: dict[str, tuple[str, Location]]
+    unchecked: dict[str, Location]
+
+    def add(self, features: Mapping[str, Location]) -> None:
+        """Serve features natively, whatever was said of them before."""
+        self.features |= features
+        for feature in features:
+            self.emulated.pop(feature, None)
+
+    def remove(self, feature: str) -> bool:
+        """Refuse a feature; whether it was served before."""
+        served = False
+        for group in (self.features, self.emulated, self.unchecked):
+            served |= group.pop(feature, None) is not None
+        return served
+
+    def copy(self) -> _Capabilities:
+        return _Capabilities(
+            dict(self.claims), dict(self.features), self.features_at, dict(self.emulated), dict(self.unchecked)
+        )
+
+
+class RowCompiler(Reporter):
+    """Compiles rows; ``imports`` says whether modules are to be imported, ``trusted`` from which packages."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        sources: Iterable[str],
+        broken: Iterable[str],
+        problems: list[Problem],
+        trusted: frozenset[str],
+        imports: bool,
+    ) -> None:
+        super().__init__(vocabulary, sources, broken, problems)
+        self.trusted = trusted
+        self.imports = imports
+        self.unchecked: dict[str, Location] = {}
+
+    def backends(self, parts: Parts) -> dict[str, Backend]:
+        """Every row, by name, as the files and then the overlays describe it."""
+        rows: dict[str, list[Part]] = {}
+        for part in parts.backends:
+            self.unchecked |= self._unchecked(part, part.model.unchecked)
+            for name, data in part.model.backends.items():
+                rows[name] = [Part(data, part.document, (*part.path, "backends", name))]
+        for part in parts.patches:
+            name = part.path[-1]
+            if isinstance(part.model, schema.BackendData):
+                rows[str(name)] = [part]
+            elif self.name(part, (), name, rows, "backend", key=True):
+                rows[str(name)].append(part)
+        return {name: self._backend(name, layers) for name, layers in sorted(rows.items())}
+
+    def _backend(self, name: str, layers: list[Part]) -> Backend:
+        base = layers[0]
+        data: schema.BackendData = base.model
+        capabilities = _Capabilities({}, {}, base.document.key_at(*base.path, "capabilities"), {}, dict(self.unchecked))
+        self._identity(base, data, capabilities)
+        self._stated(base, data)
+        requires, rules, notes = ALWAYS, list[Rule](), list[str]()
+        variants: dict[str, list[Part]] = {}
+        summary, status, module, module_at, source = data.summary, data.status, None, None, data.source
+        for part in layers:
+            self._patch(capabilities, part)
+            requires = _both(requires, self.condition(part, part.model.requires, "requires"))
+            rules += self._rules(part, part.model.rules)
+            notes += part.model.notes
+            for i, variant in enumerate(part.model.variants):
+                if variant.name in [v.name for v in part.model.variants[:i]]:
+                    self.report(part, ("variants", i), f"the variant {variant.name} is given twice")
+                here = Part(variant, part.document, (*part.path, "variants", i))
+                variants.setdefault(variant.name, []).append(here)
+            if part.model.module is not None:
+                module, module_at = part.model.module, part.document.key_at(*part.path, "module")
+                self._module(part, module)
+            summary, status = part.model.summary or summary, part.model.status or status
+            source = part.model.source or source
+            if part.model.source is not None:
+                self.source(part, part.model.source)
+        # a row without variants is its own only alternative
+        alternatives = [self._variant(v, base, capabilities, requires, rules) for v in variants.values() or [[]]]
+        return Backend(
+            name=name,
+            summary=summary,
+            module=module,
+            status=status,
+            platforms=frozenset(data.platforms),
+            attention=frozenset(data.attention),
+            phases=frozenset(data.phase) if data.phase is not None else None,
+            variants=tuple(alternatives),
+            source=source,
+            where=base.document.key_at(*base.path),
+            since=data.since,
+            notes=tuple(notes),
+            module_at=module_at,
+            only_on_request=data.only_on_request,
+        )
+
+    def _identity(self, part: Part, data: schema.BackendData, capabilities: _Capabilities) -> None:
+        for facet, words in (("platform", data.platforms), ("attention", data.attention), ("phase", data.phase)):
+            if words is None:
+                continue
+            key = "platforms" if facet == "platform" else facet
+            matcher = self.parser(part).matcher(words, self.vocabulary.facets[facet], (*part.path, key))
+            capabilities.claims[key] = Claim(facet, key, matcher, part.document.key_at(*part.path, key))
+
+    def _stated(self, part: Part, data: schema.BackendData) -> None:
+        for key, facet in self.vocabulary.claims.items():
+            if facet.stated and key not in data.capabilities:
+                help_ = "every backend states it; `any` accepts every value"
+                self.report(part, ("capabilities",), f"`{key}` is missing", help_, key=True)
+
+    def _patch(self, capabilities: _Capabilities, part: Part) -> None:
+        """Apply a part's claims (replaced, added or removed), emulated features and unchecked words."""
+        for key, raw in part.model.capabilities.items():
+            if key in ("add", "remove"):
+                if not isinstance(raw, dict):
+                    help_ = f"as in {key}: {{features: [...]}}"
+                    self.report(part, ("capabilities", key), f"expected a mapping, got {shown(raw)}", help_)
+                    continue
+                for claim, words in raw.items():
+                    self._adjust(capabilities, part, key, claim, words)
+            elif key == "features":
+                capabilities.features_at = part.document.key_at(*part.path, "capabilities", key)
+                capabilities.features = {}
+                capabilities.add(self._features(part, raw, "capabilities", key))
+            elif key in self.vocabulary.claims:
+                capabilities.claims[key] = self._claim(part, key, raw, "capabilities", key)
+            else:
+                known = [*self.vocabulary.claims, "features", "add", "remove"]
+                self.report(
+                    part, ("capabilities", key), f"unknown capability `{key}`", did_you_mean(key, known), key=True
+                )
+        capabilities.unchecked |= self._unchecked(part, part.model.unchecked)
+        for feature, reason in part.model.emulated.items():
+            if self.name(part, ("emulated", feature), feature, self.vocabulary.features, "feature", key=True):
+                capabilities.emulated[feature] = (reason, part.document.key_at(*part.path, "emulated", feature))
+                if feature in capabilities.features:
+                    help_ = "keep one of the two"
+                    self.report(part, ("emulated", feature), "is listed under `features` too", help_, key=True)
+
+    def _unchecked(self, part: Part, words: list[str]) -> dict[str, Location]:
+        known = [*self.vocabulary.features, *(f.name for f in self.vocabulary.claims.values())]
+        named = [w for i, w in enumerate(words) if self.name(part, ("unchecked", i), w, known, "feature or facet")]
+        return {word: part.document.key_at(*part.path, "unchecked") for word in named}
+
+    def _adjust(self, capabilities: _Capabilities, part: Part, verb: str, key: str, words: Any) -> None:
+        path = ("capabilities", verb, key)
+        if key == "features":
+            named = self._features(part, words, *path)
+            if verb == "add":
+                capabilities.add(named)
+                return
+            for i, word in enumerate(words if named else ()):
+                if word in named and not capabilities.remove(word):
+                    self.report(part, (*path, i), f"the row does not claim `{word}`")
+        elif key in self.vocabulary.claims:
+            self._adjust_claim(capabilities, part, verb, key, words if isinstance(words, list) else [words])
+        else:
+            known = [*self.vocabulary.claims, "features"]
+            self.report(part, path, f"unknown capability `{key}`", did_you_mean(key, known), key=True)
+
+    def _adjust_claim(self, capabilities: _Capabilities, part: Part, verb: str, key: str, items: list[Any]) -> None:
+        path, facet, base = ("capabilities", verb, key), self.vocabulary.claims[key], capabilities.claims.get(key)
+        if base is None or base.matcher is ANY or not (facet.words or facet.kind == "integer"):
+            self.report(part, path, f"the row has no list of {key} to change", "state the whole claim instead")
+            return
+        before = len(self.problems)
+        change = self._claim(part, key, items, *path)
+        if len(self.problems) > before:
+            return
+        if verb == "add":
+            capabilities.claims[key] = replace(change, matcher=any_of([base.matcher, change.matcher]))
+            return
+        try:
+            values = facet.words or integer_range([base.matcher, change.matcher])
+        except ValueError as e:
+            self.report(part, path, str(e), "smaller numbers will do")
+            return
+        claimed = [v for v in values if base.matcher.matches(v)]
+        left = [v for v in claimed if not change.matcher.matches(v)]
+        for i, item in enumerate(items):
+            matcher = self._claim(part, key, item, *path, i).matcher
+            if not any(map(matcher.matches, claimed)):
+                self.report(part, (*path, i), f"the row does not claim {shown(item)}", f"claimed: {base.matcher.text}")
+        if not left:
+            self.report(part, path, "leaves nothing", "state the whole claim instead")
+        elif facet.words:
+            text = ", ".join(sorted(map(as_written, left)))
+            capabilities.claims[key] = replace(change, matcher=one_of(frozenset(left), text))
+        else:
+            matcher = all_of([base.matcher, negation(change.matcher)])
+            text = f"{base.matcher.text} except {change.matcher.text}"
+            capabilities.claims[key] = replace(change, matcher=replace(matcher, text=text))
+
+    def _features(self, part: Part, raw: Any, *path: str) -> dict[str, Location]:
+        if not isinstance(raw, list):
+            self.report(part, path, f"expected a list of features, got {shown(raw)}")
+            return {}
+        known = self.vocabulary.features
+        return {
+            word: part.document.at(*part.path, *path, i)
+            for i, word in enumerate(raw)
+            if self.name(part, (*path, i), word, known, "feature")
+        }
+
+    def _claim(self, part: Part, key: str, raw: Any, *path: str | int) -> Claim:
+        facet = self.vocabulary.claims[key]
+        here = (*part.path, *path)
+        if raw is None:
+            self.report(part, path, "the claim is empty", "state what is accepted; `any` accepts every value", key=True)
+        matcher = ANY if raw == "any" else self.parser(part).matcher(raw, facet, here)
+        return Claim(facet.name, key, matcher, part.document.key_at(*here))
+
+    def _rules(self, part: Part, rules: list[schema.RuleData]) -> list[Rule]:
+        self.shadowed(part, rules, ("rules",), "rule")
+        out = []
+        for i, rule in enumerate(rules):
+            when = self.condition(part, rule.when, "rules", i, "when")
+            for j, facet in enumerate(rule.facets):
+                self.name(part, ("rules", i, "facets", j), facet, self.vocabulary.facets, "facet")
+            if not rule.when:
+                self.report(part, ("rules", i, "when"), "the rule rejects everything", "say which combination fails")
+            self.source(part, rule.source, "rules", i)
+            facets = tuple(rule.facets) or when.facets
+            out.append(Rule(when, rule.reject, facets, part.document.at(*part.path, "rules", i), rule.source))
+        return out
+
+    def _variant(
+        self, layers: list[Part], row: Part, base: _Capabilities, requires: Condition, rules: list[Rule]
+    ) -> Variant:
+        """An alternative: what the row says, with what a variant and then the overlays that name it change."""
+        capabilities, when, notes, source = base.copy(), ALWAYS, list[str](), None if layers else row.model.source
+        for part in layers:
+            data: schema.VariantData = part.model
+            self._patch(capabilities, part)
+            self.source(part, data.source)
+            source = data.source or source
+            when = when if data.when is None else self.condition(part, data.when, "when")
+            requires = _both(requires, self.condition(part, data.requires, "requires"))
+            rules = [*rules, *self._rules(part, data.rules)]
+            notes += data.notes
+        order = ["platforms", "attention", "phase", *self.vocabulary.claims]
+        claims = [capabilities.claims[key] for key in order if key in capabilities.claims]
+        return Variant(
+            name=layers[0].model.name if layers else None,
+            when=when,
+            requires=requires,
+            claims=tuple(c for c in claims if c.matcher is not ANY),
+            features=capabilities.features,
+            features_at=capabilities.features_at,
+            emulated=capabilities.emulated,
+            unchecked={w: at for w, at in capabilities.unchecked.items() if w not in capabilities.features},
+            rules=tuple(rules),
+            where=layers[0].document.at(*layers[0].path) if layers else row.document.key_at(*row.path),
+            source=source,
+            notes=tuple(notes),
+        )
+
+    def _module(self, part: Part, module: str) -> None:
+        if not _MODULE.match(module):
+            self.report(part, ("module",), f"`{module}` is not a dotted module path")
+        elif self.imports and not module.startswith("attnreg.kernels.") and module.split(".")[0] not in self.trusted:
+            root = module.split(".")[0]
+            if root == "attnreg":
+                self.report(part, ("module",), "the kernel modules of attnreg itself are those in attnreg.kernels")
+                return
+            help_ = f"trust it explicitly: load_registry(..., trust=['{root}']), --trust {root}, or an entry point"
+            self.report(part, ("module",), f"the package {root} is not trusted to be imported", help_)
+
+
+def _both(a: Condition, b: Condition) -> Condition:
+    if a is ALWAYS:
+        return b
+    return a if b is ALWAYS else Condition(a.clauses + b.clauses, a.any_of + b.any_of, a.none_of + b.none_of, b.where)

@@ -1,0 +1,253 @@
+"""Validated files -> one Registry: rows, orders, choices and invariants, in which every name must exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from attnreg.compile import schema
+from attnreg.compile.backends import RowCompiler
+from attnreg.compile.parts import Part, Parts, Reporter
+from attnreg.compile.vocabulary import compile_vocabulary
+from attnreg.errors import Problem, RegistryError
+from attnreg.language.vocabulary import Facet
+from attnreg.registry import (
+    Backend,
+    Choice,
+    Derived,
+    Entry,
+    Fallback,
+    Invariant,
+    Known,
+    Order,
+    Registry,
+    SourceRef,
+    Waiver,
+)
+
+
+def compile_registry(
+    name: str,
+    fingerprint: str,
+    parts: Parts,
+    trusted: frozenset[str],
+    files: tuple[str, ...],
+    problems: Iterable[Problem] = (),
+) -> Registry:
+    """The registry that the parts make. Raises `RegistryError` with every problem found, those given included."""
+    return _Compiler(parts, trusted, list(problems)).registry(name, fingerprint, files)
+
+
+class _Compiler(Reporter):
+    def __init__(self, parts: Parts, trusted: frozenset[str], problems: list[Problem]) -> None:
+        sources = {key: s for part in parts.sources for key, s in part.model.items()}
+        before = len(problems)
+        vocabulary = compile_vocabulary(parts.vocabulary, problems)
+        super().__init__(vocabulary, sources, parts.broken, problems)
+        if len(problems) > before:
+            # everything else is said in these words
+            self._fail()
+        self.parts = parts
+        self.trusted = trusted
+        self.refs = {key: SourceRef(key, s.url, s.version, s.read) for key, s in sources.items()}
+
+    def registry(self, name: str, fingerprint: str, files: tuple[str, ...]) -> Registry:
+        derived = self._derived()
+        imports = all(part.model.imports is None for part in self.parts.backends)
+        rows = RowCompiler(self.vocabulary, self.sources, self.broken, self.problems, self.trusted, imports)
+        backends = rows.backends(self.parts)
+        orders = self._orders(backends)
+        registry = Registry(
+            name=name,
+            fingerprint=fingerprint,
+            vocabulary=self.vocabulary,
+            backends=backends,
+            orders=orders,
+            derived=derived,
+            choices=tuple(self._choice(part, backends) for part in self.parts.choices),
+            fallbacks=tuple(self._fallbacks()),
+            waivers=tuple(self._waivers()),
+            known=tuple(
+                Known(part.model.finding, part.model.because, part.document.at(*part.path)) for part in self.parts.known
+            ),
+            invariants=tuple(self._invariant(part, backends) for part in self.parts.invariants),
+            sources=self.refs,
+            files=files,
+            trusted=self.trusted,
+            imports=imports,
+        )
+        self._fail()
+        return registry
+
+    def _fail(self) -> None:
+        if self.problems:
+            raise RegistryError(self.problems)
+
+    # derived facets --------------------------------------------------------------------------------------------------
+
+    def _derived(self) -> dict[str, Derived]:
+        out: dict[str, Derived] = {}
+        for part in self.parts.vocabulary:
+            for name, data in part.model.derived.items():
+                here = ("derived", name)
+                if name in self.vocabulary.facets and name not in out:
+                    self.report(part, here, "is a facet already", "give the derived facet a name of its own", key=True)
+                    continue
+                cases = tuple(
+                    (
+                        self.condition(part, case.when, *here, "cases", i, "when"),
+                        case.value,
+                        part.document.at(*part.path, *here, "cases", i),
+                    )
+                    for i, case in enumerate(data.cases)
+                )
+                self.shadowed(part, data.cases, (*here, "cases"), "case")
+                self.source(part, None if part.borrowed else data.source, *here)
+                where = part.document.key_at(*part.path, *here)
+                out[name] = Derived(name, cases, where)
+                values = frozenset(value for _, value, _ in cases if value is not None)
+                facet = Facet(name, "derived", "derived", data.legend, where, values, data.claim)
+                self.vocabulary = self.vocabulary.with_facets([facet])
+        return out
+
+    def _orders(self, backends: dict[str, Backend]) -> dict[str, tuple[Order, ...]]:
+        orders: dict[str, tuple[Order, ...]] = {}
+        platforms = self.vocabulary.facets["platform"].words
+        for part in (*self.parts.orders, *self.parts.overlay_orders):
+            for platform, rows in part.model.items():
+                if not self.name(part, (platform,), platform, platforms, "platform", key=True):
+                    continue
+                self.shadowed(part, rows, (platform,), "order")
+                below = orders.get(platform, ())
+                names = [order.name for order in below]
+                for i, row in enumerate(rows):
+                    if row.name in names:
+                        message = f"{platform} has an order {row.name} already"
+                        self.report(part, (platform, i, "name"), message, "give it a name of its own")
+                    names.append(row.name)
+                if part in self.parts.orders and rows and rows[-1].when is not None:
+                    help_ = "end the list with an order that has no `when`"
+                    self.report(part, (platform, len(rows) - 1), "the last order has a `when`", help_)
+                # what an overlay says comes first
+                orders[platform] = (*(self._order(part, platform, i, r, backends) for i, r in enumerate(rows)), *below)
+        for part in self.parts.places:
+            self._place(part, orders, backends)
+        return orders
+
+    def _order(
+        self, part: Part, platform: str, index: int, row: schema.OrderData, backends: dict[str, Backend]
+    ) -> Order:
+        path = (platform, index)
+        entries: list[Entry] = []
+        seen: dict[str, bool] = {}
+        for i, entry in enumerate(row.order):
+            here = (*path, "order", i)
+            if not self.name(part, here, entry.backend, backends, "backend"):
+                continue
+            if platform not in backends[entry.backend].platforms:
+                runs_on = ", ".join(sorted(backends[entry.backend].platforms))
+                self.report(part, here, f"{entry.backend} does not run on {platform} (it runs on {runs_on})")
+            if entry.backend in seen and not (entry.if_ and seen[entry.backend]):
+                help_ = "remove one, or give each an `if`"
+                self.report(part, here, f"{entry.backend} stands twice in the order", help_)
+            seen[entry.backend] = bool(entry.if_)
+            condition = self.deciding(part, entry.if_, *here, "if")
+            entries.append(Entry(entry.backend, condition, part.document.at(*part.path, *here)))
+        self.source(part, row.source, *path)
+        return Order(
+            platform=platform,
+            name=row.name,
+            when=self.deciding(part, row.when, *path, "when"),
+            entries=tuple(entries),
+            where=part.document.at(*part.path, *path),
+            because=row.because,
+            source=row.source,
+        )
+
+    def _place(self, part: Part, orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]) -> None:
+        """Put a backend beside a neighbour, in every order that has one; with `if`, an earlier place of it stays."""
+        data: schema.PlaceData = part.model
+        side, neighbour = ("before", data.before) if data.before else ("after", data.after)
+        if neighbour is None or (data.before and data.after):
+            self.report(part, (), "a place needs one of `before` and `after`")
+            return
+        if neighbour == data.backend:
+            self.report(part, (side,), f"{neighbour} cannot stand {side} itself")
+            return
+        known = [self.name(part, (key,), getattr(data, key), backends, "backend") for key in ("backend", side)]
+        titles = [order.title for rows in orders.values() for order in rows]
+        known += [self.name(part, ("orders", i), t, titles, "order") for i, t in enumerate(data.orders)]
+        entry = Entry(data.backend, self.deciding(part, data.if_, "if"), part.document.at(*part.path))
+        if not all(known):
+            return
+        runs_on, has_neighbour, placed = backends[data.backend].platforms, list[str](), False
+        for platform, rows in orders.items():
+            new = list(rows)
+            for i, order in enumerate(rows):
+                entries = [e for e in order.entries if data.if_ or e.backend != data.backend]
+                names = [e.backend for e in entries]
+                if neighbour not in names:
+                    continue
+                has_neighbour.append(order.title)
+                if platform in runs_on and (not data.orders or order.title in data.orders):
+                    entries.insert(names.index(neighbour) + (side == "after"), entry)
+                    new[i], placed = replace(order, entries=tuple(entries)), True
+            orders[platform] = tuple(new)
+        if not placed:
+            help_ = f"{neighbour} stands in {', '.join(has_neighbour) or 'no order'}"
+            help_ += f"; {data.backend} runs on {', '.join(sorted(runs_on))}"
+            self.report(part, (), f"no order takes {data.backend} {side} {neighbour}", help_)
+
+    def _choice(self, part: Part, backends: dict[str, Backend]) -> Choice:
+        data: schema.ChoiceData = part.model
+        given = {k: v for k in ("require", "prefer", "deny") if (v := getattr(data, k)) is not None}
+        if len(given) != 1:
+            self.report(part, (), "a choice needs exactly one of `require`, `prefer` and `deny`")
+        strength, names = next(iter(given.items()), ("deny", []))
+        names = [names] if isinstance(names, str) else names
+        if given and not names:
+            self.report(part, (strength,), "names no backend")
+        for i, name in enumerate(names):
+            self.name(part, (strength, i), name, backends, "backend")
+        when = self.deciding(part, data.when, "when")
+        return Choice(strength, tuple(names), when, part.document.at(*part.path), data.because)  # type: ignore[arg-type]
+
+    def _fallbacks(self) -> Iterator[Fallback]:
+        for part in self.parts.backends:
+            for i, data in enumerate(part.model.fallbacks):
+                path = ("fallbacks", i)
+                for j, facet in enumerate(data.only):
+                    self.name(part, (*path, "only", j), facet, self.vocabulary.facets, "facet")
+                self.source(part, data.source, *path)
+                when = self.deciding(part, data.when, *path, "when")
+                yield Fallback(when, frozenset(data.only), data.because, part.document.at(*part.path, *path))
+
+    def _waivers(self) -> Iterator[Waiver]:
+        known = ["platform", "attention", "phase", *(f.name for f in self.vocabulary.claims.values())]
+        for part in self.parts.backends:
+            for i, data in enumerate(part.model.waivers):
+                path = ("waivers", i)
+                for j, facet in enumerate(data.unchecked):
+                    self.name(part, (*path, "unchecked", j), facet, known, "facet with a claim")
+                self.source(part, data.source, *path)
+                when = self.condition(part, data.when, *path, "when")
+                yield Waiver(when, frozenset(data.unchecked), data.because, part.document.at(*part.path, *path))
+
+    def _invariant(self, part: Part, backends: dict[str, Backend]) -> Invariant:
+        data: schema.InvariantData = part.model
+        if sum(x is not None for x in (data.chosen, data.never, data.finds)) != 1:
+            self.report(part, (), "an invariant states exactly one of `chosen`, `never` and `finds`")
+        for key in ("chosen", "never"):
+            for i, name in enumerate(getattr(data, key) or ()):
+                if name is not None:
+                    self.name(part, (key, i), name, backends, "backend")
+        return Invariant(
+            name=data.name,
+            says=data.says,
+            when=self.deciding(part, data.when, "when"),
+            where=part.document.at(*part.path),
+            chosen=frozenset(data.chosen) if data.chosen is not None else None,
+            never=frozenset(data.never or ()),
+            finds=bool(data.finds),
+            native=data.while_ == "native",
+        )

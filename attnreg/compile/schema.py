@@ -1,0 +1,400 @@
+"""The shape of the YAML files, as pydantic models; what words mean is the compiler's business, not theirs.
+
+The same models make the JSON Schemas that editors use (tools/gen_docs.py writes them to docs/schema/).
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import typing
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError, WithJsonSchema
+
+from attnreg.compile.yaml_source import Document, Path_, shown
+from attnreg.errors import Problem, did_you_mean
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _legend_only(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError("expected a sentence, or a mapping with a `legend`")
+    return {"legend": value} if isinstance(value, str) else value
+
+
+M = typing.TypeVar("M", bound=BaseModel)
+_WORDS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
+Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
+Words = Annotated[list[str], BeforeValidator(_one_or_many), WithJsonSchema(_WORDS)]
+Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabilities"})]
+CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# vocabulary.yaml -----------------------------------------------------------------------------------------------------
+
+
+class WordData(BaseModel):
+    """A word: its sentence, and whatever else is known of it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    legend: str
+
+
+class PackageData(_Model):
+    legend: str
+    import_: str | None = Field(default=None, alias="import", description="The module that Python imports.")
+    distributions: list[str] = Field(default=[], description="The names under which an installer knows it.")
+
+
+class FlagData(_Model):
+    legend: str
+    platforms: list[str] = Field(default=[], description="Where the flag means something; everywhere, if left out.")
+
+
+class RetiredData(_Model):
+    engine: str
+    use: str = Field(description="What to use instead.")
+
+
+class ArchitectureData(_Model):
+    family: str
+    products: list[str] = []
+    fp8: Literal["ocp", "fnuz"] = "ocp"
+    capability: str | None = Field(default=None, description="The vendor's own version number, quoted.")
+    series: str | None = Field(default=None, description="What it is ordered among; the platform, if left out.")
+
+
+class FacetData(_Model):
+    of: Literal["request", "platform", "selection"]
+    kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean"]
+    legend: str
+    words: str | None = Field(default=None, description="The set of words that are its values.")
+    claim: str | None = Field(default=None, description="The capability key that constrains it.")
+    stated: bool = Field(default=False, description="Whether every backend must state that capability.")
+
+
+class CaseData(_Model):
+    when: Condition | None = None
+    value: str | int | bool | None
+    because: str | None = None
+
+
+class DerivedData(_Model):
+    legend: str
+    cases: list[CaseData] = Field(min_length=1)
+    claim: str | None = None
+    source: str | None = None
+
+
+LegendWord = Annotated[WordData, BeforeValidator(_legend_only)]
+
+
+class VocabularyFile(_Model):
+    """vocabulary.yaml: the closed set of words."""
+
+    extends: str | None = Field(default=None, description="A bundled registry whose vocabulary this one adds to.")
+    facets: dict[str, FacetData] = {}
+    features: dict[str, LegendWord] = {}
+    words: dict[str, dict[str, LegendWord]] = {}
+    flags: dict[str, Annotated[FlagData, BeforeValidator(_legend_only)]] = {}
+    packages: dict[str, Annotated[PackageData, BeforeValidator(_legend_only)]] = {}
+    architectures: dict[str, dict[str, ArchitectureData]] = {}
+    derived: dict[str, DerivedData] = {}
+    retired_environment: dict[str, RetiredData] = {}
+
+
+# backends.yaml -------------------------------------------------------------------------------------------------------
+
+
+class SourceData(_Model):
+    url: str
+    version: str
+    read: str | None = Field(default=None, description="The day on which it was read, as 2026-11-21.")
+
+
+class RuleData(_Model):
+    when: Condition
+    reject: str = Field(description="The sentence that a user reads.")
+    facets: list[str] = Field(default=[], description="What the refusal is about; by default what `when` names.")
+    source: str | None = None
+
+
+class VariantData(_Model):
+    name: str
+    when: Condition | None = None
+    requires: Condition | None = None
+    capabilities: CapabilityPatch = {}
+    emulated: dict[str, str] = {}
+    unchecked: list[str] = []
+    rules: list[RuleData] = []
+    notes: list[str] = []
+    source: str | None = None
+
+
+class BackendPatch(_Model):
+    """What an overlay changes of a backend."""
+
+    summary: str | None = None
+    module: str | None = None
+    status: Literal["stable", "experimental", "deprecated"] | None = None
+    requires: Condition | None = None
+    capabilities: CapabilityPatch = {}
+    emulated: dict[str, str] = {}
+    unchecked: list[str] = []
+    variants: list[VariantData] = []
+    rules: list[RuleData] = []
+    notes: list[str] = []
+    source: str | None = None
+
+
+class BackendData(_Model):
+    """One backend: who it is, what it needs, what it can do."""
+
+    summary: str = Field(description="One sentence.")
+    module: str | None = Field(default=None, description="The kernel module; without one the row is knowledge only.")
+    status: Literal["stable", "experimental", "deprecated"] = "stable"
+    platforms: Words
+    attention: Words
+    phase: Words | None = Field(default=None, description="The phases it serves; every one, if left out.")
+    requires: Condition | None = None
+    capabilities: Capabilities
+    emulated: dict[str, str] = Field(default={}, description="Features that are correct but slow, with the reason.")
+    unchecked: list[str] = Field(default=[], description="Features and facets that are accepted without a look.")
+    variants: list[VariantData] = []
+    rules: list[RuleData] = []
+    notes: list[str] = []
+    only_on_request: str | None = Field(default=None, description="Why no order names it.")
+    source: str
+    since: str | None = None
+
+
+class FallbackData(_Model):
+    """When a request by name that fails gives way to the order, as some engines do."""
+
+    when: Condition
+    only: list[str] = Field(min_length=1, description="Facets; everything against the backend is about these.")
+    because: str
+    source: str | None = None
+
+
+class WaiverData(_Model):
+    """Where some claims of every row are not looked at, as some engines do for requests by name."""
+
+    when: Condition
+    unchecked: list[str] = Field(min_length=1, description="Facets; no row's claim on one of them is looked at.")
+    because: str = Field(description="The sentence that a user reads of a backend that is chosen so.")
+    source: str | None = None
+
+
+class BackendsFile(_Model):
+    """backends.yaml: one entry per backend."""
+
+    imports: Literal["never"] | None = Field(default=None, description="Modules are another engine's: knowledge only.")
+    unchecked: list[str] = Field(default=[], description="What no row of this file looks at, unless it claims it.")
+    fallbacks: list[FallbackData] = []
+    waivers: list[WaiverData] = []
+    sources: dict[str, SourceData] = {}
+    backends: dict[str, BackendData]
+
+
+# priorities.yaml and invariants.yaml ---------------------------------------------------------------------------------
+
+
+class EntryData(_Model):
+    backend: str
+    if_: Condition = Field(alias="if", description="When the automatic order considers it.")
+
+
+def _entry(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError("expected a backend's name, or {backend: ..., if: ...}")
+    return {"backend": value, "if": {}} if isinstance(value, str) else value
+
+
+_ENTRY = {"anyOf": [{"$ref": "#/$defs/backend_id"}, {"$ref": "#/$defs/entry"}]}
+
+
+class OrderData(_Model):
+    name: str
+    when: Condition | None = None
+    order: list[Annotated[EntryData, BeforeValidator(_entry), WithJsonSchema(_ENTRY)]] = Field(min_length=1)
+    because: str | None = None
+    source: str | None = None
+
+
+class PrioritiesFile(RootModel[dict[str, list[OrderData]]]):
+    """priorities.yaml: per platform, the orders in which backends are tried; the first whose `when` holds is used."""
+
+
+class InvariantData(_Model):
+    name: str
+    says: str = Field(description="The statement in words.")
+    when: Condition = {}
+    chosen: list[str | None] | None = Field(default=None, description="The chosen backend is one of these; null: none.")
+    never: list[str] | None = Field(default=None, description="The chosen backend is none of these.")
+    finds: Literal[True] | None = Field(default=None, description="Some backend is found.")
+    while_: Literal["native"] | None = Field(
+        default=None, alias="while", description="Only where some candidate serves the request natively."
+    )
+
+
+class KnownData(_Model):
+    """A finding of `attnreg check` that stays as it is, and why; one that is found no longer is a finding itself."""
+
+    finding: str = Field(description="How the finding's message begins.")
+    because: str
+
+
+class InvariantsFile(_Model):
+    """invariants.yaml: what must hold of every selection, and what is known not to."""
+
+    invariants: list[InvariantData] = []
+    known: list[KnownData] = []
+
+
+# overlays ------------------------------------------------------------------------------------------------------------
+
+
+class ChoiceData(_Model):
+    """A user's choice: exactly one of `require`, `prefer` and `deny`, for the requests that `when` describes."""
+
+    when: Condition = {}
+    require: str | None = Field(default=None, description="This backend, or an error.")
+    prefer: str | None = Field(default=None, description="This backend if it is valid, else the order.")
+    deny: Annotated[Words | None, WithJsonSchema(_WORDS)] = Field(default=None, description="Never these.")
+    because: str | None = None
+
+
+class PlaceData(_Model):
+    """Where a backend joins the orders that exist."""
+
+    backend: str
+    before: str | None = None
+    after: str | None = None
+    orders: list[str] = Field(default=[], description="platform/name of the orders; every one that has the neighbour.")
+    if_: Condition = Field(default={}, alias="if")
+
+
+class OverlayFile(_Model):
+    """A small file that changes another registry without a copy of it."""
+
+    extends: str = Field(default="default", description="The registry that it changes.")
+    vocabulary: VocabularyFile = VocabularyFile()
+    sources: dict[str, SourceData] = {}
+    backends: dict[str, dict[str, Any]] = {}
+    orders: dict[str, list[OrderData]] = {}
+    place: list[PlaceData] = []
+    choices: list[ChoiceData] = []
+    invariants: list[InvariantData] = []
+
+
+# validation ----------------------------------------------------------------------------------------------------------
+
+
+def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) -> M | None:
+    """``data`` as a model. What is wrong goes to ``document.problems`` and is left out; None where nothing remains."""
+    data = {} if data is None else data
+    try:
+        return model.model_validate(data)
+    except ValidationError as e:
+        errors = e.errors(include_url=False)
+    document.problems += dict.fromkeys(_problem(model, error, document, path) for error in errors)
+    try:
+        return model.model_validate(_remaining(data, errors))
+    except ValidationError:
+        return None
+
+
+def _remaining(data: Any, errors: list[Any]) -> Any:
+    """``data`` without unknown keys, and without the rows, or the lists of rows, that have another fault."""
+    if not isinstance(data, dict):
+        return data
+    rest = copy.deepcopy(data)
+    for error in errors:
+        loc = error["loc"]
+        if error["type"] != "extra_forbidden":
+            loc = loc[: 2 if isinstance(rest.get(loc[0]), dict) else 1]
+        _remove(rest, loc)
+    return rest
+
+
+def _remove(data: Any, path: Path_) -> None:
+    *inside, key = path
+    try:
+        for step in inside:
+            data = data[step]
+        del data[key]
+    except (KeyError, IndexError):
+        pass  # it went with something that holds it
+
+
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "a mapping",
+    "string_type": "text",
+    "too_short": "at least one item",
+}
+
+
+def _problem(model: type[BaseModel], error: Any, document: Document, path: Path_) -> Problem:
+    loc: Path_ = tuple(error["loc"])
+    here = (*path, *loc)
+    parent = _dotted(here[:-1])
+    prefix = f"{parent}: " if parent else ""
+    if error["type"] == "extra_forbidden":
+        known = _keys_of(_model_at(model, loc[:-1]))
+        return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", did_you_mean(loc[-1], known), key=True)
+    if error["type"] == "missing":
+        help_ = "every entry of this kind must have it"
+        return document.problem(here[:-1], f"{prefix}`{loc[-1]}` is missing", help_, key=True)
+    value, expected = error["input"], _EXPECTED.get(error["type"])
+    if loc and loc[-1] in ("str", "int", "bool"):
+        # a union complains once for each of its members
+        here, expected = here[:-1], "a word, an integer, true or false"
+    elif error["type"] == "literal_error":
+        expected = error["ctx"]["expected"].replace("'", "`").replace("True", "`true`")
+    message = f"expected {expected}" if expected else error["msg"].removeprefix("Value error, ")
+    message = f"{_dotted(here) or 'the file'}: {message}, got {shown(value)}"
+    return document.problem(here, message, "quote it" if expected == "text" and isinstance(value, int) else "")
+
+
+def _dotted(path: Path_) -> str:
+    return ".".join(str(p) for p in path if not isinstance(p, int))
+
+
+def _model_at(model: Any, loc: Path_) -> Any:
+    """The model or type that validates the value at ``loc``."""
+    for part in loc:
+        while typing.get_origin(model) in (Annotated, typing.Union, types.UnionType):
+            model = next(a for a in typing.get_args(model) if a is not type(None))
+        if isinstance(model, type) and issubclass(model, RootModel):
+            model = model.model_fields["root"].annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            fields = model.model_fields.values()
+            names = {f.alias or name: f for name, f in zip(model.model_fields, fields, strict=True)}
+            model = names[str(part)].annotation if str(part) in names else None
+        else:
+            model = (typing.get_args(model) or (None,))[-1]
+    while typing.get_origin(model) in (Annotated, typing.Union, types.UnionType):
+        model = next(a for a in typing.get_args(model) if a is not type(None))
+    return model
+
+
+def _keys_of(model: Any) -> list[str]:
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return [f.alias or name for name, f in model.model_fields.items()]
+    return []

@@ -1,0 +1,206 @@
+"""The claims of a registry row, as cases: every claimed value at least once, every pair that the row accepts.
+
+What a backend claims is what the selector accepts of it, so that variants and rules need no second reading: a rule's
+edge is where a pair stops being accepted. Cases are the same from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnreg.conformance.bounds import ROUNDOFF
+from attnreg.conformance.trial import LENGTHS, STORAGES, Case
+from attnreg.request import AttentionRequest
+from attnreg.runtime.interface import DTYPES
+from attnreg.selection.selector import evaluate
+
+if TYPE_CHECKING:
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.selection.trace import Selection
+
+# the features that a run on one device can prove or refute; a claim of any other stays unproven
+PROVABLE = frozenset(
+    {
+        "alibi", "batch_invariant", "kv_connector", "lse", "mm_prefix", "non_causal", "per_head_quant_scales", "sinks",
+        "sliding_window", "softcap",
+    }
+)  # fmt: skip
+# the ordinary first; beside these, the numbers that the row's own claims name
+BLOCK_SIZES = (16, 32, 48, 64, 1, 8, 128)
+HEAD_SIZES = (64, 128, 80, 96, 112, 32, 256, 16, 192, 40, 512)
+HEAD_SIZES_V = (None, 64, 128, 32)
+HEADS = ((4, 2), (1, 1), (6, 1), (3, 3), (16, 2))
+LARGEST = 512
+
+Size = Literal["claims", "pairs"]
+Setting = tuple[str, Any]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a backend claims on a platform, with the values of each facet that it accepts, the ordinary first."""
+
+    backend: str
+    platform: Platform
+    registry: Registry
+
+    def accepts(self, request: AttentionRequest) -> bool:
+        """Whether the backend, asked for by name, takes the request."""
+        return self.select(request).backend is not None
+
+    def select(self, request: AttentionRequest) -> Selection:
+        return evaluate(request, self.platform, self.registry, self.backend)
+
+    @cached_property
+    def dimensions(self) -> Mapping[str, tuple[Any, ...]]:
+        """Facet -> the values to be proven; each feature is a facet of its own, off or on."""
+        words = self.registry.vocabulary.words
+        candidates: dict[str, tuple[Any, ...]] = {
+            "attn_type": tuple(words["attn_types"]),
+            "dtype": self._dtypes,
+            "kv_dtype": tuple(words["kv_dtypes"]),
+            "block_size": self._sizes("block_size", BLOCK_SIZES),
+            "head_size": self._sizes("head_size", HEAD_SIZES),
+            "heads": HEADS,
+            "head_size_v": HEAD_SIZES_V,
+        }
+        found: dict[str, tuple[Any, ...]] = {}
+        for facet, values in candidates.items():
+            found[facet] = tuple(v for v in values if self._case({**self._base, facet: v}) is not None)
+        found["lengths"] = LENGTHS
+        found["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
+        for feature in sorted(PROVABLE & self.registry.vocabulary.features.keys()):
+            if self._case({**self._base, feature: True}) is not None:
+                found[feature] = (False, True)
+        return found
+
+    @cached_property
+    def unproven(self) -> frozenset[str]:
+        """Features that the row claims and that no run on one device can prove."""
+        rest = self.registry.vocabulary.features.keys() - PROVABLE
+        return frozenset(f for f in rest if self._case({**self._base, f: True}) is not None)
+
+    @cached_property
+    def _base(self) -> dict[str, Any]:
+        """A plain configuration that the backend accepts. Raises LookupError where there is none."""
+        attn_types = self.registry.vocabulary.words["attn_types"]
+        sizes = product(self._sizes("head_size", HEAD_SIZES), self._sizes("block_size", BLOCK_SIZES))
+        for (head, block), attn_type, dtype in product(sizes, attn_types, self._dtypes):
+            base = {"attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head}
+            if self._case(base) is not None:
+                return base
+        raise LookupError(f"{self.backend} accepts no plain request on {self.platform.platform} {self.platform.arch}")
+
+    @property
+    def _dtypes(self) -> tuple[str, ...]:
+        """The words for dtypes, the most exact first: where it is the ordinary one, the smallest fault shows."""
+        return tuple(sorted(self.registry.vocabulary.words["dtypes"], key=lambda w: ROUNDOFF[DTYPES[w]]))
+
+    def _sizes(self, facet: str, usual: tuple[int, ...]) -> tuple[int, ...]:
+        """The usual sizes, and those at which the row's claims change their mind."""
+        variants = self.registry.backends[self.backend].variants
+        matchers = [c.matcher for v in variants for c in v.claims if c.facet == facet]
+        edges = {e for m in matchers for e in (*m.constants, *m.moduli, *m.mentions) if isinstance(e, int)}
+        return (*usual, *sorted(e for e in edges if 0 < e <= LARGEST and e not in usual))
+
+    def _case(self, settings: Mapping[str, Any]) -> Case | None:
+        """The case of some settings, all else as plain as they allow; None where the backend refuses it."""
+        s = {"lengths": LENGTHS[0], "heads": HEADS[0], "head_size_v": None, **settings}
+        features = frozenset(name for name in self.registry.vocabulary.features if s.get(name))
+        cacheless = s["attn_type"] in ("encoder", "encoder_only")
+        storage = s.get("storage", "packed" if cacheless else "NHD")
+        kv_dtype = s.get("kv_dtype", "fp8" if "per_head_quant_scales" in features else "auto")
+        if not all(
+            (
+                # a cache or none, as the type of attention has it
+                storage == "packed" or not cacheless,
+                storage != "packed" or s["attn_type"] != "encoder_decoder",
+                storage != "packed" or (kv_dtype == "auto" and "kv_connector" not in features),
+                # one tensor for both has one width
+                storage != "fused" or s["head_size_v"] is None,
+                s["head_size_v"] != s["head_size"],
+                "per_head_quant_scales" not in features or kv_dtype.startswith("fp8"),
+                "non_causal" not in features or s["attn_type"] == "decoder",
+            )
+        ):
+            return None
+        request = AttentionRequest(
+            head_size=s["head_size"],
+            head_size_v=s["head_size_v"],
+            num_heads=s["heads"][0],
+            num_kv_heads=s["heads"][1],
+            block_size=s["block_size"],
+            dtype=s["dtype"],
+            kv_dtype=kv_dtype,
+            attn_type=s["attn_type"],
+            features=features,
+        )
+        case = Case(request=request, lengths=s["lengths"], storage=storage)
+        declared = "cache_layout" in self.registry.vocabulary.facets
+        if case.layout == "SPLIT" and not declared:
+            return None
+        if case.layout != "NHD" and declared:
+            request = replace(request, extra={"cache_layout": case.layout})  # type: ignore[arg-type]
+        return case if self.accepts(request) else None
+
+    @cached_property
+    def plain(self) -> Case:
+        """An ordinary case without any feature."""
+        case = self._case(self._base)
+        assert case is not None
+        return case
+
+    # cases -----------------------------------------------------------------------------------------------------------
+
+    def cases(self, size: Size = "pairs") -> list[Case]:
+        """Cases that together hold everything wanted that the backend accepts.
+
+        size: ``claims`` wants every value of every facet, and every pair of features; ``pairs`` every pair of values.
+        """
+        wanted = dict.fromkeys(self._wanted(size))
+        found: dict[Case, None] = {}
+        while wanted:
+            target = next(iter(wanted))
+            del wanted[target]
+            settings = self._filled(dict(target), wanted)
+            case = self._case({**self._base, **settings})
+            if case is not None:
+                found[case] = None
+                for group in (*combinations(settings.items(), 1), *combinations(settings.items(), 2)):
+                    wanted.pop(group, None)
+        return list(found)
+
+    def _wanted(self, size: Size) -> Iterator[tuple[Setting, ...]]:
+        """Values and pairs of values, in the order of the dimensions."""
+        dimensions = self.dimensions
+        for name, values in dimensions.items():
+            yield from (((name, value),) for value in values)
+        for (a, left), (b, right) in combinations(dimensions.items(), 2):
+            features = a in PROVABLE and b in PROVABLE
+            for x, y in product(left, right):
+                if size == "pairs" or (features and x and y):
+                    yield (a, x), (b, y)
+
+    def _filled(self, target: dict[str, Any], wanted: Mapping[tuple[Setting, ...], None]) -> dict[str, Any]:
+        """A target with, for each other facet, the accepted value that completes the most wanted groups."""
+        known = {**self._base, **target}
+        chosen = dict(target)
+        for name, values in self.dimensions.items():
+            if name in chosen:
+                continue
+
+            def gain(value: Any, name: str = name) -> int:
+                # groups are in the order of the dimensions
+                pairs = (((n, v), (name, value)) for n, v in chosen.items())
+                return (((name, value),) in wanted) + sum(p in wanted or p[::-1] in wanted for p in pairs)
+
+            for value in sorted(values, key=gain, reverse=True):
+                if self._case({**known, name: value}) is not None:
+                    chosen[name] = known[name] = value
+                    break
+        return {name: chosen[name] for name in self.dimensions if name in chosen}

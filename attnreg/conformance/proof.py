@@ -1,0 +1,176 @@
+"""What must hold of a run: the numbers within their bounds, and nothing touched that was not to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnreg.conformance.bounds import ROUNDOFF, bounds
+from attnreg.conformance.trial import Case, Trial, prepare
+from attnreg.kernels import reference
+from attnreg.runtime.interface import BatchMetadata, KVCache
+
+if TYPE_CHECKING:
+    from attnreg.selection.trace import Selection
+
+
+class Outcome(NamedTuple):
+    """What came of a case: the worst absolute error of an output, the worst share of its bound, what went wrong."""
+
+    error: float
+    share: float
+    problem: str | None = None
+
+
+def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") -> Outcome:
+    """Run a case and look at everything that it touched and was not to touch.
+
+    A decoder layer that may be non-causal is run both ways: causality belongs to the batch.
+    """
+    decoder = case.request.attn_type == "decoder"
+    both = (True, False) if "non_causal" in case.request.features else (True,)
+    outcomes = [
+        _prove(prepare(case, selection, torch.device(device), causal=c)) for c in (both if decoder else (False,))
+    ]
+    return Outcome(
+        max(o.error for o in outcomes),
+        max(o.share for o in outcomes),
+        next((o.problem for o in outcomes if o.problem), None),
+    )
+
+
+def _prove(trial: Trial) -> Outcome:
+    layer, batch, spec = trial.layer, trial.batch, trial.layer.spec
+    if trial.cache is not None and spec.attn_type != "encoder_decoder":
+        layer.write_kv(trial.key, trial.value, trial.cache, batch)
+    inputs = [trial.query, trial.key, trial.value, *(trial.cache or ())]
+    before = [x.clone() for x in inputs]
+    output, lse = attend(trial, batch, trial.query)
+    problems = [*_cache_problems(trial)]
+    if not all(_same_bits(a, b) for a, b in zip(inputs, before, strict=True)):
+        problems.append("an input was written to")
+    if not (output[batch.num_tokens :].isnan().all() and lse[:, batch.num_tokens :].isnan().all()):
+        problems.append("padding of the output was written to")
+    error, share, wrong = _distance(trial, output[: batch.num_tokens], lse[:, : batch.num_tokens])
+    problems += wrong
+    if "batch_invariant" in spec.features:
+        problems += _invariance_problems(trial, output)
+    if "kv_connector" in spec.features and trial.cache is not None:
+        problems += _moved_problems(trial, output)
+    return Outcome(error, share, problems[0] if problems else None)
+
+
+def _distance(trial: Trial, output: Tensor, lse: Tensor) -> tuple[float, float, list[str]]:
+    """The worst error of the output, the worst share of a bound, and what is out of bounds."""
+    spec, batch = trial.layer.spec, trial.batch
+    key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
+    exact = reference.attention(spec, batch, trial.query, trial.cache, key=key, value=value, params=trial.layer.params)
+    largest = max((float(v.abs().max()) for _, v in trial.tokens if v.numel()), default=0.0)
+    allowed, allowed_lse = bounds(spec, batch, exact, largest)
+    compared = [("output", output, exact.output, allowed)]
+    if "lse" in spec.features:
+        compared.append(("lse", lse, exact.lse, allowed_lse))
+    error, share, wrong = 0.0, 0.0, []
+    for name, found, wanted, bound in compared:
+        here = found.cpu().double()
+        # equal infinities are no distance apart
+        off = (here - wanted).masked_fill(here == wanted, 0.0).abs()
+        if not off.numel():
+            continue
+        shares = (off / bound).nan_to_num(nan=torch.inf)
+        worst = float(shares.max())
+        share, error = max(share, worst), max(error, float(off.max()) if name == "output" else 0.0)
+        if worst > 1:
+            at = tuple(int(i) for i in torch.unravel_index(shares.argmax(), shares.shape))
+            numbers = f"is {float(here[at]):.6g}, exactly {float(wanted[at]):.6g}"
+            wrong.append(f"{name}{list(at)} {numbers}; {worst:.3g} times what rounding explains")
+    return error, share, wrong
+
+
+def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
+    """Output and LSE of a call into poisoned memory; the LSE stays poison where the layer does not return it."""
+    spec = trial.layer.spec
+    output = query.new_full((query.shape[0], spec.num_heads, spec.head_size_v), torch.nan)
+    lse = torch.full((spec.num_heads, query.shape[0]), torch.nan, device=query.device)
+    key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
+    trial.layer.attend(
+        query,
+        cache or trial.cache,
+        batch,
+        output,
+        key=key,
+        value=value,
+        lse=lse if "lse" in spec.features else None,
+    )
+    return output, lse
+
+
+def _cache_problems(trial: Trial) -> Iterator[str]:
+    """Whether each slot in use holds what was written to it, rounded once, and every other one its poison."""
+    cache, batch, spec = trial.cache, trial.batch, trial.layer.spec
+    if cache is None:
+        return
+    params = trial.layer.params
+    for i, tokens in enumerate(trial.tokens):
+        stored = reference.request_kv(spec, batch, i, cache, None, None, params)
+        for name, given, found, scale in zip(
+            ("key", "value"), tokens, stored, (params.k_scale, params.v_scale), strict=True
+        ):
+            unit = torch.ones(1, 1, dtype=torch.float64) if scale is None else scale.cpu().double()[:, None]
+            wanted = given.cpu().double() / unit
+            kind = torch.finfo(spec.cache_dtype)
+            u = 0.0 if spec.cache_dtype == spec.dtype else ROUNDOFF[spec.cache_dtype]
+            off = (found.transpose(0, 1) / unit - wanted.clamp(-kind.max, kind.max)).abs()
+            # a division in float32 comes before the rounding
+            if not (off <= u * wanted.abs() * (1 + 2**-20) + (kind.smallest_normal * u if u else 0)).all():
+                yield f"the {name}s of request {i} are not stored as they were given"
+    in_use = sum(k.numel() for k, _ in trial.tokens)
+    if int(cache.key.float().isfinite().sum()) != in_use:
+        yield "slots of the cache were written that no row belongs to"
+
+
+def _invariance_problems(trial: Trial, output: Tensor) -> Iterator[str]:
+    """Whether each request alone gets the same bits as in the batch."""
+    batch = trial.batch
+    starts, keys = batch.query_start_loc_cpu.tolist(), batch.seq_lens_cpu.tolist()
+    for i, length in enumerate(keys):
+        rows = slice(starts[i], starts[i + 1])
+        if batch.block_table is None:
+            first = sum(keys[:i])
+            keys_of = slice(first, first + length)
+            own = replace(trial, key=trial.key[keys_of], value=trial.value[keys_of])
+        else:
+            own = trial
+        alone = BatchMetadata.build(
+            [rows.stop - rows.start],
+            [length],
+            device=trial.query.device,
+            block_table=None if batch.block_table is None else batch.block_table[i : i + 1],
+            causal=batch.causal,
+            mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[i : i + 1],
+        )
+        if not _same_bits(attend(own, alone, trial.query[rows])[0], output[rows]):
+            yield f"request {i} alone gets other bits than in its batch"
+
+
+def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
+    """Whether a cache whose blocks were carried elsewhere serves as well: nothing but its blocks holds state."""
+    assert trial.cache is not None
+    assert trial.batch.block_table is not None
+    count = trial.cache.key.shape[0]
+    # block b goes to where[b], as bytes, with no look at what is in it
+    where = torch.arange(count).roll(1).to(trial.query.device)
+    moved = KVCache(*(torch.empty_like(x) for x in trial.cache))
+    for target, source in zip(moved, trial.cache, strict=True):
+        target.view(torch.uint8)[where] = source.view(torch.uint8)
+    batch = replace(trial.batch, block_table=where[trial.batch.block_table.long()].int())
+    if not _same_bits(attend(trial, batch, trial.query, moved)[0], output):
+        yield "after its blocks were moved, the same cache gives other bits"
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -1,0 +1,130 @@
+"""What a row does not claim is refused, with a typed error and before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attnreg.conformance.proof import attend
+from attnreg.conformance.trial import prepare
+from attnreg.errors import NoBackendError
+from attnreg.request import AttentionRequest
+from attnreg.runtime.interface import SpecError, UnclaimedError
+from attnreg.runtime.layer import Attention
+
+if TYPE_CHECKING:
+    from attnreg.conformance.claims import Claims
+    from attnreg.registry import Claim
+
+# the claims on a single word; each is held against every word of the vocabulary
+_WORDS = {"attn_type": "attn_types", "dtype": "dtypes", "kv_dtype": "kv_dtypes"}
+
+
+class _LaunchedError(Exception):
+    """A kernel module was called."""
+
+
+class _NeverCalled:
+    """Stands in for a kernel module that must not be reached."""
+
+    def __getattr__(self, call: str) -> Any:
+        raise _LaunchedError(call)
+
+
+def refusals(claims: Claims, device: torch.device | str = "cpu") -> Iterator[tuple[str, str | None]]:
+    """What was tried, and what went wrong, or None: everything that the backend does not claim and a plain layer."""
+    for request, facet in _unclaimed_requests(claims):
+        yield f"{facet}={_asked(request, facet)}", _select_problem(claims, request, facet)
+    for name, call in _unasked_inputs(claims, torch.device(device)):
+        try:
+            call()
+        except (UnclaimedError, SpecError):
+            yield name, None
+        except _LaunchedError:
+            yield name, f"{name} reached the kernels of {claims.backend}, which was not selected for it"
+        else:
+            yield name, f"{name} was dropped: {claims.backend} was not selected for it, and nothing was raised"
+
+
+def _unclaimed_requests(claims: Claims) -> Iterator[tuple[AttentionRequest, str]]:
+    """Plain requests with one value or one feature that no claim of the row mentions."""
+    vocabulary, plain = claims.registry.vocabulary, claims.plain.request
+    variants = claims.registry.backends[claims.backend].variants
+    for facet, group in _WORDS.items():
+        for word in vocabulary.words[group]:
+            if not any(_claimed(c, facet, word) for v in variants for c in v.claims):
+                yield _with(plain, facet, word), facet
+    for facet in ("block_size", "head_size"):
+        edges = {e for v in variants for c in v.claims if c.facet == facet for e in _around(c)}
+        for size in sorted(edges):
+            if not any(_claimed(c, facet, size) for v in variants for c in v.claims):
+                yield _with(plain, facet, size), facet
+    for feature in sorted(vocabulary.features):
+        if not any(feature in v.served for v in variants):
+            yield replace(plain, features=frozenset({feature})), feature
+
+
+def _with(request: AttentionRequest, facet: str, value: Any) -> AttentionRequest:
+    changes: dict[str, Any] = {facet: value}
+    return replace(request, **changes)
+
+
+def _claimed(claim: Claim, facet: str, value: Any) -> bool:
+    return claim.facet == facet and claim.matcher.matches(value)
+
+
+def _around(claim: Claim) -> set[int]:
+    numbers = {*claim.matcher.constants, *claim.matcher.moduli, *claim.matcher.mentions}
+    return {n + d for n in numbers if isinstance(n, int) for d in (-1, 1) if n + d > 0}
+
+
+def _asked(request: AttentionRequest, facet: str) -> Any:
+    return True if facet in request.features else getattr(request, facet)
+
+
+def _select_problem(claims: Claims, request: AttentionRequest, facet: str) -> str | None:
+    selection = claims.select(request)
+    try:
+        Attention.from_selection(selection)
+    except NoBackendError:
+        about = {f for c in selection.candidates for r in c.reasons for f in r.facets}
+        return None if facet in about else f"{facet} is not claimed, and no reason of the refusal names it"
+    return f"{facet}={_asked(request, facet)} is not claimed, and {claims.backend} was made to run it"
+
+
+def _unasked_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Inputs that mean something to a layer whose request is plain: each a call that must be refused."""
+    selection, request = claims.select(claims.plain.request), claims.plain.request
+    per_head = torch.ones(request.num_heads or 1, device=device)
+    inputs: dict[str, Any] = {"sliding_window": 4, "softcap": 2.0, "sinks": per_head, "alibi_slopes": per_head}
+    for name, given in inputs.items():
+        yield name, partial(Attention.from_selection, selection, **{name: given})
+    facet = claims.registry.vocabulary.facets.get("cache_layout")
+    for layout in sorted(facet.words if facet else ()):
+        if layout not in claims.dimensions["storage"]:
+            yield f"cache_layout={layout}", partial(Attention.from_selection, selection, kv_layout=layout)
+    causal = request.attn_type == "decoder"
+    ranges = torch.zeros(1, 1, 2, dtype=torch.int32, device=device)
+
+    def call(**changes: Any) -> None:
+        trial = prepare(replace(claims.plain, lengths="single"), selection, device, causal=causal)
+        trial.layer.module = _NeverCalled()
+        attend(trial, replace(trial.batch, **changes), trial.query)
+
+    def with_lse() -> None:
+        trial = prepare(replace(claims.plain, lengths="single"), selection, device, causal=causal)
+        trial.layer.plan(trial.batch)
+        trial.layer.module = _NeverCalled()
+        lse = torch.empty(request.num_heads or 1, trial.query.shape[0], device=device)
+        given = (trial.key, trial.value) if trial.cache is None else (None, None)
+        out = torch.empty_like(trial.query)
+        trial.layer.attend(trial.query, trial.cache, trial.batch, out, key=given[0], value=given[1], lse=lse)
+
+    if causal:
+        yield "non_causal", lambda: call(causal=False)
+    yield "mm_prefix", lambda: call(mm_prefix=ranges)
+    yield "lse", with_lse

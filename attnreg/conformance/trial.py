@@ -1,0 +1,195 @@
+"""A case made concrete: a layer, lengths around the edges of things, and tensors with poison around them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.interface import BatchMetadata, KVCache, Layout
+from attnreg.runtime.layer import Attention
+
+if TYPE_CHECKING:
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.trace import Selection
+
+LENGTHS = ("mixed", "decode", "prefill", "chunked", "single")
+# the layouts of a cache; two views of one tensor; no cache
+STORAGES = ("NHD", "HND", "SPLIT", "fused", "packed")
+# rows of query, key and value past those of the batch
+PADDING = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One layer and one batch: ``lengths`` of `LENGTHS`, ``storage`` of `STORAGES` (fused: two views of one tensor)."""
+
+    request: AttentionRequest
+    lengths: str
+    storage: str
+
+    @property
+    def layout(self) -> Layout:
+        """Of the cache, as a spec has it."""
+        return "NHD" if self.storage in ("fused", "packed") else self.storage  # type: ignore[return-value]
+
+    @property
+    def name(self) -> str:
+        """What it is, in short; the seed of its numbers too, so that they are the same from run to run."""
+        r = self.request
+        sizes = f"h{r.num_heads}/{r.num_kv_heads}-d{r.head_size}" + (f"/{r.head_size_v}" if r.head_size_v else "")
+        words = [r.attn_type, r.dtype, f"kv_{r.kv_dtype}", f"b{r.block_size}", sizes, self.storage, self.lengths]
+        return "-".join([*words, *sorted(r.features)])
+
+
+@dataclass
+class Trial:
+    """A layer, a batch, and the tensors of one call. Rows and slots that are not in use hold NaN.
+
+    tokens: every key and value of every request as it was before it was stored, [keys, num_kv_heads, head_size(_v)].
+    """
+
+    layer: Attention
+    batch: BatchMetadata
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    cache: KVCache | None
+    tokens: list[tuple[Tensor, ...]]
+
+
+def lengths_of(pattern: str, block: int, attn_type: str) -> list[tuple[int, int]]:
+    """Queries and keys of each request: around the edges of a block, a single token, none at all."""
+    if attn_type == "encoder_decoder":
+        # the encoder's length has nothing to do with the queries, and may be nothing
+        cross = {"single": [(1, 1)], "decode": [(1, block + 1), (1, 1), (1, 0), (0, 5), (1, 2 * block)]}
+        return cross.get(pattern, [(3, 40), (1, block + 1), (0, 0), (5, 2), (2, 0), (37, block)])
+    found = {
+        "single": [(1, 1)],
+        "decode": [(1, 1), (1, block), (1, block + 1), (1, 2 * block + 1), (1, 77)],
+        "prefill": [(1, 1), (0, 0), (block, block), (block + 1, block + 1), (37, 37)],
+        "chunked": [(2, 10), (5, block + 4), (block, 2 * block), (3, 2 * block + 2)],
+        "mixed": [(1, 2 * block), (6, 6), (0, 7), (4, block + 4), (1, 1), (0, 0), (19, 83)],
+    }[pattern]
+    return found if attn_type == "decoder" else [(q, q) for q, _ in found]
+
+
+class _Draw:
+    """Numbers for one case, the same on every device."""
+
+    def __init__(self, seed: str, device: torch.device) -> None:
+        self.generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+        self.device = device
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.device, dtype)
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        return (low + (high - low) * torch.rand(*shape, generator=self.generator)).to(self.device)
+
+    def integer(self, low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=self.generator))
+
+    def order(self, count: int) -> Tensor:
+        return torch.randperm(count, generator=self.generator)
+
+
+def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: _Draw | None = None) -> Attention:
+    """The layer of a case, with a value for every number that its features name."""
+    draw = draw or _Draw(case.name, device)
+    asks, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
+    block = case.request.block_size or 16
+    quantised = (case.request.kv_dtype or "").startswith("fp8")
+    scales = draw.uniform(0.05, 0.4, 2, kv_heads if "per_head_quant_scales" in asks else 1)
+    return Attention.from_selection(
+        selection,
+        sliding_window=(1, 5, block, 40)[draw.integer(0, 4)] if "sliding_window" in asks else None,
+        softcap=1.5 if "softcap" in asks else None,
+        sinks=draw.normal(heads) + 1 if "sinks" in asks else None,
+        alibi_slopes=draw.uniform(0.01, 1, heads) if "alibi" in asks else None,
+        k_scale=scales[0] if quantised else None,
+        v_scale=scales[1] if quantised else None,
+        kv_layout=case.layout,
+    )
+
+
+def prepare(case: Case, selection: Selection, device: torch.device, *, causal: bool) -> Trial:
+    """The tensors of a case; of a paged one, the context is in its cache already."""
+    draw = _Draw(case.name, device)
+    layer = make_layer(case, selection, device, draw=draw)
+    spec = layer.spec
+    block = case.request.block_size or 16
+    lengths = lengths_of(case.lengths, block, spec.attn_type)
+    queries, keys = [q for q, _ in lengths], [k for _, k in lengths]
+    sizes = spec.head_size, spec.head_size_v
+    tokens = [tuple(draw.normal(k, spec.num_kv_heads, size, dtype=spec.dtype) for size in sizes) for k in keys]
+    query = _padded(draw.normal(sum(queries), spec.num_heads, spec.head_size, dtype=spec.dtype))
+    ranges = _ranges(draw, lengths) if "mm_prefix" in spec.features else None
+    build = partial(BatchMetadata.build, device=device, causal=causal)
+    if case.storage == "packed":
+        key, value = (_padded(torch.cat(x)) for x in zip(*tokens, strict=True))
+        return Trial(layer, build(queries, keys, mm_prefix=ranges), query, key, value, None, tokens)
+    table, slots, blocks = _blocks(draw, keys, block)
+    table = table.to(device)
+    # cross-attention reads what the encoder's step wrote; all else writes its own tokens
+    new = [0 if spec.attn_type == "encoder_decoder" else q for q in queries]
+
+    def part(cuts: list[slice]) -> tuple[Tensor, Tensor, Tensor]:
+        """Key, value and slots of some tokens of each request; rows of poison have no slot."""
+        key, value = (_padded(torch.cat([t[i][c] for t, c in zip(tokens, cuts, strict=True)])) for i in (0, 1))
+        own = [s[c] for s, c in zip(slots, cuts, strict=True)]
+        return key, value, torch.cat([*own, torch.full((PADDING,), -1)]).to(device)
+
+    cache = _poisoned_cache(layer, case.storage, blocks, device)
+    key, value, where = part([slice(0, k - n) for k, n in zip(keys, new, strict=True)])
+    # rolled, so that a row without a slot comes first too
+    earlier = build([0] * len(keys), keys, block_table=table, slot_mapping=where.roll(1))
+    layer.write_kv(key.roll(1, 0), value.roll(1, 0), cache, earlier)
+    key, value, where = part([slice(k - n, k) for k, n in zip(keys, new, strict=True)])
+    batch = build(queries, keys, block_table=table, slot_mapping=where, mm_prefix=ranges)
+    return Trial(layer, batch, query, key, value, cache, tokens)
+
+
+def _blocks(draw: _Draw, keys: list[int], block: int) -> tuple[Tensor, list[Tensor], int]:
+    """Block table, slots of each request's tokens, and how many blocks there are: in any order, two of them unused.
+
+    Where a request has no block of its own, the table names one of those.
+    """
+    needed = [-(-k // block) for k in keys]
+    ids = draw.order(sum(needed) + 2)
+    table = torch.full((len(keys), max([*needed, 1]) + 1), int(ids[-1]), dtype=torch.int32)
+    for row, own in zip(table, torch.split(ids[:-2], needed), strict=True):
+        row[: len(own)] = own
+    at = [torch.arange(k) for k in keys]
+    slots = [row[t // block].long() * block + t % block for row, t in zip(table, at, strict=True)]
+    return table, slots, len(ids)
+
+
+def _padded(rows: Tensor) -> Tensor:
+    return torch.cat([rows, rows.new_full((PADDING, *rows.shape[1:]), torch.nan)])
+
+
+def _poisoned_cache(layer: Attention, storage: str, blocks: int, device: torch.device) -> KVCache:
+    cache = layer.new_kv_cache(blocks, device)
+    if storage == "fused":
+        both = torch.stack(list(cache), dim=1)
+        cache = KVCache(both[:, 0], both[:, 1])
+    for tensor in cache:
+        # all ones but the sign is NaN, and where there is no -0 its bits are
+        nan = 0x80 if layer.spec.fnuz else 0x7F
+        tensor.view(torch.uint8).fill_(nan) if layer.spec.quantised else tensor.fill_(torch.nan)
+    return cache
+
+
+def _ranges(draw: _Draw, lengths: list[tuple[int, int]]) -> Tensor:
+    """Two prefix ranges per request: one among the latest tokens, or none; one anywhere, or none."""
+    rows = []
+    for q, k in lengths:
+        begin = draw.integer(max(0, k - q - 2), k + 1)
+        anywhere = draw.integer(0, k + 1)
+        rows.append([[begin, draw.integer(begin, k + 1)], [anywhere, min(k, anywhere + draw.integer(0, 9))]])
+    return torch.tensor(rows, dtype=torch.int32).to(draw.device)

@@ -1,0 +1,123 @@
+"""transformers' padded rectangles as attnreg's packed batches, and the way back.
+
+Rows that are padding are left out; their outputs are zero. Nothing is copied for one request without padding, whose
+keys are a view of transformers' cache; otherwise keys and values are gathered once per layer and step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnreg.integrations.transformers.masks import MaskSource, Ranged, Sight
+from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.layer import Attention
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A batch, and where its rows are in the rectangles that transformers passes.
+
+    crossed: queries and keys are of different texts. queries: rows of [batch * queries] that are tokens, None for all.
+    keys: batch and position of each key, None for all before ``key_stop``.
+    """
+
+    sight: Sight
+    crossed: bool
+    batch: BatchMetadata
+    queries: Tensor | None
+    keys: tuple[Tensor, Tensor] | None
+    key_stop: int
+
+    def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[batch, queries, heads, head_size_v] from query [batch, heads, queries, size], key and value likewise."""
+        size, queries = query.shape[0], query.shape[2]
+        q = _rows(query)
+        output = q.new_empty(len(q), layer.spec.num_heads, layer.spec.head_size_v)
+        if self.queries is None:
+            layer.forward(q, self._keys(key), self._keys(value), None, self.batch, output)
+        else:
+            packed = layer.forward(q[self.queries], self._keys(key), self._keys(value), None, self.batch)
+            output.zero_()[self.queries] = packed
+        return output.view(size, queries, *output.shape[1:])
+
+    def _keys(self, x: Tensor) -> Tensor:
+        if self.keys is not None:
+            return _last_contiguous(x).transpose(1, 2)[self.keys]
+        return _rows(x[:, :, : self.key_stop])
+
+
+def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
+    """The batch that a mask describes, shared by the layers that share the mask; or why there is none.
+
+    crossed: the layer may look at another text.
+    """
+    key = ("packed", crossed)
+    if key not in source.memo:
+        source.memo[key] = _pack(source, crossed)
+    return source.memo[key]  # type: ignore[no-any-return]
+
+
+def packed_plainly(size: int, queries: int, keys: int, sight: Sight, crossed: bool, device: torch.device) -> Packed:
+    """A batch without a mask; the queries are the last tokens among the keys, unless ``crossed``."""
+    batch = BatchMetadata.build([queries] * size, [keys] * size, device=device, causal=sight.causal)
+    return Packed(sight, crossed, batch, None, None, keys)
+
+
+def _pack(source: MaskSource, crossed: bool) -> Packed | str:
+    found = source.sight()
+    if found is None:
+        return "its mask is neither causal, windowed nor a prefix"
+    sight, ranges = found if isinstance(found, Ranged) else (found, None)
+    end = source.begin + source.queries
+    # a causal mask compares positions, which only one text has
+    crossed = not sight.causal and (crossed or (source.begin == 0 and source.queries != source.keys))
+    if crossed and sight.window is not None:
+        return "its window is on keys of another text"
+    if not crossed and (source.begin < 0 or end > source.keys or (not sight.causal and end != source.keys)):
+        return f"its {source.queries} queries begin at {source.begin} of {source.keys} keys"
+    # what a static cache holds behind the last query is no key yet
+    stop = source.keys if crossed else end
+    padding = None if source.padding is None else source.padding[:, :stop]
+    if padding is None or bool(padding.all()):
+        query_lens, seq_lens = [source.queries] * source.batch, [stop] * source.batch
+        rows = places = None
+    else:
+        if (sight.window is not None or ranges is not None) and _has_holes(padding):
+            return "its padding lies between tokens, where a window or a prefix counts"
+        tokens = (
+            torch.ones(source.batch, source.queries, dtype=torch.bool, device="cpu")
+            if crossed
+            else padding[:, source.begin :]
+        )
+        query_lens, seq_lens = tokens.sum(1).tolist(), padding.sum(1).tolist()
+        rows = None if bool(tokens.all()) else tokens.flatten().nonzero().flatten().to(source.device)
+        request, position = padding.nonzero().unbind(1)
+        places = request.to(source.device), position.to(source.device)
+        if ranges is not None:
+            ranges = (ranges - padding.int().argmax(1)[:, None, None]).clamp(min=0).int()
+    batch = BatchMetadata.build(
+        query_lens,
+        seq_lens,
+        device=source.device,
+        causal=sight.causal,
+        mm_prefix=None if ranges is None else ranges.to(source.device),
+    )
+    return Packed(sight, crossed, batch, rows, places, stop)
+
+
+def _has_holes(padding: Tensor) -> bool:
+    """Whether some row's tokens are not all in one run."""
+    starts = torch.nn.functional.pad(padding, (1, 0)).int().diff(dim=1) == 1
+    return bool((starts.sum(1) > 1).any())
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[batch * tokens, heads, size] from [batch, heads, tokens, size]; a view where memory allows."""
+    return _last_contiguous(x).transpose(1, 2).flatten(0, 1)
+
+
+def _last_contiguous(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,165 @@
+"""What a call of transformers' attention function asks for: a batch, where it is one, and a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from attnreg.integrations.transformers.batches import Packed, packed_mask, packed_plainly
+from attnreg.integrations.transformers.masks import LazyMask, Sight, visible
+from attnreg.models.fields import ConfigError
+from attnreg.models.reader import requests_from_model
+from attnreg.request import AttentionRequest
+
+if TYPE_CHECKING:
+    from attnreg.models.facts import LayerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call asks of a layer: its request, and the numbers that a request only names."""
+
+    request: AttentionRequest
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(eq=False)
+class Call:
+    """The arguments of one call that mean something.
+
+    query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. causal: what a call without a
+    mask means. window counts for such a call only: a mask has its own.
+    """
+
+    module: torch.nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None = None
+    causal: bool = True
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    bias: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is None and self.causal and self.queries > 1:
+            # what transformers means by it: a static cache may hold more keys than there are tokens yet
+            self.key, self.value = self.key[:, :, : self.queries], self.value[:, :, : self.queries]
+
+    @property
+    def queries(self) -> int:
+        return self.query.shape[2]
+
+    @cached_property
+    def batch(self) -> Packed | str:
+        """The call as a batch; or why it is none."""
+        size, keys = self.query.shape[0], self.key.shape[2]
+        if self.bias is not None:
+            return "a bias is added to its scores"
+        if self.key.shape[0] != size:
+            return "its queries and keys are of different batches"
+        crossed = _is_crossed(self.module)
+        if self.mask is None:
+            # a single query that is last sees what is before it, which is everything
+            causal = self.causal or (self.queries == 1 and not crossed and getattr(self.module, "is_causal", True))
+            # a window compares positions, which only one text has
+            crossed = not causal and self.window is None and (crossed or self.queries != keys)
+            return packed_plainly(size, self.queries, keys, Sight(causal, self.window), crossed, self.query.device)
+        if not isinstance(self.mask, LazyMask):
+            return "its mask is given as a tensor"
+        source = self.mask.source.on(self.query.device)
+        if (source.batch, source.queries, source.keys) != (size, self.queries, keys):
+            return "its mask is for other queries or keys"
+        return packed_mask(source, crossed=crossed)
+
+    def dense_mask(self) -> Tensor | None:
+        """The mask whole; None where every query sees every key."""
+        if isinstance(self.mask, LazyMask):
+            return self.mask.source.on(self.query.device).dense()
+        sight = Sight(self.causal and self.queries > 1, self.window)
+        if self.mask is None and sight != Sight(False, None):
+            positions = torch.arange(self.key.shape[2], device=self.query.device)
+            return visible(sight, positions[-self.queries :, None], positions)
+        return self.mask
+
+    def asked(self, packed: Packed | None) -> Asked:
+        """What is asked of the layer, under the batch that the call is, if it is one."""
+        sight = packed.sight if packed else Sight(self.causal, None)
+        asks = {
+            "sliding_window": sight.window is not None,
+            "softcap": self.softcap is not None,
+            "sinks": self.sinks is not None,
+            "score_bias": self.bias is not None,
+            "mm_prefix": packed is not None and packed.batch.mm_prefix is not None,
+        }
+        heads, size = self.query.shape[1], self.query.shape[3]
+        crossed = packed.crossed if packed else not sight.causal and _is_crossed(self.module)
+        attn_type, role = ("encoder_decoder", "target") if crossed else _kind(self.module, heads, size, sight.causal)
+        asks["non_causal"] = attn_type == "decoder" and not sight.causal
+        config = getattr(self.module, "config", None)
+        request = AttentionRequest(
+            head_size=size,
+            head_size_v=self.value.shape[3],
+            num_heads=heads,
+            num_kv_heads=self.key.shape[1],
+            dtype=str(self.query.dtype).removeprefix("torch."),
+            attn_type=attn_type,
+            role=role,
+            features=frozenset(word for word, asked in asks.items() if asked),
+            model=getattr(config, "model_type", None) or None,
+        )
+        return Asked(request, size**-0.5 if self.scale is None else self.scale, sight.window, self.softcap)
+
+
+def _is_crossed(module: torch.nn.Module) -> bool:
+    """Whether a layer that is not causal looks at another text.
+
+    Where a model has such layers and this one does not tell, it does: then queries under an encoder's padding are kept.
+    """
+    if "cross" in type(module).__name__.lower() or getattr(module, "is_cross_attention", False):
+        return True
+    config = getattr(module, "config", None)
+    paired = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
+    return bool(paired) and getattr(module, "is_decoder", True)
+
+
+# a config -> what its layers are; the reference tells whether the id is still its own
+_configs: dict[int, tuple[Any, tuple[LayerFacts, ...]]] = {}
+
+
+def _facts_of(module: torch.nn.Module) -> tuple[LayerFacts, ...]:
+    """What the config of a module says of its layers; nothing where it has none that can be read."""
+    config = getattr(module, "config", None)
+    if config is None:
+        return ()
+    known = _configs.get(id(config))
+    if known is None or known[0]() is not config:
+        try:
+            layers = requests_from_model(config).layers
+        except ConfigError:
+            layers = ()
+        known = _configs[id(config)] = ref(config), layers
+    return known[1]
+
+
+def _kind(module: torch.nn.Module, heads: int, size: int, causal: bool) -> tuple[str, str]:
+    """The attn_type and the role of a layer, which no call shows: as the model's config has them, if it tells."""
+    found = {
+        (layer.request.attn_type, layer.request.role)
+        for layer in _facts_of(module)
+        if layer.request is not None
+        and layer.kind != "cross"
+        and (layer.num_heads, layer.head_size, bool(layer.causal)) == (heads, size, causal)
+    }
+    if len(found) == 1:
+        return found.pop()
+    return ("decoder" if causal else "encoder_only"), "target"

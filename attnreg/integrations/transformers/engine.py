@@ -1,0 +1,268 @@
+"""What transformers calls: each attention call is read, a backend is selected for it, and runs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from attnreg.errors import NoBackendError
+from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.calls import Asked, Call
+from attnreg.integrations.transformers.dense import dense_attention
+from attnreg.platforms import Platform
+from attnreg.request import AttentionRequest
+from attnreg.runtime.interface import UnclaimedError
+from attnreg.runtime.layer import Attention
+from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import Selection
+
+if TYPE_CHECKING:
+    from attnreg.registry import Registry
+
+_log = logging.getLogger("attnreg.integrations.transformers")
+# what transformers passes along and attention does not need: positions, bookkeeping, and what masks say already
+_HARMLESS = frozenset(
+    {
+        "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "input_ids", "inputs_embeds", "is_causal",
+        "labels", "max_length_k", "max_length_q", "num_items_in_batch", "position_embeddings", "position_ids",
+        "token_type_ids", "use_cache",
+    }
+)  # fmt: skip
+# what changes the result wherever it is given
+_MEANT = frozenset({"block_indices", "indices", "output_attentions", "sinks"})
+
+
+@dataclass(slots=True)
+class Run:
+    """What a module has run: what it asked, the selection, and how often. ``dense`` says why no backend ran it."""
+
+    module: str
+    layer_idx: int | None
+    asked: Asked
+    selection: Selection | None
+    dense: str = ""
+    calls: int = 0
+
+    @property
+    def backend(self) -> str | None:
+        """The name of the backend; None where it ran densely."""
+        return self.selection.backend.name if self.selection and self.selection.backend else None
+
+
+class Engine:
+    """An attention function of transformers, with the registry that decides and a record of what it ran."""
+
+    def __init__(
+        self,
+        name: str,
+        registry: Registry | None = None,
+        *,
+        platform: Platform | None = None,
+        backend: str | None = None,
+        dense: bool = True,
+        ignore: tuple[str, ...] = (),
+    ) -> None:
+        if registry is None:
+            from attnreg.loader import default_registry
+
+            registry = default_registry()
+        self.name = name
+        self.registry = registry
+        self.backend = backend
+        self.dense = dense
+        self._platform = platform
+        self._harmless = _HARMLESS | set(ignore)
+        self._platforms: dict[torch.device, Platform] = {}
+        self._layers: WeakKeyDictionary[torch.nn.Module, dict[Asked, Attention]] = WeakKeyDictionary()
+        self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[Asked, str], Run]] = WeakKeyDictionary()
+        self._told: set[Any] = set()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        **more: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' attention function: [batch, queries, heads, size_v], and no weights.
+
+        query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. A query that is padding
+        gets zeros. Raises `NoBackendError` and `UnclaimedError`.
+        """
+        self.refuse_unknown(module, dropout, more)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        call = Call(
+            module, query, key, value, attention_mask, causal, scaling, sliding_window, softcap, s_aux, position_bias
+        )
+        with torch.no_grad():
+            if isinstance(call.batch, Packed):
+                layer = self.layer(call, call.batch)
+                out = call.batch.attend(layer, call.query, call.key, call.value)
+            else:
+                out = self._dense(call, call.batch)
+        return _without_gradient(out, query, key, value), None
+
+    def layer(self, call: Call, packed: Packed) -> Attention:
+        """The attention of a call's module by the backend that is selected. Raises `NoBackendError`."""
+        asked = call.asked(packed)
+        layers = self._layers.setdefault(call.module, {})
+        layer = layers.get(asked)
+        if layer is None or layer.params.sinks is not call.sinks:
+            layer = layers[asked] = Attention.from_selection(
+                self.select(asked.request, call.query.device),
+                softmax_scale=asked.scale,
+                sliding_window=asked.window,
+                softcap=asked.softcap,
+                sinks=call.sinks,
+            )
+            self._tell(layer.selection)
+        self._record(call.module, asked, layer.selection)
+        return layer
+
+    def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection:
+        """The backend for a request on a device, one that can run here; there may be none."""
+        return evaluate(request, self.platform(device), self.registry, self.backend, to_run=True)
+
+    def select(self, request: AttentionRequest, device: torch.device) -> Selection:
+        """What `evaluate` answers. Raises `NoBackendError` where there is none."""
+        selection = self.evaluate(request, device)
+        if selection.backend is None:
+            raise NoBackendError(selection)
+        return selection
+
+    def platform(self, device: torch.device) -> Platform:
+        """The platform that tensors on a device are on."""
+        if self._platform is not None:
+            return self._platform
+        if device not in self._platforms:
+            self._platforms[device] = _platform_of(device, self.registry)
+        return self._platforms[device]
+
+    def runs_of(self, model: torch.nn.Module) -> tuple[Run, ...]:
+        """What each module of a model has run, in the order of the modules."""
+        found = ((name, self._runs.get(module, {})) for name, module in model.named_modules())
+        return tuple(replace(run, module=name) for name, seen in found for run in seen.values())
+
+    def refuse_unknown(self, module: torch.nn.Module, dropout: float, more: dict[str, Any]) -> None:
+        """Raise `UnclaimedError` for arguments that mean something, or may, and that attnreg does not serve."""
+        if dropout:
+            raise UnclaimedError(f"dropout is {dropout}; attnreg is for inference: call model.eval()", self.name)
+        for name, given in more.items():
+            if given is None or given is False or name in self._harmless:
+                continue
+            if name in _MEANT or isinstance(given, Tensor | float):
+                raise UnclaimedError(
+                    f"{type(module).__name__} passes {name} to its attention, and attnreg does not serve it; use "
+                    f"another attn_implementation, or register(ignore=({name!r},)) if attention does not need it",
+                    self.name,
+                )
+
+    def _record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> None:
+        seen = self._runs.setdefault(module, {})
+        if (asked, dense) not in seen:
+            seen[asked, dense] = Run("", getattr(module, "layer_idx", None), asked, selection, dense)
+        seen[asked, dense].calls += 1
+
+    def _tell(self, selection: Selection) -> None:
+        key = selection.request, selection.platform
+        if key not in self._told:
+            self._told.add(key)
+            _log.info("%s", _sentence(selection))
+            for warning in selection.warnings:
+                _log.warning("%s", warning)
+
+    def _dense(self, call: Call, why: str) -> Tensor:
+        """What no batch can say, through PyTorch: logged once for each kind of layer, and counted."""
+        asked = call.asked(None)
+        if not self.dense:
+            if call.bias is not None:
+                # with the reason of every candidate
+                self.select(asked.request, call.query.device)
+            name = type(call.module).__name__
+            raise UnclaimedError(f"{name}: {why}, and dense attention is off (dense=False)", self.name)
+        if (asked, why) not in self._told:
+            self._told.add((asked, why))
+            _log.warning("dense attention, through PyTorch, for %s: %s", _described(asked.request), why)
+        self._record(call.module, asked, None, why)
+        return dense_attention(
+            call.query,
+            call.key,
+            call.value,
+            mask=call.dense_mask(),
+            bias=call.bias,
+            scale=asked.scale,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
+
+
+def _platform_of(device: torch.device, registry: Registry) -> Platform:
+    """This machine's platform for a torch device; of several GPUs that of the same architecture."""
+    word = {"cuda": "rocm" if torch.version.hip else "cuda"}.get(device.type, device.type)
+    found = [p for p in Platform.detect_all(registry.vocabulary) if p.platform == word]
+    if word == "cuda" and len(found) > 1:
+        arch = "sm{}{}".format(*torch.cuda.get_device_capability(device))
+        found = [p for p in found if p.arch == arch]
+    if not found:
+        raise UnclaimedError(f"the tensors are on {device}, and attnreg finds no such platform here", word)
+    return found[0]
+
+
+class _NoBackward(torch.autograd.Function):
+    """Passes a result on, and says what is wrong where somebody asks for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *inputs: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError("attnreg computes no gradients; train with another attn_implementation")
+
+
+def _without_gradient(out: Tensor, *inputs: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return _NoBackward.apply(out, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return out
+
+
+def _sentence(selection: Selection) -> str:
+    """The answer in a line: what was chosen, for which layers, and the line of data that decided."""
+    chosen, order = selection.chosen, selection.order
+    assert chosen is not None
+    place = f"order {order.title}, {order.where.short}" if order else "no order"
+    how = f"choice {chosen.rank} of {len(selection.candidates)} in {place}"
+    if selection.choice and chosen.rank == 1:
+        done = {"require": "required", "prefer": "preferred"}[selection.choice.strength]
+        how = f"{done} by {selection.choice.where.short} ({place})"
+    elif selection.requested:
+        how = "requested"
+    return f"{chosen.title} for {_described(selection.request)}: {how}; {selection.registry.title}"
+
+
+def _described(request: AttentionRequest) -> str:
+    return f"{request.role} layers ({', '.join(_words(request))})"
+
+
+def _words(request: AttentionRequest) -> Iterator[str]:
+    yield request.attn_type
+    yield f"{request.num_heads}/{request.num_kv_heads} heads of {request.head_size}"
+    yield request.dtype
+    yield from sorted(request.features)

@@ -1,0 +1,75 @@
+"""What a model's layers ran, or will run, as `attnreg explain` would say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attnreg.explain.answers import Answer, Explanation, Question, Verdict
+from attnreg.integrations.transformers.engine import Engine, Run
+from attnreg.models.facts import describe_indices
+from attnreg.models.reader import requests_from_model
+
+
+def explain_runs(engine: Engine, model: Any) -> Explanation:
+    """What a model ran, a group for each kind of layer."""
+    groups: dict[Any, list[Run]] = {}
+    for run in engine.runs_of(model):
+        groups.setdefault((run.asked, id(run.selection), run.dense), []).append(run)
+    answers, notes = [], []
+    for same in groups.values():
+        first = same[0]
+        label = _label(first) + (" · dense" if first.dense else "")
+        if first.dense:
+            notes.append(f"{_layers(same)}: dense attention, through PyTorch, because {first.dense}")
+        verdicts = (Verdict((first.selection,)),) if first.selection else ()
+        answers.append(Answer(Question(first.asked.request, label, _layers(same)), verdicts))
+    title = f"{type(model).__name__} · {_place(engine, model)}"
+    return Explanation(engine.registry, title, tuple(answers), tuple(notes))
+
+
+def plan_of(engine: Engine, model: Any) -> Explanation:
+    """What a model's config asks for, on the device that it is on."""
+    device, dtype = model.device, str(model.dtype).removeprefix("torch.")
+    layers = requests_from_model(model.config, dtype=dtype)
+    answers = []
+    for group in layers.groups:
+        question = Question(group.request, group.label, f"layers {describe_indices(group.layers)}")
+        verdicts: tuple[Verdict, ...] = ()
+        if group.request is not None:
+            verdicts = (Verdict((engine.evaluate(group.request, device),)),)
+        answers.append(Answer(question, verdicts))
+    title = f"{type(model).__name__} · {_place(engine, model)}"
+    notes = ("the model has not run yet: this is what its config asks for", *layers.assumptions)
+    return Explanation(engine.registry, title, tuple(answers), notes)
+
+
+def _place(engine: Engine, model: Any) -> str:
+    device: torch.device = model.device
+    platform = engine.platform(device)
+    return f"{platform.platform} {platform.arch} · registry {engine.registry.title}"
+
+
+def _layers(same: list[Run]) -> str:
+    indices = [run.layer_idx for run in same if run.layer_idx is not None]
+    if len(indices) == len(same):
+        return f"{'layer' if len(set(indices)) == 1 else 'layers'} {describe_indices(indices)}"
+    return same[0].module + (f" and {len(same) - 1} more" if len(same) > 1 else "")
+
+
+def _label(run: Run) -> str:
+    request, asked = run.asked.request, run.asked
+    heads = f"{request.num_heads}" + (f"/{request.num_kv_heads}" if request.num_kv_heads != request.num_heads else "")
+    size = f"{request.head_size}" + (f"/{request.head_size_v}" if request.head_size_v else "")
+    numbers = {
+        "sliding_window": f"sliding window {asked.window}",
+        "softcap": f"softcap {asked.softcap:g}" if asked.softcap is not None else "",
+        "mm_prefix": "multimodal prefix",
+        "score_bias": "score bias",
+        "non_causal": "not causal",
+    }
+    words = [f"{heads} heads of {size}", request.dtype, *(numbers.get(w, w) for w in sorted(request.features))]
+    words += [] if request.attn_type == "decoder" else [request.attn_type.replace("_", "-")]
+    calls = f"{run.calls} calls" if run.calls != 1 else "1 call"
+    return " · ".join([*words, calls])

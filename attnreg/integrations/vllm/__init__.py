@@ -1,0 +1,5 @@
+"""vLLM: its selector's inputs as requests, and a plugin that lets a registry decide inside vLLM."""
+
+from attnreg.integrations.vllm.inputs import request_from_selector_row
+
+__all__ = ["request_from_selector_row"]

@@ -1,0 +1,98 @@
+"""What the adapters over AMD's aiter have in common: the cache they accept, its writes, and dense memory for a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.aiter import upstream
+from attnreg.kernels.triton.launchers import write_kv as _write_kv
+from attnreg.runtime.interface import (
+    NO_PARAMS,
+    AttentionSpec,
+    KVCache,
+    KVCacheShape,
+    LayerParams,
+    UnclaimedError,
+    paged_cache_shape,
+)
+
+FP8: torch.dtype = upstream.value("fp8")
+# kernels read indices in whole vectors: behind the last one there is memory, and what is in it names a row that exists
+SPARE_INDICES = 256
+
+
+def kv_cache_shape(spec: AttentionSpec, num_blocks: int, backend: str) -> KVCacheShape:
+    """The shape of one layer's cache. Raises `UnclaimedError` for fp8 of another kind than this GPU computes with."""
+    check_cache(spec, backend)
+    return paged_cache_shape(spec, num_blocks)
+
+
+def check_cache(spec: AttentionSpec, backend: str) -> None:
+    """Raise `UnclaimedError` where the cache's 8-bit format is not the one that aiter's kernels read here."""
+    if spec.quantised and spec.cache_dtype != FP8:
+        formats = [str(dtype).removeprefix("torch.") for dtype in (spec.cache_dtype, FP8)]
+        raise UnclaimedError(
+            f"kv_dtype {spec.kv_dtype}: the cache holds {formats[0]}, and on this GPU aiter reads {formats[1]}", backend
+        )
+
+
+def write_kv(
+    spec: AttentionSpec,
+    slot_mapping: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: KVCache,
+    params: LayerParams = NO_PARAMS,
+) -> None:
+    """Stores new keys and values with attnreg's own kernel, whose rounding and saturation are proven."""
+    if slot_mapping is not None:
+        _write_kv(
+            key,
+            value,
+            kv_cache.key,
+            kv_cache.value,
+            slot_mapping,
+            layout=spec.kv_layout,
+            k_scale=params.k_scale,
+            v_scale=params.v_scale,
+        )
+
+
+def into(output: Tensor, compute: Callable[[Tensor], Any]) -> None:
+    """Have ``compute`` fill ``output``, through dense memory of its own where the output is a view with gaps.
+
+    Where ``compute`` returns another tensor than it was given, that one is the result: not every path of aiter writes
+    to ``out``.
+    """
+    target = output if output.is_contiguous() else output.new_empty(output.shape)
+    result = compute(target)
+    if not isinstance(result, Tensor) or result.data_ptr() == target.data_ptr():
+        result = target
+    if result.data_ptr() != output.data_ptr():
+        output.copy_(result)
+
+
+def float32(tensor: Tensor | None) -> Tensor | None:
+    """Per-head numbers as the kernels read them: through a pointer to float32."""
+    return None if tensor is None else tensor.float()
+
+
+def one_scale(scale: Tensor | None, like: Tensor) -> Tensor:
+    """[1] float32: the one scale of all heads, or 1."""
+    return torch.ones(1, dtype=torch.float32, device=like.device) if scale is None else scale[:1]
+
+
+def int32(values: Tensor, device: torch.device) -> Tensor:
+    """Host integers on the device."""
+    return values.to(torch.int32).to(device, non_blocking=True)
+
+
+def with_spare(indices: Tensor) -> Tensor:
+    """The same indices, int32, in memory that goes on behind them."""
+    padded = torch.zeros(indices.shape[0] + SPARE_INDICES, dtype=torch.int32, device=indices.device)
+    padded[: indices.shape[0]] = indices
+    return padded[: indices.shape[0]]

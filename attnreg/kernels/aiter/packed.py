@@ -1,0 +1,74 @@
+"""Attention over packed keys and values through aiter's FlashAttention: any mask, in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.aiter import common, upstream
+from attnreg.runtime.interface import AttentionSpec, LayerParams
+
+_varlen = upstream.function("flash_attn_varlen_func")
+_batch_prefill = upstream.function("mha_batch_prefill_func")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """Where each request's queries and keys are in packed rows: prefix sums, int32, and the largest of each."""
+
+    query_starts: Tensor
+    key_starts: Tensor
+    max_query_len: int
+    max_key_len: int
+    causal: bool
+
+
+def attend(
+    spec: AttentionSpec,
+    lengths: Lengths,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    params: LayerParams,
+) -> None:
+    """Writes the attention of packed queries to packed keys into ``output``; rows without a key get zero.
+
+    Source of what the arguments mean: aiter/ops/mha.py. Both functions align queries to the last keys.
+    """
+    if not query.shape[0]:
+        return
+    if not key.shape[0]:
+        output.zero_()
+        return
+    w = spec.sliding_window
+    left, right = (-1, -1) if w is None else (w - 1, 0 if lengths.causal else w - 1)
+    given = {
+        "q": query,
+        "k": key,
+        "v": value,
+        "cu_seqlens_q": lengths.query_starts,
+        "max_seqlen_q": lengths.max_query_len,
+        "max_seqlen_k": lengths.max_key_len,
+        "softmax_scale": spec.softmax_scale,
+        "logits_soft_cap": spec.softcap or 0.0,
+        "causal": lengths.causal,
+        "window_size": (left, right),
+        "alibi_slopes": common.float32(params.alibi_slopes),
+    }
+    # the function for packed keys hands bfloat16 with head size 128 to assembly kernels that know no sinks, and takes a
+    # window of (0, 0) for none
+    if params.sinks is None and w != 1:
+        # not 1, as engines that decode elsewhere pass: requests with so few queries would be left unwritten
+        common.into(output, lambda out: _varlen(**given, cu_seqlens_k=lengths.key_starts, min_seqlen_q=0, out=out))
+        return
+    # a paged cache whose pages hold one token each
+    pages = common.with_spare(torch.arange(key.shape[0], device=key.device))
+    common.into(
+        output,
+        lambda out: _batch_prefill(
+            **given, kv_indptr=lengths.key_starts, kv_page_indices=pages, sink_ptr=common.float32(params.sinks), out=out
+        ),
+    )

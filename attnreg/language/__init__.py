@@ -1,0 +1,1 @@
+"""The words of a registry and its one condition grammar, evaluated."""

@@ -1,0 +1,1 @@
+"""This machine: its devices and packages, and which backends are usable here."""

@@ -1,0 +1,1 @@
+"""A config.json -> what each layer of the model asks for."""

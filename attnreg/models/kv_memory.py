@@ -1,0 +1,94 @@
+"""How much KV cache a request of a model takes: per layer group and in total."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnreg.models.facts import LayerFacts, LayerGroup, ModelLayers
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """What the layers of one group store: ``token_bytes`` of all of them together, for each token that they keep.
+
+    ``keeps`` is the number of latest tokens that are kept, None for all; ``compress`` the number of tokens for which
+    one more is kept; ``what`` says why there is nothing to count.
+    """
+
+    group: LayerGroup
+    token_bytes: int
+    keeps: int | None = None
+    what: str = ""
+    compress: int | None = None
+
+    def at(self, length: int) -> int:
+        """Bytes at a request length in tokens."""
+        tokens = length if self.keeps is None else min(length, self.keeps)
+        return self.token_bytes * (tokens + (length // self.compress if self.compress else 0))
+
+
+@dataclass(frozen=True)
+class KvMemory:
+    """The KV cache of one request on one rank, stored as ``kv_dtype`` (in which ``auto`` is the model's own dtype)."""
+
+    kv_dtype: str
+    groups: tuple[GroupMemory, ...]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that the first token takes."""
+        return sum(g.token_bytes for g in self.groups)
+
+    def at(self, length: int) -> int:
+        """Bytes at a request length in tokens."""
+        return sum(g.at(length) for g in self.groups)
+
+
+def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any]) -> KvMemory:
+    """The KV cache of a request; ``words`` are the vocabulary's ``kv_dtypes``.
+
+    A window keeps its latest tokens, a chunk at most itself, MLA one latent, and a layer that reads another's keys and
+    values nothing. Only whole tokens are counted: engines keep whole blocks, and some keep all of a window's layer.
+    """
+    groups = []
+    for group in model.groups:
+        facts = group.facts
+        if group.request is None:
+            groups.append(GroupMemory(group, 0, what="a state of fixed size, not counted"))
+        elif facts.kind in ("vision", "encoder") and group.request.attn_type != "decoder":
+            groups.append(GroupMemory(group, 0, what="no KV cache"))
+        elif facts.kind == "cross":
+            size = _layer_bytes(facts, kv_dtype, model.dtype, words) * len(group.layers)
+            groups.append(GroupMemory(group, 0, what=f"{size:,} B per token of what is attended to, not counted"))
+        elif facts.kv_shared_from is not None:
+            groups.append(GroupMemory(group, 0, what="reads an earlier layer's"))
+        else:
+            size = _layer_bytes(facts, kv_dtype, model.dtype, words) * len(group.layers)
+            # a bidirectional window sees as far ahead, so nothing falls out of it
+            keeps = facts.chunk or (facts.sliding_window if facts.causal else None)
+            groups.append(GroupMemory(group, size, keeps, compress=facts.compress))
+    return KvMemory(kv_dtype, tuple(groups))
+
+
+def _layer_bytes(facts: LayerFacts, kv_dtype: str, dtype: str, words: Mapping[str, Any]) -> int:
+    """Bytes of one token in one layer; a word's ``head_bytes`` are its scales per KV head, of keys and values both."""
+    stored = words[dtype if kv_dtype == "auto" else kv_dtype].facts if kv_dtype != "auto" or dtype in words else {}
+    if facts.mla is not None:
+        if "latent_bytes" in stored and facts.mla.absorbed.head_size == 576:
+            return int(stored["latent_bytes"])
+        elements, heads = facts.mla.absorbed.head_size, 1
+    else:
+        elements, heads = (facts.head_size or 0) + (facts.head_size_v or 0), facts.num_kv_heads or 0
+    bits = float(stored.get("stored_bits", stored.get("bits", 32)))
+    return round(heads * (elements * bits / 8 + int(stored.get("head_bytes", 0))))
+
+
+def readable(size: float) -> str:
+    """``2.3 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,120 @@
+"""A model, and perhaps its draft, as the questions that `attnreg explain`, `lock` and `diff` ask of a registry."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attnreg.explain.answers import Memory, Question
+from attnreg.models.facts import LayerGroup, ModelLayers, describe_indices, group
+from attnreg.models.fields import ConfigError
+from attnreg.models.kv_memory import kv_memory
+from attnreg.models.ranks import per_rank
+from attnreg.models.reader import requests_from_model
+
+if TYPE_CHECKING:
+    from attnreg.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What is asked of a model beside its config; ``given`` are fields of every request, for each layer alike.
+
+    ``ranks`` is the number of ranks of tensor parallelism, ``layer`` the index of the only layer that is asked about,
+    ``draft`` another config whose layers are asked about under the draft role, ``lengths`` the request lengths in
+    tokens at which the KV cache is counted (8,192 and the model's longest, if none).
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+    extra: Any = ()
+    ranks: int = 1
+    layer: int | None = None
+    draft: str | None = None
+    lengths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelQuestions:
+    """The questions of a model's groups in order, a line that names it, what was assumed, and its KV cache."""
+
+    questions: tuple[Question, ...]
+    name: str
+    title: str
+    notes: tuple[str, ...]
+    memory: Memory
+
+
+def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
+    """The questions that a model asks. Raises `ConfigError` for what is wrong with a config, or for an absent layer."""
+    main = _read(config, options)
+    drafts = [] if options.draft is None else [_read(options.draft, options, role="draft")]
+    questions = [
+        q for name, model in [("", main), *(("draft", d) for d in drafts)] for q in _questions(name, model, options)
+    ]
+    titles = [f"{main.name} · {_count(main)}"] + [f"draft {d.name} · {_count(d)}" for d in drafts]
+    titles += [f"TP {options.ranks}"] if options.ranks > 1 else []
+    words = registry.vocabulary.words["kv_dtypes"]
+    kv_dtype = options.given.get("kv_dtype") or "auto"
+    memories = [
+        kv_memory(model, kv_dtype, words) for model in (main, *drafts) if kv_dtype == "auto" or kv_dtype in words
+    ]
+    memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks)
+    notes = [*main.assumptions, *(f"draft: {note}" for d in drafts for note in d.assumptions)]
+    return ModelQuestions(tuple(questions), main.name, " · ".join([*titles, main.dtype]), tuple(notes), memory)
+
+
+def _read(config: str, options: ModelOptions, role: str | None = None) -> ModelLayers:
+    special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
+    model = requests_from_model(config, **(special | ({"role": role} if role else {})))
+    model = per_rank(model, options.ranks)
+    if options.layer is None or role is not None:
+        return model
+    layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)
+    if not layers:
+        indices = describe_indices([facts.layer_idx for facts in model.layers])
+        raise ConfigError(f"{model.name} has no layer {options.layer}; it has {indices}")
+    return dataclasses.replace(model, layers=layers, groups=group(layers))
+
+
+def _questions(name: str, model: ModelLayers, options: ModelOptions) -> Sequence[Question]:
+    changes = {k: v for k, v in options.given.items() if k not in ("dtype", "kv_dtype", "role")}
+    questions = []
+    for found in model.groups:
+        layers = " · ".join(filter(None, (name, group_layers(found))))
+        if found.request is None:
+            questions.append(Question(None, found.label, layers))
+            continue
+        features = found.request.features | options.features
+        request = dataclasses.replace(found.request, **changes, features=features, extra=options.extra)
+        questions.append(Question(request, found.label, layers))
+        if request.attention.startswith("mla") and "phase" not in changes and request.qk_nope_head_dim is not None:
+            questions.append(Question(request.expanded(), f"{found.label} · prefill", layers))
+    return questions
+
+
+def group_layers(found: LayerGroup) -> str:
+    """``18 layers (0, 2, … 34)``."""
+    count = len(found.layers)
+    return f"{count} layer{'s' if count != 1 else ''} ({describe_indices(found.layers)})"
+
+
+def _count(model: ModelLayers) -> str:
+    """``62 layers, 27 of towers``: layers are counted once, however many calls they make."""
+    stacks: dict[tuple[str, bool], set[int]] = {}
+    for facts in model.layers:
+        encoder = facts.request is not None and facts.request.attn_type == "encoder"
+        tower = facts.part or ("vision" if facts.kind == "vision" else "")
+        stacks.setdefault((tower, encoder), set()).add(facts.layer_idx)
+    own = sum(len(indices) for (tower, _), indices in stacks.items() if not tower)
+    towers = sum(map(len, stacks.values())) - own
+    if not own:
+        own, towers = towers, 0
+    return f"{own} layer{'s' if own != 1 else ''}" + (f", {towers} of towers" if towers else "")
+
+
+def _lengths(model: ModelLayers) -> tuple[int, ...]:
+    longest = model.max_length
+    return tuple(sorted({8192, longest} if longest else {8192}))

@@ -1,0 +1,56 @@
+"""A model's layers as one rank of tensor parallelism computes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnreg.models.facts import LayerFacts, ModelLayers, group
+from attnreg.models.fields import ConfigError
+
+
+def per_rank(model: ModelLayers, ranks: int) -> ModelLayers:
+    """The layers with a rank's share of the heads: query heads over the ranks, KV heads too, but at least one.
+
+    A latent of MLA is on every rank. A tower whose heads do not divide is on every rank as a whole, which is noted.
+    Raises `ConfigError` where the heads of another layer do not divide, naming the numbers of ranks that do.
+    """
+    if ranks < 1:
+        raise ConfigError(f"tensor parallelism over {ranks} ranks; expected at least 1")
+    if ranks == 1:
+        return model
+    notes = list(model.assumptions)
+    layers = []
+    for facts in model.layers:
+        if facts.num_heads is None or facts.request is None:
+            layers.append(facts)
+        elif _divides(facts, ranks):
+            layers.append(_shared_out(facts, ranks))
+        elif facts.kind == "vision" or facts.part:
+            heads = (
+                f"the {facts.num_heads} heads of {facts.part or 'the vision tower'} do not divide over {ranks} ranks"
+            )
+            notes.append(f"{heads}; each rank is taken to compute all of them.")
+            layers.append(facts)
+        else:
+            raise ConfigError(_refusal(facts, ranks))
+    return replace(model, layers=tuple(layers), groups=group(layers), assumptions=tuple(dict.fromkeys(notes)))
+
+
+def _divides(facts: LayerFacts, ranks: int) -> bool:
+    heads, kv_heads = facts.num_heads or 1, facts.num_kv_heads or 1
+    return heads % ranks == 0 and (facts.mla is not None or kv_heads % ranks == 0 or ranks % kv_heads == 0)
+
+
+def _shared_out(facts: LayerFacts, ranks: int) -> LayerFacts:
+    assert facts.request is not None
+    heads, kv_heads = (facts.num_heads or 1) // ranks, max((facts.num_kv_heads or 1) // ranks, 1)
+    own = replace(facts.request, num_heads=heads, num_kv_heads=1 if facts.mla else kv_heads)
+    return replace(facts, num_heads=heads, num_kv_heads=kv_heads, request=own)
+
+
+def _refusal(facts: LayerFacts, ranks: int) -> str:
+    heads = facts.num_heads or 1
+    fits = [n for n in range(2, heads + 1) if _divides(facts, n)]
+    kv = "" if facts.mla or heads % ranks else f" and {facts.num_kv_heads} KV heads"
+    cure = f"these do: {', '.join(map(str, fits))}" if fits else "keep each rank whole"
+    return f"layer {facts.layer_idx} has {heads} query heads{kv}, which do not divide over {ranks} ranks; {cure}"

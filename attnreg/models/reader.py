@@ -1,0 +1,243 @@
+"""A model's config.json -> what each of its layers needs, as facts and as requests, by the rules of models.yaml."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from attnreg.compile.places import registry_root
+from attnreg.models.facts import LayerFacts, LayerGroup, MlaDims, ModelLayers, describe_indices, group, request_of
+from attnreg.models.families import Families, Family
+from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
+from attnreg.models.stack import Stack
+
+__all__ = [
+    "ConfigError",
+    "LayerFacts",
+    "LayerGroup",
+    "MlaDims",
+    "ModelLayers",
+    "bundled_families",
+    "describe_indices",
+    "requests_from_model",
+]
+
+_ACCEPTED = "give the config of a transformer"
+_MAX_DEPTH = 4
+_DTYPES = {w: w for w in ("float16", "bfloat16", "float32")} | {"half": "float16", "float": "float32"}
+_TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
+_TOWERS = ("vision_config", "audio_config", "speech_config", "encoder_config")
+
+
+@functools.cache
+def bundled_families() -> Families:
+    """The families of the registry's models.yaml."""
+    return Families.load(registry_root() / "models.yaml", "registry/models.yaml")
+
+
+def requests_from_model(
+    config: object,
+    *,
+    role: str = "target",
+    dtype: str | None = None,
+    kv_dtype: str | None = "auto",
+    block_size: int | None = None,
+    families: Families | None = None,
+) -> ModelLayers:
+    """What each layer of a Hugging Face model needs.
+
+    ``config`` is the path of a config.json or of a directory that holds one, a mapping, or an object with a
+    ``to_dict`` method. ``dtype`` overrides the config's own. ``families`` are the rules, the registry's if left out.
+    A family that they do not hold is read by general rules, and ``assumptions`` says what those took for granted.
+    Raises `ConfigError` (a ValueError) for a config that cannot be read, and `attnreg.RequestError` for an argument
+    that no request can have.
+    """
+    source, data = read_config(config)
+    reading = _Reading(families or bundled_families(), f"{source}: " if source else "")
+    reading.read(data, reading.where)
+    outer = ConfigFields(data, reading.where)
+    model_type = outer.word("model_type")
+    dtype = dtype or _dtype([outer, *reading.texts], reading.notes)
+    model = model_type or next((fields.word("model_type") for fields in reading.texts), "") or None
+    given = {"role": role, "dtype": dtype, "kv_dtype": kv_dtype, "block_size": block_size, "model": model}
+    requested = functools.cache(lambda facts, attn_type: request_of(facts, attn_type, given))
+    layers = tuple(
+        replace(facts, layer_idx=i, kv_shared_from=shared, request=requested(facts, attn_type))
+        for i, facts, attn_type, shared in reading.layers
+    )
+    if not layers:
+        why = "".join(f" ({family.note})" for family in reading.described if family.note)
+        raise ConfigError(f"{reading.where}no layer of {model_type} is one that attnreg describes{why}; {_ACCEPTED}")
+    if any(facts.chunk is not None for facts in layers):
+        reading.notes.append(
+            "Chunked layers ask for causal attention: an engine runs each chunk as a sequence of its own."
+        )
+    name = _name(source, data.get("_name_or_path")) or model_type or "unknown"
+    notes = tuple(dict.fromkeys(reading.notes))
+    longest = _longest([outer, *reading.texts])
+    return ModelLayers(name, model or "unknown", dtype, layers, group(layers), notes, longest)
+
+
+@dataclass
+class _Reading:
+    """What has been read of one config: the layers in order, and what was assumed."""
+
+    families: Families
+    where: str
+    layers: list[tuple[int, LayerFacts, str, int | None]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    texts: list[ConfigFields] = field(default_factory=list)
+    described: list[Family] = field(default_factory=list)
+
+    def read(self, data: Mapping[str, Any], where: str, depth: int = 0) -> None:
+        """Read a config: by its family's rules, else by those of its text model, else by the general ones."""
+        model_type = ConfigFields(data, where).word("model_type")
+        if model_type in self.families:
+            family = self.families.get(model_type)
+            self.stacks(_fields(data, where, family), family, model_type, depth)
+            return
+        stranger = (
+            f"model_type {show(model_type)} is not a known family" if model_type else "the config has no model_type"
+        )
+        if found := self.by_architecture(data):
+            architecture, name = found
+            self.notes.append(f"{stranger}; its architecture is {architecture}, so it is read as {name}.")
+            family = self.families.get(name)
+            self.stacks(_fields(data, where, family), family, name, depth)
+            return
+        text = next((name for name in _TEXT if data.get(name) is not None), None)
+        if text is None or depth >= _MAX_DEPTH:
+            self.strange_stack(data, where, stranger)
+            return
+        inner = mapping(data[text], f"{where}{text}", "expected an object")
+        self.texts.append(ConfigFields(inner, f"{where}{text}."))
+        inner_type = inner.get("model_type")
+        read_as = f"read as {inner_type}" if inner_type in self.families else "read by itself"
+        self.notes.append(f"{stranger}; its text model ({text}) is {read_as}.")
+        for name in _TOWERS:
+            if data.get(name) is not None:
+                self.strange_tower(mapping(data[name], f"{where}{name}", "expected an object"), where, name, depth)
+        self.read(inner, f"{where}{text}.", depth + 1)
+
+    def by_architecture(self, data: Mapping[str, Any]) -> tuple[str, str] | None:
+        """The class that a config is for, and the family whose class it is: a model_type may be renamed."""
+        architectures = data.get("architectures")
+        first = architectures[0] if isinstance(architectures, list) and architectures else None
+        stem = re.match(r"(\w+?)(?:For[A-Z]\w*|LMHeadModel|Model)$", first) if isinstance(first, str) else None
+        if stem is None or first is None:
+            return None
+        wanted = stem[1].lower()
+        # a text model's own name before that of the composite it may stand in
+        names = (n for n in self.families if n.replace("_", "").replace("-", "").lower() in (wanted, f"{wanted}text"))
+        return next(((first, name) for name in sorted(names, key=len, reverse="text_config" not in data)), None)
+
+    def strange_stack(self, data: Mapping[str, Any], where: str, stranger: str) -> None:
+        """Read a config by the general rules, and say what they take for granted."""
+        self.notes.append(
+            f"{stranger}; its layers are read as those of a Llama-like decoder: of one geometry, without "
+            "attention sinks or score bias, and causal unless is_causal is false."
+        )
+        if data.get("is_encoder_decoder") is True:
+            self.notes.append("is_encoder_decoder is True; only the decoder's self-attention is given.")
+        general = self.families.get("general")
+        self.stack(_fields(data, where, general), general, "", stranger)
+
+    def strange_tower(self, data: Mapping[str, Any], where: str, name: str, depth: int) -> None:
+        """Read a tower beside the text model of a family that is not known, if its own is."""
+        if data.get("model_type") not in self.families:
+            self.notes.append(f"{name} is not read, because its model_type is not a known family.")
+            return
+        family = self.families.get(data["model_type"])
+        self.part(_fields(data, f"{where}{name}.", family), family, name, depth)
+
+    def stacks(self, fields: ConfigFields, family: Family, name: str, depth: int) -> None:
+        """Read the stack, or the stacks, of a known family."""
+        if not family.parts or depth >= _MAX_DEPTH:
+            self.stack(fields, family, name)
+            return
+        for part in family.parts:
+            at = next((a for a in part.at if a == "." or fields.value(a) is not None), None)
+            if at is None and part.optional:
+                continue
+            given = None if at is None else fields.value(at)
+            if at is None:
+                at = part.at[0]
+                self.notes.append(f"{at} is not in the config, so it is that of its class, with every default.")
+            data = fields.data
+            if at != ".":
+                data = mapping(part.absent if given is None else given, f"{fields.where}{at}", "expected an object")
+            inner = ConfigFields(data, f"{fields.where}{at}.").word("model_type") if at != "." else ""
+            how = part.family(inner if inner in self.families and inner != name else None)
+            if part.only is not None and how.parts:
+                how = replace(how, parts=(how.parts[part.only],))
+            own = _fields(data, fields.where if at == "." else f"{fields.where}{at}.", how, fields)
+            if at in _TEXT:
+                self.texts.append(own)
+            self.part(own, how, "" if at == "." or at in _TEXT else at, depth)
+
+    def part(self, fields: ConfigFields, family: Family, part: str, depth: int) -> None:
+        """Read a part of a model, whose layers are marked with where its config stands."""
+        begun = len(self.layers)
+        self.stacks(fields, family, family.name, depth + 1)
+        if part:
+            self.layers[begun:] = [(i, replace(x, part=x.part or part), t, s) for i, x, t, s in self.layers[begun:]]
+
+    def stack(self, fields: ConfigFields, family: Family, name: str, stranger: str = "") -> None:
+        """Read one stack of layers, and note what was put in for the config and what of it is not looked at."""
+        self.described.append(family)
+        stack = Stack(family, fields, stranger)
+        self.layers += stack.layers()
+        if stack.endless:
+            self.notes.append(f"{fields.where}there are sliding layers and no window for them; they see everything.")
+        if stranger:
+            self.notes += fields.notes
+            return
+        if family.note:
+            self.notes.append(family.note)
+        looked_at = {*fields.read, *(family.pattern.fields if family.pattern else ())}
+        for watched in family.watch:
+            if watched not in looked_at and (value := fields.value(watched)) not in (None, False):
+                self.notes.append(f"{watched} is {show(value)}; {name} does not look at it.")
+        plain = {k: v for k, v in fields.defaulted.items() if isinstance(v, int | float | str) and v is not False}
+        used = ", ".join(f"{key} {show(value)}" for key, value in plain.items())
+        if used:
+            self.notes.append(f"Not in the config, so the defaults of {name} hold: {used}.")
+
+
+def _fields(data: Mapping[str, Any], where: str, family: Family, whole: ConfigFields | None = None) -> ConfigFields:
+    return ConfigFields(data, where, family.names, family.defaults, whole)
+
+
+def _name(source: str, named: object) -> str:
+    """The model's name: its directory's, a file's that is not called config.json, or what the config says."""
+    if not source:
+        return named.rstrip("/").rpartition("/")[2] if isinstance(named, str) else ""
+    path = Path(os.path.abspath(source))
+    # a download cache: models--openai--gpt-oss-120b/snapshots/<revision>/config.json
+    if path.parent.parent.name == "snapshots":
+        return path.parents[2].name.rpartition("--")[2]
+    return path.parent.name if path.name == "config.json" else path.stem
+
+
+def _longest(parts: Sequence[ConfigFields]) -> int | None:
+    values = [fields.data.get(n) for fields in reversed(parts) for n in ("max_position_embeddings", "max_seq_len")]
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_NUMBER), None)
+
+
+def _dtype(parts: Sequence[ConfigFields], notes: list[str]) -> str:
+    for fields, name in ((f, n) for f in reversed(parts) for n in ("dtype", "torch_dtype")):
+        value = fields.data.get(name)
+        # a config object may hold a torch.dtype
+        word = (str(value) if type(value).__module__ == "torch" else fields.word(name)).removeprefix("torch.")
+        if word in _DTYPES:
+            return _DTYPES[word]
+        if word not in ("", "auto"):
+            notes.append(f"{name} {show(word)} is no dtype that attention computes in; bfloat16 is assumed.")
+            return "bfloat16"
+    notes.append("The config names no dtype; bfloat16 is assumed.")
+    return "bfloat16"

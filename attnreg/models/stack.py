@@ -1,0 +1,297 @@
+"""One stack of layers: a family's rules applied to a config's fields."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnreg.models.facts import AbsorbedMla, LayerFacts, MlaDims, MlaIndexer
+from attnreg.models.families import MIXERS, Call, Family
+from attnreg.models.fields import (
+    Check,
+    ConfigError,
+    ConfigFields,
+    anything,
+    flag,
+    integer,
+    mapping,
+    number,
+    positive,
+    show,
+)
+from attnreg.models.values import Value
+
+_MAX_LAYERS = 10_000
+_NEEDED = {"chunk": "a chunked layer needs the length of a chunk in tokens"}
+_count, _size, _any_size = integer(1), integer(1), integer(0)
+
+
+@dataclass
+class Stack:
+    """One stack of layers: a family's rules and the fields that they are applied to.
+
+    ``endless`` says that some layer slides and that there is no window for it, so that it sees everything.
+    """
+
+    family: Family
+    fields: ConfigFields
+    stranger: str = ""
+    endless: bool = False
+
+    def layers(self) -> Iterator[tuple[int, LayerFacts, str, int | None]]:
+        """Each attention call, in order: layer index, facts, attention type, and the layer whose KV it reads."""
+        for condition, because in self.family.refuse:
+            if condition.holds(self.fields):
+                raise self.fields.error(condition.parts[0][0], because)
+        words = self.words()
+        also = {
+            label: self.marks(label, pattern.words(self.fields, len(words)))
+            for label, (pattern, _) in self.family.also.items()
+        }
+        shared = self.shared(words)
+        own = self.own_fields(len(words))
+        known: dict[Any, list[tuple[LayerFacts, str]]] = {}
+        for i, word in enumerate(words):
+            marks = tuple((label, entries[i]) for label, entries in also.items() if entries is not None)
+            key = (word, marks, i if own.get(i) or self.by_layer else None)
+            if key not in known:
+                self.fields.layer, self.fields.own = i, own.get(i, {})
+                known[key] = list(self.calls(word, i, marks))
+                self.fields.layer, self.fields.own = None, {}
+            for facts, attn_type in known[key]:
+                attends = facts.head_size is not None and facts.kind != "cross"
+                yield i, facts, attn_type, shared.get(i) if attends else None
+
+    @functools.cached_property
+    def by_layer(self) -> bool:
+        """Whether some fact takes this layer's entry of a list, so that no two layers need be alike."""
+        calls = [self.family.base, *(call for calls in self.family.words.values() for call in calls)]
+        calls += [call for _, words in self.family.also.values() for call in words.values()]
+        return any(value.itemised for call in calls for value in call.facts.values())
+
+    def words(self) -> Sequence[str]:
+        """The word of each layer."""
+        assert self.family.layers is not None
+        assert self.family.pattern is not None
+        count = self.family.layers.get(self.fields, _count)
+        names = (*self.family.pattern.fields, *self.family.layers.names, "layers")
+        if count is not None and count > _MAX_LAYERS:
+            raise self.fields.error((*self.family.layers.names, "layers")[0], f"expected at most {_MAX_LAYERS}")
+        if count == 0:
+            # what arithmetic gives: a part that this model does not have
+            return []
+        words = self.family.pattern.words(self.fields, count)
+        if words is None:
+            if count is None:
+                raise self.missing(self.family.layers, "layers")
+            name = names[0]
+            raise ConfigError(f"{self.fields.where}{name} is missing and has no default; add it to the config")
+        words = [self.family.renamed.get(word, word) for word in words]
+        if not words or len(words) > _MAX_LAYERS:
+            name = names[0]
+            raise ConfigError(f"{self.fields.where}{name} has {len(words)} entries; expected 1 to {_MAX_LAYERS}")
+        listed = self.fields.value("layer_types")
+        if (
+            isinstance(listed, list | tuple)
+            and len(listed) != len(words)
+            and "layer_types" not in self.family.pattern.fields
+        ):
+            # the family does not look at them, but its class refuses such a file all the same
+            raise self.fields.error("layer_types", f"expected one word for each of the {len(words)} layers")
+        for i, word in enumerate(words):
+            if word not in self.family.words:
+                name = next((n for n in self.family.pattern.fields if self.fields.given(n)), "layer_types")
+                known = ", ".join(sorted(self.family.words))
+                raise ConfigError(f"{self.fields.where}{self.fields.spelt(name)}[{i}] is {show(word)}; known: {known}")
+        return words
+
+    def marks(self, label: str, entries: Sequence[str] | None) -> Sequence[str] | None:
+        known = self.family.also[label][1]
+        for i, word in enumerate(entries or ()):
+            if word not in known:
+                name = self.family.also[label][0].fields[0]
+                raise ConfigError(f"{self.fields.where}{name}[{i}] is {show(word)}; known: {', '.join(sorted(known))}")
+        return entries
+
+    def own_fields(self, count: int) -> dict[int, Mapping[str, Any]]:
+        """The fields that some layers have to themselves (``per_layer_config``, which any config may have)."""
+        own = (
+            self.fields.nested("per_layer_config")
+            if not isinstance(self.fields.value("per_layer_config"), list)
+            else {}
+        )
+        out = {}
+        for key, values in (own or {}).items():
+            if not str(key).isdecimal() or int(key) >= count:
+                raise self.fields.error("per_layer_config", f"{show(key)} is no index of one of the {count} layers")
+            out[int(key)] = mapping(values, f"{self.fields.where}per_layer_config.{key}", "expected an object")
+        return out
+
+    def shared(self, words: Sequence[str]) -> dict[int, int]:
+        """The layers that read another's keys and values, and that one."""
+        rule = self.family.kv_shared
+        if "list" in rule:
+            sources = rule["list"].get(self.fields, anything) or []
+            name = rule["list"].names[0]
+            ok = isinstance(sources, list | tuple) and len(sources) in (0, len(words))
+            if not ok or any(
+                isinstance(s, bool) or not isinstance(s, int) or not 0 <= s <= i for i, s in enumerate(sources)
+            ):
+                raise self.fields.error(name, "expected the index of a layer up to its own for each layer")
+            return {i: source for i, source in enumerate(sources) if source != i}
+        last = rule["last"].get(self.fields, _any_size) if "last" in rule else None
+        if not last:
+            return {}
+        first = len(words) - last
+        if first < 1:
+            raise self.fields.error(rule["last"].names[0], f"expected less than the number of layers, {len(words)}")
+        sources = {word: i for i, word in enumerate(words[:first])}
+        for i in range(first, len(words)):
+            if words[i] not in sources:
+                name = rule["last"].names[0]
+                raise self.fields.error(name, f"layer {i} ({words[i]}) has no earlier layer of its kind to share with")
+        return {i: sources[words[i]] for i in range(first, len(words))}
+
+    # one layer -------------------------------------------------------------------------------------------------------
+
+    def calls(self, word: str, i: int, marks: Sequence[tuple[str, str]]) -> Iterator[tuple[LayerFacts, str]]:
+        """The attention calls of a layer with their attention types."""
+        for call in self.family.words[word]:
+            if call.when is not None and not call.when.holds(self.fields):
+                continue
+            whole = replace(call, when=None).over(self.family.base)
+            for label, mark in marks:
+                whole = self.family.also[label][1][mark].over(whole)
+            kind = whole.kind or "full"
+            if kind == "none":
+                continue
+            if whole.fields and not self.fields.given("per_layer_config"):
+                own = {name: value.get(self.fields, anything) for name, value in whole.fields.items()}
+                self.fields.own = {name: value for name, value in own.items() if value is not None}
+            facts = LayerFacts(layer_idx=0, kind=kind) if kind in MIXERS else self.facts(whole, kind)
+            yield facts, whole.attn_type or "decoder"
+
+    def facts(self, call: Call, kind: str) -> LayerFacts:
+        causal = self.maybe(call, "causal", _causal)
+        causal = causal is not False and kind not in ("cross", "vision") and (causal or True)
+        heads = self.need(call, "heads", _count)
+        form = call.facts["form"].get(self.fields, anything) if "form" in call.facts else None
+        mla = self.mla(call) if self.maybe(call, "mla.used", flag) and not form else None
+        if mla:
+            head_size = (mla.qk_nope_head_dim or 0) + mla.qk_rope_head_dim
+            kv_heads, head_size_v = heads, mla.v_head_dim
+        else:
+            head_size = self.need(call, "head_size", _size)
+            kv_heads = self.need(call, "kv_heads", _count)
+            head_size_v = self.maybe(call, "head_size_v", _size) or head_size
+            if heads % kv_heads:
+                raise self.indivisible(call, heads, kv_heads)
+            mla = self.latent(call, form, kv_heads, head_size, head_size_v) if form else None
+        window = chunk = None
+        if kind == "sliding":
+            window = self.maybe(call, "window", _count)
+            if window is None:
+                # as the classes do: a window of nothing bounds nothing
+                kind = "full"
+                self.endless = True
+        elif kind == "chunked":
+            chunk = self.need(call, "chunk", _count)
+        scaling = self.maybe(call, "scaling", positive)
+        attention = call.facts["attention"].get(self.fields, anything) if "attention" in call.facts else None
+        return LayerFacts(
+            layer_idx=0,
+            kind="encoder" if kind == "full" and causal is False else kind,
+            attention=attention or ("mla_sparse" if mla and mla.indexer else "mla" if mla else "mha"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_size=head_size,
+            head_size_v=head_size_v,
+            sliding_window=window,
+            chunk=chunk,
+            sinks=bool(self.maybe(call, "sinks", flag)),
+            softcap=self.maybe(call, "softcap", positive),
+            alibi=bool(self.maybe(call, "alibi", flag)),
+            causal=causal,
+            bias=bool(self.maybe(call, "bias", flag)),
+            mla=mla,
+            scaling=(head_size**-0.5 if scaling is None else scaling) * self.yarn(call),
+            sparse_blocks=self.maybe(call, "sparse_blocks", _size),
+            compress=self.maybe(call, "compress", _size),
+        )
+
+    def mla(self, call: Call) -> MlaDims:
+        nope, rope = (self.need(call, f"mla.{name}", _any_size) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
+        if not nope + rope:
+            raise self.fields.error("qk_nope_head_dim", "qk_rope_head_dim is 0 as well; one of them must be above 0")
+        rank, q_rank = self.need(call, "mla.kv_lora_rank", _size), self.maybe(call, "mla.q_lora_rank", _size)
+        latent = AbsorbedMla(1, rank + rope, rank)
+        v_head_dim = self.need(call, "mla.v_head_dim", _size)
+        return MlaDims(rank, q_rank, nope, rope, v_head_dim, latent, self.indexer(call))
+
+    def latent(self, call: Call, form: str, kv_heads: int, head_size: int, head_size_v: int) -> MlaDims:
+        """A latent that is attended to as it is, without an expanded form."""
+        q_rank, rope = self.maybe(call, "mla.q_lora_rank", _size), self.maybe(call, "mla.qk_rope_head_dim", _any_size)
+        stored = AbsorbedMla(kv_heads, head_size, head_size_v)
+        return MlaDims(None, q_rank, None, rope or 0, None, stored, self.indexer(call), form)
+
+    def indexer(self, call: Call) -> MlaIndexer | None:
+        if not self.maybe(call, "indexer.used", flag):
+            return None
+        own = self.maybe(call, "indexer.own", flag) is not False
+        names = ("index_n_heads", "index_head_dim", "index_topk")
+        return MlaIndexer(own, *(self.need(call, f"indexer.{name}", _size) for name in names))
+
+    def yarn(self, call: Call) -> float:
+        """The factor of YaRN on the softmax scale, which some families apply beside the usual one."""
+        if not self.maybe(call, "yarn_scale", flag):
+            return 1.0
+        name = next((n for n in ("rope_parameters", "rope_scaling") if self.fields.value(n) is not None), "")
+        data = self.fields.nested(name) if name else None
+        rope = ConfigFields(data or {}, f"{self.fields.where}{name}.")
+        if (rope.word("rope_type") or rope.word("type") or "default") == "default" or not rope.value("mscale_all_dim"):
+            return 1.0
+        mscale, factor = number(rope, "mscale_all_dim", rope.value("mscale_all_dim")), rope.value("factor")
+        if factor is None:
+            raise rope.error("factor", "mscale_all_dim needs it; give the factor by which positions are stretched")
+        return (0.1 * mscale * math.log(max(positive(rope, "factor", factor), 1.0)) + 1.0) ** 2
+
+    def need(self, call: Call, fact: str, check: Check) -> Any:
+        value = self.maybe(call, fact, check)
+        if value is None:
+            raise self.missing(call.facts[fact], fact)
+        return value
+
+    def maybe(self, call: Call, fact: str, check: Check) -> Any:
+        """A fact's value, null where nothing says it; what arithmetic made of the fields is checked once more."""
+        rule = call.facts.get(fact)
+        value = None if rule is None else rule.get(self.fields, check)
+        return value if rule is None or value is None or not rule.names else check(self.fields, rule.names[0], value)
+
+    def missing(self, value: Value, fact: str) -> ConfigError:
+        """The error for a fact that the config does not say."""
+        fields = self.fields
+        names = [n for n in dict.fromkeys((*value.names, *value.decided_by)) if fields.holds(n)]
+        if not names or not fields.holds(value.names[0]):
+            why = f" ({self.stranger})" if self.stranger else ""
+            return ConfigError(
+                f"{fields.where}{value.names[0]} is missing and has no default{why}; add it to the config"
+            )
+        text = " and ".join(f"{fields.spelt(name)} is {show(fields.value(name))}" for name in names)
+        return ConfigError(f"{fields.where}{text}; {_NEEDED.get(fact, 'a number is needed here')}")
+
+    def indivisible(self, call: Call, heads: int, kv_heads: int) -> ConfigError:
+        names = [
+            next((n for n in call.facts[f].names if self.fields.value(n) is not None), f) for f in ("heads", "kv_heads")
+        ]
+        cure = f"; add {names[1]}, which is a default here" if names[1] in self.fields.defaulted else ""
+        return ConfigError(
+            f"{self.fields.where}{self.fields.spelt(names[0])} is {heads} and {self.fields.spelt(names[1])} is "
+            f"{kv_heads}; the second must divide the first{cure}"
+        )
+
+
+def _causal(fields: ConfigFields, name: str, value: Any) -> Any:
+    return value if value == "prefix" else flag(fields, name, value)

@@ -1,0 +1,92 @@
+"""A request on a platform as one point of a registry's facets, every word of it checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnreg.errors import did_you_mean
+from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME
+from attnreg.request import RequestError
+
+if TYPE_CHECKING:
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
+
+
+class Point(dict[str, Any]):
+    """Facet -> value. What is not given is None; derived facets are computed when a condition first asks for them."""
+
+    __slots__ = ("registry",)
+
+    def __init__(self, facts: Mapping[str, Any], registry: Registry) -> None:
+        super().__init__(facts)
+        self.registry = registry
+
+    def __missing__(self, facet: str) -> Any:
+        derived = self.registry.derived.get(facet)
+        value = self[facet] = derived.value(self) if derived is not None else None
+        return value
+
+    def by_name(self) -> Point:
+        """The point for a backend that is asked for by name; the same where the registry makes no difference."""
+        if ASKED not in self:
+            return self
+        facts = {facet: value for facet, value in self.items() if facet not in self.registry.derived}
+        return Point(facts | {ASKED: BY_NAME}, self.registry)
+
+
+def point_of(request: AttentionRequest, platform: Platform, registry: Registry) -> Point:
+    """The point at which an order is asked. Raises `RequestError` for a word or a facet that is not in the registry."""
+    facets = registry.vocabulary.facets
+    facts = request.facts()
+    here = platform.facts()
+    for name, value in request.extra:
+        facts[name] = _extra(name, value, here, registry)
+    facts.update(here)
+    for name, value in facts.items():
+        facet = facets[name]
+        if facet.kind == "word" or facet.kind == "arch":
+            if value is not None and value not in facet.words:
+                raise _unknown(value, name, facet.words, registry)
+        elif facet.kind == "words" and not value <= facet.words:
+            raise _unknown(min(value - facet.words), name, facet.words, registry)
+    architecture = registry.vocabulary.architectures[platform.arch]
+    if architecture.platform != platform.platform:
+        raise RequestError(
+            f"arch is {platform.arch}, which belongs to platform {architecture.platform}, not {platform.platform}"
+        )
+    if ASKED in facets:
+        facts[ASKED] = AUTOMATIC
+    return Point(facts, registry)
+
+
+def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registry) -> Any:
+    """A value of a facet that the registry declares beyond the usual ones."""
+    facet = registry.vocabulary.facets.get(name)
+    if facet is None:
+        known = [f for f, about in registry.vocabulary.facets.items() if about.of == "request"]
+        raise RequestError(f"{name} is no facet of {registry.title}; {did_you_mean(name, known)}")
+    if name in platform or facet.of in ("derived", "selection"):
+        why = "is derived from others" if facet.of == "derived" else f"belongs to the {facet.of}"
+        raise RequestError(f"extra names {name!r}, which {why} and cannot be given")
+    if value is None:
+        return None
+    if facet.kind == "integer":
+        if not isinstance(value, int) or value < 0:
+            raise RequestError(f"{name} is {value!r}; expected an integer of at least 0")
+        return int(value)
+    if facet.kind == "text":
+        if not isinstance(value, str):
+            raise RequestError(f"{name} is {value!r}; expected text")
+        return value
+    if value not in facet.words:
+        raise _unknown(value, name, facet.words, registry)
+    # 1 and True are one value in Python, and so in the cache of answers
+    return bool(value) if facet.kind == "boolean" else value
+
+
+def _unknown(word: Any, facet: str, known: frozenset[Any], registry: Registry) -> RequestError:
+    hint = did_you_mean(word, map(str, known))
+    return RequestError(f"{facet} names {word!r}, which {registry.title} does not know; {hint}")

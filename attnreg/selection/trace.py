@@ -1,0 +1,211 @@
+"""Selection: the answer to one request, with the verdict on every candidate and the line of data behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnreg.errors import Location
+from attnreg.selection.point import point_of
+
+if TYPE_CHECKING:
+    from attnreg.platforms import Platform
+    from attnreg.registry import Backend, Choice, Order, Registry
+    from attnreg.request import AttentionRequest
+
+Kind = Literal["claim", "feature", "requires", "rule", "variant", "emulated", "order", "denied", "status", "module"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a candidate was not chosen: the facets, what was asked, what is supported, and the line that says so.
+
+    ``case`` is the line that gave a derived facet its value.
+    """
+
+    kind: Kind
+    facets: tuple[str, ...]
+    where: Location
+    asked: Any = None
+    supported: str = ""
+    sentence: str = ""
+    case: Location | None = None
+
+    @property
+    def text(self) -> str:
+        """The reason as a sentence."""
+        if self.sentence:
+            return self.sentence
+        facet = self.facets[0]
+        if self.kind == "feature":
+            return f"{self.asked} is not supported"
+        if facet == "flags":
+            return f"flag {self.asked} is off"
+        if facet == "packages":
+            return f"package {self.asked} is not installed" + (f"; needs {self.supported}" if self.supported else "")
+        verb = "supported:" if self.kind == "claim" else "needs"
+        because = f" ({self.case.short})" if self.case else ""
+        return f"{facet} is {_shown(self.asked)}{because}; {verb} {self.supported}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "facets": list(self.facets),
+            "asked": self.asked,
+            "supported": self.supported,
+            "text": self.text,
+            "where": str(self.where),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The verdict on one backend: ``accepted`` where nothing speaks against it, else every reason.
+
+    ``emulates`` lists the features that it would serve correctly but slowly. ``rank`` counts from 1 in the order.
+    """
+
+    rank: int
+    name: str
+    variant: str | None
+    reasons: tuple[Reason, ...]
+    where: Location
+    emulates: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        return not self.reasons
+
+    @property
+    def title(self) -> str:
+        """``FLASH_ATTN/FA3``."""
+        return f"{self.name}/{self.variant}" if self.variant else self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "name": self.name,
+            "variant": self.variant,
+            "accepted": self.accepted,
+            "emulates": list(self.emulates),
+            "reasons": [r.to_dict() for r in self.reasons],
+            "where": str(self.where),
+        }
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The backend that was chosen."""
+
+    name: str
+    variant: str | None
+    row: Backend = field(repr=False)
+    registry: Registry = field(repr=False)
+
+    def load(self) -> ModuleType:
+        """Import its kernel module. Raises ImportError with the reason where the row has none that may be imported."""
+        return self.registry.load(self.name)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The answer to one request, immutable, with the whole trace.
+
+    ``backend`` is None where nothing is valid (then `select` raises `NoBackendError`, which carries the selection).
+    ``choice`` is what decided instead of the order: a user's ``require`` or ``prefer``, or None. ``requested`` is the
+    backend that was asked for, by argument or by ``require``.
+    """
+
+    request: AttentionRequest
+    platform: Platform
+    registry: Registry = field(repr=False)
+    order: Order | None = field(repr=False)
+    candidates: tuple[Candidate, ...]
+    backend: Selected | None = None
+    requested: str | None = None
+    choice: Choice | None = field(default=None, repr=False)
+    warnings: tuple[str, ...] = ()
+    # how the selector finds the alternatives: that takes longer than the selection, and they are not always asked for
+    finder: Callable[[Selection], tuple[str, ...]] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what it says must not depend on where it is read
+        return {**self.__dict__, "alternatives": self.alternatives, "finder": None}
+
+    @cached_property
+    def alternatives(self) -> tuple[str, ...]:
+        """Where nothing was chosen, the backends that accept the request by name: those of the order first."""
+        return self.finder(self) if self.finder else ()
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The winning candidate."""
+        return next((c for c in self.candidates if self.backend and c.name == self.backend.name and c.accepted), None)
+
+    @property
+    def nearest(self) -> Candidate | None:
+        """The candidate with the least against it, the preferred one of several; None where there is no candidate."""
+        return min(self.candidates, key=lambda c: len(c.reasons), default=None)
+
+    @cached_property
+    def derived(self) -> dict[str, tuple[Any, Location]]:
+        """Each derived facet's value here, with the line of the case that spoke."""
+        point = point_of(self.request, self.platform, self.registry)
+        preferred = self.choice.backends[:1] if self.choice else ()
+        if self.requested or (self.backend and self.backend.name in preferred):
+            point = point.by_name()
+        return {name: (point[name], d.case(point)) for name, d in self.registry.derived.items()}
+
+    def refusal(self) -> str:
+        """Why nothing was chosen, as the text of `NoBackendError`."""
+        where = f"{self.platform.platform} {self.platform.arch}"
+        if self.requested:
+            first = f"{self.requested} does not accept this request on {where}:"
+        elif self.order:
+            first = (
+                f"No backend accepts this request on {where} (order `{self.order.title}`, {self.order.where.short}):"
+            )
+        else:
+            first = f"{self.registry.title} has no order for {where}."
+        lines = [first]
+        width = max((len(c.title) for c in self.candidates), default=0)
+        for c in self.candidates:
+            for i, reason in enumerate(c.reasons):
+                lines.append(f"  {c.title if i == 0 else '':<{width}}  {reason.text}  [{reason.where.short}]")
+        if self.alternatives:
+            by_name = "would accept it" if self.requested else "would accept it if asked for by name"
+            lines.append(f"  help: {by_name}: {', '.join(self.alternatives)}")
+        elif self.requested:
+            lines.append("  help: no other backend accepts it either")
+        elif self.nearest:
+            lines.append(f"  help: the nearest is {self.nearest.title}, with {_count(len(self.nearest.reasons))}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The selection as JSON-ready values."""
+        return {
+            "registry": self.registry.title,
+            "platform": self.platform.to_dict(),
+            "request": self.request.to_dict(),
+            "backend": {"name": self.backend.name, "variant": self.backend.variant} if self.backend else None,
+            "requested": self.requested,
+            "order": {"name": self.order.title, "where": str(self.order.where)} if self.order else None,
+            "choice": {"strength": self.choice.strength, "where": str(self.choice.where)} if self.choice else None,
+            "derived": {name: {"value": v, "where": str(where)} for name, (v, where) in self.derived.items()},
+            "warnings": list(self.warnings),
+            "alternatives": list(self.alternatives),
+            "candidates": [c.to_dict() for c in self.candidates],
+        }
+
+
+def _count(reasons: int) -> str:
+    return "one reason against it" if reasons == 1 else f"{reasons} reasons against it"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "not given" if value is None else str(value)

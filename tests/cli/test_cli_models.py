@@ -1,0 +1,181 @@
+"""The command asked about models: explain's options for them, `models` and `show`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+from attnreg.cli.commands import main
+
+CONFIGS = ROOT / "examples" / "configs"
+GPT_OSS = str(CONFIGS / "gpt-oss-120b")
+MI300X = ("--platform", "rocm", "--arch", "gfx942")
+HOPPER = ("--arch", "sm90")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        status = main(arguments)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return call
+
+
+def answers(run: Callable[..., Any], *arguments: str) -> Any:
+    status, out, err = run("explain", *arguments, "--json")
+    assert err == ""
+    return json.loads(out) | {"status": status}
+
+
+def test_heads_are_those_of_one_rank(run: Callable[..., Any]) -> None:
+    data = answers(run, *MI300X, "--model", GPT_OSS, "--tp", "8")
+    requests = [a["selections"][0]["request"] for a in data["answers"]]
+    assert [(r["num_heads"], r["num_kv_heads"]) for r in requests] == [(8, 1), (8, 1)]
+    assert " · TP 8 · " in data["title"]
+    status, out, err = run("explain", *MI300X, "--model", GPT_OSS, "--tp", "6")
+    assert (status, out) == (2, "")
+    assert "layer 0 has 64 query heads, which do not divide over 6 ranks; these do: 2, 4, 8, 16, 32, 64" in err
+
+
+def test_one_layer(run: Callable[..., Any]) -> None:
+    data = answers(run, *MI300X, "--model", GPT_OSS, "--layer", "1")
+    assert [a["layers"] for a in data["answers"]] == ["1 layer (1)"]
+    status, _, err = run("explain", *MI300X, "--model", GPT_OSS, "--layer", "36")
+    assert status == 2
+    assert err == "attnreg: gpt-oss-120b has no layer 36; it has 0–35\n"
+
+
+def test_a_draft_has_its_own_layers_under_its_own_role(run: Callable[..., Any]) -> None:
+    data = answers(run, *HOPPER, "--model", GPT_OSS, "--draft", str(CONFIGS / "Llama-3.1-8B"))
+    roles = [(a["layers"], a["selections"][0]["request"].get("role", "target")) for a in data["answers"]]
+    assert roles == [
+        ("18 layers (0, 2, … 34)", "target"),
+        ("18 layers (1, 3, … 35)", "target"),
+        ("draft · 32 layers (0–31)", "draft"),
+    ]
+    assert data["title"].startswith("gpt-oss-120b · 36 layers · draft Llama-3.1-8B · 32 layers · bfloat16 · CUDA")
+
+
+def test_a_block_diffusion_draft_looks_both_ways_over_an_fp8_cache(run: Callable[..., Any]) -> None:
+    sides = ("--model", str(CONFIGS / "Qwen3-8B"), "--draft", str(CONFIGS / "Qwen3-8B-DFlash-b16"))
+    target, draft = answers(run, *MI300X, *sides, "--kv-dtype", "fp8", "--flag", "aiter")["answers"]
+    assert "features" not in target["selections"][0]["request"]
+    (selection,) = draft["selections"]
+    assert selection["request"]["features"] == ["non_causal"]
+    assert selection["backend"]["name"] == "ROCM_ATTN"
+    reasons = {c["name"]: [r["text"] for r in c["reasons"]] for c in selection["candidates"]}
+    assert reasons["ROCM_AITER_UNIFIED_ATTN"] == ["non_causal is not supported"]
+
+
+def test_the_cache_is_counted_per_group_and_in_total(run: Callable[..., Any]) -> None:
+    cache = answers(run, *HOPPER, "--model", GPT_OSS, "--kv-dtype", "fp8", "--tp", "2", "--length", "1000")["kv_cache"]
+    # 18 layers, keys and values, 4 of the 8 KV heads, 64 elements of a byte
+    token = 18 * 2 * 4 * 64
+    assert (cache["kv_dtype"], cache["ranks"]) == ("fp8", 2)
+    assert [(g["bytes_per_token"], g["keeps_tokens"], g["bytes_at"]) for g in cache["groups"]] == [
+        (token, 128, {"1000": token * 128}),
+        (token, None, {"1000": token * 1000}),
+    ]
+    assert (cache["bytes_per_token"], cache["bytes_at"]) == (2 * token, {"1000": token * 1128})
+
+
+def test_the_cache_is_printed_at_the_models_longest_request(run: Callable[..., Any]) -> None:
+    _, out, _ = run("explain", *HOPPER, "--model", GPT_OSS, "--kv-dtype", "fp8")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    start = lines.index("KV cache of one request, kv_dtype fp8")
+    assert [line for line in lines[start:] if line and "─" not in line][:4] == [
+        "KV cache of one request, kv_dtype fp8",
+        "layers bytes/token 8,192 tokens 131,072 tokens",
+        "0, 2, … 34 · keeps 128 tokens 18,432 2.2 MiB 2.2 MiB",
+        "1, 3, … 35 18,432 144 MiB 2.2 GiB",
+    ]
+
+
+def test_mixers_are_named_as_no_attention(run: Callable[..., Any]) -> None:
+    status, out, _ = run("explain", *HOPPER, "--model", str(CONFIGS / "Qwen3-Next-80B-A3B-Instruct"))
+    assert status == 0
+    lines = out.splitlines()
+    at = lines.index("36 layers (0–2, 4–6, … 44–46)   linear attention · no softmax attention")
+    # nothing is chosen for them
+    assert lines[at + 1] == ""
+    assert lines[at + 2].startswith("12 layers (3, 7, … 47)")
+    assert "a state of fixed size, not counted" in out
+
+
+def test_what_says_something_of_a_model_needs_one(run: Callable[..., Any]) -> None:
+    for option in (("--draft", GPT_OSS), ("--layer", "0"), ("--length", "8")):
+        status, _, err = run("explain", *HOPPER, *option)
+        assert status == 2
+        assert f"{option[0]} says something of a model; give --model too" in err
+    status, _, err = run("explain", *HOPPER, "--tp", "2")
+    assert status == 2
+    assert "--tp shares out a model's heads; without --model, give the heads of one rank" in err
+
+
+def test_families_are_listed(run: Callable[..., Any]) -> None:
+    status, out, _ = run("models", "gpt_oss", "mixtral")
+    assert status == 0
+    assert "2 model families" in out
+    assert "18 layers (0, 2, … 34)  64/8 heads of 64 · sliding window 128 · sinks" in out
+    data = json.loads(run("models", "--json")[1])
+    names = [item["model_type"] for item in data]
+    assert names == sorted(names)
+    assert {"llama", "gpt_oss", "deepseek_v3", "bert", "whisper"} <= set(names)
+    status, _, err = run("models", "nowhere")
+    assert status == 2
+    assert "no model family has 'nowhere' in its name" in err
+
+
+def test_show_prints_a_familys_rule_and_what_it_is_like(run: Callable[..., Any]) -> None:
+    status, out, _ = run("show", "qwen3_moe")
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("qwen3_moe   models.yaml:")
+    assert "  like: mistral" in lines
+    assert any(line.startswith("mistral   which qwen3_moe is like   models.yaml:") for line in lines)
+    assert lines[-1] == "  24 layers (0–23)   32/4 heads of 64"
+    data = json.loads(run("show", "qwen3_moe", "--json")[1])
+    assert (data["model_type"], data["like"]) == ("qwen3_moe", "mistral")
+    status, _, err = run("show", "qwen3_mo")
+    assert status == 2
+    assert "no backend and no model family 'qwen3_mo'; did you mean `qwen3_moe`?" in err
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/")), ids=lambda path: path.name)
+def test_every_example_is_explained_within_a_second(path: Path, run: Callable[..., Any]) -> None:
+    begun = time.perf_counter()
+    _, out, err = run("explain", *HOPPER, "--model", str(path))
+    assert time.perf_counter() - begun < 5, "a second, with room for a busy machine"
+    assert (out.splitlines()[0].split(" · ")[0], err) == (path.name, "")
+
+
+def test_a_lock_holds_a_models_ranks_and_leaves_mixers_out(run: Callable[..., Any]) -> None:
+    model = str(CONFIGS / "Qwen3-Next-80B-A3B-Instruct")
+    status, out, _ = run("lock", *HOPPER, "--model", model, "--tp", "2")
+    assert status == 0
+    (entry,) = json.loads(out)["selections"]
+    assert (entry["layers"], entry["request"]["num_heads"]) == ("12 layers (3, 7, … 47)", 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt-oss-20b", "24 layers"),
+        # towers apart, and the two stacks of an encoder-decoder together
+        ("gemma-3-27b-it", "62 layers, 27 of towers"),
+        ("whisper-large-v3", "64 layers"),
+    ],
+)
+def test_layers_are_counted_once(name: str, count: str, run: Callable[..., Any]) -> None:
+    title = run("explain", *HOPPER, "--model", str(CONFIGS / name))[1].splitlines()[0]
+    assert title.startswith(f"{name} · {count} · ")

@@ -1,0 +1,232 @@
+"""Loading a registry: where it comes from, what names it, what it may import, and how its errors travel."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT, tiny
+from support.files import FILES, brief, refusal, row, write
+
+import attnreg
+from attnreg import loader
+from attnreg.compile import places
+
+# where registries come from ------------------------------------------------------------------------------------------
+
+
+def test_the_registry_of_this_checkout_is_found() -> None:
+    assert places.registry_root() == ROOT / "registry"
+    bundled = attnreg.bundled_registries()
+    assert bundled["default"] == ROOT / "registry"
+    assert all((path / "backends.yaml").is_file() for path in bundled.values())
+
+
+@pytest.mark.parametrize("name", attnreg.bundled_registries())
+def test_every_bundled_registry_loads(name: str) -> None:
+    registry = attnreg.load_registry(name)
+    assert registry.title == f"{name}@{registry.fingerprint}"
+    assert registry.files[0].startswith("registry/")
+
+
+def test_a_package_without_its_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "__file__", str(tmp_path / "attnreg/places.py"))
+    with pytest.raises(attnreg.RegistryError, match="attnreg was installed without its registry: install it again"):
+        attnreg.load_registry("default")
+
+
+def test_a_directory_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    spellings: list[Any] = [tmp_path / "mine", str(tmp_path / "mine"), "mine", "./mine/", b"mine", Path("mine/../mine")]
+    loaded = [attnreg.load_registry(source) for source in spellings]
+    assert {registry.title for registry in loaded} == {loaded[0].title}
+    assert loaded[2].files == ("mine/vocabulary.yaml", "mine/backends.yaml", "mine/priorities.yaml")
+
+
+def test_without_words_of_its_own_a_directory_uses_the_default_ones(tmp_path: Path) -> None:
+    text = 'backends:\n  X: {summary: s, platforms: [cuda], attention: mha, capabilities: {}, source: "s:p#q"}\n'
+    message = refusal(write(tmp_path, vocabulary="", backends=text, priorities="{}"))
+    assert "backends.X.capabilities: `kv_dtypes` is missing" in message
+    # the default vocabulary cites sources that this registry does not have: that is not its fault
+    assert "registry/vocabulary.yaml" not in message
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"backends": ""},
+            "backends.yaml:1:1: the file is missing: a registry has a backends.yaml and a priorities.yaml",
+        ),
+        (
+            {"priorities": ""},
+            "priorities.yaml:1:1: the file is missing: a registry has a backends.yaml and a priorities.yaml",
+        ),
+        (
+            {"backends": "# nothing\n"},
+            "backends.yaml:1:1: `backends` is missing\n  help: every entry of this kind must have it",
+        ),
+        (
+            {"vocabulary": "extends: defualt\n"},
+            "vocabulary.yaml:1:10: no bundled registry `defualt` to extend\n  help: did you mean `default`?",
+        ),
+    ],
+)
+def test_missing_files(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    said = brief(refusal(write(tmp_path, **files)))
+    assert said.startswith(message)
+
+
+@pytest.mark.parametrize("source", ["vlm-0.33.0", "", "no/such/place", "x" * 5000, "nul\0", "/dev/null/x"])
+def test_a_source_that_is_nothing(source: str) -> None:
+    message = refusal(source).splitlines()[0]
+    assert message.endswith(f"`{source}` is neither a bundled registry nor a directory nor a file")
+
+
+def test_a_source_that_is_nothing_suggests_a_bundled_one() -> None:
+    assert refusal("defalt").splitlines()[1].startswith("  help: did you mean `default`?")
+
+
+def test_the_environment_names_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNREG_REGISTRY", str(write(tmp_path / "mine")))
+    assert attnreg.load_registry().name == "mine"
+    # what the caller names wins
+    assert attnreg.load_registry("default").name == "default"
+    monkeypatch.setenv("ATTNREG_REGISTRY", "")
+    assert attnreg.load_registry().name == "default"
+    monkeypatch.setenv("ATTNREG_REGISTRY", "missing")
+    message = "`missing` is neither a bundled registry nor a directory nor a file; $ATTNREG_REGISTRY names it"
+    assert refusal(None).splitlines()[0] == f"missing:1:1: {message}"
+
+
+# fingerprints --------------------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_names_the_data(tmp_path: Path) -> None:
+    def fingerprint(place: str, **files: str) -> str:
+        return attnreg.load_registry(write(tmp_path / place, **files)).fingerprint
+
+    base = fingerprint("base")
+    assert len(base) == 7
+    assert fingerprint("elsewhere") == base
+    comments = {name: f"# {name}\n\n{text}\n# the end\n" for name, text in FILES.items()}
+    assert fingerprint("comments", **comments) == base
+    assert fingerprint("json", vocabulary=json.dumps(tiny.VOCABULARY)) == base
+    # the order of architectures is their order of capability
+    words = copy.deepcopy(tiny.VOCABULARY)
+    words["architectures"]["gpu"] = dict(reversed(words["architectures"]["gpu"].items()))
+    changes = {
+        "claims": {"backends": row("capabilities: {dtypes: [bfloat16]}")},
+        "ranks": {"priorities": FILES["priorities"].replace("[A, B]", "[B, A]")},
+        "words": {"vocabulary": json.dumps(words)},
+        "invariants": {"invariants": "invariants: [{name: i, says: s, never: [A]}]\n"},
+    }
+    assert len({base, *(fingerprint(place, **files) for place, files in changes.items())}) == 1 + len(changes)
+
+
+def test_the_fingerprint_is_the_same_in_every_process(default: attnreg.Registry) -> None:
+    code = "import attnreg; print(attnreg.load_registry('default').title)"
+    for seed in ("1", "2"):
+        result = subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
+        assert result.stdout.strip() == default.title
+
+
+# modules -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an importable package that holds a kernel module, and one that fails."""
+    place = tmp_path / "site/trusted_kernels"
+    place.mkdir(parents=True)
+    (place / "__init__.py").touch()
+    (place / "fast.py").write_text("name = __name__\n")
+    (place / "broken.py").write_text("raise ImportError('no such kernel')\n")
+    monkeypatch.syspath_prepend(str(place.parent))
+    for module in [m for m in sys.modules if m.startswith(place.name)]:
+        monkeypatch.delitem(sys.modules, module)
+    return place.name
+
+
+@pytest.mark.parametrize("trust", [["trusted_kernels"], "trusted_kernels", {"trusted_kernels", "other"}])
+def test_a_trusted_module_is_imported_when_it_is_loaded(trust: Any, package: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.fast"))
+    registry = attnreg.load_registry(source, trust=trust)
+    assert package not in sys.modules
+    assert registry.load("A").name == "trusted_kernels.fast"
+    assert registry.trusted >= {package}
+
+
+def test_without_trust_nothing_is_imported(package: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.fast"))
+    assert "the package trusted_kernels is not trusted to be imported" in refusal(source, trust=["trusted"])
+    assert package not in sys.modules
+
+
+def test_a_module_that_cannot_be_imported_says_why(package: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.broken"))
+    registry = attnreg.load_registry(source, trust=[package])
+    with pytest.raises(ImportError, match="no such kernel"):
+        registry.load("A")
+    with pytest.raises(ImportError, match=r"B has no kernel module in r@\w{7}: the row is knowledge only"):
+        registry.load("B")
+
+
+def test_the_modules_of_an_engine_are_knowledge_and_never_imported(package: str, tmp_path: Path) -> None:
+    text = "imports: never\n" + row("capabilities: {}", f"module: {package}.fast")
+    registry = attnreg.load_registry(write(tmp_path / "engine", backends=text), trust=[package])
+    assert registry.backends["A"].module == "trusted_kernels.fast"
+    with pytest.raises(
+        ImportError, match=r"A is served by trusted_kernels.fast of another engine; engine@\w{7} imports"
+    ):
+        registry.load("A")
+    assert package not in sys.modules
+
+
+# errors and threads --------------------------------------------------------------------------------------------------
+
+
+def test_errors_travel_between_processes(tmp_path: Path) -> None:
+    with pytest.raises(attnreg.RegistryError) as e:
+        attnreg.load_registry(write(tmp_path, backends=row("capabilites: {}")))
+    error = e.value
+    for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(again) is attnreg.RegistryError
+        assert again.problems == error.problems
+        assert str(again) == str(error)
+    assert isinstance(error, ValueError)
+    assert str(error).startswith("the registry has 2 problems:\n")
+
+
+def test_the_default_registry_is_loaded_once_by_however_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, threads = [], 16
+    load, barrier = loader.load_registry, threading.Barrier(threads)
+
+    def slow() -> attnreg.Registry:
+        calls.append(1)
+        time.sleep(0.05)
+        return load("default")
+
+    def ask() -> attnreg.Registry:
+        barrier.wait()
+        return loader.default_registry()
+
+    monkeypatch.setattr(loader, "_default", None)
+    monkeypatch.setattr(loader, "load_registry", slow)
+    monkeypatch.setattr(loader, "environment_problems", lambda *_: [])
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        registries = list(pool.map(lambda _: ask(), range(threads)))
+    assert len(calls) == 1
+    assert all(registry is registries[0] for registry in registries)

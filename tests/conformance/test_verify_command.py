@@ -1,0 +1,64 @@
+"""attnreg verify: what it prints, what it returns, and Triton's kernels in their interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnreg.cli.commands import main
+from attnreg.registry import Registry
+
+CPU = ["--arch", "x86_64", "--size", "claims"]
+
+
+def test_a_proof_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "CPU_ATTN", *CPU]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("CPU_ATTN: proven; ")
+
+
+def test_a_refutation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # TORCH_SDPA has no sinks: a row that claims them is refuted by its own module
+    overlay = tmp_path / "bold.yaml"
+    overlay.write_text("backends:\n  TORCH_SDPA: {capabilities: {add: {features: [sinks]}}}\n")
+    assert main(["verify", "TORCH_SDPA", *CPU, "--overlay", str(overlay), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["TORCH_SDPA"]
+    assert found["problems"]
+    assert all("sinks" in problem for problem in found["problems"])
+
+
+def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "FLASH_ATTN", *CPU]) == 2
+    assert "FLASH_ATTN cannot be verified here" in capsys.readouterr().err
+    assert main(["verify", "--platform", "cuda"]) == 2
+    assert "verify runs on one device; give one --arch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("backend", "where"),
+    [("TRITON_ATTN", ["--arch", "sm90"]), ("ROCM_ATTN", ["--platform", "rocm", "--arch", "gfx942"])],
+)
+def test_tritons_kernels_in_the_interpreter(default: Registry, backend: str, where: list[str]) -> None:
+    # whether kernels are interpreted is decided where they are defined, so in a process of their own
+    command = [sys.executable, "-m", "attnreg", "verify", backend, *where, "--device", "cpu", "--size", "claims"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)[backend]
+    assert found["unproven"] == ["bfloat16"]
+    assert found["cases"] >= 8
+    assert found["for"] == " ".join(where[1::2] if len(where) > 2 else ["cuda", where[1]])
+    assert found["claims"]["features"].keys() == default.backends[backend].variants[0].served
+
+
+def test_cases_side_by_side_find_what_they_find_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for jobs in ("1", "2"):
+        assert main(["verify", "CPU_ATTN", *CPU, "--jobs", jobs, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]

@@ -1,0 +1,207 @@
+"""Explanations as a person and as a program read them: the answer first, every verdict with its line, at any width."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from support import asking
+from support.asking import BASE, at
+
+from attnreg import AttentionRequest, Platform, Registry, load_registry
+from attnreg.explain.answers import Explanation, Question, explain, render
+from attnreg.selection.selector import evaluate
+
+SINKS = AttentionRequest(head_size=64, num_heads=64, num_kv_heads=8, features={"sinks", "sliding_window"})
+GPT_OSS = Question(SINKS, "64/8 heads of 64 · sliding window 128 · sinks", "18 layers (0, 2, … 34)")
+
+
+def shown(explanation: Explanation, width: int) -> list[str]:
+    """What is printed, with the lines of data as `file:*`, two spaces after the reason."""
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    render(explanation, console)
+    lines = console.file.getvalue().splitlines()
+    assert [line for line in lines if len(line) > width] == []
+    columns = {line.index("backends.yaml:") for line in lines if "  backends.yaml:" in line}
+    assert len(columns) <= len([line for line in lines if line.startswith(("▸", "✗"))])
+    lines = [re.sub(r"\.yaml:\d+", ".yaml:*", line) for line in lines]
+    return [re.sub(r"(?<=\S) {2,}(\w+\.yaml:\*)", r"  \1", line) for line in lines]
+
+
+def every(platform: str, registry: Registry) -> list[Platform]:
+    return [Platform(platform=platform, arch=a.name) for a in registry.vocabulary.architectures_of(platform)]
+
+
+def test_the_answer_then_the_trace(default: Registry) -> None:
+    explanation = explain([GPT_OSS], [at("gfx942", default)], default, title="gpt-oss · ROCm gfx942", notes=["n"])
+    assert shown(explanation, 100) == [
+        "gpt-oss · ROCm gfx942",
+        "",
+        "18 layers (0, 2, … 34)   64/8 heads of 64 · sliding window 128 · sinks",
+        "▸ TRITON_ATTN   4th choice of 5 (order rocm/mha, priorities.yaml:*)",
+        "  1 ROCM_ATTN                emulates sinks (slow); TRITON_ATTN serves them  backends.yaml:*",
+        "                             natively",
+        "                             ↳ would be chosen with --backend ROCM_ATTN",
+        "  2 ROCM_AITER_FA/paged      flag aiter is off  backends.yaml:*",
+        "                             flag aiter_mha is off  backends.yaml:*",
+        "                             ↳ would win with --flag aiter --flag aiter_mha",
+        "  3 ROCM_AITER_UNIFIED_ATTN  flag aiter is off  backends.yaml:*",
+        "                             ↳ would win with --flag aiter",
+        "  5 TURBOQUANT               kv_dtype is auto; supported: turboquant_*  backends.yaml:*",
+        "                             sinks is not supported  backends.yaml:*",
+        "                             sliding_window is not supported  backends.yaml:*",
+        "                             ↳ would win without sinks, sliding_window, with --kv-dtype",
+        "                               turboquant_k8v4",
+        "",
+        "note: n",
+    ]
+
+
+def test_a_narrow_terminal_gets_the_reasons_below_the_names(default: Registry) -> None:
+    explanation = explain([Question(SINKS, "sinks")], [at("gfx942", default)], default)
+    assert shown(explanation, 60)[:10] == [
+        "sinks",
+        "▸ TRITON_ATTN",
+        "  4th choice of 5 (order rocm/mha, priorities.yaml:*)",
+        "  1 ROCM_ATTN",
+        "    emulates sinks (slow); TRITON_ATTN  backends.yaml:*",
+        "    serves them natively",
+        "    ↳ would be chosen with --backend ROCM_ATTN",
+        "  2 ROCM_AITER_FA/paged",
+        "    flag aiter is off  backends.yaml:*",
+        "    flag aiter_mha is off  backends.yaml:*",
+    ]
+
+
+def test_platforms_that_agree_share_a_verdict_with_all_their_values(default: Registry) -> None:
+    explanation = explain([Question(SINKS, "sinks")], every("rocm", default), default)
+    (answer,) = explanation.answers
+    assert [[s.platform.arch for s in v.selections] for v in answer.verdicts] == [
+        ["gfx90a", "gfx1100"],
+        ["gfx942", "gfx950", "gfx1250"],
+        ["gfx1200", "gfx1201"],
+    ]
+    lines = shown(explanation, 120)
+    assert lines[1] == "gfx90a (MI210), gfx1100 (RX 7900)"
+    assert re.match(
+        r"  2 ROCM_AITER_FA/paged +arch is gfx90a, gfx1100; needs gfx942, gfx950 or gfx1250 +backends", lines[5]
+    )
+    assert lines[8].strip() == "↳ would win on gfx942, with --flag aiter --flag aiter_mha"
+
+
+def test_one_platform_needs_no_heading(default: Registry) -> None:
+    lines = shown(explain([Question(SINKS, "sinks")], [at("sm90", default)], default), 80)
+    assert lines[:2] == ["sinks", "▸ FLASH_ATTN/FA3   1st choice of 5 (order cuda/mha, priorities.yaml:*)"]
+    assert "  2 FLASHINFER/XQA  valid too, ranked lower  priorities.yaml:*" in lines
+
+
+HOW: list[tuple[str, dict[str, Any], str | None, list[Any], list[str]]] = [
+    ("asked for", {}, "TRITON_ATTN", [], ["▸ TRITON_ATTN   requested"]),
+    ("required", {}, None, [{"require": "TRITON_ATTN"}], ["▸ TRITON_ATTN   required (<overlay>:*)"]),
+    (
+        "preferred",
+        {},
+        None,
+        [{"prefer": "TRITON_ATTN"}],
+        ["▸ TRITON_ATTN   preferred (order cuda/mha, priorities.yaml:*)"],
+    ),
+    (
+        "preferred in vain",
+        {"kv_dtype": "nvfp4"},
+        None,
+        [{"prefer": "FLEX_ATTENTION"}],
+        [
+            "▸ FLASHINFER/XQA   3rd choice of 5 (order cuda/mha, priorities.yaml:*)",
+            "  ! FLEX_ATTENTION is preferred (<overlay>:*) but not chosen: kv_dtype is nvfp4; supported: auto,",
+            "    float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2",
+        ],
+    ),
+    (
+        "refused by name",
+        {"kv_dtype": "nvfp4"},
+        "FLEX_ATTENTION",
+        [],
+        ["✗ no backend   requested", "  would accept it if asked for by name: FLASHINFER"],
+    ),
+    (
+        "nothing",
+        {"kv_dtype": "nvfp4", "head_size": 100},
+        None,
+        [],
+        ["✗ no backend   (order cuda/mha, priorities.yaml:*)"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "backend", "choices", "lines"), [h[1:] for h in HOW], ids=[h[0] for h in HOW])
+def test_how_the_answer_was_come_to(
+    change: dict[str, Any], backend: str | None, choices: list[Any], lines: list[str]
+) -> None:
+    registry = load_registry("default", [{"choices": choices}])
+    request = AttentionRequest(**{**BASE, **change})
+    explanation = explain([Question(request, "q")], [at("sm90", registry)], registry, backend=backend)
+    printed = [re.sub(r"<overlay>:\d+", "<overlay>:*", line) for line in shown(explanation, 100)]
+    assert printed[1 : 1 + len(lines)] == lines
+    assert explanation.found == (not lines[0].startswith("✗"))
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_any_request_at_any_width(default: Registry, data: st.DataObject) -> None:
+    request, width = data.draw(asking.requests(default)), data.draw(st.integers(60, 130))
+    platforms = data.draw(st.lists(asking.platforms(default), min_size=1, max_size=4, unique=True))
+    explanation = explain([Question(request, "a label")], platforms, default)
+    verdicts = explanation.answers[0].verdicts
+    # every platform has one verdict, which says of it what the selector does
+    assert sorted(map(str, platforms)) == sorted(str(s.platform) for v in verdicts for s in v.selections)
+    for verdict in verdicts:
+        for selection in verdict.selections:
+            assert selection == evaluate(request, selection.platform, default)
+            first = verdict.selection
+            assert [c.title for c in selection.candidates] == [c.title for c in first.candidates]
+            assert [len(c.reasons) for c in selection.candidates] == [len(c.reasons) for c in first.candidates]
+    printed = "\n".join(shown(explanation, width))
+    words = " ".join(printed.split())
+    for verdict in verdicts:
+        for c in verdict.selection.candidates:
+            assert c.title in words
+            for i in range(len(c.reasons)):
+                # a line of data may stand within a wrapped reason
+                said = re.escape(verdict.asked(c.rank, i).text.split()[0])
+                assert re.search(rf"{said}.*?{re.escape(c.reasons[i].where.file.rpartition('/')[2])}:\*", words)
+
+
+def test_the_json_form_is_the_whole_trace(default: Registry) -> None:
+    platforms = [at("gfx942", default), at("gfx1201 +aiter", default)]
+    explanation = explain([GPT_OSS], platforms, default, title="t", notes=["n"])
+    data = explanation.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert (data["registry"], data["title"], data["notes"]) == (default.title, "t", ["n"])
+    (answer,) = data["answers"]
+    assert (answer["label"], answer["layers"]) == (GPT_OSS.label, GPT_OSS.layers)
+    here, there = answer["selections"]
+    assert here["platform"]["arch"] == "gfx942"
+    assert here["backend"] == {"name": "TRITON_ATTN", "variant": None}
+    assert there["backend"] == {"name": "ROCM_AITER_UNIFIED_ATTN", "variant": None}
+    rocm, opt_in = here["candidates"][:2]
+    assert rocm["would_win"] == {"text": "with --backend ROCM_ATTN", "changes": [], "by_name": "ROCM_ATTN"}
+    assert [c["value"] for c in opt_in["would_win"]["changes"]] == ["aiter", "aiter_mha"]
+    assert here["candidates"][3]["would_win"] is None
+    assert rocm["reasons"][0]["where"].startswith("registry/backends.yaml:")
+
+
+def test_a_derived_value_cites_the_case_that_spoke(default: Registry) -> None:
+    orders = {
+        "cuda": [{"name": "mine", "order": [{"backend": "TRITON_ATTN", "if": {"kv_quantized": True}}, "FLASH_ATTN"]}]
+    }
+    registry = load_registry("default", [{"orders": orders}])
+    lines = shown(explain([Question(SINKS, "q")], [at("sm90", registry)], registry), 110)
+    assert re.search(
+        r"1 TRITON_ATTN +kv_quantized is false \(vocabulary\.yaml:\*\); needs true +<overlay>:\d+", lines[2]
+    )

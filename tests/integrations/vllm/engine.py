@@ -1,0 +1,195 @@
+"""vLLM 0.33.0's selector on a simulated GPU, and the recorded configurations to ask it about."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import importlib.util
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import simulated
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = ROOT / ".cache" / "vllm-0.33.0"
+ROWS = ROOT / "tests" / "data" / "vllm" / "selector-0.33.0.jsonl.gz"
+CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
+CAPABILITIES |= {"sm110": (11, 0), "sm120": (12, 0), "sm121": (12, 1)}
+
+
+def missing() -> str:
+    """Why there is no vLLM to test with, or nothing."""
+    if (SOURCES / "vllm").is_dir() and importlib.util.find_spec("torch") is not None:
+        return ""
+    return f"needs vLLM's Python files in {SOURCES.relative_to(ROOT)} and what they import: run `make test-vllm`"
+
+
+class Engine:
+    """vLLM with one simulated GPU, the configuration that it currently runs with, and what it logs for attnreg."""
+
+    def __init__(self, platform: type) -> None:
+        from vllm.config import VllmConfig
+
+        self.platform: Any = platform
+        self.config = VllmConfig()
+        self.log: list[logging.LogRecord] = []
+
+    def use(self, arch: str) -> None:
+        """Give it another GPU of NVIDIA's."""
+        from vllm.platforms.interface import DeviceCapability
+        from vllm.utils import flashinfer
+
+        self.platform.capability = DeviceCapability(*CAPABILITIES[arch])
+        # what it remembers of the last one
+        for value in vars(flashinfer).values():
+            if isinstance(value, functools._lru_cache_wrapper):
+                value.cache_clear()
+
+    def messages(self, level: int) -> list[str]:
+        """What was logged at this level."""
+        return [record.getMessage() for record in self.log if record.levelno == level]
+
+    def backend(self, head_size: int = 128, dtype: str = "bfloat16", kv_dtype: str | None = "auto", **more: Any) -> str:
+        """The name of the backend that vLLM gives a layer, asked as vLLM's layers ask."""
+        import torch
+        from vllm.config import set_current_vllm_config
+        from vllm.v1.attention.selector import get_attn_backend
+
+        with set_current_vllm_config(self.config):
+            found = get_attn_backend(head_size, getattr(torch, dtype), kv_dtype, **more)
+        return _name(f"{found.__module__}.{found.__qualname__}")
+
+    def answers(self, rows: Iterable[Mapping[str, Any]]) -> list[str | None]:
+        """The name of the backend that the platform chooses for each configuration, None where there is none."""
+        out: list[str | None] = []
+        for row in rows:
+            with self.row(row) as (asked, num_heads):
+                try:
+                    path = self.platform.get_attn_backend_cls(None, attn_selector_config=asked, num_heads=num_heads)
+                except ValueError:
+                    path = None
+            out.append(path and _name(path))
+        return out
+
+    @contextmanager
+    def row(self, row: Mapping[str, Any]) -> Iterator[tuple[Any, int | None]]:
+        """The situation of a recorded configuration, and what the platform is asked in it."""
+        import torch
+        from vllm.config import AttentionConfig, VllmConfig, set_current_vllm_config
+        from vllm.v1.attention.selector import AttentionSelectorConfig
+
+        layer = {name: row.get(name) for name in AttentionSelectorConfig._fields}
+        asked = AttentionSelectorConfig(**layer | {"dtype": getattr(torch, row["dtype"])})
+        config = VllmConfig()
+        config.cache_config.cache_dtype = row.get("run_kv_cache_dtype") or row["kv_cache_dtype"] or "auto"
+        config.parallel_config.decode_context_parallel_size = 2 if row["use_dcp"] else 1
+        named = ("flash_attn_version", "use_trtllm_attention")
+        config.attention_config = AttentionConfig(**{name: row.get(name) for name in named})
+        config.model_config = _model_config(row) if row["model"] else None
+        if row["arch"] in CAPABILITIES:
+            self.use(row["arch"])
+        invariant = "1" if row["use_batch_invariant"] else "0"
+        with set_current_vllm_config(config), mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT=invariant):
+            yield asked, row["num_heads"]
+
+
+def _name(path: str) -> str:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return next(member.name for member in AttentionBackendEnum if member.value == path)
+
+
+def _model_config(row: Mapping[str, Any]) -> SimpleNamespace:
+    """As much of vLLM's ModelConfig as its attention backends look at."""
+    model = row["model"]
+    return SimpleNamespace(
+        get_num_attention_heads=lambda ranks: model["num_heads"],
+        get_num_kv_heads=lambda ranks: model["num_kv_heads"],
+        get_head_size=lambda: row["head_size"],
+        hf_text_config=SimpleNamespace(**model["hf"]),
+        attn_type=model.get("attn_type", "decoder"),
+        is_diffusion=False,
+        is_mm_prefix_lm=row["use_mm_prefix"],
+        rswa_window=128 if row["use_rswa"] else None,
+    )
+
+
+def recorded(platform: str) -> list[dict[str, Any]]:
+    """The recorded decisions of a platform for which no backend was named."""
+    with gzip.open(ROWS) as file:
+        rows = [json.loads(line) for line in file]
+    return [row for row in rows if row["in"]["platform"] == platform and row["in"]["requested_backend"] is None]
+
+
+def boot(arch: str, aiter: str = "") -> type:  # noqa: A002
+    """The platform class of a simulated GPU, made vLLM's current one for the rest of this process.
+
+    An NVIDIA GPU may be exchanged for another later on; of AMD's vLLM remembers everything. ``aiter`` is "on", "off" or
+    "pkg_missing", as in the recorded rows.
+    """
+    amd = arch.startswith("gfx")
+    modules = simulated.AMD_MODULES if amd else simulated.MODULES
+    simulated.install((*modules, "aiter") if aiter in ("on", "off") else modules)
+    sys.path.insert(0, str(SOURCES))
+    # FlashInfer comes with its kernels: without this vLLM looks for a compiler, and for the network
+    os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_ROCM_USE_AITER": "1" if aiter == "on" else "0"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        import vllm.platforms
+
+        platform = _amd_gpu(arch) if amd else _nvidia_gpu(arch)
+        vllm.platforms._current_platform = platform()
+        import vllm._custom_ops
+        from vllm.triton_utils import tl
+
+        # vLLM has a placeholder for Triton, which lacks them
+        tl.float16, tl.bfloat16 = torch.float16, torch.bfloat16
+        # importing these takes operators of vLLM's extension, and of the GPU 128 MB
+        with mock.patch.object(torch.ops, "_C"):
+            import vllm.compilation.backends
+
+            if amd:
+                import vllm.v1.attention.backends.rocm_aiter_unified_attn
+        if not amd:
+            with mock.patch.object(torch, "empty"):
+                import vllm.v1.attention.backends.mla.cutlass_mla
+    return platform
+
+
+def _nvidia_gpu(arch: str) -> type:
+    from vllm.platforms.cuda import NonNvmlCudaPlatform
+    from vllm.platforms.interface import DeviceCapability
+
+    class SimulatedGpu(NonNvmlCudaPlatform):
+        capability = DeviceCapability(*CAPABILITIES[arch])
+
+        get_device_capability = classmethod(lambda cls, device_id=0: cls.capability)
+        get_device_name = classmethod(lambda cls, device_id=0: "simulated")
+        num_compute_units = classmethod(lambda cls, device_id=0: 132)
+
+    return SimulatedGpu
+
+
+def _amd_gpu(arch: str) -> type:
+    import torch
+
+    torch.version.hip = "7.0"
+    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
+    with mock.patch.object(torch.cuda, "get_device_properties", return_value=properties):
+        from vllm.platforms.rocm import RocmPlatform
+
+    class SimulatedGpu(RocmPlatform):
+        get_device_name = classmethod(lambda cls, device_id=0: "simulated")
+        num_compute_units = classmethod(lambda cls, device_id=0: 304)
+
+    return SimulatedGpu

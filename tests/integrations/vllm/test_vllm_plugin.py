@@ -1,0 +1,456 @@
+"""The plugin inside vLLM 0.33.0: who decides, what is obeyed, what is left alone, and what is said."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from engine import CAPABILITIES, ROOT, Engine, missing, recorded
+
+import attnreg
+from attnreg.integrations.vllm import plugin as vllm_plugin
+from attnreg.integrations.vllm.plugin import register
+
+# torch and vLLM warn of their own future
+pytestmark = pytest.mark.filterwarnings("default")
+
+ROCM_ROWS = Path(__file__).with_name("rocm_rows.py")
+SWITCHES = ("has_sink", "has_sliding_window", "use_mm_prefix", "use_non_causal", "use_batch_invariant", "use_dcp")
+SWITCHES += ("use_mla", "use_sparse", "use_per_head_quant_scales", "use_kv_connector", "use_pcp", "use_rswa")
+SWITCHES += ("use_adaptive_verification",)
+GUIDE = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+# the guide's own overlay: one answer for each KV group, and one for drafts
+PER_GROUP = re.findall(r"```yaml\nextends: vllm-0\.33\.0\n(.*?)```", GUIDE, re.DOTALL)[0]
+SwitchOn = Callable[..., Path]
+
+
+@pytest.fixture
+def switch_on(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SwitchOn:
+    """Switch the plugin on: for the bundled registry, or for an overlay of this text over it."""
+
+    def on(overlay: str = "", name: str = "") -> Path:
+        file = tmp_path / (name or "mine.yaml")
+        file.write_text(f"extends: vllm-0.33.0\n{overlay}")
+        monkeypatch.setenv("ATTNREG_VLLM", (name or str(file)) if overlay else "1")
+        register()
+        return file
+
+    return on
+
+
+# off -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_it_is_off_by_default(value: str | None, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import envs
+    from vllm.v1.attention import selector
+
+    before = selector._cached_get_attn_backend
+    if value is not None:
+        monkeypatch.setenv("ATTNREG_VLLM", value)
+    register()
+    assert "get_attn_backend_cls" not in vars(engine.platform)
+    assert selector._cached_get_attn_backend is before
+    assert "ATTNREG_VLLM" not in envs.compile_factors()
+    assert engine.backend() == "FLASH_ATTN"
+    assert engine.log == []
+
+
+def test_vllm_finds_the_plugin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.plugins
+
+    (point,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="attnreg")
+    assert point.load() is register
+    monkeypatch.setenv("ATTNREG_VLLM", "1")
+    monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
+    vllm.plugins.load_general_plugins()
+    assert "get_attn_backend_cls" in vars(engine.platform)
+
+
+# the bundled registry decides as vLLM does ---------------------------------------------------------------------------
+
+
+def swept() -> list[dict[str, Any]]:
+    """What the recorded rows leave out: FlashAttention's version and TRT-LLM's kernels as the user configures them."""
+    off = dict.fromkeys(SWITCHES, False) | {"attn_type": "decoder", "num_heads": None, "run_kv_cache_dtype": None}
+    rows = []
+    for arch, size, kv_dtype, version, trtllm, on, model in itertools.product(
+        ("sm80", "sm90", "sm100"),
+        (64, 80, 128, 256, 512),
+        ("auto", "fp8", "nvfp4"),
+        (None, 2, 3, 4),
+        (None, False),
+        ((), ("has_sink",), ("has_sliding_window",), ("has_sink", "has_sliding_window"), ("use_mm_prefix",)),
+        (None, {"num_heads": 64, "num_kv_heads": 8, "hf": {}}),
+    ):
+        row = {"arch": arch, "head_size": size, "dtype": "bfloat16", "kv_cache_dtype": kv_dtype, "block_size": None}
+        row |= {"flash_attn_version": version, "use_trtllm_attention": trtllm, "model": model}
+        rows.append(off | row | dict.fromkeys(on, True))
+    return rows
+
+
+def test_recorded_configurations_get_the_same_backend(engine: Engine, switch_on: SwitchOn) -> None:
+    rows = recorded("cuda")
+    inputs = [row["in"] for row in rows]
+    # the simulation is faithful: vLLM answers here as it did where the rows were recorded
+    own = engine.answers(inputs)
+    assert own == [row["out"]["chosen"] for row in rows]
+    switch_on()
+    assert engine.answers(inputs) == own
+    assert len(rows) > 2000
+    assert len(set(own)) > 15
+
+
+def test_swept_configurations_get_the_same_backend(engine: Engine, switch_on: SwitchOn) -> None:
+    rows = swept()
+    own = engine.answers(rows)
+    switch_on()
+    assert engine.answers(rows) == own
+    assert {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", None} < set(own)
+
+
+@pytest.mark.parametrize(
+    ("arch", "aiter"), [("gfx942", "on"), ("gfx942", "pkg_missing"), ("gfx90a", "off"), ("gfx1201", "on")]
+)
+def test_amd_gpus_get_the_same_backends(arch: str, aiter: str) -> None:  # noqa: A002
+    if reason := missing():
+        pytest.skip(reason)
+    done = subprocess.run([sys.executable, ROCM_ROWS, arch, aiter], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    own, ours = json.loads(done.stdout.splitlines()[-1])
+    rows = [row for row in recorded("rocm") if (row["in"]["arch"], row["in"]["aiter"]) == (arch, aiter)]
+    assert own == [row["out"]["chosen"] for row in rows]
+    assert ours == own
+
+
+# an overlay is obeyed ------------------------------------------------------------------------------------------------
+
+
+def test_each_kv_group_gets_its_own_backend(engine: Engine, switch_on: SwitchOn) -> None:
+    from vllm.compilation.backends import set_model_tag
+
+    switch_on(PER_GROUP)
+    assert engine.backend() == "FLASH_ATTN"
+    assert engine.backend(has_sliding_window=True) == "TRITON_ATTN"
+    # the same layer in a draft; vLLM alone would repeat what it answered for the target
+    for tag in ("eagle_head", "dflash_head", "draft_model"):
+        with set_model_tag(tag):
+            assert engine.backend() == "FLEX_ATTENTION"
+    with set_model_tag("self_decoder"):
+        assert engine.backend() == "FLASH_ATTN"
+    assert engine.backend() == "FLASH_ATTN"
+
+
+def test_what_is_preferred_gives_way_where_it_is_not_valid(engine: Engine, switch_on: SwitchOn) -> None:
+    switch_on("choices:\n  - {prefer: FLEX_ATTENTION}\n")
+    assert engine.backend() == "FLEX_ATTENTION"
+    assert engine.backend(has_sink=True) == "FLASH_ATTN"
+    assert "FLEX_ATTENTION is preferred (mine.yaml:3) but not chosen: sinks is not supported" in "\n".join(
+        engine.messages(logging.WARNING)
+    )
+
+
+def test_denied_everywhere_is_an_error_with_the_trace(engine: Engine, switch_on: SwitchOn) -> None:
+    switch_on("choices:\n  - {deny: [FLASH_ATTN, FLASHINFER, TRITON_ATTN, FLEX_ATTENTION], because: none is trusted}\n")
+    with pytest.raises(ValueError, match="No backend accepts this request on cuda sm90") as caught:
+        engine.backend()
+    text = str(caught.value)
+    assert text.startswith("attnreg (vllm-0.33.0+mine@")
+    for backend in ("FLASH_ATTN/FA3-4", "FLASHINFER/XQA", "TRITON_ATTN", "FLEX_ATTENTION"):
+        assert re.search(rf"^  {backend}\S* +denied: none is trusted  \[mine\.yaml:3\]$", text, re.MULTILINE)
+    assert "TURBOQUANT" in text
+
+
+def test_vllm_validates_what_the_registry_chooses(engine: Engine, switch_on: SwitchOn) -> None:
+    switch_on("backends:\n  FLASH_ATTN: {variants: [{name: FA3-4, capabilities: {head_sizes: any}}]}\n")
+    match = r"attnreg chose FLASH_ATTN/FA3-4 .*head_size 100,.*, but vLLM refuses it: .*head_size not supported"
+    with pytest.raises(ValueError, match=match):
+        engine.backend(head_size=100)
+
+
+def test_a_backend_from_elsewhere_can_be_chosen(engine: Engine, switch_on: SwitchOn) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    switch_on("""\
+backends:
+  CUSTOM:
+    summary: Somebody's own kernels.
+    platforms: [cuda]
+    attention: mha
+    capabilities: {dtypes: any, kv_dtypes: any, block_sizes: any, head_sizes: any, attn_types: any, features: []}
+    source: "vllm:vllm/v1/attention/backends/triton_attn.py#TritonAttentionBackend"
+place:
+  - {backend: CUSTOM, before: FLASH_ATTN, orders: [cuda/mha]}
+""")
+    register_backend(AttentionBackendEnum.CUSTOM, AttentionBackendEnum.TRITON_ATTN.value)
+    try:
+        assert engine.backend() == "TRITON_ATTN"
+    finally:
+        AttentionBackendEnum.CUSTOM.clear_override()
+    assert "CUSTOM for target layers" in engine.messages(logging.INFO)[-1]
+
+
+# an explicit choice is left alone ------------------------------------------------------------------------------------
+
+
+def test_a_backend_named_by_the_user_is_left_alone(engine: Engine, switch_on: SwitchOn) -> None:
+    from vllm.config import AttentionConfig
+
+    switch_on("choices:\n  - {require: TRITON_ATTN}\n")
+    engine.config.attention_config = AttentionConfig(backend="FLEX_ATTENTION")
+    assert engine.backend() == "FLEX_ATTENTION"
+    engine.config.attention_config = AttentionConfig(backend_per_kind={"full_attention": "FLASHINFER"})
+    assert engine.backend() == "FLASHINFER"
+    assert engine.messages(logging.INFO)[1:] == []
+    # a kind without an entry is chosen automatically
+    assert engine.backend(has_sliding_window=True) == "TRITON_ATTN"
+
+
+# a wrong registry stops vLLM -----------------------------------------------------------------------------------------
+
+
+def test_a_wrong_overlay_is_an_error_at_its_line(engine: Engine, switch_on: SwitchOn) -> None:
+    with pytest.raises(attnreg.RegistryError, match=r"mine\.yaml:3:\d+: .*FLASH_ATN(.|\n)*did you mean `FLASH_ATTN`"):
+        switch_on("choices:\n  - {prefer: FLASH_ATN}\n")
+    assert "get_attn_backend_cls" not in vars(engine.platform)
+
+
+def test_a_registry_for_something_else_is_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNREG_VLLM", "default")
+    with pytest.raises(attnreg.RegistryError, match=r"default@\w+ does not describe vLLM(.|\n)*extends one of: vllm-"):
+        register()
+    monkeypatch.setenv("ATTNREG_VLLM", "vllm-0.33")
+    with pytest.raises(attnreg.RegistryError, match=r"neither a bundled registry(.|\n)*did you mean `vllm-0\.33\.0`"):
+        register()
+
+
+def test_another_version_of_vllm_has_to_be_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", "0.34.1+cu130")
+    monkeypatch.setenv("ATTNREG_VLLM", "1")
+    with pytest.raises(attnreg.RegistryError, match=r"no bundled registry for vLLM 0\.34\.1(.|\n)*vllm-0\.33\.0"):
+        register()
+    monkeypatch.setenv("ATTNREG_VLLM", "vllm-0.33.0")
+    register()
+    assert engine.backend() == "FLASH_ATTN"
+    assert "describes vLLM 0.33.0; this is 0.34.1+cu130" in engine.messages(logging.WARNING)[0]
+
+
+def test_a_backend_that_vllm_lacks_is_an_error_at_its_line(engine: Engine, switch_on: SwitchOn) -> None:
+    switch_on("""\
+backends:
+  MY_ATTN:
+    summary: Kernels that nobody registered.
+    platforms: [cuda]
+    attention: mha
+    capabilities: {dtypes: any, kv_dtypes: any, block_sizes: any, head_sizes: any, attn_types: any, features: []}
+    source: "vllm:vllm/v1/attention/backends/triton_attn.py#TritonAttentionBackend"
+choices:
+  - {require: MY_ATTN}
+""")
+    with pytest.raises(attnreg.RegistryError, match=r"mine\.yaml:3:\d+: MY_ATTN is no attention backend of this vLLM"):
+        engine.backend()
+
+
+# putting it in place -------------------------------------------------------------------------------------------------
+
+
+def test_registering_twice_wraps_once(engine: Engine, switch_on: SwitchOn) -> None:
+    from vllm.v1.attention import selector
+
+    switch_on(PER_GROUP)
+    first = vars(engine.platform)["get_attn_backend_cls"], selector._cached_get_attn_backend
+    register()
+    assert (vars(engine.platform)["get_attn_backend_cls"], selector._cached_get_attn_backend) == first
+    assert sum("decides which attention backends" in m for m in engine.messages(logging.INFO)) == 1
+
+
+def test_a_subclass_keeps_its_own_method(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.platforms
+
+    asked = []
+
+    class Vendor(engine.platform):  # type: ignore[name-defined]
+        @classmethod
+        def get_attn_backend_cls(cls, selected_backend: Any, attn_selector_config: Any, num_heads: Any = None) -> str:
+            asked.append(selected_backend.name)
+            path: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
+            return path
+
+    monkeypatch.setenv("ATTNREG_VLLM", "1")
+    register()
+    monkeypatch.setattr(vllm.platforms, "_current_platform", Vendor())
+    register()
+    assert engine.backend() == "FLASH_ATTN"
+    assert asked == ["FLASH_ATTN"]
+    # one that has none of its own is served by the class above it
+    monkeypatch.setattr(vllm.platforms, "_current_platform", type("Plain", (engine.platform,), {})())
+    register()
+    assert engine.backend(has_sink=True) == "FLASH_ATTN"
+    assert asked == ["FLASH_ATTN"]
+
+
+def test_the_variable_names_the_registry(engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import envs
+    from vllm.ray.ray_env import get_env_vars_to_copy
+
+    file = switch_on(PER_GROUP)
+    title = attnreg.load_registry(file).title
+    # what vLLM compiled for one registry is not used for another, and Ray's workers get the variables
+    assert envs.compile_factors()["ATTNREG_VLLM"] == title
+    assert {"ATTNREG_VLLM", "ATTNREG_REGISTRY"} <= get_env_vars_to_copy()
+
+
+def test_one_stands_for_attnregs_own_variable(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"extends: vllm-0.33.0\n{PER_GROUP}")
+    monkeypatch.setenv("ATTNREG_REGISTRY", str(tmp_path / "mine.yaml"))
+    monkeypatch.setenv("ATTNREG_VLLM", "1")
+    register()
+    assert engine.backend(has_sliding_window=True) == "TRITON_ATTN"
+
+
+# what a layer is described by ----------------------------------------------------------------------------------------
+
+
+def test_every_word_of_vllm_is_known(engine: Engine) -> None:
+    from vllm.config.cache import KV_CACHE_DTYPES
+    from vllm.v1.attention.backend import AttentionType
+
+    words = attnreg.load_registry("vllm-0.33.0").vocabulary.facets
+    assert set(KV_CACHE_DTYPES) <= words["kv_dtype"].words
+    assert {kind.value for kind in AttentionType} <= words["attn_type"].words
+    assert set(CAPABILITIES) < words["arch"].words
+
+
+def describe(engine: Engine, row: dict[str, Any], platform: Any = None) -> tuple[Any, Any]:
+    with engine.row(row) as (asked, num_heads):
+        registry = attnreg.load_registry("vllm-0.33.0")
+        return vllm_plugin._described(platform or engine.platform, asked, num_heads, registry, {"triton": "3.7.1"})
+
+
+def test_the_model_and_the_run_are_read_from_vllms_configuration(engine: Engine) -> None:
+    row = next(row for row in swept() if row["model"] and row["flash_attn_version"] == 4)
+    row |= {"kv_cache_dtype": "auto", "run_kv_cache_dtype": "turboquant_k8v4", "use_dcp": True}
+    row["model"] = {"num_heads": 64, "num_kv_heads": 8, "attn_type": "hybrid"}
+    row["model"]["hf"] = {"model_type": "llama", "attn_logit_softcapping": 50.0, "kv_lora_rank": 512}
+    request, platform = describe(engine, row)
+    assert (request.model, request.kv_lora_rank, request.role) == ("llama", 512, "target")
+    assert dict(request.extra) == {
+        "flash_attn_version": 4,
+        # the ranks that share a cache are counted, not guessed
+        "gathered_heads": 128,
+        "is_diffusion": False,
+        "model_head_size": row["head_size"],
+        "model_softcap": True,
+        "run_kv_dtype": "turboquant_k8v4",
+    }
+    assert (platform.platform, platform.arch, platform.flags) == ("cuda", row["arch"], frozenset())
+    assert platform.packages == (("triton", "3.7.1"),)
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags"),
+    [
+        ({}, set()),
+        ({"VLLM_ROCM_USE_AITER": "1"}, {"aiter", "aiter_mha", "aiter_mla"}),
+        ({"VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_MHA": "0"}, {"aiter", "aiter_mla"}),
+        ({"VLLM_ROCM_USE_AITER_MLA": "1", "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}, {"flash_attn_triton"}),
+    ],
+)
+def test_amd_gpus_and_their_switches(
+    environment: dict[str, str], flags: set[str], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocm = ModuleType("vllm.platforms.rocm")
+    rocm._GCN_ARCH = "gfx942:sramecc+:xnack-"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.platforms.rocm", rocm)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    _, platform = describe(engine, swept()[0], SimpleNamespace(_enum=SimpleNamespace(name="ROCM")))
+    assert (platform.platform, platform.arch, platform.flags) == ("rocm", "gfx942", flags)
+
+
+def test_processors_are_described(engine: Engine) -> None:
+    _, platform = describe(engine, swept()[0], SimpleNamespace(_enum=SimpleNamespace(name="CPU")))
+    assert platform == attnreg.Platform(platform="cpu", arch=platform.arch, packages={"triton": "3.7.1"})
+
+
+def test_a_gpu_or_a_platform_that_the_registry_does_not_know_is_refused(
+    engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import PlatformEnum
+
+    switch_on()
+    engine.platform.capability = engine.platform.capability._replace(minor=7)
+    with pytest.raises(ValueError, match=r"attnreg \(vllm-0\.33\.0@\w+\): arch names 'sm97', which"):
+        engine.backend()
+    monkeypatch.setattr(engine.platform, "_enum", PlatformEnum.OOT)
+    with pytest.raises(ValueError, match=r"attnreg \(vllm-0\.33\.0@\w+\): platform names 'oot', which"):
+        engine.backend()
+
+
+# what is said --------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_has_a_line_for_each_distinct_layer(engine: Engine, switch_on: SwitchOn) -> None:
+    file = switch_on(PER_GROUP)
+    title = re.escape(attnreg.load_registry(file).title)
+    for _ in range(3):
+        engine.backend()
+        engine.backend(head_size=64, has_sink=True, has_sliding_window=True)
+    start, full, window = engine.messages(logging.INFO)
+    assert re.fullmatch(rf"attnreg: {title} decides which attention backends .* \(ATTNREG_VLLM=.*mine\.yaml\)", start)
+    assert re.fullmatch(
+        r"attnreg: FLASH_ATTN/FA3-4 for target layers \(mha, decoder, head_size 128, bfloat16, kv_dtype auto\): "
+        rf"choice 2 of 6 in order cuda/mha, priorities\.yaml:\d+; {title}",
+        full,
+    )
+    assert re.fullmatch(
+        r"attnreg: TRITON_ATTN\S* for target layers \(mha, decoder, head_size 64, bfloat16, kv_dtype auto, sinks, "
+        rf"sliding_window\): preferred by mine\.yaml:3 \(order cuda/mha, priorities\.yaml:\d+\); {title}",
+        window,
+    )
+    assert engine.messages(logging.DEBUG) == []
+
+
+def test_the_guide_quotes_the_log(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, switch_on: SwitchOn
+) -> None:
+    from vllm.compilation.backends import set_model_tag
+
+    monkeypatch.chdir(tmp_path)
+    switch_on(PER_GROUP, "attention.yaml")
+    engine.backend(64, has_sink=True)
+    engine.backend(64, has_sink=True, has_sliding_window=True)
+    with set_model_tag("eagle_head"):
+        engine.backend(64)
+    quoted = re.findall(r"^attnreg: .*$", GUIDE, re.MULTILINE)
+    assert quoted
+    # fingerprints and lines of data come and go
+    assert [_timeless(line) for line in engine.messages(logging.INFO)] == [_timeless(line) for line in quoted]
+
+
+def _timeless(line: str) -> str:
+    return re.sub(r"@[0-9a-f]{7}\b", "@", re.sub(r"(priorities\.yaml):\d+", r"\1", line))
+
+
+def test_the_whole_trace_is_there_for_whoever_debugs(engine: Engine, switch_on: SwitchOn) -> None:
+    logging.getLogger("vllm.attnreg").setLevel(logging.DEBUG)
+    switch_on()
+    engine.backend(has_sink=True)
+    (trace,) = engine.messages(logging.DEBUG)
+    assert "target layers (mha, decoder, head_size 128, bfloat16, kv_dtype auto, sinks)\n▸ FLASH_ATTN/FA3-4" in trace
+    assert re.search(r"TRITON_ATTN\S* +valid too, ranked lower +priorities\.yaml:\d+", trace)
+    assert re.search(r"FLEX_ATTENTION +sinks is not supported +backends\.yaml:\d+", trace)
+    assert "would win without sinks" in trace

@@ -1,0 +1,181 @@
+"""What tables of other engines may say: what is unchecked, what changes by name, which faults are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import attnreg
+from attnreg import AttentionRequest, NoBackendError, Platform
+from attnreg.analysis.check import check
+
+ROW = """\
+sources: {s: {url: u, version: "1"}}
+imports: never
+unchecked: [softcap]
+fallbacks:
+  - {when: {kv_dtype: "turboquant_*"}, only: [kv_dtype], because: layers at the border keep the usual cache}
+waivers:
+  - {when: {asked: by_name, platform: [cuda, rocm]}, unchecked: [platform], because: the engine does not ask where}
+backends:
+  CAREFUL:
+    summary: It checks.
+    module: engine.careful.Backend
+    platforms: [cuda]
+    attention: mha
+    requires: {packages: [torch]}
+    capabilities:
+      {dtypes: bfloat16, kv_dtypes: auto, head_sizes: 128, block_sizes: any, attn_types: decoder, features: [alibi]}
+    source: "s:path#symbol"
+  CARELESS:
+    summary: It does not.
+    platforms: [cuda]
+    attention: mha
+    requires: {packages: [torch]}
+    capabilities:
+      {dtypes: bfloat16, kv_dtypes: any, head_sizes: any, block_sizes: any, attn_types: decoder, features: []}
+    unchecked: [head_size, sinks]
+    source: "s:path#symbol"
+"""
+WORDS = """\
+extends: default
+facets: {asked: {of: selection, kind: word, words: asked, legend: Who asks.}}
+words: {asked: {automatic: An order., by_name: A user.}}
+"""
+ORDERS = "cuda:\n  - {name: all, order: [CAREFUL, CARELESS]}\n"
+GPU = Platform(platform="cuda", arch="sm90")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    (tmp_path / "vocabulary.yaml").write_text(WORDS)
+    (tmp_path / "backends.yaml").write_text(ROW)
+    (tmp_path / "priorities.yaml").write_text(ORDERS)
+    return tmp_path
+
+
+def ask(registry: attnreg.Registry, backend: str | None = None, **fields: object) -> attnreg.Selection:
+    return attnreg.select(AttentionRequest(**{"head_size": 128, **fields}), GPU, registry, backend)  # type: ignore[arg-type]
+
+
+def test_what_no_row_looks_at_is_let_through_and_said(engine: Path) -> None:
+    selection = ask(attnreg.load_registry(engine), features={"softcap"})
+    assert selection.chosen is not None
+    assert selection.chosen.title == "CAREFUL"
+    assert selection.warnings == ("CAREFUL does not check softcap here (backends.yaml:3)",)
+
+
+def test_only_what_was_asked_for_is_said(engine: Path) -> None:
+    registry = attnreg.load_registry(engine)
+    assert ask(registry, features={"alibi"}).warnings == ()
+    careless = ask(registry, "CARELESS", features={"sinks"}, head_size=65)
+    assert careless.warnings == ("CARELESS does not check head_size, sinks here (backends.yaml:25)",)
+
+
+def test_a_feature_that_is_neither_claimed_nor_unchecked_is_refused(engine: Path) -> None:
+    with pytest.raises(NoBackendError) as e:
+        ask(attnreg.load_registry(engine), features={"mm_prefix"})
+    assert [r.text for c in e.value.selection.candidates for r in c.reasons] == ["mm_prefix is not supported"] * 2
+
+
+def test_a_request_by_name_gives_way_only_as_the_data_says(engine: Path) -> None:
+    registry = attnreg.load_registry(engine)
+    selection = ask(registry, "CAREFUL", kv_dtype="turboquant_k8v4")
+    assert selection.backend is not None
+    assert selection.backend.name == "CARELESS"
+    assert selection.warnings[0] == (
+        "CAREFUL was asked for (kv_dtype is turboquant_k8v4; supported: auto), but layers at the border keep the usual "
+        "cache (backends.yaml:5)"
+    )
+    for fields in ({"kv_dtype": "fp8"}, {"kv_dtype": "turboquant_k8v4", "dtype": "float32"}):
+        with pytest.raises(NoBackendError):
+            ask(registry, "CAREFUL", **fields)
+
+
+def test_a_claim_is_waived_only_as_the_data_says(engine: Path) -> None:
+    registry = attnreg.load_registry(engine)
+    amd, intel = Platform(platform="rocm", arch="gfx942"), Platform(platform="xpu", arch="xe2")
+    request = AttentionRequest(head_size=128)
+    selection = attnreg.select(request, amd, registry, "CAREFUL")
+    assert selection.warnings == (
+        "platform is rocm, and CAREFUL is for cuda: the engine does not ask where (backends.yaml:7)",
+    )
+    assert attnreg.select(request, GPU, registry, "CAREFUL").warnings == ()
+    # everything else is looked at
+    with pytest.raises(NoBackendError) as e:
+        attnreg.select(AttentionRequest(head_size=64), amd, registry, "CAREFUL")
+    # and nobody is sent to another platform's backend
+    assert str(e.value).splitlines()[1:] == [
+        "  CAREFUL  head_size is 64; supported: 128  [backends.yaml:16]",
+        "  help: no other backend accepts it either",
+    ]
+    with pytest.raises(NoBackendError, match="platform is xpu; supported: cuda"):
+        attnreg.select(request, intel, registry, "CAREFUL")
+    with pytest.raises(NoBackendError, match="has no order for rocm gfx942"):
+        attnreg.select(request, amd, registry)
+
+
+def test_a_waiver_that_never_holds_is_a_finding(engine: Path) -> None:
+    registry = attnreg.load_registry(engine)
+    assert not [f for f in check(registry) if f.kind == "vacuous waiver"]
+    file = engine / "backends.yaml"
+    file.write_text(file.read_text().replace("platform: [cuda, rocm]", "platform: cuda, arch: gfx942"))
+    (finding,) = [f for f in check(attnreg.load_registry(engine)) if f.kind == "vacuous waiver"]
+    assert finding.message == "the waiver says nothing: no configuration satisfies its `when`"
+    assert finding.where.short == "backends.yaml:7"
+
+
+def test_its_modules_are_knowledge(engine: Path) -> None:
+    selection = ask(attnreg.load_registry(engine))
+    assert selection.backend is not None
+    with pytest.raises(ImportError, match=r"is served by engine\.careful\.Backend of another engine"):
+        selection.backend.load()
+
+
+def test_known_findings_are_left_out_and_must_stay_necessary(engine: Path) -> None:
+    (engine / "priorities.yaml").write_text("cuda:\n  - {name: all, order: [CARELESS, CAREFUL]}\n")
+    finding = "CAREFUL is never chosen by the order cuda/all"
+    found = [f.message for f in check(attnreg.load_registry(engine)) if f.kind == "unreachable entry"]
+    assert [m for m in found if m.startswith(finding)] == []  # alibi is served by CAREFUL alone
+    (engine / "priorities.yaml").write_text(
+        "cuda:\n"
+        "  - {name: all, when: {without: [alibi]}, order: [CARELESS, CAREFUL]}\n"
+        "  - {name: rest, order: [CAREFUL]}\n"
+    )
+    assert any(f.message.startswith(finding) for f in check(attnreg.load_registry(engine)))
+    known = f"known: [{{finding: {finding}, because: the engine has it so}}, {{finding: nothing at all, because: x}}]\n"
+    (engine / "invariants.yaml").write_text(known)
+    left = check(attnreg.load_registry(engine))
+    assert not any(f.message.startswith(finding) for f in left)
+    assert [f.message for f in left if f.kind == "stale exception"] == ["found no longer: nothing at all"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("unchecked: [softcap]", "unchecked: [sofcap]"), "unchecked: unknown feature or facet `sofcap`"),
+        (("only: [kv_dtype]", "only: [kv_dtyp]"), "fallbacks.only: unknown facet `kv_dtyp`"),
+        (
+            ("unchecked: [platform]", "unchecked: []"),
+            "waivers.unchecked: expected at least one item, got an empty list",
+        ),
+        (("unchecked: [platform]", "unchecked: [role]"), "waivers.unchecked: unknown facet with a claim `role`"),
+        (("asked: by_name,", "asked: named,"), "waivers.when.asked: unknown asked 'named'"),
+        (
+            ('{kv_dtype: "turboquant_*"}', "{asked: by_name}"),
+            "fallbacks.when.asked: `asked` is no matter of requests: it differs from backend to backend",
+        ),
+        (("requires: {packages: [torch]}", "notes: []"), None),
+    ],
+)
+def test_mistakes_in_such_tables(engine: Path, change: tuple[str, str], message: str | None) -> None:
+    file = engine / "backends.yaml"
+    file.write_text(file.read_text().replace(*change, 1))
+    if message is None:
+        unguarded = [f.message for f in check(attnreg.load_registry(engine)) if f.kind == "unguarded row"]
+        assert unguarded == ["CAREFUL asks for no package and no architecture"]
+        return
+    with pytest.raises(attnreg.RegistryError) as e:
+        attnreg.load_registry(engine)
+    assert [p.message for p in e.value.problems] == [message]

@@ -1,0 +1,41 @@
+"""Fixtures of the tests that run layers: one thread, a processor, and a layer by a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import attnreg
+from attnreg import AttentionRequest, Platform, Registry
+from attnreg.runtime.layer import Attention
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors here are too small to share: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Platform:
+    return Platform(platform="cpu", arch="x86_64")
+
+
+@pytest.fixture
+def make(default: Registry, cpu: Platform) -> Callable[..., Attention]:
+    """A layer by a backend (CPU_ATTN): fields of its request, and what `Attention.from_selection` takes beside it."""
+    names = set(AttentionRequest.__dataclass_fields__)
+
+    def made(backend: str = "CPU_ATTN", **given: Any) -> Attention:
+        fields = {"head_size": 16, "num_heads": 4, "num_kv_heads": 2, "dtype": "float32", "block_size": 4, **given}
+        request = AttentionRequest(**{k: v for k, v in fields.items() if k in names})
+        selection = attnreg.select(request, cpu, default, backend)
+        return Attention.from_selection(selection, **{k: v for k, v in given.items() if k not in names})
+
+    return made
