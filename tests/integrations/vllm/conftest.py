@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import engine as vllm_engine
 import pytest
-from engine import Engine
+from engine import Engine, SwitchOn
+
+from attnreg.integrations.vllm.plugin import register
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,17 @@ def engine(gpu: type, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     logger.removeHandler(handler)
     if "get_attn_backend_cls" in vars(gpu):
         del engine.platform.get_attn_backend_cls
+
+
+@pytest.fixture
+def switch_on(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SwitchOn:
+    """Switch the plugin on: for the bundled registry, or for an overlay of this text over it."""
+
+    def on(overlay: str = "", name: str = "") -> Path:
+        file = tmp_path / (name or "mine.yaml")
+        file.write_text(f"extends: vllm-0.33.0\n{overlay}")
+        monkeypatch.setenv("ATTNREG_VLLM", (name or str(file)) if overlay else "1")
+        register()
+        return file
+
+    return on

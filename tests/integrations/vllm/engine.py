@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ SOURCES = ROOT / ".cache" / "vllm-0.33.0"
 ROWS = ROOT / "tests" / "data" / "vllm" / "selector-0.33.0.jsonl.gz"
 CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
 CAPABILITIES |= {"sm110": (11, 0), "sm120": (12, 0), "sm121": (12, 1)}
+SwitchOn = Callable[..., Path]
 
 
 def missing() -> str:

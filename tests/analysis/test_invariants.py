@@ -1,0 +1,119 @@
+"""Invariants: what holds, and what `check` shows of a configuration that violates one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from support import tiny
+from support.tiny import row
+
+from attnreg import Registry, load_registry
+from attnreg.analysis.check import Finding, check
+
+
+def found(registry: Registry, kind: str) -> list[str]:
+    return [f.message for f in check(registry) if f.kind == kind]
+
+
+SINKS = {"features": ["sinks"]}
+
+
+ROWS = {
+    "A": row(capabilities={"head_sizes": [64, 128], **SINKS}, requires={"flags": ["fast"]}),
+    "B": row(capabilities={"head_sizes": {"max": 256}}, emulated={"sinks": "slow"}),
+}
+HELD: list[tuple[str, dict[str, Any], str | None]] = [
+    ("chosen", {"when": {"features": ["sinks"]}, "chosen": ["A", "B", None]}, None),
+    ("chosen, or nobody", {"when": {"head_size": {"min": 257}}, "chosen": [None]}, None),
+    ("chosen, violated", {"when": {"features": ["sinks"]}, "chosen": ["A", None]}, "B"),
+    ("never", {"when": {"head_size": 100}, "never": ["A"]}, None),
+    ("never, violated", {"when": {"head_size": 64}, "never": ["A"]}, "A"),
+    (
+        "finds",
+        {"when": {"head_size": {"max": 256}, "features": {"only": ["sinks"]}, "platform": "gpu"}, "finds": True},
+        None,
+    ),
+    ("finds, violated", {"when": {"head_size": {"max": 256}, "features": {"only": ["sinks"]}}, "finds": True}, "none"),
+    ("while native", {"when": {"features": ["sinks"]}, "never": ["B"], "while": "native"}, None),
+    ("without while, violated", {"when": {"features": ["sinks"]}, "never": ["B"]}, "B"),
+]
+
+
+@pytest.mark.parametrize(("statement", "chosen"), [c[1:] for c in HELD], ids=[c[0] for c in HELD])
+def test_invariants(statement: dict[str, Any], chosen: str | None) -> None:
+    registry = tiny.load(ROWS, invariants=[{"name": "i", "says": "the statement", **statement}])
+    violated = [f for f in check(registry) if f.kind == "violated invariant"]
+    if chosen is None:
+        assert violated == []
+    else:
+        (finding,) = violated
+        assert re.fullmatch(r"violated: the statement \([\d,]+ of [\d,]+ configurations\)", finding.message)
+        assert finding.where == registry.invariants[0].where
+        backend = finding.example.backend
+        assert (backend.name if backend else "none") == chosen
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen"), [({}, "A"), ({"require": "A"}, None), ({"prefer": "A"}, "B"), ({"prefer": "B"}, "B")]
+)
+def test_statements_are_about_the_order_unless_somebody_chose(choice: dict[str, Any], chosen: str | None) -> None:
+    rows = {"A": row(rules=[{"when": {"asked": "by_name"}, "reject": "r"}]), "B": row()}
+    statement = {"name": "i", "says": "s", "when": {"platform": "gpu", "features": {"only": []}}, "chosen": [chosen]}
+    overlays = [{"choices": [choice]}] if choice else []
+    registry = tiny.load(rows, invariants=[statement], overlays=overlays, vocabulary=tiny.ASKED)
+    assert found(registry, "violated invariant") == []
+
+
+def test_a_violation_counts_exactly_the_configurations_that_violate() -> None:
+    # 3 classes of head sizes (64 and 128; others up to 256; more), 3 of KV dtypes, 2 of flags, with sinks and without
+    when = {"arch": "g1", "features": {"only": ["sinks"]}}
+    registry = tiny.load(ROWS, invariants=[{"name": "i", "says": "s", "when": when, "chosen": ["B", None]}])
+    (finding,) = [f for f in check(registry) if f.kind == "violated invariant"]
+    # A is chosen with the flag, at 64 or 128, for any KV dtype, with sinks and without
+    assert finding.message == "violated: s (6 of 36 configurations)"
+
+
+def plain(finding: Finding) -> str:
+    return re.sub(r"[^\s[]*?(\w+\.yaml):\d+(:\d+)?", r"\1", str(finding))
+
+
+def test_a_violated_invariant_shows_the_most_ordinary_configuration_with_its_trace() -> None:
+    overlay = {"backends": {"TRITON_ATTN": {"capabilities": {"add": {"kv_dtypes": ["turboquant_k8v4"]}}}}}
+    registry = load_registry("default", [overlay])
+    finding = next(f for f in check(registry) if "a turboquant_* cache goes to" in f.message)
+    example = finding.example
+    # one facet differs from an ordinary request on Hopper, and none can be left out
+    assert example.request.to_dict() == {"head_size": 128, "kv_dtype": "turboquant_k8v4"}
+    assert (example.platform.arch, example.platform.flags) == ("sm90", frozenset())
+    lines = plain(finding).splitlines()
+    assert lines[1:3] == ["  for example: cuda sm90 head_size=128 kv_dtype=turboquant_k8v4", "    chosen: TRITON_ATTN"]
+    kv_dtypes = "auto, float16, bfloat16, fp8, fp8_e4m3"
+    assert lines[3] == f"    1 FLASH_ATTN/FA3: kv_dtype is turboquant_k8v4; supported: {kv_dtypes} [backends.yaml]"
+    assert lines[5] == "    3 TRITON_ATTN: accepts"
+    assert lines[-1] == "  help: mend the data that the trace cites, or the statement"
+
+
+def test_an_example_names_the_packages_that_are_missing_and_what_is_not_given() -> None:
+    rows = {
+        "A": row(
+            requires={"packages": ["lib>=2"]},
+            capabilities={"kv_dtypes": ["auto", "fp8"]},
+            rules=[{"when": {"kv_dtype": [None, "fp8"], "eager": True}, "reject": "r"}],
+        )
+    }
+    invariants = [
+        {
+            "name": "i",
+            "says": "s",
+            "when": {"kv_dtype": None, "eager": True, "platform": "gpu", "not": {"packages": ["lib"]}},
+            "finds": True,
+        }
+    ]
+    (finding,) = [f for f in check(tiny.load(rows, invariants=invariants)) if f.kind == "violated invariant"]
+    assert plain(finding).splitlines()[1:4] == [
+        "  for example: gpu g1 without packages lib head_size=128 kv_dtype=none extra=eager:True",
+        "    chosen: none",
+        "    1 A: package lib is not installed; needs >=2 [backends.yaml]; r [backends.yaml]",
+    ]

@@ -1,0 +1,128 @@
+"""Where overlays come from: files that extend others, mappings, and overlays that say nothing."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import asking
+from support.files import brief, refusal
+from support.overlays import NEW, chosen
+
+import attnreg
+from attnreg import Registry
+from attnreg.selection.selector import evaluate
+
+
+def test_an_overlay_is_a_registry_and_finds_what_it_extends_beside_itself(tree: Path) -> None:
+    (tree / "over/team.yaml").write_text("extends: ../base\nchoices: [{prefer: B}]\n")
+    (tree / "over/mine.yaml").write_text("extends: team.yaml\nchoices: [{deny: B, when: {arch: g1}}]\n")
+    registry = attnreg.load_registry("over/mine.yaml")
+    assert registry.name == "base+team+mine"
+    assert registry.files[-2:] == ("over/team.yaml", "over/mine.yaml")
+    assert chosen(registry) == "B"
+    assert chosen(registry, "g1") == "A"
+
+
+def test_an_overlay_extends_the_default_registry_by_default(tree: Path, default: Registry) -> None:
+    (tree / "mine.yaml").write_text("choices: [{deny: FLASH_ATTN}]\n")
+    registry = attnreg.load_registry("mine.yaml")
+    assert registry.name == "default+mine"
+    assert registry.backends.keys() == default.backends.keys()
+    assert registry.fingerprint != default.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"a": "extends: a.yaml\n"},
+            "over/a.yaml:1:10: registries extend each other in a circle: over/a.yaml -> over/a.yaml",
+        ),
+        (
+            {"a": "extends: ./b.yaml\n", "b": "choices: []\nextends: ../over/a.yaml\n"},
+            (
+                "over/b.yaml:2:10: registries extend each other in a circle: "
+                "over/a.yaml -> over/b.yaml -> over/../over/a.yaml"
+            ),
+        ),
+        (
+            {"a": "choices: []\nextends: defualt\n"},
+            (
+                "over/a.yaml:2:10: `defualt` is neither a bundled registry nor a directory nor a file\n"
+                "  help: did you mean `default`?"
+            ),
+        ),
+        (
+            {"a": "extends: b.yaml\n", "b": "extends: ../base\nchoices: [{prefer: C}]\n"},
+            "over/b.yaml:2:20: choices.prefer: unknown backend `C`\n  help: known: A, B",
+        ),
+    ],
+)
+def test_what_extends_wrongly(files: dict[str, str], message: str, tree: Path) -> None:
+    for name, text in files.items():
+        (tree / f"over/{name}.yaml").write_text(text)
+    said = brief(refusal("over/a.yaml"))
+    assert said.startswith(message)
+    assert said.count("\n") <= 1
+
+
+def test_a_mapping_says_the_same_as_a_file(load: Callable[..., Registry]) -> None:
+    mapping = yaml.safe_load(NEW)
+    assert load(mapping).fingerprint == load(NEW).fingerprint
+    assert load(mapping).name == "base+overlay"
+    # any kind of mapping, and sets, in which order does not matter
+    patch = types.MappingProxyType({"A": {"capabilities": {"dtypes": {"float16", "bfloat16"}}}})
+    assert chosen(load({"backends": patch, "choices": ({"deny": ("B",)},)}), dtype="bfloat16") == "A"
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "09", "9.10", "1e5", "0x10", "no", "null", "~", "", "a: b", "- x", "#", "é\n😀", "\ud7ff"]
+)
+def test_text_stays_text_in_a_mapping(text: str, load: Callable[..., Registry]) -> None:
+    registry = load({"backends": {"A": {"notes": [text], "summary": "s"}}})
+    assert registry.backends["A"].notes == (text,)
+
+
+def test_one_overlay_needs_no_list(tree: Path) -> None:
+    (tree / "mine.yaml").write_text("choices: [{prefer: B}]\n")
+    one: list[Any] = ["mine.yaml", Path("mine.yaml"), {"choices": [{"prefer": "B"}]}]
+    assert [chosen(attnreg.load_registry("base", overlay)) for overlay in one] == ["B", "B", "B"]
+
+
+# nothing -------------------------------------------------------------------------------------------------------------
+
+NOTHING: list[Any] = [
+    *({}, {"extends": "default"}, {"choices": [], "backends": {}, "vocabulary": {}}),
+    *("", "# nothing\n", "extends: default\n", "choices: []\n"),
+]
+
+
+@pytest.mark.parametrize("overlay", NOTHING)
+def test_an_overlay_of_nothing_is_not_there(overlay: Any, load: Callable[..., Registry]) -> None:
+    registry, base = load(overlay), load()
+    assert (registry.title, registry.files) == (base.title, base.files)
+
+
+def test_an_overlay_file_of_nothing_is_what_it_extends(tree: Path) -> None:
+    (tree / "mine.yaml").write_text("extends: base\n")
+    assert attnreg.load_registry("mine.yaml").title == attnreg.load_registry("base").title
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_an_overlay_of_nothing_changes_no_selection(default: Registry, empty: Registry, data: st.DataObject) -> None:
+    request, platform = data.draw(asking.requests(default)), data.draw(asking.platforms(default))
+    answers = [evaluate(request, platform, registry) for registry in (default, empty)]
+    assert answers[0].to_dict() == answers[1].to_dict()
+
+
+@pytest.fixture(scope="module")
+def empty() -> Registry:
+    return attnreg.load_registry("default", [{}, {"extends": "default", "choices": []}])

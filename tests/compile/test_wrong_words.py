@@ -1,0 +1,196 @@
+"""A wrong vocabulary, and words in places where they mean nothing: each is said with its place and the cure."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from support import tiny
+from support.files import brief, refusal, row, write
+
+ASKED = "asked says whether an order tries a backend (`automatic`) or a user named it (`by_name`)"
+WRONG_WORDS = {
+    "a feature without its sentence": (
+        "features: {new: 5}",
+        "features.new: expected a sentence, or a mapping with a `legend`, got `5`",
+    ),
+    "a feature that is a flag": ("features: {fast: l}", "features: `fast` is a feature and a flag\n  help: rename one"),
+    "a flag that is a feature": ("flags: {sinks: l}", "flags: `sinks` is a feature and a flag\n  help: rename one"),
+    "a set that nothing uses": (
+        "words: {kv_dtype: {int8: l}}",
+        (
+            "words: no facet takes its values from `kv_dtype`\n  help: did you mean `kv_dtypes`? (also: attention, "
+            "attn_types, dtypes, features, flags, phases, platforms, roles)"
+        ),
+    ),
+    "a platform without an architecture": (
+        "words: {platforms: {tpu: l}}",
+        "words.platforms: `tpu` has no architecture\n  help: add one under `architectures`",
+    ),
+    "architectures of an unknown platform": (
+        "architectures: {npus: {n2: {family: f}}}",
+        "architectures: unknown platform `npus`\n  help: did you mean `npu`? (also: gpu)",
+    ),
+    "an architecture of two platforms": (
+        "architectures: {npu: {g1: {family: f}}}",
+        "architectures.npu: `g1` is an architecture of gpu too\n  help: rename one",
+    ),
+    "a facet without words": (
+        "facets: {mode: {of: request, kind: word, legend: l}}",
+        (
+            "facets.mode: `words` is missing\n"
+            "  help: known: attention, attn_types, dtypes, features, flags, kv_dtypes, phases, platforms, roles"
+        ),
+    ),
+    "a facet of unknown words": (
+        "facets: {mode: {of: request, kind: word, words: dtype, legend: l}}",
+        (
+            "facets.mode: unknown set of words `dtype`\n  help: did you mean `dtypes`? (also: attention, attn_types, "
+            "features, flags, kv_dtypes, phases, platforms, roles)"
+        ),
+    ),
+    "a facet that changes its kind": (
+        "facets: {head_size: {of: platform, kind: text, legend: l}}",
+        "facets.head_size: expected a facet of the request, of kind integer",
+    ),
+    "a set beside features and flags": (
+        "facets: {modes: {of: request, kind: words, words: dtypes, legend: l}}",
+        (
+            "facets.modes: expected a facet of the request, of kind word, arch, integer, text, boolean\n"
+            "  help: sets of words are asked for as features or flags"
+        ),
+    ),
+    "a facet of a stranger": (
+        "facets: {mode: {of: engine, kind: text, legend: l}}",
+        "facets.mode.of: expected `request`, `platform` or `selection`, got `engine`",
+    ),
+    "a second facet of the selection": (
+        "facets: {mode: {of: selection, kind: word, words: dtypes, legend: l}}",
+        f"facets.mode: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+    ),
+    "a facet of the request that has the name of the selection's": (
+        "facets: {asked: {of: request, kind: word, words: dtypes, legend: l}}",
+        f"facets.asked: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+    ),
+    "a facet of the selection of another kind": (
+        "facets: {asked: {of: selection, kind: boolean, legend: l}}",
+        f"facets.asked: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+    ),
+    "a facet of the selection with other words": (
+        "facets: {asked: {of: selection, kind: word, words: dtypes, legend: l}}",
+        f"facets.asked: its words are `automatic` and `by_name`, got bfloat16, float16\n  help: {ASKED}",
+    ),
+    "a facet of the selection with a claim": (
+        (
+            "{words: {asked: {automatic: l, by_name: l}}, "
+            "facets: {asked: {of: selection, kind: word, words: asked, legend: l, claim: asked}}}"
+        ),
+        f"facets.asked: no capability constrains it\n  help: {ASKED}",
+    ),
+    "a facet of the request that is to be the selection's": (
+        "facets: {role: {of: selection, kind: word, words: roles, legend: l}}",
+        "facets.role: expected a facet of the request, of kind word, text",
+    ),
+    "a derived facet that is one already": (
+        "derived: {arch: {legend: l, cases: [{value: 1}]}}",
+        "derived.arch: is a facet already\n  help: give the derived facet a name of its own",
+    ),
+    "a case that is never reached": (
+        "derived: {d: {legend: l, cases: [{value: 1}, {when: {arch: g1}, value: 2}]}}",
+        (
+            "derived.d.cases: unreachable case: number 1 of the list has no `when`, so it takes everything\n"
+            "  help: remove or move one"
+        ),
+    ),
+    "a derived facet of itself": (
+        "derived: {d: {legend: l, cases: [{when: {d: 1}, value: 1}]}}",
+        (
+            "derived.d.cases.when.d: unknown facet `d`\n"
+            "  help: known: any, arch, attention, attn_type, block_size, dtype, eager, features, "
+            "flags, head_size, head_size_v, index_topk, …"
+        ),
+    ),
+    "a case without a value": (
+        "derived: {d: {legend: l, cases: [{value: [1]}]}}",
+        "derived.d.cases.value: expected a word, an integer, true or false, got a list",
+    ),
+    "a derived facet of an unknown source": (
+        "derived: {d: {legend: l, cases: [{value: 1}], source: 't:p#q'}}",
+        "derived.d.source: unknown source `t`\n  help: known: s",
+    ),
+    "words of another registry": ("extends: default", "an overlay says at its top what it extends, as a whole"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG_WORDS.values(), ids=WRONG_WORDS)
+def test_wrong_words(text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(f"vocabulary:\n  {text}\n")
+    where, _, said = brief(refusal(write(tmp_path / "tiny"), ["mine.yaml"])).partition(": ")
+    assert where.startswith("mine.yaml:2:")
+    # what is wrong with the vocabulary's own shape names it too
+    assert said.removeprefix("vocabulary.") == message
+
+
+NO_MATTER = (
+    "`asked` is no matter of requests: it differs from backend to backend\n"
+    "  help: rows, waivers and derived facets may ask for it"
+)
+MISUSED: dict[str, tuple[str, str]] = {
+    "an unknown word": (
+        "backends: {A: {requires: {asked: named}}}",
+        "backends.A.requires.asked: unknown asked 'named'\n  help: did you mean `by_name`? (also: automatic)",
+    ),
+    "an order": (
+        "orders: {gpu: [{name: mine, when: {not: {asked: by_name}}, order: [A]}]}",
+        f"orders.gpu.when.not.asked: {NO_MATTER}",
+    ),
+    "an entry": (
+        "orders: {gpu: [{name: mine, when: {arch: g1}, order: [{backend: A, if: {asked: automatic}}]}]}",
+        f"orders.gpu.order.if.asked: {NO_MATTER}",
+    ),
+    "a place": ("place: [{backend: B, after: A, if: {asked: by_name}}]", f"place.if.asked: {NO_MATTER}"),
+    "a choice": ("choices: [{when: {asked: by_name}, require: A}]", f"choices.when.asked: {NO_MATTER}"),
+    "an invariant": (
+        "invariants: [{name: i, says: s, when: {asked: by_name}, chosen: [A]}]",
+        f"invariants.when.asked: {NO_MATTER}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), MISUSED.values(), ids=MISUSED)
+def test_who_asks_is_a_matter_of_backends(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "words: {asked: {automatic: l, by_name: l}}"
+    facet = "facets: {asked: {of: selection, kind: word, words: asked, legend: l}}"
+    Path("mine.yaml").write_text(f"vocabulary: {{{words}, {facet}}}\n{text}\n")
+    where, _, said = brief(refusal(write(tmp_path / "tiny"), ["mine.yaml"])).partition(": ")
+    assert where.startswith("mine.yaml:2:")
+    assert text[int(where.split(":")[2]) - 1 :].startswith("named" if "unknown" in message else "asked")
+    assert said == message
+
+
+def test_a_registry_that_does_not_declare_it_knows_no_asked(tmp_path: Path) -> None:
+    message = brief(refusal(write(tmp_path), [{"backends": {"A": {"requires": {"asked": "by_name"}}}}]))
+    assert message.startswith("<overlay>:5:9: backends.A.requires.asked: unknown facet `asked`\n  help: did you mean ")
+
+
+def test_a_registry_needs_every_facet_and_every_stated_claim(tmp_path: Path) -> None:
+    words = copy.deepcopy(tiny.VOCABULARY)
+    del words["facets"]["model"], words["facets"]["flags"]
+    message = brief(refusal(write(tmp_path, vocabulary=json.dumps(words))))
+    assert message == (
+        "vocabulary.yaml:1:2: the facet `flags` is missing: every platform has it\n  help: add it, or use `extends`\n"
+        "vocabulary.yaml:1:2: the facet `model` is missing: every request has it\n  help: add it, or use `extends`"
+    )
+    words = copy.deepcopy(tiny.VOCABULARY)
+    words["facets"]["dtype"]["stated"] = True
+    message = brief(refusal(write(tmp_path, vocabulary=json.dumps(words), backends=row("capabilities: {}"))))
+    assert message == (
+        "backends.yaml:8:5: backends.A.capabilities: `dtypes` is missing\n"
+        "  help: every backend states it; `any` accepts every value"
+    )

@@ -1,0 +1,156 @@
+"""Single calls: without a mask, with what may mean something, and in a compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import small_models as models
+from support.small_models import by, close, tokens
+from torch import Tensor
+from transformers import AttentionInterface
+
+import attnreg.integrations.transformers as attention
+from attnreg import Registry, UnclaimedError
+from attnreg.integrations.transformers.masks import lazy_mask
+
+
+def logits(**inputs: Any) -> Callable[[Any], Tensor]:
+    return lambda model: model(**inputs).logits
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal"),
+    # the second: a static cache that is not full, whose first keys count
+    [(5, 5, True), (5, 8, True), (1, 8, True), (1, 8, False), (5, 8, False), (5, 5, False)],
+)
+def test_calls_without_a_mask_mean_what_they_mean_to_transformers(queries: int, keys: int, causal: bool) -> None:
+    torch.manual_seed(4)
+    layer = Layer()
+    layer.is_causal = causal
+    q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 8)
+    interface = AttentionInterface()  # type: ignore[no-untyped-call]
+    layer.num_key_value_groups = 2
+    expected, found = (interface[name](layer, q, k, v, None)[0] for name in ("sdpa", "attnreg"))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert found.is_contiguous()
+
+
+def test_a_window_without_a_mask(default: Registry) -> None:
+    torch.manual_seed(4)
+    q, k, v = torch.randn(1, 4, 6, 16), torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 16)
+    interface = AttentionInterface()  # type: ignore[no-untyped-call]
+    found = interface["attnreg"](Layer(), q, k, v, None, sliding_window=2)[0]
+    near = torch.ones(6, 6, dtype=torch.bool).tril().triu(-1)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, near, enable_gqa=True)
+    torch.testing.assert_close(found, expected.transpose(1, 2), atol=1e-6, rtol=1e-6)
+    # and beside a bias, where it is dense
+    bias = torch.zeros(1, 4, 6, 6)
+    found = interface["attnreg"](Layer(), q, k, v, None, sliding_window=2, position_bias=bias)[0]
+    torch.testing.assert_close(found, expected.transpose(1, 2), atol=1e-6, rtol=1e-6)
+
+
+def test_sinks_that_are_made_for_each_call() -> None:
+    q, layer = torch.zeros(1, 2, 1, 16), Layer()
+    interface = AttentionInterface()  # type: ignore[no-untyped-call]
+    for weight in (1.0, 3.0):
+        out = interface["attnreg"](layer, q, q, torch.ones_like(q), None, s_aux=torch.full((2,), weight).log())[0]
+        torch.testing.assert_close(out, torch.full((1, 1, 2, 16), 1 / (1 + weight)))
+
+
+def test_a_bias_without_a_mask() -> None:
+    torch.manual_seed(4)
+    q, k, bias = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 5, 16), torch.randn(1, 4, 5, 5)
+    interface = AttentionInterface()  # type: ignore[no-untyped-call]
+    for causal in (True, False):
+        expected, found = (
+            interface[name](Layer(), q, k, k, None, position_bias=bias, is_causal=causal)[0]
+            for name in ("sdpa", "attnreg")
+        )
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_queries_under_padding_get_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = Tensor.new_empty
+    monkeypatch.setattr(Tensor, "new_empty", lambda *args, **more: empty(*args, **more).fill_(torch.nan))
+    padding = torch.tensor([[False, False, True, True], [True, True, True, True]])
+    q, k = torch.randn(2, 4, 4, 16), torch.randn(2, 2, 4, 16)
+    interface = AttentionInterface()  # type: ignore[no-untyped-call]
+    found = interface["attnreg"](Layer(), q, k, k, lazy_mask(2, 4, 4, attention_mask=padding))[0]
+    assert (found[0, :2] == 0).all()
+    assert found.isfinite().all()
+
+
+def test_queries_that_a_batch_shares_are_dense() -> None:
+    torch.manual_seed(4)
+    layer = Layer()
+    layer.is_causal = False
+    q, k = torch.randn(1, 4, 3, 16), torch.randn(2, 4, 6, 16)
+    interface = AttentionInterface()  # type: ignore[no-untyped-call]
+    found = interface["attnreg"](layer, q, k, k, None)[0]
+    torch.testing.assert_close(found, interface["sdpa"](layer, q, k, k, None)[0], atol=1e-6, rtol=1e-6)
+    (run,) = attention.runs(layer)
+    assert run.dense == "its queries and keys are of different batches"
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+class Layer(torch.nn.Module):
+    """What a module of a model brings to its call."""
+
+    is_causal = True
+    num_key_value_groups = 1
+
+
+def call(**more: Any) -> Tensor:
+    function = AttentionInterface()["attnreg"]  # type: ignore[no-untyped-call]
+    shape = {"query": (1, 4, 3, 16), "key": (1, 2, 3, 16), "value": (1, 2, 3, 16)}
+    given = {name: torch.randn(size, requires_grad=bool(more.get("train"))) for name, size in shape.items()}
+    out: Tensor = function(Layer(), *given.values(), None, **{k: v for k, v in more.items() if k != "train"})[0]
+    return out
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dropout": 0.1},
+        {"output_attentions": True},
+        {"indices": torch.zeros(1)},
+        {"logit_cap": 3.0},
+        {"bias": torch.zeros(1)},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_may_mean_something_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(UnclaimedError, match=next(iter(more))):
+        call(**more)
+
+
+def test_what_means_nothing_passes_and_so_does_what_the_caller_says_means_nothing(default: Registry) -> None:
+    position_ids = torch.arange(3)[None]
+    assert call(position_ids=position_ids, use_cache=True, softcap=None, note="x").shape == (1, 3, 4, 16)
+    attention.register(registry=default, ignore=("logit_cap",))
+    assert call(logit_cap=3.0).shape == (1, 3, 4, 16)
+
+
+def test_there_is_no_gradient_and_who_asks_for_one_is_told() -> None:
+    out = call(train=True)
+    assert out.requires_grad
+    with pytest.raises(RuntimeError, match="attnreg computes no gradients; train with another attn_implementation"):
+        out.sum().backward()
+
+
+def test_a_name_that_is_not_registered() -> None:
+    with pytest.raises(LookupError, match="'nobody' is not registered; call "):
+        attention.runs(models.llama(), name="nobody")
+
+
+def test_a_compiled_model_is_the_same() -> None:
+    model, inputs = models.llama(), tokens(7, 4)
+    expected = by("attnreg", model, logits(**inputs))
+    found = by("attnreg", model, lambda model: torch.compile(model, backend="eager")(**inputs).logits)
+    rows = inputs["attention_mask"].bool()
+    close(found[rows], expected[rows])

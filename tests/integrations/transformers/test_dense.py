@@ -1,0 +1,102 @@
+"""Prefixes, biases and masks of any kind: ranges where they are ranges, and dense attention where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import small_models as models
+from support.small_models import by, close, tokens
+from torch import Tensor
+
+import attnreg.integrations.transformers as attention
+from attnreg import NoBackendError, Registry, UnclaimedError
+
+
+def logits(**inputs: Any) -> Callable[[Any], Tensor]:
+    return lambda model: model(**inputs).logits
+
+
+def states(**inputs: Any) -> Callable[[Any], Tensor]:
+    return lambda model: model(**inputs).last_hidden_state
+
+
+def image_and_text(*, prefix: int) -> dict[str, Any]:
+    """Two prompts with an image each, the second padded. The prefix ends at a position (PaliGemma), or is the image."""
+    torch.manual_seed(2)
+    ids, mask = torch.randint(3, 99, (2, 14)), torch.ones(2, 14, dtype=torch.long)
+    ids[:, 3 : 3 + models.IMAGE_TOKENS] = models.IMAGE_TOKEN
+    ids[1, 0] = mask[1, 0] = 0
+    types = (torch.arange(14) >= prefix).long().expand(2, -1) if prefix else (ids == models.IMAGE_TOKEN).long()
+    return {
+        "input_ids": ids, "attention_mask": mask, "token_type_ids": types, "pixel_values": torch.randn(2, 3, 28, 28)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "prefix"), [(models.gemma3_with_images, 0), (models.pali_gemma, 9)])
+def test_images_that_see_themselves_are_ranges(make: Callable[[], Any], prefix: int) -> None:
+    model, inputs = make(), image_and_text(prefix=prefix)
+    rows = inputs["attention_mask"].bool()
+    expected, found = (by(name, model, logits(**inputs)) for name in ("eager", "attnreg"))
+    close(found[rows], expected[rows])
+    runs = {run.module.split(".")[1]: run for run in attention.runs(model)}
+    assert "mm_prefix" in runs["language_model"].asked.request.features
+    assert runs["vision_tower"].asked.request.role == "vision"
+    assert all(run.backend for run in attention.runs(model))
+
+
+def test_an_image_wider_than_the_window_is_dense(caplog: pytest.LogCaptureFixture) -> None:
+    # a range knows no window, and Gemma's window also cuts what an image sees of itself
+    model, inputs = models.gemma3_with_images(), image_and_text(prefix=0)
+    model.config.text_config.sliding_window = 3
+    rows = inputs["attention_mask"].bool()
+    expected, found = (by(name, model, logits(**inputs)) for name in ("eager", "attnreg"))
+    close(found[rows], expected[rows])
+    text = [run for run in attention.runs(model) if "language_model" in run.module]
+    why = "its mask is neither causal, windowed nor a prefix"
+    assert [(run.backend, run.dense) for run in text] == [(None, why), ("CPU_ATTN", "")]
+    assert [r.message for r in caplog.records if "dense" in r.message] == [
+        f"dense attention, through PyTorch, for target layers (decoder, 4/2 heads of 16, float32): {why}"
+    ]
+    assert f"note: layer 0: dense attention, through PyTorch, because {why}" in attention.explanation(model, width=200)
+
+
+def test_a_bias_is_added_densely_or_refused_with_the_reasons(default: Registry) -> None:
+    model, inputs = models.t5(), tokens(11, 6, left=False)
+    inputs["decoder_input_ids"] = tokens(5, 5)["input_ids"]
+    expected, found = (by(name, model, states(**inputs)) for name in ("eager", "attnreg"))
+    close(found, expected)
+    assert {run.dense for run in attention.runs(model)} == {"a bias is added to its scores"}
+    attention.register(registry=default, dense=False)
+    with pytest.raises(NoBackendError, match=r"CPU_ATTN +score_bias is not supported"):
+        by("attnreg", model, states(**inputs))
+
+
+@pytest.mark.parametrize("make", [models.llama, models.gpt_oss, models.gemma2])
+def test_any_mask_is_obeyed(make: Callable[[], Any], default: Registry) -> None:
+    model, inputs = make(), tokens(11, 11)
+    torch.manual_seed(3)
+    mask = torch.rand(2, 1, 11, 11) < 0.4
+    mask |= torch.eye(11, dtype=torch.bool)
+    inputs["attention_mask"] = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    expected, found = (by(name, model, logits(**inputs)) for name in ("eager", "attnreg"))
+    close(found, expected)
+    assert {run.dense for run in attention.runs(model)} == {"its mask is given as a tensor"}
+    attention.register(registry=default, dense=False)
+    with pytest.raises(
+        UnclaimedError, match=r"its mask is given as a tensor, and dense attention is off \(dense=False"
+    ):
+        by("attnreg", model, logits(**inputs))
+
+
+def test_padding_between_tokens() -> None:
+    inputs = tokens(11, 11)
+    inputs["attention_mask"][0, 4:6] = 0
+    rows = inputs["attention_mask"].bool()
+    for make, dense in ((models.llama, False), (models.gemma3, True)):
+        model = make()
+        expected, found = (by(name, model, logits(**inputs)) for name in ("eager", "attnreg"))
+        close(found[rows], expected[rows])
+        assert any(run.dense for run in attention.runs(model)) is dense

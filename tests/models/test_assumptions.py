@@ -1,0 +1,134 @@
+"""What a config leaves open is assumed, and said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.configs import LLAMA, MLA, UNKNOWN
+
+from attnreg.models.reader import requests_from_model
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt_oss", "head_dim": 64, "layer_types": ["sliding_attention"] * 4, "sliding_window": None},
+        {"model_type": "gemma2", "head_dim": 64, "num_key_value_heads": 8, "sliding_window": None},
+        # the switch is off, so the window does not hold, whatever the words say
+        {"model_type": "qwen2", "num_key_value_heads": 8, "layer_types": ["sliding_attention"] * 4},
+    ],
+)
+def test_layers_that_slide_without_a_window_see_everything(config: dict[str, Any]) -> None:
+    model = requests_from_model(LLAMA | config)
+    assert {(layer.kind, layer.sliding_window) for layer in model.layers} == {("full", None)}
+    assert "there are sliding layers and no window for them; they see everything." in model.assumptions
+
+
+DTYPE = "The config names no dtype; bfloat16 is assumed."
+STRANGER = (
+    "model_type 'newest' is not a known family; its layers are read as those of a Llama-like decoder: of one geometry, "
+    "without attention sinks or score bias, and causal unless is_causal is false."
+)
+KV_HEADS = "num_key_value_heads is not in the config; as many KV heads as query heads are assumed."
+
+
+@pytest.mark.parametrize(
+    ("config", "assumptions"),
+    [
+        (LLAMA | {"dtype": "bfloat16"}, []),
+        (LLAMA | {"torch_dtype": "float32"}, []),
+        (LLAMA, [DTYPE]),
+        (LLAMA | {"dtype": "auto"}, [DTYPE]),
+        (
+            LLAMA | {"dtype": "float8_e4m3fn"},
+            ["dtype 'float8_e4m3fn' is no dtype that attention computes in; bfloat16 is assumed."],
+        ),
+        (
+            {
+                "model_type": "gemma3",
+                "dtype": "bfloat16",
+                "text_config": {"hidden_size": 2560, "num_hidden_layers": 34},
+            },
+            [
+                "vision_config is not in the config, so it is that of its class, with every default.",
+                (
+                    "Not in the config, so the defaults of siglip_vision_model hold: num_hidden_layers 12, "
+                    "num_attention_heads 12, hidden_size 768."
+                ),
+                (
+                    "Not in the config, so the defaults of gemma3_text hold: sliding_window_pattern 6, "
+                    "num_attention_heads 8, head_dim 256, num_key_value_heads 4, sliding_window 4096, "
+                    "query_pre_attn_scalar 256."
+                ),
+            ],
+        ),
+        (UNKNOWN | {"num_key_value_heads": 8, "dtype": "bfloat16"}, [STRANGER]),
+        (
+            UNKNOWN | {"sliding_window": 64, "dtype": "bfloat16"},
+            [STRANGER, "layer_types is not in the config; sliding_window is taken to hold for every layer.", KV_HEADS],
+        ),
+        (UNKNOWN | {"sliding_window": 64, "use_sliding_window": False, "dtype": "bfloat16"}, [STRANGER, KV_HEADS]),
+        (
+            UNKNOWN
+            | {"sliding_window": 64, "sliding_window_pattern": 4, "num_key_value_heads": 8, "dtype": "bfloat16"},
+            [
+                STRANGER,
+                (
+                    "layer_types is not in the config; sliding_window is taken to hold for every layer but the last of "
+                    "each sliding_window_pattern."
+                ),
+            ],
+        ),
+        (
+            UNKNOWN | MLA | {"dtype": "bfloat16"},
+            [STRANGER, "kv_lora_rank is in the config; its attention is read as MLA, in DeepSeek-V3's form."],
+        ),
+        (
+            {key: value for key, value in UNKNOWN.items() if key != "model_type"} | {"dtype": "half"},
+            [STRANGER.replace("model_type 'newest' is not a known family", "the config has no model_type"), KV_HEADS],
+        ),
+        (
+            {"model_type": "newest", "vision_config": {}, "text_config": LLAMA | {"torch_dtype": "float16"}},
+            [
+                "model_type 'newest' is not a known family; its text model (text_config) is read as llama.",
+                "vision_config is not read, because its model_type is not a known family.",
+            ],
+        ),
+        # a renamed model_type: its class is known
+        (
+            UNKNOWN
+            | {"architectures": ["MistralForCausalLM"], "sliding_window": 64, "dtype": "float16"}
+            | {"num_key_value_heads": 8},
+            [
+                (
+                    "model_type 'newest' is not a known family; its architecture is MistralForCausalLM, so it is read "
+                    "as mistral."
+                )
+            ],
+        ),
+        (
+            UNKNOWN | {"architectures": ["NewestForCausalLM"], "num_key_value_heads": 8, "dtype": "float16"},
+            [STRANGER],
+        ),
+        (UNKNOWN | {"architectures": [3], "num_key_value_heads": 8, "dtype": "float16"}, [STRANGER]),
+        (
+            UNKNOWN | {"is_encoder_decoder": True, "num_key_value_heads": 8, "dtype": "float16"},
+            [STRANGER, "is_encoder_decoder is True; only the decoder's self-attention is given."],
+        ),
+        (
+            LLAMA | {"use_bidirectional_attention": "vision", "dtype": "float16"},
+            ["use_bidirectional_attention is 'vision'; llama does not look at it."],
+        ),
+        # present and unused: the commonest misreading of a config
+        (
+            LLAMA
+            | {"model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 4096}
+            | {"use_sliding_window": False, "dtype": "float16"},
+            [],
+        ),
+        (LLAMA | {"sliding_window": 4096, "dtype": "float16"}, ["sliding_window is 4096; llama does not look at it."]),
+    ],
+)
+def test_assumptions(config: dict[str, Any], assumptions: list[str]) -> None:
+    assert list(requests_from_model(config).assumptions) == assumptions

@@ -1,0 +1,138 @@
+"""The answer as a value: remembered, shared between threads, written as JSON, sent to another process, run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import sys
+import threading
+import types
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+from support import tiny
+from support.asking import BASE, at
+from support.rows import ROWS
+from support.rows.words import features
+
+import attnreg
+from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_registry, select
+from attnreg.selection.selector import _CACHE_LIMIT, evaluate
+
+
+def test_to_run_asks_for_a_module_that_loads(monkeypatch: pytest.MonkeyPatch, default: Registry) -> None:
+    package, good = types.ModuleType("kernels_of_a_test"), types.ModuleType("kernels_of_a_test.good")
+    monkeypatch.setitem(sys.modules, "kernels_of_a_test", package)
+    monkeypatch.setitem(sys.modules, "kernels_of_a_test.good", good)
+    overlay = {
+        "backends": {
+            "FLASHINFER": {"module": "kernels_of_a_test.missing"},
+            "TRITON_ATTN": {"module": "kernels_of_a_test.good"},
+        }
+    }
+    registry = load_registry("default", [overlay], trust=["kernels_of_a_test"])
+    request, platform = AttentionRequest(**BASE), at("sm90", default)
+    answer = select(request, platform, registry, to_run=True)
+    assert answer.backend.name == "TRITON_ATTN"
+    assert answer.backend.load() is good
+    knowledge = f"FLASH_ATTN has no kernel module in {registry.title}: the row is knowledge only"
+    missing = "No module named 'kernels_of_a_test.missing'; 'kernels_of_a_test' is not a package"
+    said = {c.name: [r.text for r in c.reasons] for c in answer.candidates}
+    assert said["FLASH_ATTN"] == [f"cannot be run: ImportError: {knowledge}"]
+    assert said["FLASHINFER"] == [f"cannot be run: ModuleNotFoundError: {missing}"]
+    # the question without it is another one, and is remembered apart
+    assert select(request, platform, registry).backend.name == "FLASH_ATTN"
+    with pytest.raises(ImportError, match="knowledge only"):
+        select(request, platform, registry).backend.load()
+
+
+# the answer as a value -----------------------------------------------------------------------------------------------
+
+
+def test_answers_are_remembered_by_everything_that_was_asked() -> None:
+    registry = load_registry("default")
+    request, platform = AttentionRequest(**BASE), at("sm90", registry)
+    first = select(request, platform, registry)
+    assert select(AttentionRequest(**BASE), at("sm90", registry), registry) is first
+    others = [
+        select(dataclasses.replace(request, kv_dtype="fp8"), platform, registry),
+        select(request, at("sm90 +aiter", registry), registry),
+        select(request, at("sm90 -vllm", registry), registry),
+        select(request, platform, registry, "TRITON_ATTN"),
+    ]
+    assert len({id(s) for s in [first, *others]}) == 5
+    assert len(registry.cache) == 5
+
+
+def test_a_changed_copy_of_a_registry_does_not_share_its_answers() -> None:
+    registry = load_registry("default")
+    request, platform = AttentionRequest(**BASE), at("sm90", registry)
+    select(request, platform, registry)
+    copy = dataclasses.replace(registry, orders={})
+    assert evaluate(request, platform, copy).backend is None
+
+
+def test_the_memory_is_bounded() -> None:
+    registry = tiny.load({"A": tiny.row()})
+    platform = Platform(platform="gpu", arch="g1")
+    for size in range(1, _CACHE_LIMIT + 10):
+        select(AttentionRequest(head_size=size), platform, registry)
+    assert len(registry.cache) <= _CACHE_LIMIT
+
+
+def test_threads_agree() -> None:
+    registry = load_registry("default")
+    questions = [(AttentionRequest(**{**BASE, **r[2]}), at(r[1], registry)) for r in ROWS]
+    alone = load_registry("default")
+    expected = [evaluate(*q, alone).to_dict() for q in questions]
+    start = threading.Barrier(8)
+
+    def ask(_: int) -> list[dict[str, Any]]:
+        start.wait()
+        return [evaluate(*q, registry).to_dict() for q in questions]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(answers == expected for answers in pool.map(ask, range(8)))
+
+
+def test_it_is_json(default: Registry) -> None:
+    for row in ROWS:
+        data = evaluate(AttentionRequest(**{**BASE, **row[2]}), at(row[1], default), default).to_dict()
+        assert json.loads(json.dumps(data)) == data
+    data = evaluate(AttentionRequest(**BASE, **features("sinks")), at("gfx942", default), default).to_dict()
+    assert data["backend"] == {"name": "TRITON_ATTN", "variant": None}
+    assert data["order"]["name"] == "rocm/mha"
+    assert data["derived"]["kv_quantized"]["value"] is False
+    assert data["candidates"][0]["reasons"][0]["text"] == "emulates sinks (slow); TRITON_ATTN serves them natively"
+    assert data["candidates"][0]["reasons"][0]["where"].startswith("registry/backends.yaml:")
+
+
+def test_derived_facets_tell_the_case_that_spoke(default: Registry) -> None:
+    selection = evaluate(AttentionRequest(**BASE, kv_dtype="fp8"), at("sm90", default), default)
+    value, where = selection.derived["kv_quantized"]
+    assert value is True
+    assert where == default.derived["kv_quantized"].cases[-1][2]
+
+
+def test_selections_travel_between_processes(default: Registry) -> None:
+    request, platform = AttentionRequest(**BASE, **features("sinks")), at("gfx942", default)
+    selection = select(request, platform, default)
+    copy = pickle.loads(pickle.dumps(selection))
+    assert copy == selection
+    assert copy.registry.cache == {}
+    # the copy of the registry answers as the original does
+    assert select(request, at("sm120", default), copy.registry).backend.name == "FLASHINFER"
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with pytest.raises(NoBackendError, match="sinks is not supported") as caught:
+            pool.submit(select, request, at("sm120", default), default, "FLASH_ATTN").result()
+        assert caught.value.selection.alternatives == ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+
+
+def test_the_default_registry_is_used_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATTNREG_REGISTRY", raising=False)
+    answer = attnreg.select(AttentionRequest(**BASE), Platform(platform="cuda", arch="sm90"))
+    assert answer.registry.name == "default"
+    assert answer.backend.name == "FLASH_ATTN"
