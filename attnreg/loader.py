@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile import schema
+from attnreg.compile.bundled import registry_root
 from attnreg.compile.compiler import compile_registry
 from attnreg.compile.parts import Part, Parts
-from attnreg.compile.places import registry_root
+from attnreg.compile.validation import validate
 from attnreg.compile.yaml_source import Document
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
@@ -177,7 +178,7 @@ class _Reading:
 
     def _add_file(self, kind: str, model: type[Any], document: Document, borrowed: bool = False) -> None:
         self.documents.append(document)
-        data = schema.validate(model, document.data, document)
+        data = validate(model, document.data, document)
         self.problems += document.problems
         if data is None or (kind == "vocabulary" and document.problems):
             self.complete = False
@@ -215,7 +216,7 @@ class _Reading:
 
     def _lay(self, document: Document, name: str, above: tuple[Path, ...] = ()) -> None:
         """Lay an overlay over what was read; where it is a source itself (``above``), over what it extends."""
-        data = schema.validate(schema.OverlayFile, document.data, document)
+        data = validate(schema.OverlayFile, document.data, document)
         if above:
             self.add_source(data.extends if data else "default", above=above, by=document)
         written = document.data if isinstance(document.data, dict) else {}
@@ -242,7 +243,7 @@ class _Reading:
             # only a new backend says where it runs and what it computes
             new = row not in known and not raw.keys().isdisjoint(("platforms", "attention"))
             model: type[Any] = schema.BackendData if new else schema.BackendPatch
-            change = schema.validate(model, raw, document, ("backends", row))
+            change = validate(model, raw, document, ("backends", row))
             if change is None:
                 parts.broken.add(row)
             else:

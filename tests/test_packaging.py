@@ -15,7 +15,7 @@ from support import ROOT
 
 PROBE = """
 from attnreg.loader import load_registry
-from attnreg.compile.places import registry_root
+from attnreg.compile.bundled import registry_root
 print(registry_root(), load_registry("default").title)
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from docs_page import table
 
-from attnreg.compile.places import registry_root
+from attnreg.compile.bundled import registry_root
 from attnreg.registry import Backend, Registry
 
 _FACETS = ("dtype", "kv_dtype", "attn_type", "head_size", "head_size_v", "block_size", "features")

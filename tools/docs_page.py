@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from attnreg.analysis.diff import diff, facets_text
-from attnreg.compile.places import registry_root
+from attnreg.compile.bundled import registry_root
 from attnreg.compile.yaml_source import Document
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import Architecture

@@ -1,4 +1,4 @@
-"""JSON Schemas for editors: the shapes of attnreg/schema.py, filled in with the words of a registry."""
+"""JSON Schemas for editors: the shapes of attnreg/compile/schema.py, filled in with the words of a registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
 
 from attnreg.compile import schema
-from attnreg.language.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
+from attnreg.compile.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
 from attnreg.language.vocabulary import Facet
 from attnreg.registry import Registry
 

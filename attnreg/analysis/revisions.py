@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from attnreg.compile.places import registry_root
+from attnreg.compile.bundled import registry_root
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.loader import load_registry
 from attnreg.registry import Registry

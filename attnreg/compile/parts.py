@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnreg.compile.conditions import Parser
 from attnreg.compile.yaml_source import Document, Path_, as_written, shown
 from attnreg.errors import Problem, did_you_mean
-from attnreg.language.conditions import ALWAYS, Condition, Parser
+from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.vocabulary import Vocabulary
 
 

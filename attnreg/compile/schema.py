@@ -5,15 +5,9 @@ The same models make the JSON Schemas that editors use (tools/gen_docs.py writes
 
 from __future__ import annotations
 
-import copy
-import types
-import typing
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError, WithJsonSchema
-
-from attnreg.compile.yaml_source import Document, Path_, shown
-from attnreg.errors import Problem, did_you_mean
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, WithJsonSchema
 
 
 def _one_or_many(value: Any) -> Any:
@@ -26,7 +20,6 @@ def _legend_only(value: Any) -> Any:
     return {"legend": value} if isinstance(value, str) else value
 
 
-M = typing.TypeVar("M", bound=BaseModel)
 _WORDS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
 Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
@@ -35,7 +28,9 @@ Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabi
 CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
 
 
-class _Model(BaseModel):
+class DataModel(BaseModel):
+    """A mapping of the data: a key that it does not declare is refused, and what was read does not change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -49,23 +44,23 @@ class WordData(BaseModel):
     legend: str
 
 
-class PackageData(_Model):
+class PackageData(DataModel):
     legend: str
     import_: str | None = Field(default=None, alias="import", description="The module that Python imports.")
     distributions: list[str] = Field(default=[], description="The names under which an installer knows it.")
 
 
-class FlagData(_Model):
+class FlagData(DataModel):
     legend: str
     platforms: list[str] = Field(default=[], description="Where the flag means something; everywhere, if left out.")
 
 
-class RetiredData(_Model):
+class RetiredData(DataModel):
     engine: str
     use: str = Field(description="What to use instead.")
 
 
-class ArchitectureData(_Model):
+class ArchitectureData(DataModel):
     family: str
     products: list[str] = []
     fp8: Literal["ocp", "fnuz"] = "ocp"
@@ -73,7 +68,7 @@ class ArchitectureData(_Model):
     series: str | None = Field(default=None, description="What it is ordered among; the platform, if left out.")
 
 
-class FacetData(_Model):
+class FacetData(DataModel):
     of: Literal["request", "platform", "selection"]
     kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean"]
     legend: str
@@ -82,13 +77,13 @@ class FacetData(_Model):
     stated: bool = Field(default=False, description="Whether every backend must state that capability.")
 
 
-class CaseData(_Model):
+class CaseData(DataModel):
     when: Condition | None = None
     value: str | int | bool | None
     because: str | None = None
 
 
-class DerivedData(_Model):
+class DerivedData(DataModel):
     legend: str
     cases: list[CaseData] = Field(min_length=1)
     claim: str | None = None
@@ -98,7 +93,7 @@ class DerivedData(_Model):
 LegendWord = Annotated[WordData, BeforeValidator(_legend_only)]
 
 
-class VocabularyFile(_Model):
+class VocabularyFile(DataModel):
     """vocabulary.yaml: the closed set of words."""
 
     extends: str | None = Field(default=None, description="A bundled registry whose vocabulary this one adds to.")
@@ -115,20 +110,20 @@ class VocabularyFile(_Model):
 # backends.yaml -------------------------------------------------------------------------------------------------------
 
 
-class SourceData(_Model):
+class SourceData(DataModel):
     url: str
     version: str
     read: str | None = Field(default=None, description="The day on which it was read, as 2026-11-21.")
 
 
-class RuleData(_Model):
+class RuleData(DataModel):
     when: Condition
     reject: str = Field(description="The sentence that a user reads.")
     facets: list[str] = Field(default=[], description="What the refusal is about; by default what `when` names.")
     source: str | None = None
 
 
-class VariantData(_Model):
+class VariantData(DataModel):
     name: str
     when: Condition | None = None
     requires: Condition | None = None
@@ -140,7 +135,7 @@ class VariantData(_Model):
     source: str | None = None
 
 
-class BackendPatch(_Model):
+class BackendPatch(DataModel):
     """What an overlay changes of a backend."""
 
     summary: str | None = None
@@ -156,7 +151,7 @@ class BackendPatch(_Model):
     source: str | None = None
 
 
-class BackendData(_Model):
+class BackendData(DataModel):
     """One backend: who it is, what it needs, what it can do."""
 
     summary: str = Field(description="One sentence.")
@@ -177,7 +172,7 @@ class BackendData(_Model):
     since: str | None = None
 
 
-class FallbackData(_Model):
+class FallbackData(DataModel):
     """When a request by name that fails gives way to the order, as some engines do."""
 
     when: Condition
@@ -186,7 +181,7 @@ class FallbackData(_Model):
     source: str | None = None
 
 
-class WaiverData(_Model):
+class WaiverData(DataModel):
     """Where some claims of every row are not looked at, as some engines do for requests by name."""
 
     when: Condition
@@ -195,7 +190,7 @@ class WaiverData(_Model):
     source: str | None = None
 
 
-class BackendsFile(_Model):
+class BackendsFile(DataModel):
     """backends.yaml: one entry per backend."""
 
     imports: Literal["never"] | None = Field(default=None, description="Modules are another engine's: knowledge only.")
@@ -209,7 +204,7 @@ class BackendsFile(_Model):
 # priorities.yaml and invariants.yaml ---------------------------------------------------------------------------------
 
 
-class EntryData(_Model):
+class EntryData(DataModel):
     backend: str
     if_: Condition = Field(alias="if", description="When the automatic order considers it.")
 
@@ -223,7 +218,7 @@ def _entry(value: Any) -> Any:
 _ENTRY = {"anyOf": [{"$ref": "#/$defs/backend_id"}, {"$ref": "#/$defs/entry"}]}
 
 
-class OrderData(_Model):
+class OrderData(DataModel):
     name: str
     when: Condition | None = None
     order: list[Annotated[EntryData, BeforeValidator(_entry), WithJsonSchema(_ENTRY)]] = Field(min_length=1)
@@ -235,7 +230,7 @@ class PrioritiesFile(RootModel[dict[str, list[OrderData]]]):
     """priorities.yaml: per platform, the orders in which backends are tried; the first whose `when` holds is used."""
 
 
-class InvariantData(_Model):
+class InvariantData(DataModel):
     name: str
     says: str = Field(description="The statement in words.")
     when: Condition = {}
@@ -247,14 +242,14 @@ class InvariantData(_Model):
     )
 
 
-class KnownData(_Model):
+class KnownData(DataModel):
     """A finding of `attnreg check` that stays as it is, and why; one that is found no longer is a finding itself."""
 
     finding: str = Field(description="How the finding's message begins.")
     because: str
 
 
-class InvariantsFile(_Model):
+class InvariantsFile(DataModel):
     """invariants.yaml: what must hold of every selection, and what is known not to."""
 
     invariants: list[InvariantData] = []
@@ -264,7 +259,7 @@ class InvariantsFile(_Model):
 # overlays ------------------------------------------------------------------------------------------------------------
 
 
-class ChoiceData(_Model):
+class ChoiceData(DataModel):
     """A user's choice: exactly one of `require`, `prefer` and `deny`, for the requests that `when` describes."""
 
     when: Condition = {}
@@ -274,7 +269,7 @@ class ChoiceData(_Model):
     because: str | None = None
 
 
-class PlaceData(_Model):
+class PlaceData(DataModel):
     """Where a backend joins the orders that exist."""
 
     backend: str
@@ -284,7 +279,7 @@ class PlaceData(_Model):
     if_: Condition = Field(default={}, alias="if")
 
 
-class OverlayFile(_Model):
+class OverlayFile(DataModel):
     """A small file that changes another registry without a copy of it."""
 
     extends: str = Field(default="default", description="The registry that it changes.")
@@ -295,106 +290,3 @@ class OverlayFile(_Model):
     place: list[PlaceData] = []
     choices: list[ChoiceData] = []
     invariants: list[InvariantData] = []
-
-
-# validation ----------------------------------------------------------------------------------------------------------
-
-
-def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) -> M | None:
-    """``data`` as a model. What is wrong goes to ``document.problems`` and is left out; None where nothing remains."""
-    data = {} if data is None else data
-    try:
-        return model.model_validate(data)
-    except ValidationError as e:
-        errors = e.errors(include_url=False)
-    document.problems += dict.fromkeys(_problem(model, error, document, path) for error in errors)
-    try:
-        return model.model_validate(_remaining(data, errors))
-    except ValidationError:
-        return None
-
-
-def _remaining(data: Any, errors: list[Any]) -> Any:
-    """``data`` without unknown keys, and without the rows, or the lists of rows, that have another fault."""
-    if not isinstance(data, dict):
-        return data
-    rest = copy.deepcopy(data)
-    for error in errors:
-        loc = error["loc"]
-        if error["type"] != "extra_forbidden":
-            loc = loc[: 2 if isinstance(rest.get(loc[0]), dict) else 1]
-        _remove(rest, loc)
-    return rest
-
-
-def _remove(data: Any, path: Path_) -> None:
-    *inside, key = path
-    try:
-        for step in inside:
-            data = data[step]
-        del data[key]
-    except (KeyError, IndexError):
-        pass  # it went with something that holds it
-
-
-_EXPECTED = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dict_type": "a mapping",
-    "int_parsing": "an integer",
-    "int_type": "an integer",
-    "list_type": "a list",
-    "model_type": "a mapping",
-    "string_type": "text",
-    "too_short": "at least one item",
-}
-
-
-def _problem(model: type[BaseModel], error: Any, document: Document, path: Path_) -> Problem:
-    loc: Path_ = tuple(error["loc"])
-    here = (*path, *loc)
-    parent = _dotted(here[:-1])
-    prefix = f"{parent}: " if parent else ""
-    if error["type"] == "extra_forbidden":
-        known = _keys_of(_model_at(model, loc[:-1]))
-        return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", did_you_mean(loc[-1], known), key=True)
-    if error["type"] == "missing":
-        help_ = "every entry of this kind must have it"
-        return document.problem(here[:-1], f"{prefix}`{loc[-1]}` is missing", help_, key=True)
-    value, expected = error["input"], _EXPECTED.get(error["type"])
-    if loc and loc[-1] in ("str", "int", "bool"):
-        # a union complains once for each of its members
-        here, expected = here[:-1], "a word, an integer, true or false"
-    elif error["type"] == "literal_error":
-        expected = error["ctx"]["expected"].replace("'", "`").replace("True", "`true`")
-    message = f"expected {expected}" if expected else error["msg"].removeprefix("Value error, ")
-    message = f"{_dotted(here) or 'the file'}: {message}, got {shown(value)}"
-    return document.problem(here, message, "quote it" if expected == "text" and isinstance(value, int) else "")
-
-
-def _dotted(path: Path_) -> str:
-    return ".".join(str(p) for p in path if not isinstance(p, int))
-
-
-def _model_at(model: Any, loc: Path_) -> Any:
-    """The model or type that validates the value at ``loc``."""
-    for part in loc:
-        while typing.get_origin(model) in (Annotated, typing.Union, types.UnionType):
-            model = next(a for a in typing.get_args(model) if a is not type(None))
-        if isinstance(model, type) and issubclass(model, RootModel):
-            model = model.model_fields["root"].annotation
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            fields = model.model_fields.values()
-            names = {f.alias or name: f for name, f in zip(model.model_fields, fields, strict=True)}
-            model = names[str(part)].annotation if str(part) in names else None
-        else:
-            model = (typing.get_args(model) or (None,))[-1]
-    while typing.get_origin(model) in (Annotated, typing.Union, types.UnionType):
-        model = next(a for a in typing.get_args(model) if a is not type(None))
-    return model
-
-
-def _keys_of(model: Any) -> list[str]:
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return [f.alias or name for name, f in model.model_fields.items()]
-    return []

@@ -3,6 +3,9 @@
 Only YAML's core schema is understood (null, true, false, integers, floats, strings), so that `no` is a word and
 2026-11-21 is not a date. Tags and merge keys are refused, and so is anything that a small file should not hold: over a
 mebibyte, deep nesting, control characters, or aliases that unfold into more than it could say itself.
+
+The values are built here from the library's parser events, not by its composer: the composer recurses in C, and 500,000
+opening brackets end the process with a segmentation fault before anybody can look at their depth.
 """
 
 from __future__ import annotations
@@ -42,6 +45,10 @@ class Float(str):
     """A number with a point, kept as it was written: ``9.10`` must not become 9.1."""
 
     __slots__ = ()
+
+    def __float__(self) -> float:
+        # YAML writes .inf and .nan, Python inf and nan
+        return float(re.sub(r"\.(inf|nan)\Z", r"\1", str(self), flags=re.IGNORECASE))
 
 
 def as_data(value: Any) -> Any:

@@ -50,6 +50,18 @@ class Matcher:
         return known
 
 
+class FieldMatcher(Matcher):
+    """A matcher of a config's field, which holds whatever JSON can hold.
+
+    It remembers no answer: a list or a mapping is no key of a dictionary, and ``True`` would be taken for ``1``.
+    """
+
+    __slots__ = ()
+
+    def matches(self, value: Any) -> bool:
+        return self.predicate(value)
+
+
 def _always(value: Any) -> bool:
     return True
 
@@ -148,6 +160,56 @@ def _within(low: int | None, high: int | None, step: int, value: int | None) -> 
     )
 
 
+def field_equals(value: Any, text: str) -> FieldMatcher:
+    """A field that holds a value of the same kind: ``1`` is ``1.0``, but neither is ``true`` or ``"1"``."""
+    return FieldMatcher(text, partial(_same_kind, value), mentions=frozenset({value}))
+
+
+def _same_kind(expected: Any, value: Any) -> bool:
+    if is_number(expected):
+        return is_number(value) and bool(value == expected)
+    return _same(expected, value)
+
+
+def field_glob(pattern: str) -> FieldMatcher:
+    """A field that holds text which a pattern with ``*`` and ``?`` matches."""
+    return FieldMatcher(pattern, partial(_globbed, pattern), mentions=frozenset({pattern}))
+
+
+def field_bounded(
+    min: float | None = None,  # noqa: A002
+    max: float | None = None,  # noqa: A002
+    below: float | None = None,
+    multiple_of: int = 1,
+) -> FieldMatcher:
+    """A field that holds a number within all of the bounds; what is not given, or no number, satisfies none."""
+    texts = [f"multiples of {multiple_of}"] if multiple_of > 1 else []
+    if min is not None and max is not None:
+        texts.append(f"{min} to {max}")
+    elif min is not None:
+        texts.append(f"{min} or more")
+    elif max is not None:
+        texts.append(f"up to {max}")
+    if below is not None:
+        texts.append(f"below {below}")
+    return FieldMatcher(", ".join(texts) or "a number", partial(_number_within, min, max, below, multiple_of))
+
+
+def _number_within(low: float | None, high: float | None, below: float | None, step: int, value: Any) -> bool:
+    return (
+        is_number(value)
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+        and (below is None or value < below)
+        and (step == 1 or value % step == 0)
+    )
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is an integer or a float; True and False are neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def any_of(tests: list[Matcher]) -> Matcher:
     if len(tests) == 1:
         return tests[0]
@@ -176,7 +238,8 @@ def _differs(test: Matcher, value: Any) -> bool:
 
 
 def _merged(text: str, predicate: Callable[[Any], bool], tests: list[Matcher], either: tuple[str, ...] = ()) -> Matcher:
-    return Matcher(
+    kind = type(tests[0]) if tests else Matcher
+    return kind(
         text,
         predicate,
         frozenset().union(*(t.constants for t in tests)),

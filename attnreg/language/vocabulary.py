@@ -12,7 +12,7 @@ from attnreg.errors import Location
 # the one facet of the selection itself, which a registry may declare, and its values
 ASKED = "asked"
 AUTOMATIC, BY_NAME = "automatic", "by_name"
-Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived"]
+Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived", "field"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Facet:
     """One dimension of a configuration: whose it is, what values it takes, and the capability that constrains it."""
 
     name: str
-    of: Literal["request", "platform", "selection", "derived"]
+    of: Literal["request", "platform", "selection", "derived", "config"]
     kind: Kind
     legend: str
     where: Location
@@ -77,6 +77,10 @@ class Vocabulary:
     architectures: Mapping[str, Architecture]
     retired_environment: Mapping[str, Word]
 
+    def facet(self, name: str) -> Facet | None:
+        """The facet of that name, None where there is none."""
+        return self.facets.get(name)
+
     @cached_property
     def claims(self) -> dict[str, Facet]:
         """Capability key -> the facet that it constrains, in the order of the facets."""
@@ -92,3 +96,19 @@ class Vocabulary:
         return Vocabulary(
             facets, self.words, self.features, self.flags, self.packages, self.architectures, self.retired_environment
         )
+
+
+class OpenFacets:
+    """Facets of any name, for conditions over a model's config: each is a field that holds whatever JSON can hold.
+
+    A field that is missing is None, like one that is null. `attnreg.compile.conditions.Parser` takes it in the place
+    of a vocabulary.
+    """
+
+    facets: Mapping[str, Facet] = {}
+    architectures: Mapping[str, Architecture] = {}
+    packages: Mapping[str, Word] = {}
+
+    def facet(self, name: str) -> Facet:
+        """The field of that name."""
+        return Facet(name, "config", "field", "a field of a model's config", Location("", 0, 0))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnreg.compile.places import registry_root
+from attnreg.compile.bundled import registry_root
 from attnreg.models.facts import LayerFacts, LayerGroup, MlaDims, ModelLayers, describe_indices, group, request_of
 from attnreg.models.families import Families, Family
 from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show

@@ -19,13 +19,13 @@ from support.files import FILES, brief, refusal, row, write
 
 import attnreg
 from attnreg import loader
-from attnreg.compile import places
+from attnreg.compile import bundled as bundled_data
 
 # where registries come from ------------------------------------------------------------------------------------------
 
 
 def test_the_registry_of_this_checkout_is_found() -> None:
-    assert places.registry_root() == ROOT / "registry"
+    assert bundled_data.registry_root() == ROOT / "registry"
     bundled = attnreg.bundled_registries()
     assert bundled["default"] == ROOT / "registry"
     assert all((path / "backends.yaml").is_file() for path in bundled.values())
@@ -39,7 +39,7 @@ def test_every_bundled_registry_loads(name: str) -> None:
 
 
 def test_a_package_without_its_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "__file__", str(tmp_path / "attnreg/places.py"))
+    monkeypatch.setattr(bundled_data, "__file__", str(tmp_path / "attnreg/compile/bundled.py"))
     with pytest.raises(attnreg.RegistryError, match="attnreg was installed without its registry: install it again"):
         attnreg.load_registry("default")
 

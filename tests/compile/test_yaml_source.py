@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnreg.compile.yaml_source import Document, Float
+from attnreg.compile.yaml_source import Document, Float, as_data
 from attnreg.errors import RegistryError
 
 TEXT = """\
@@ -200,3 +200,9 @@ def test_json_is_read_as_it_is_and_every_key_found(data: Any) -> None:
     lines = text.split("\n")
     for path, (line, column, width) in document.keys.items():
         assert lines[line - 1][column - 1 : column - 1 + width] == json.dumps(path[-1], ensure_ascii=False)
+
+
+def test_numbers_with_a_point_are_floats_however_they_are_written() -> None:
+    data = as_data(Document("[9.10, 1e5, .5, -3., .inf, -.INF, +.inf, {a: .nan}]", "f.yaml").data)
+    assert data[:-1] == [9.1, 1e5, 0.5, -3.0, float("inf"), float("-inf"), float("inf")]
+    assert data[-1]["a"] != data[-1]["a"]

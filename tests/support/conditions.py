@@ -6,9 +6,10 @@ import functools
 import json
 from typing import Any
 
+from attnreg.compile.conditions import Parser
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Problem
-from attnreg.language.conditions import Condition, Parser
+from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import Vocabulary
 from support import tiny
 

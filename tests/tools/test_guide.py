@@ -11,10 +11,10 @@ import pytest
 from support import ROOT
 from support.schemas import validator
 
+from attnreg.compile.conditions import Parser
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Problem, RegistryError
 from attnreg.kernels.aiter.upstream import load_record, record
-from attnreg.language.conditions import Parser
 from attnreg.loader import load_registry
 from attnreg.registry import Registry
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from attnreg.compile import schema
-from attnreg.compile.places import registry_root
+from attnreg.compile.bundled import registry_root
+from attnreg.compile.validation import validate
 from attnreg.compile.yaml_source import Document, Float, Path_
 from attnreg.errors import Location, RegistryError, did_you_mean
 
@@ -179,7 +179,7 @@ def value(name: str) -> Any:
 def load_record(path: Path, label: str | None = None) -> Record:
     """The record in a file. Raises `RegistryError` with every problem, each with its place."""
     document = Document.load(path, label)
-    data = schema.validate(UpstreamFile, document.data, document)
+    data = validate(UpstreamFile, document.data, document)
     if data is not None:
         functions = {name: _function(name, f, data, document) for name, f in data.functions.items()}
         values = {name: _needed(name, v, "values", (), data, document) for name, v in data.values.items()}

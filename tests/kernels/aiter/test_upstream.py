@@ -16,7 +16,7 @@ from support.fake_aiter import Fake
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, RegistryError
-from attnreg.compile.places import registry_root
+from attnreg.compile.bundled import registry_root
 from attnreg.kernels.aiter import upstream
 from attnreg.kernels.aiter.upstream import load_record
 from attnreg.selection.selector import evaluate

@@ -1,0 +1,371 @@
+"""Plain data -> conditions and matchers: the parser of the one condition grammar, every problem with its place.
+
+`attnreg.language.conditions` shows the grammar. It is the same over a registry's facets, whose words are known, and
+over the fields of a model's config (`attnreg.language.vocabulary.OpenFacets`), which hold whatever JSON can hold. There
+a value equals what is of its kind (``1`` is ``1.0``; neither is ``true`` or ``"1"``), bounds and ``multiple_of`` accept
+numbers only, a text with ``*`` or ``?`` accepts text only, and a list or a mapping is only ever null or not.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+from attnreg.compile.yaml_source import Document, Float, Path_, as_data, as_written, shown
+from attnreg.errors import Problem, did_you_mean
+from attnreg.language.conditions import ALWAYS, Clause, Condition
+from attnreg.language.matchers import (
+    ANY,
+    Matcher,
+    Requirement,
+    all_of,
+    any_of,
+    bounded,
+    equals,
+    field_bounded,
+    field_equals,
+    field_glob,
+    glob,
+    installed,
+    integer,
+    integer_range,
+    is_number,
+    negation,
+    one_of,
+)
+from attnreg.language.vocabulary import Architecture, Facet, Word
+
+INTEGER_OPERATORS = ("min", "max", "below", "multiple_of", "not")
+ARCH_OPERATORS = ("min", "max", "below", "not")
+WORD_OPERATORS = ("not",)
+_GLOB = re.compile(r"[*?]")
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?\Z")
+# PEP 440: a wildcard only after == and !=, at least two numbers after ~=
+_NUMBER = r"\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?"
+_VERSION = rf"\s*(?:(?:[<>]=?|[=!]=)\s*{_NUMBER}|[=!]=\s*\d+(?:\.\d+)*\.\*|~=\s*\d+\.{_NUMBER})\s*"
+_VERSIONS = re.compile(rf"{_VERSION}(?:,{_VERSION})*\Z")
+
+
+class Facets(Protocol):
+    """What conditions may name: a `Vocabulary`, or `OpenFacets` for the fields of a model's config.
+
+    ``facet`` finds one by name; ``facets`` are those that are known before anybody names them.
+    """
+
+    @property
+    def facets(self) -> Mapping[str, Facet]: ...
+
+    @property
+    def architectures(self) -> Mapping[str, Architecture]: ...
+
+    @property
+    def packages(self) -> Mapping[str, Word]: ...
+
+    def facet(self, name: str) -> Facet | None: ...
+
+
+class Parser:
+    """Turns plain data into conditions and tests; what is wrong is added to ``problems`` with its place.
+
+    ``of_row`` says whether they are a backend's: whatever decides between backends is the same for all of them.
+    """
+
+    def __init__(self, words: Facets, document: Document, problems: list[Problem], *, of_row: bool = True) -> None:
+        self.words = words
+        self.doc = document
+        self.problems = problems
+        self.of_row = of_row
+
+    def problem(self, path: Path_, message: str, help_: str = "", *, key: bool = False) -> None:
+        where = ".".join(str(p) for p in path if not isinstance(p, int))
+        self.problems.append(self.doc.problem(path, f"{where}: {message}" if where else message, help_, key=key))
+
+    def condition(self, raw: Any, path: Path_) -> Condition:
+        """The condition at ``path``; an empty mapping always holds."""
+        where = self.doc.at(*path)
+        if not isinstance(raw, dict):
+            self.problem(path, f"expected a condition (facet: matcher), got {shown(raw)}")
+            return ALWAYS
+        clauses: list[Clause] = []
+        any_of: list[tuple[Condition, ...]] = []
+        none_of: list[Condition] = []
+        for key, value in raw.items():
+            here = (*path, key)
+            if key == "any":
+                if not isinstance(value, list) or not value:
+                    help_ = "one of them must hold"
+                    self.problem(here, f"`any` takes a list of conditions, got {shown(value)}", help_)
+                    continue
+                any_of.append(tuple(self.condition(item, (*here, i)) for i, item in enumerate(value)))
+            elif key == "not":
+                none_of.append(self.condition(value, here))
+                if value == {}:
+                    self.problem(here, "an empty condition always holds, so this never does", "say what must not hold")
+            elif key == "without":
+                clauses += self._without(value, here)
+            else:
+                clauses += self._clause(key, value, here)
+        return Condition(tuple(clauses), tuple(any_of), tuple(none_of), where)
+
+    def _clause(self, name: str, raw: Any, path: Path_) -> list[Clause]:
+        facet = self.words.facet(name)
+        if facet is None:
+            known = [*self.words.facets, "any", "not", "without"]
+            self.problem(path, f"unknown facet `{name}`", did_you_mean(name, known), key=True)
+            return []
+        if facet.of == "selection" and not self.of_row:
+            message = f"`{name}` is no matter of requests: it differs from backend to backend"
+            self.problem(path, message, "rows, waivers and derived facets may ask for it", key=True)
+        return [Clause(name, self.matcher(raw, facet, path), self.doc.key_at(*path))]
+
+    def matcher(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        """The matcher that the data stands for. Reports an unknown word, operator or type, and a matcher of nothing."""
+        if facet.kind == "words":
+            return self._set_test(raw, facet, path)
+        if facet.kind == "packages":
+            return self._packages_test(raw, path)
+        return self._matcher(raw, facet, path)
+
+    # matchers of one value -------------------------------------------------------------------------------------------
+
+    def _matcher(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        if isinstance(raw, list):
+            if not raw:
+                self.problem(path, "the list is empty", "name at least one value")
+            return any_of([self._matcher(item, facet, (*path, i)) for i, item in enumerate(raw)])
+        before = len(self.problems)
+        test = (self._operators if isinstance(raw, dict) else self._value)(raw, facet, path)
+        if len(self.problems) == before:
+            try:
+                if _is_empty(test, facet):
+                    self.problem(path, f"nothing is {test.text}: the range is empty", "mend its bounds, or remove it")
+            except ValueError as e:
+                self.problem(path, str(e), "smaller numbers will do")
+        return test
+
+    def _value(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        if facet.kind == "field":
+            return self._field(raw)
+        if raw is None:
+            return equals(None, "not given")
+        if facet.kind == "integer":
+            if isinstance(raw, bool) or not isinstance(raw, int):
+                self.problem(path, f"expected an integer, got {shown(raw)}", "write it without quotes or a point")
+                return ANY
+            return integer(raw)
+        if facet.kind == "text":
+            return self._text(raw, path)
+        if facet.kind == "derived" and any(isinstance(w, int) for w in facet.words) and not isinstance(raw, str):
+            return self._known(raw, facet, path)
+        if not isinstance(raw, str):
+            if any(raw == w and type(raw) is type(w) for w in facet.words):
+                return equals(raw, as_written(raw))
+            self._unknown(raw, facet, path)
+            return ANY
+        if _GLOB.search(raw):
+            accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
+            if not accepted:
+                self.problem(path, f"`{raw}` matches no {_noun(facet)}", _words_hint(raw, facet))
+            # a person knows sm100 and sm103 better than sm10?
+            named = [a for a in self.words.architectures if a in accepted] if facet.kind == "arch" else []
+            return one_of(accepted, ", ".join(named) or raw, named)
+        return self._known(raw, facet, path)
+
+    def _field(self, raw: Any) -> Matcher:
+        if isinstance(raw, str) and not isinstance(raw, Float) and _GLOB.search(raw):
+            return field_glob(raw)
+        return field_equals(as_data(raw), "not given" if raw is None else as_written(raw))
+
+    def _unknown(self, raw: Any, facet: Facet, path: Path_) -> None:
+        alike = isinstance(raw, str) or type(raw) in map(type, facet.words)
+        what = f"unknown {_noun(facet)} '{raw}'" if alike else f"expected a word, got {shown(raw)}"
+        self.problem(path, what, _words_hint(raw, facet))
+
+    def _known(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        if isinstance(raw, Float) or not any(raw == w and type(raw) is type(w) for w in facet.words):
+            self._unknown(raw, facet, path)
+            return ANY
+        return equals(raw, as_written(raw))
+
+    def _text(self, raw: Any, path: Path_) -> Matcher:
+        if not isinstance(raw, str) or isinstance(raw, Float):
+            self.problem(path, f"expected text, got {shown(raw)}", "quote it")
+            return ANY
+        if _GLOB.search(raw):
+            return glob(raw)
+        return equals(raw, raw)
+
+    def _operators(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
+        allowed = _operators_of(facet)
+        if not raw:
+            self.problem(path, "the matcher is empty", f"give at least one of {', '.join(allowed)}")
+        tests, bounds = list[Matcher](), dict[str, Any]()
+        for op, value in raw.items():
+            here = (*path, op)
+            if op not in allowed:
+                self.problem(here, f"unknown operator `{op}`", did_you_mean(op, allowed), key=True)
+            elif op == "not":
+                tests.append(self._negation(value, facet, here))
+            elif facet.kind == "arch":
+                tests.append(self._arch_bound(op, value, here))
+            else:
+                bounds |= self._bound(op, value, facet, here)
+        if bounds and facet.kind == "field":
+            tests.insert(0, field_bounded(**bounds))
+            if _holds_no_number(**bounds):
+                self.problem(path, f"nothing is {tests[0].text}: the range is empty", "mend its bounds, or remove it")
+        elif bounds:
+            tests.insert(0, bounded(**bounds))
+        return tests[0] if len(tests) == 1 else all_of(tests)
+
+    def _bound(self, op: str, raw: Any, facet: Facet, path: Path_) -> dict[str, float]:
+        """One bound by its operator; nothing where the data gives no number."""
+        broken = facet.kind == "field" and op != "multiple_of"
+        value = as_data(raw) if broken else raw
+        if not (is_number(value) if broken else _is_int(value)) or not math.isfinite(value):
+            expected, help_ = ("number", "quotes") if broken else ("integer", "quotes or a point")
+            article = "a" if broken else "an"
+            self.problem(path, f"expected {article} {expected}, got {shown(raw)}", f"write it without {help_}")
+            return {}
+        if op == "multiple_of" and value < 1:
+            self.problem(path, f"expected an integer of at least 1, got {shown(raw)}")
+            return {}
+        return {op: value}
+
+    def _negation(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        """`not`; where it names null, the value must be given, and that is how it is said."""
+        test = negation(self._matcher(raw, facet, path))
+        if raw is None:
+            return replace(test, text="given")
+        if isinstance(raw, list) and None in raw:
+            given = [(i, v) for i, v in enumerate(raw) if v is not None]
+            others = ", ".join(self._matcher(v, facet, (*path, i)).text for i, v in given)
+            return replace(test, text=f"given and not {others}")
+        return test
+
+    def _arch_bound(self, op: str, value: Any, path: Path_) -> Matcher:
+        archs = self.words.architectures
+        if not isinstance(value, str) or value not in archs:
+            self._unknown(value, self.words.facets["arch"], path)
+            return ANY
+        bound = archs[value]
+        keep = {"min": operator.ge, "max": operator.le, "below": operator.lt}[op]
+        accepted = frozenset(a.name for a in archs.values() if a.series == bound.series and keep(a.rank, bound.rank))
+        return one_of(accepted, {"min": f"{value} or later", "max": f"up to {value}", "below": f"before {value}"}[op])
+
+    # matchers of sets ------------------------------------------------------------------------------------------------
+
+    def _set_test(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+        if isinstance(raw, dict):
+            return self._only(raw, facet, path)
+        words = self._words(raw, facet, path)
+        if raw == []:
+            self.problem(path, "the list is empty", f"name at least one {_noun(facet)}; `{{only: []}}` asks for none")
+        return Matcher(" and ".join(sorted(words)), words.issubset, mentions=words, form="all")
+
+    def _only(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
+        if set(raw) != {"only"}:
+            help_ = f"write [...] or {{only: [...]}}; `without` says which {facet.name} must be absent"
+            self.problem(path, "a set is matched by a list (all of these) or by `only`", help_)
+            return ANY
+        words = self._words(raw["only"], facet, (*path, "only"))
+        text = "none" if not words else "no other than " + ", ".join(sorted(words))
+        return Matcher(text, words.issuperset, mentions=words, form="only")
+
+    def _words(self, raw: Any, facet: Facet, path: Path_) -> frozenset[str]:
+        items = [raw] if isinstance(raw, str) else raw
+        if not isinstance(items, list):
+            self.problem(path, f"expected a list of {facet.name}, got {shown(raw)}")
+            return frozenset()
+        known = frozenset(w for w in items if isinstance(w, str) and w in facet.words)
+        for i, word in enumerate(items):
+            if not isinstance(word, str) or word not in known:
+                self._unknown(word, facet, (*path, i))
+        return known
+
+    def _without(self, raw: Any, path: Path_) -> list[Clause]:
+        items = [raw] if isinstance(raw, str) else raw
+        if not isinstance(items, list) or not items:
+            self.problem(path, f"`without` takes a list of features or flags, got {shown(raw)}")
+            return []
+        clauses, where = [], self.doc.key_at(*path)
+        named = frozenset(w for w in items if isinstance(w, str))
+        sets = [f for f in self.words.facets.values() if f.kind == "words"]
+        for facet in sets:
+            words = named & facet.words
+            if words:
+                text = "without " + ", ".join(sorted(words))
+                clauses.append(Clause(facet.name, Matcher(text, words.isdisjoint, mentions=words, form="none"), where))
+        for i, word in enumerate(items):
+            if not isinstance(word, str) or not any(word in f.words for f in sets):
+                hint = did_you_mean(as_written(word), [w for f in sets for w in f.words])
+                what = "unknown feature or flag" if isinstance(word, str) else "expected a word, got"
+                self.problem((*path, i), f"{what} {shown(word)}", hint)
+        return clauses
+
+    def _packages_test(self, raw: Any, path: Path_) -> Matcher:
+        wanted: list[Requirement] = []
+        if raw == []:
+            self.problem(path, "the list is empty", "name at least one package")
+        for i, item in enumerate(raw if isinstance(raw, list) else [raw]):
+            here = (*path, i) if isinstance(raw, list) else path
+            match = _REQUIREMENT.match(item) if isinstance(item, str) else None
+            if match is None:
+                self.problem(here, f"expected a package, as in `flash-attn>=2.7`, got {shown(item)}")
+            elif match[1] not in self.words.packages:
+                hint = did_you_mean(match[1], self.words.packages)
+                self.problem(here, f"unknown package '{match[1]}'", hint)
+            elif match[2] and not _VERSIONS.match(match[2]):
+                self.problem(here, f"`{match[2]}` names no versions", "as in >=2.7, ==2.* or >=2.7,<3")
+            else:
+                wanted.append(Requirement(match[1], (match[2] or "").strip()))
+        return installed(wanted)
+
+
+def _is_empty(test: Matcher, facet: Facet) -> bool:
+    if facet.kind == "integer":
+        every = integer_range([test])
+        # its constants first: one of them nearly always shows that there is something
+        likely = (None, *(n for n in (*test.constants, *test.moduli) if n in every))
+        return not (any(map(test.matches, likely)) or any(map(test.predicate, every)))
+    if facet.kind in ("word", "arch", "boolean", "derived"):
+        return not any(test.matches(v) for v in (None, *facet.words))
+    return False
+
+
+def _holds_no_number(
+    min: float = -math.inf,  # noqa: A002
+    max: float = math.inf,  # noqa: A002
+    below: float = math.inf,
+    multiple_of: int = 1,
+) -> bool:
+    least = min if multiple_of == 1 or min == -math.inf else math.ceil(min / multiple_of) * multiple_of
+    return least > max or least >= below
+
+
+def _operators_of(facet: Facet) -> tuple[str, ...]:
+    numeric = facet.kind == "derived" and all(_is_int(w) for w in facet.words if w)
+    if numeric or facet.kind in ("integer", "field"):
+        return INTEGER_OPERATORS
+    return ARCH_OPERATORS if facet.kind == "arch" else WORD_OPERATORS
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _noun(facet: Facet) -> str:
+    if facet.kind == "words":
+        return facet.name.removesuffix("s")
+    return {"arch": "architecture", "kv_dtype": "kv dtype"}.get(facet.name, facet.name)
+
+
+def _words_hint(raw: Any, facet: Facet) -> str:
+    if isinstance(raw, Float) and facet.kind == "arch":
+        return "architectures are written as the vocabulary names them, as in sm90: as a number 9.10 would be 9.1"
+    return did_you_mean(as_written(raw), map(as_written, facet.words))

@@ -1,0 +1,115 @@
+"""Data -> pydantic models: what does not fit a model becomes located problems, and the rest is kept."""
+
+from __future__ import annotations
+
+import copy
+import types
+import typing
+from typing import Annotated, Any
+
+from pydantic import BaseModel, RootModel, ValidationError
+
+from attnreg.compile.yaml_source import Document, Path_, shown
+from attnreg.errors import Problem, did_you_mean
+
+M = typing.TypeVar("M", bound=BaseModel)
+
+
+def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) -> M | None:
+    """``data`` as a model. What is wrong goes to ``document.problems`` and is left out; None where nothing remains."""
+    data = {} if data is None else data
+    try:
+        return model.model_validate(data)
+    except ValidationError as e:
+        errors = e.errors(include_url=False)
+    document.problems += dict.fromkeys(_problem(model, error, document, path) for error in errors)
+    try:
+        return model.model_validate(_remaining(data, errors))
+    except ValidationError:
+        return None
+
+
+def _remaining(data: Any, errors: list[Any]) -> Any:
+    """``data`` without unknown keys, and without the rows, or the lists of rows, that have another fault."""
+    if not isinstance(data, dict):
+        return data
+    rest = copy.deepcopy(data)
+    for error in errors:
+        loc = error["loc"]
+        if error["type"] != "extra_forbidden":
+            loc = loc[: 2 if isinstance(rest.get(loc[0]), dict) else 1]
+        _remove(rest, loc)
+    return rest
+
+
+def _remove(data: Any, path: Path_) -> None:
+    *inside, key = path
+    try:
+        for step in inside:
+            data = data[step]
+        del data[key]
+    except (KeyError, IndexError):
+        pass  # it went with something that holds it
+
+
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "a mapping",
+    "string_type": "text",
+    "too_short": "at least one item",
+}
+
+
+def _problem(model: type[BaseModel], error: Any, document: Document, path: Path_) -> Problem:
+    loc: Path_ = tuple(error["loc"])
+    here = (*path, *loc)
+    parent = _dotted(here[:-1])
+    prefix = f"{parent}: " if parent else ""
+    if error["type"] == "extra_forbidden":
+        known = _keys_of(_model_at(model, loc[:-1]))
+        return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", did_you_mean(loc[-1], known), key=True)
+    if error["type"] == "missing":
+        help_ = "every entry of this kind must have it"
+        return document.problem(here[:-1], f"{prefix}`{loc[-1]}` is missing", help_, key=True)
+    value, expected = error["input"], _EXPECTED.get(error["type"])
+    if loc and loc[-1] in ("str", "int", "bool"):
+        # a union complains once for each of its members
+        here, expected = here[:-1], "a word, an integer, true or false"
+    elif error["type"] == "literal_error":
+        expected = error["ctx"]["expected"].replace("'", "`").replace("True", "`true`")
+    message = f"expected {expected}" if expected else error["msg"].removeprefix("Value error, ")
+    message = f"{_dotted(here) or 'the file'}: {message}, got {shown(value)}"
+    return document.problem(here, message, "quote it" if expected == "text" and isinstance(value, int) else "")
+
+
+def _dotted(path: Path_) -> str:
+    return ".".join(str(p) for p in path if not isinstance(p, int))
+
+
+def _model_at(model: Any, loc: Path_) -> Any:
+    """The model or type that validates the value at ``loc``."""
+    for part in loc:
+        while typing.get_origin(model) in (Annotated, typing.Union, types.UnionType):
+            model = next(a for a in typing.get_args(model) if a is not type(None))
+        if isinstance(model, type) and issubclass(model, RootModel):
+            model = model.model_fields["root"].annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            fields = model.model_fields.values()
+            names = {f.alias or name: f for name, f in zip(model.model_fields, fields, strict=True)}
+            model = names[str(part)].annotation if str(part) in names else None
+        else:
+            model = (typing.get_args(model) or (None,))[-1]
+    while typing.get_origin(model) in (Annotated, typing.Union, types.UnionType):
+        model = next(a for a in typing.get_args(model) if a is not type(None))
+    return model
+
+
+def _keys_of(model: Any) -> list[str]:
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return [f.alias or name for name, f in model.model_fields.items()]
+    return []
