@@ -124,6 +124,39 @@ class AttentionRequest:
         return cls(**{"head_size": None, **data})
 
 
+def features_of(
+    *,
+    attn_type: str = "decoder",
+    causal: bool = True,
+    sliding_window: object = None,
+    softcap: object = None,
+    sinks: object = None,
+    alibi: object = None,
+    score_bias: object = None,
+    mm_prefix: object = None,
+    sparse_blocks: object = None,
+    per_head_quant_scales: object = None,
+) -> frozenset[str]:
+    """The features that a request must name for what a layer, or a batch, comes with.
+
+    Each argument but the first two is named as its feature. It may be a number, a tensor or a truth value: None and
+    False ask for nothing, anything else asks for the feature (tensors are not looked into). A decoder's layer that is
+    not ``causal`` asks for ``non_causal``; layers of other types are bidirectional anyway.
+    """
+    given = {
+        "sliding_window": sliding_window,
+        "softcap": softcap,
+        "sinks": sinks,
+        "alibi": alibi,
+        "score_bias": score_bias,
+        "mm_prefix": mm_prefix,
+        "sparse_blocks": sparse_blocks,
+        "per_head_quant_scales": per_head_quant_scales,
+        "non_causal": attn_type == "decoder" and not causal,
+    }
+    return frozenset(feature for feature, value in given.items() if value is not None and value is not False)
+
+
 _REQUEST_FIELDS = tuple(f.name for f in fields(AttentionRequest) if f.init)
 _REQUEST_FACETS = tuple(name for name in _REQUEST_FIELDS if name != "extra")
 _FACTS = operator.attrgetter(*_REQUEST_FACETS)

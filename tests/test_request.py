@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnreg import AttentionRequest, RequestError
+from attnreg.request import features_of
 
 WORD = "expected a word of the registry's vocabulary"
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -196,3 +197,25 @@ def test_expanded_is_what_prefill_computes(fields: dict[str, Any], expected: dic
     latent = AttentionRequest(attention="mla", num_kv_heads=1, features={"lse"}, **fields)
     expanded = latent.expanded()
     assert expanded == dataclasses.replace(latent, phase="prefill", **{"head_size_v": None, **expected})
+
+
+def test_features_follow_from_what_a_layer_comes_with() -> None:
+    assert features_of() == frozenset()
+    assert features_of(sliding_window=None, sinks=False, softcap=None, alibi=False) == frozenset()
+    # a number of 0 is given; only None and False are not
+    assert features_of(sliding_window=0, softcap=0.0, sinks=True) == {"sliding_window", "softcap", "sinks"}
+    everything = ("alibi", "mm_prefix", "per_head_quant_scales", "score_bias", "sparse_blocks")
+    assert features_of(**dict.fromkeys(everything, 1)) == set(everything)
+    assert features_of(causal=False) == {"non_causal"}
+    assert features_of(attn_type="encoder_only", causal=False) == frozenset()
+
+
+def test_features_do_not_look_into_tensors() -> None:
+    class Tensor:
+        def __bool__(self) -> bool:
+            raise AssertionError("a tensor of several elements has no truth value")
+
+        __eq__ = __bool__  # type: ignore[assignment]
+        __hash__ = None  # type: ignore[assignment]
+
+    assert features_of(sinks=Tensor(), alibi=Tensor()) == {"sinks", "alibi"}

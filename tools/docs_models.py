@@ -9,8 +9,8 @@ from pathlib import Path
 from docs_page import plain, table
 
 from attnreg.loader import bundled_registries, load_registry
-from attnreg.models.facts import LayerFacts, LayerGroup
-from attnreg.models.families import MIXERS
+from attnreg.models.facts import MIXERS, LayerFacts
+from attnreg.models.groups import LayerGroup
 from attnreg.models.questions import group_layers
 from attnreg.models.reader import ConfigError, ModelLayers, bundled_families, requests_from_model
 from attnreg.platforms import Platform

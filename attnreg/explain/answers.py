@@ -217,7 +217,7 @@ def _print_memory(memory: Memory, console: Console) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from attnreg.models.facts import describe_indices
+    from attnreg.models.groups import describe_indices
     from attnreg.models.kv_memory import readable
 
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""

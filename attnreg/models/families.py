@@ -20,7 +20,6 @@ from attnreg.models.patterns import Pattern, compile_pattern
 from attnreg.models.values import Complain, Condition, Value, compile_condition, compile_value
 
 KINDS = ("full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none")
-MIXERS = {"linear": "linear attention", "mamba": "Mamba", "conv": "convolution"}
 # what a layer is, each a value of config_values; `kind`, `attn_type` and `when` are read apart
 FACTS = (
     "heads", "kv_heads", "head_size", "head_size_v", "window", "chunk", "sinks", "softcap", "alibi", "bias", "causal",

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnreg.models.facts import LayerFacts, LayerGroup, ModelLayers
+from attnreg.models.facts import LayerFacts
+from attnreg.models.groups import LayerGroup, ModelLayers
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnreg.explain.answers import Memory, Question
-from attnreg.models.facts import LayerGroup, ModelLayers, describe_indices, group
 from attnreg.models.fields import ConfigError
+from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
 from attnreg.models.kv_memory import kv_memory
 from attnreg.models.ranks import per_rank
 from attnreg.models.reader import requests_from_model

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnreg.models.facts import LayerFacts, ModelLayers, group
+from attnreg.models.facts import LayerFacts
 from attnreg.models.fields import ConfigError
+from attnreg.models.groups import ModelLayers, group
 
 
 def per_rank(model: ModelLayers, ranks: int) -> ModelLayers:

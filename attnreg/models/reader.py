@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile.bundled import registry_root
-from attnreg.models.facts import LayerFacts, LayerGroup, MlaDims, ModelLayers, describe_indices, group, request_of
+from attnreg.models.facts import LayerFacts, MlaDims, request_of
 from attnreg.models.families import Families, Family
 from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
+from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
 from attnreg.models.stack import Stack
 
 __all__ = [

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attnreg.models.facts import AbsorbedMla, LayerFacts, MlaDims, MlaIndexer
-from attnreg.models.families import MIXERS, Call, Family
+from attnreg.models.facts import MIXERS, AbsorbedMla, LayerFacts, MlaDims, MlaIndexer
+from attnreg.models.families import Call, Family
 from attnreg.models.fields import (
     Check,
     ConfigError,

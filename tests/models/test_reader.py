@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from support.configs import EXAMPLES, LLAMA, MLA, UNKNOWN
 
-from attnreg.models.reader import describe_indices, requests_from_model
+from attnreg.models.groups import describe_indices
+from attnreg.models.reader import requests_from_model
 from attnreg.request import RequestError
 
 
@@ -299,26 +300,6 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8-sig")
     assert requests_from_model(tmp_path).model_type == "llama"
-
-
-@pytest.mark.parametrize(
-    ("indices", "text"),
-    [
-        ([], ""),
-        ([7], "7"),
-        ([0, 1], "0–1"),
-        (range(32), "0–31"),
-        (range(0, 36, 2), "0, 2, … 34"),
-        ([0, 2, 4], "0, 2, 4"),
-        ([4, 2, 0, 2], "0, 2, 4"),
-        ([0, 2, 3], "0, 2–3"),
-        ([i for i in range(62) if i % 6 != 5], "0–4, 6–10, … 60–61"),
-        ([0, 2, 3, 5, 8], "0, 2–3, 5, 8"),
-        ([0, 2, 4, 6, 7, 8], "0, 2, 4, 6–8"),
-    ],
-)
-def test_describe_indices(indices: Any, text: str) -> None:
-    assert describe_indices(indices) == text
 
 
 def test_thousands_of_layers() -> None:

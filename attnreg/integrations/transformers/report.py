@@ -8,7 +8,7 @@ import torch
 
 from attnreg.explain.answers import Answer, Explanation, Question, Verdict
 from attnreg.integrations.transformers.engine import Engine, Run
-from attnreg.models.facts import describe_indices
+from attnreg.models.groups import describe_indices
 from attnreg.models.reader import requests_from_model
 
 

@@ -1,0 +1,128 @@
+"""A model's layers in groups of those that are alike, and each group in words."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from attnreg.models.facts import MIXERS, LayerFacts, MlaDims
+from attnreg.request import AttentionRequest
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """The layers that are alike: their indices, their request, and the facts of the first."""
+
+    label: str
+    layers: tuple[int, ...]
+    request: AttentionRequest | None
+    facts: LayerFacts
+
+
+@dataclass(frozen=True)
+class ModelLayers:
+    """A model's layers in order, and in groups by first layer; ``assumptions`` says what the config left open.
+
+    ``max_length`` is the longest request in tokens that the config names, None where it names none.
+    """
+
+    name: str
+    model_type: str
+    dtype: str
+    layers: tuple[LayerFacts, ...]
+    groups: tuple[LayerGroup, ...]
+    assumptions: tuple[str, ...]
+    max_length: int | None = None
+
+
+def group(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
+    """The layers in groups, in the order of their first; which layer's KV is shared makes no group of its own."""
+    alike: dict[LayerFacts, list[LayerFacts]] = {}
+    for layer in layers:
+        shared = None if layer.kv_shared_from is None else -1
+        alike.setdefault(replace(layer, layer_idx=0, kv_shared_from=shared), []).append(layer)
+    return tuple(
+        LayerGroup(label(same[0]), tuple(dict.fromkeys(x.layer_idx for x in same)), same[0].request, same[0])
+        for same in alike.values()
+    )
+
+
+def label(facts: LayerFacts) -> str:
+    """What a layer computes, in one line."""
+    if facts.kind in MIXERS:
+        return f"{MIXERS[facts.kind]} · no softmax attention"
+    sizes = _latent(facts, facts.mla) if facts.mla else _heads(facts)
+    return " · ".join([*sizes, *_scores(facts), *_keys(facts), *_place(facts)])
+
+
+def _heads(facts: LayerFacts) -> Iterator[str]:
+    heads = f"{facts.num_heads}" if facts.num_heads == facts.num_kv_heads else f"{facts.num_heads}/{facts.num_kv_heads}"
+    size = f"{facts.head_size}" if facts.head_size == facts.head_size_v else f"{facts.head_size}/{facts.head_size_v}"
+    yield f"{heads} head{'s' * (heads != '1')} of {size}"
+
+
+def _latent(facts: LayerFacts, mla: MlaDims) -> Iterator[str]:
+    yield f"{facts.num_heads} heads"
+    parts = f" ({mla.kv_lora_rank} + {mla.qk_rope_head_dim})" if mla.kv_lora_rank and mla.qk_rope_head_dim else ""
+    yield f"MLA latent {mla.absorbed.head_size}{parts}"
+    if mla.indexer:
+        yield f"sparse, top {mla.indexer.index_topk}" + ("" if mla.indexer.own else " of an earlier layer")
+    if mla.form:
+        yield mla.form
+
+
+def _scores(facts: LayerFacts) -> Iterator[str]:
+    """What bounds the scores, or is done to them."""
+    if facts.sliding_window is not None:
+        yield f"sliding window {'' if facts.causal else '±'}{facts.sliding_window}"
+    if facts.chunk is not None:
+        yield f"chunks of {facts.chunk}"
+    if facts.sinks:
+        yield "sinks"
+    if facts.softcap is not None:
+        yield f"softcap {facts.softcap:g}"
+    if facts.alibi:
+        yield "ALiBi"
+    if facts.bias:
+        yield "score bias"
+
+
+def _keys(facts: LayerFacts) -> Iterator[str]:
+    """Which keys a layer reads, beside those of its own tokens."""
+    if facts.sparse_blocks is not None:
+        yield f"sparse blocks of {facts.sparse_blocks}"
+    if facts.compress is not None:
+        yield f"and a key for each {facts.compress} tokens"
+    if facts.kv_shared_from is not None:
+        yield "KV of an earlier layer"
+    if facts.causal == "prefix":
+        yield "multimodal prefix"
+    if facts.kind == "cross":
+        yield "cross-attention"
+    elif not facts.causal:
+        yield "bidirectional"
+
+
+def _place(facts: LayerFacts) -> Iterator[str]:
+    if facts.part:
+        yield {"vision_config": "vision tower", "audio_config": "audio tower"}.get(facts.part, facts.part)
+    elif facts.kind == "vision":
+        yield "vision tower"
+
+
+def describe_indices(indices: Sequence[int]) -> str:
+    """Layer indices in few words: "0–31" for a run, "0, 2, … 34" and "0–4, 6–10, … 54–58" where runs repeat."""
+    runs: list[list[int]] = []
+    for i in sorted(set(indices)):
+        if runs and i == runs[-1][1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    texts = [str(a) if a == b else f"{a}–{b}" for a, b in runs]
+    steps = {b[0] - a[0] for a, b in itertools.pairwise(runs)}
+    widths = {b - a for a, b in runs[:-1]}
+    # the end of the model may cut the last run short
+    if len(runs) > 3 and len(steps) == len(widths) == 1 and runs[-1][1] - runs[-1][0] <= min(widths):
+        return f"{texts[0]}, {texts[1]}, … {texts[-1]}"
+    return ", ".join(texts)
