@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from attnreg.kernels import rocm_attn, triton_attn
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
 
 RESULTS = Path(__file__).resolve().parent / "results" / "attention.json"
 
@@ -155,10 +155,9 @@ class Data:
 
     def forward(self) -> None:
         """One call of the backend."""
-        packed = {"key": self.key, "value": self.value} if self.cache is None else {}
-        self.module.forward(
-            self.spec, self.plan, self.query, self.cache, self.output, params=self.params, **packed
-        )  # fmt: skip
+        key, value = (self.key, self.value) if self.cache is None else (None, None)
+        call = Call(self.query, self.cache, self.output, key, value, params=self.params)
+        self.module.forward(self.spec, self.plan, call)
 
     def error(self) -> float:
         """The relative error of the output, against float64, on rows drawn from a few requests."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnreg.kernels.dense import gathered
 from attnreg.kernels.dense.gathered import Piece, Plan
 from attnreg.kernels.torch_sdpa import kv_cache_shape, sdpa, write_kv
-from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerParams
 
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
@@ -24,30 +24,19 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
     return gathered.plan(spec, batch, scores=not spec.features.isdisjoint({*_BY_SCORES, "alibi"}))
 
 
-def forward(
-    spec: AttentionSpec,
-    plan: Plan,
-    query: Tensor,
-    kv_cache: KVCache | None,
-    output: Tensor,
-    *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    lse: Tensor | None = None,
-    params: LayerParams = NO_PARAMS,
-) -> None:
+def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     """Attention as the contract says, in float32 where PyTorch's function does not do it."""
     by_scores = not spec.features.isdisjoint(_BY_SCORES)
     for piece in plan.pieces:
-        k, v = gathered.gather(spec, piece.places, kv_cache, key, value, params)
+        q, (k, v) = call.query[piece.rows], gathered.gather(spec, piece.places, call)
         if by_scores:
-            out, total = _attention(spec, piece, query[piece.rows], k, v, params)
-            output[piece.rows] = out.to(output.dtype)
-            if lse is not None:
-                lse[:, piece.rows] = total
+            out, total = _attention(spec, piece, q, k, v, call.params)
+            call.output[piece.rows] = out.to(call.output.dtype)
+            if call.lse is not None:
+                call.lse[:, piece.rows] = total
         else:
-            output[piece.rows] = sdpa(spec, piece, query[piece.rows], k, v, params.alibi_slopes)
-    gathered.fill_empty(plan.empty, output, lse, params.sinks)
+            call.output[piece.rows] = sdpa(spec, piece, q, k, v, call.params.alibi_slopes)
+    gathered.fill_empty(plan.empty, call)
 
 
 def _attention(

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from attnreg.kernels.dense import gathered
 from attnreg.kernels.dense.gathered import Places
 from attnreg.kernels.torch_sdpa import kv_cache_shape
-from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams
+from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
 
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
@@ -95,31 +95,20 @@ def write_kv(
     gathered.write_kv(spec, plan.written, key, value, kv_cache, params=params)
 
 
-def forward(
-    spec: AttentionSpec,
-    plan: Plan,
-    query: Tensor,
-    kv_cache: KVCache | None,
-    output: Tensor,
-    *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    lse: Tensor | None = None,
-    params: LayerParams = NO_PARAMS,
-) -> None:
+def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     """Attention as the contract says."""
     if plan.mask is not None:
         # whole tiles: a kernel is compiled for what a layer is, not for how long a batch is
-        q = query.new_zeros(len(plan.query.request), *query.shape[1:])
-        q[: plan.tokens] = query[: plan.tokens]
-        k, v = gathered.gather(spec, plan.places, kv_cache, key, value, params)
+        q = call.query.new_zeros(len(plan.query.request), *call.query.shape[1:])
+        q[: plan.tokens] = call.query[: plan.tokens]
+        k, v = gathered.gather(spec, plan.places, call)
         if plan.sink is not None:
             v[plan.sink].zero_()
-        out, total = _call(spec, plan.mask, _score_mod(plan, params), q, k, v)
-        output[: plan.tokens] = out[0].transpose(0, 1)[: plan.tokens]
-        if lse is not None:
-            lse[:, : plan.tokens] = total[0, :, : plan.tokens]
-    gathered.fill_empty(plan.empty, output, lse, params.sinks)
+        out, total = _call(spec, plan.mask, _score_mod(plan, call.params), q, k, v)
+        call.output[: plan.tokens] = out[0].transpose(0, 1)[: plan.tokens]
+        if call.lse is not None:
+            call.lse[:, : plan.tokens] = total[0, :, : plan.tokens]
+    gathered.fill_empty(plan.empty, call)
 
 
 def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *packed: Tensor) -> tuple[Tensor, Tensor]:

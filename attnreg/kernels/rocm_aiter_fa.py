@@ -23,6 +23,7 @@ from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,
     BatchMetadata,
+    Call,
     KVCache,
     KVCacheShape,
     LayerParams,
@@ -134,32 +135,16 @@ def write_kv(
     common.write_kv(spec, plan.slot_mapping, key, value, kv_cache, params)
 
 
-def forward(
-    spec: AttentionSpec,
-    plan: Plan,
-    query: Tensor,
-    kv_cache: KVCache | None,
-    output: Tensor,
-    *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    lse: Tensor | None = None,
-    params: LayerParams = NO_PARAMS,
-) -> None:
+def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``; there is no LSE."""
     for work in plan.work:
-        q, out = query[work.rows], output[work.rows]
+        q, out = call.query[work.rows], call.output[work.rows]
         if isinstance(work, Decodes):
-            assert kv_cache is not None
-            _decode(spec, work.paged, q, kv_cache, out, params)
+            assert call.kv_cache is not None
+            _decode(spec, work.paged, q, call.kv_cache, out, call.params)
             continue
-        if work.places is None:
-            k, v = key, value
-        else:
-            k, v = gathered.gather(spec, work.places, kv_cache, None, None, params)
-        assert k is not None
-        assert v is not None
-        aiter_packed.attend(spec, work.lengths, q, k, v, out, params)
+        k, v = call.packed if work.places is None else gathered.gather(spec, work.places, call)
+        aiter_packed.attend(spec, work.lengths, q, k, v, out, call.params)
 
 
 def _decode(

@@ -23,6 +23,7 @@ from attnreg.runtime.interface import (
     AttentionSpec,
     BatchError,
     BatchMetadata,
+    Call,
     KVCache,
     KVCacheShape,
     LayerParams,
@@ -146,27 +147,16 @@ def write_kv(
     common.write_kv(spec, plan.slot_mapping, key, key[..., : spec.head_size_v], kv_cache, scales)
 
 
-def forward(
-    spec: AttentionSpec,
-    plan: Plan,
-    query: Tensor,
-    kv_cache: KVCache | None,
-    output: Tensor,
-    *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    lse: Tensor | None = None,
-    params: LayerParams = NO_PARAMS,
-) -> None:
+def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     """Writes the attention of the batch's queries to the latents into ``output``, and into ``lse``.
 
     Source of what the arguments mean: aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu.
     """
-    assert kv_cache is not None
-    tokens, latents = plan.num_tokens, _latents(spec, kv_cache)
+    assert call.kv_cache is not None
+    tokens, latents = plan.num_tokens, _latents(spec, call.kv_cache)
     if not tokens:
         return
-    query, output = query[:tokens], output[:tokens]
+    query, output, lse = call.query[:tokens], call.output[:tokens], call.lse
     heads = -(-spec.num_heads // GROUP) * GROUP if plan.form == "single" else spec.num_heads
     rows, group = (tokens * heads // GROUP, GROUP) if plan.form == "single" else (tokens, heads)
     q = pad(query, (0, 0, 0, heads - spec.num_heads)).reshape(rows, group, spec.head_size).contiguous()
@@ -187,7 +177,7 @@ def forward(
         scales = {}
         if spec.quantised:
             q, q_scale = _as_fp8(q)
-            scales = {"q_scale": q_scale, "kv_scale": common.one_scale(params.k_scale, query)}
+            scales = {"q_scale": q_scale, "kv_scale": common.one_scale(call.params.k_scale, query)}
         found = _decode(q=q, o=out, return_lse=lse is not None, **given, **scales)[1]
         if lse is not None:
             lse[:, :tokens] = found.view(tokens, heads)[:, : spec.num_heads].T

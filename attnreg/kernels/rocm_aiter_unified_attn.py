@@ -21,6 +21,7 @@ from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,
     BatchMetadata,
+    Call,
     KVCache,
     KVCacheShape,
     LayerParams,
@@ -117,33 +118,19 @@ def write_kv(
     common.write_kv(spec, plan.slot_mapping, key, value, kv_cache, params)
 
 
-def forward(
-    spec: AttentionSpec,
-    plan: Plan,
-    query: Tensor,
-    kv_cache: KVCache | None,
-    output: Tensor,
-    *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    lse: Tensor | None = None,
-    params: LayerParams = NO_PARAMS,
-) -> None:
+def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``; there is no LSE."""
-    query, output = query[: plan.num_tokens], output[: plan.num_tokens]
+    query, output = call.query[: plan.num_tokens], call.output[: plan.num_tokens]
     if not plan.num_tokens:
         return
     if isinstance(plan.work, Lengths):
-        assert key is not None
-        assert value is not None
-        aiter_packed.attend(spec, plan.work, query, key, value, output, params)
+        aiter_packed.attend(spec, plan.work, query, *call.packed, output, call.params)
         return
+    kv_cache = call.kv_cache
     if plan.copied is not None:
-        assert key is not None
-        assert value is not None
-        kv_cache = KVCache(*(_copied(x, *plan.copied) for x in (key, value)))
+        kv_cache = KVCache(*(_copied(x, *plan.copied) for x in call.packed))
     assert kv_cache is not None
-    aiter_unified.attend(spec, plan.work, query, kv_cache, output, params, packed=plan.copied is not None)
+    aiter_unified.attend(spec, plan.work, query, kv_cache, output, call.params, packed=plan.copied is not None)
     if plan.empty is not None:
         output.index_fill_(0, plan.empty, 0)
 

@@ -10,35 +10,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from attnreg.kernels import triton_attn
 from attnreg.kernels.triton_attn import Plan, kv_cache_shape, plan, write_kv
-from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, KVCache, LayerParams
+from attnreg.runtime.interface import AttentionSpec, Call
 
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 
-def forward(
-    spec: AttentionSpec,
-    plan: Plan,
-    query: Tensor,
-    kv_cache: KVCache | None,
-    output: Tensor,
-    *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    lse: Tensor | None = None,
-    params: LayerParams = NO_PARAMS,
-) -> None:
+def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``."""
-    if params.sinks is None:
-        triton_attn.forward(spec, plan, query, kv_cache, output, key=key, value=value, lse=lse, params=params)
+    sinks = call.params.sinks
+    if sinks is None:
+        triton_attn.forward(spec, plan, call)
         return
-    totals = torch.empty(spec.num_heads, len(query), dtype=torch.float32, device=query.device)
-    without = replace(params, sinks=None)
-    triton_attn.forward(spec, plan, query, kv_cache, output, key=key, value=value, lse=totals, params=without)
+    totals = torch.empty(spec.num_heads, len(call.query), dtype=torch.float32, device=call.query.device)
+    triton_attn.forward(spec, plan, call._replace(lse=totals, params=replace(call.params, sinks=None)))
     # exp(lse) of the denominator exp(lse) + exp(sink), for the rows that are no padding
-    shares = torch.sigmoid(totals - params.sinks.float()[:, None])[:, : plan.num_tokens]
-    attended = output[: plan.num_tokens]
+    shares = torch.sigmoid(totals - sinks.float()[:, None])[:, : plan.num_tokens]
+    attended = call.output[: plan.num_tokens]
     attended.copy_(attended * shares.T[:, :, None])

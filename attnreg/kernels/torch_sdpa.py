@@ -14,6 +14,7 @@ from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,
     BatchMetadata,
+    Call,
     KVCache,
     LayerParams,
     paged_cache_shape,
@@ -33,23 +34,12 @@ def write_kv(
     gathered.write_kv(spec, plan.written, key, value, kv_cache, params=params)
 
 
-def forward(
-    spec: AttentionSpec,
-    plan: Plan,
-    query: Tensor,
-    kv_cache: KVCache | None,
-    output: Tensor,
-    *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    lse: Tensor | None = None,
-    params: LayerParams = NO_PARAMS,
-) -> None:
+def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     """Attention without softcap, sinks or LSE, which PyTorch's function cannot express."""
     for piece in plan.pieces:
-        k, v = gathered.gather(spec, piece.places, kv_cache, key, value, params)
-        output[piece.rows] = sdpa(spec, piece, query[piece.rows], k, v, params.alibi_slopes)
-    gathered.fill_empty(plan.empty, output, None, None)
+        k, v = gathered.gather(spec, piece.places, call)
+        call.output[piece.rows] = sdpa(spec, piece, call.query[piece.rows], k, v, call.params.alibi_slopes)
+    gathered.fill_empty(plan.empty, call)
 
 
 def sdpa(spec: AttentionSpec, piece: Piece, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,
     BatchMetadata,
+    Call,
     KVCache,
     KVCacheShape,
     LayerParams,
@@ -85,19 +86,9 @@ def write_kv(
         )
 
 
-def forward(
-    spec: AttentionSpec,
-    plan: Plan,
-    query: Tensor,
-    kv_cache: KVCache | None,
-    output: Tensor,
-    *,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    lse: Tensor | None = None,
-    params: LayerParams = NO_PARAMS,
-) -> None:
+def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``, and into ``lse``."""
+    query, kv_cache, output, key, value, lse, params = call
     if kv_cache is not None:
         key, value = kv_cache
     # one or the other is given: the layer has checked

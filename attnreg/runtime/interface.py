@@ -344,14 +344,37 @@ def by_token(kv_cache: KVCache, layout: Layout) -> KVCache:
     return KVCache(kv_cache.key.permute(0, 3, 1, 2, 4).flatten(3), kv_cache.value.permute(0, 3, 1, 2))
 
 
+class Call(NamedTuple):
+    """One call of a kernel module's ``forward``: what it reads, and the memory that it writes to.
+
+    query [tokens, num_heads, head_size] and output [tokens, num_heads, head_size_v] have ``spec.dtype`` and a
+    contiguous last dimension; tokens may exceed ``batch.num_tokens`` (padding). key [num_keys, num_kv_heads, head_size]
+    and value [num_keys, num_kv_heads, head_size_v] are given if and only if the batch is not paged; kv_cache is then
+    None. lse [num_heads, tokens] float32 is contiguous, and is given only where the spec has ``lse``.
+    """
+
+    query: Tensor
+    kv_cache: KVCache | None
+    output: Tensor
+    key: Tensor | None = None
+    value: Tensor | None = None
+    lse: Tensor | None = None
+    params: LayerParams = NO_PARAMS
+
+    @property
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """Key and value of a call without a cache."""
+        # the layer has validated that they are given
+        assert self.key is not None
+        assert self.value is not None
+        return self.key, self.value
+
+
 class KernelModule(Protocol):
     """What a registry row's ``module`` must offer. `Attention` has checked every argument before a call arrives.
 
-    ``plan`` is an object of the module's own, made once per batch and spec. query [tokens, num_heads, head_size],
-    output [tokens, num_heads, head_size_v], both of ``spec.dtype`` with contiguous last dimension; tokens may exceed
-    ``batch.num_tokens`` (padding). lse [num_heads, tokens] float32, contiguous, only where the spec has ``lse``.
-    key [num_keys, num_kv_heads, head_size] and value [num_keys, num_kv_heads, head_size_v] are given to ``forward`` if
-    and only if the batch is not paged (then kv_cache is None).
+    ``plan`` is an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
+    num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots.
     """
 
     def kv_cache_shape(self, spec: AttentionSpec, num_blocks: int) -> KVCacheShape: ...
@@ -369,16 +392,4 @@ class KernelModule(Protocol):
         params: LayerParams = NO_PARAMS,
     ) -> None: ...
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        plan: Any,
-        query: Tensor,
-        kv_cache: KVCache | None,
-        output: Tensor,
-        *,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        lse: Tensor | None = None,
-        params: LayerParams = NO_PARAMS,
-    ) -> None: ...
+    def forward(self, spec: AttentionSpec, plan: Any, call: Call) -> None: ...

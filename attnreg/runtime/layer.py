@@ -16,6 +16,7 @@ from attnreg.runtime.interface import (
     AttentionSpec,
     BatchError,
     BatchMetadata,
+    Call,
     KernelModule,
     KVCache,
     KVCacheShape,
@@ -245,9 +246,7 @@ class Attention:
         elif key is not None:
             key, value = _by_head(key, spec.num_kv_heads), _by_head(value, spec.num_kv_heads)
             fit.check_keys(key, value, fit.num_keys)
-        return partial(
-            self.module.forward, spec, plan, query, kv_cache, output, key=key, value=value, lse=lse, params=self.params
-        )
+        return partial(self.module.forward, spec, plan, Call(query, kv_cache, output, key, value, lse, self.params))
 
 
 _STORAGE = {

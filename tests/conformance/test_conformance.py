@@ -23,7 +23,7 @@ from attnreg.conformance.trial import lengths_of
 from attnreg.conformance.verify import verify
 from attnreg.kernels import cpu_attn
 from attnreg.kernels.reference import attention
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
 
 HOPPER = Platform(platform="cuda", arch="sm90")
 
@@ -130,12 +130,10 @@ def altered(**changes: Any) -> Any:
         cpu_attn.write_kv(spec, cpu_attn.plan(spec, told("slots", plan[1])), key, value, kv_cache, params=params)
         changes.get("written", lambda *_: None)(plan[1], key, kv_cache)
 
-    def forward(
-        spec: Any, plan: Any, query: Tensor, kv_cache: KVCache | None, output: Tensor, *, params: LayerParams, **kw: Any
-    ) -> None:
-        kv_cache = told("kv_cache", kv_cache)
-        cpu_attn.forward(told("spec", spec), plan[0], query, kv_cache, output, params=told("params", params), **kw)
-        changes.get("after", lambda *_: None)(plan[1], output, kw["lse"], kv_cache)
+    def forward(spec: Any, plan: Any, call: Call) -> None:
+        call = call._replace(kv_cache=told("kv_cache", call.kv_cache), params=told("params", call.params))
+        cpu_attn.forward(told("spec", spec), plan[0], call)
+        changes.get("after", lambda *_: None)(plan[1], call.output, call.lse, call.kv_cache)
 
     return SimpleNamespace(kv_cache_shape=cpu_attn.kv_cache_shape, plan=plan, write_kv=write_kv, forward=forward)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnreg.conformance.bounds import bounds
 from attnreg.kernels import reference, triton_attn
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams, Layout
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams, Layout
 
 # rows of query and output behind the batch: never read, never written
 PADDING = 3
@@ -110,9 +110,8 @@ class Setup:
 
     def forward(self) -> None:
         packed = {} if self.cache else {"key": self.key, "value": self.value}
-        triton_attn.forward(
-            self.spec, self.plan, self.query, self.cache, self.output, lse=self.lse, params=self.params, **packed
-        )
+        call = Call(self.query, self.cache, self.output, lse=self.lse, params=self.params, **packed)
+        triton_attn.forward(self.spec, self.plan, call)
 
     def check(self) -> None:
         """Output and LSE are as near to float64 as rounding allows, and nothing else was touched."""

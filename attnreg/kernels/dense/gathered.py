@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
 
 # float32 scores of one piece: 64 MiB
 SCORES = 1 << 24
@@ -169,34 +169,27 @@ def _visible(
     return visible
 
 
-def fill_empty(empty: Tensor, output: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
-    """What rows without a key get: zero, and the LSE of the sink alone."""
+def fill_empty(empty: Tensor, call: Call) -> None:
+    """Write what rows without a key get: zero, and the LSE of the sink alone."""
     if not empty.numel():
         return
+    lse, sinks = call.lse, call.params.sinks
     # not by indexing with a number, which is copied to the device while the host waits
-    output.index_fill_(0, empty, 0)
+    call.output.index_fill_(0, empty, 0)
     if lse is not None and sinks is None:
         lse.index_fill_(1, empty, -torch.inf)
     elif lse is not None and sinks is not None:
         lse.index_copy_(1, empty, sinks.float()[:, None].expand(-1, empty.numel()))
 
 
-def gather(
-    spec: AttentionSpec,
-    places: Places,
-    kv_cache: KVCache | None,
-    key: Tensor | None,
-    value: Tensor | None,
-    params: LayerParams,
-) -> tuple[Tensor, Tensor]:
+def gather(spec: AttentionSpec, places: Places, call: Call) -> tuple[Tensor, Tensor]:
     """Keys and values, dequantised to ``spec.dtype``: [..., num_kv_heads, head_size] and [..., head_size_v]."""
     if places.blocks is None:
-        assert key is not None
-        assert value is not None
+        key, value = call.packed
         return key[places.offsets], value[places.offsets]
-    assert kv_cache is not None
+    assert call.kv_cache is not None
     found = []
-    for cache, scale in ((kv_cache.key, params.k_scale), (kv_cache.value, params.v_scale)):
+    for cache, scale in zip(call.kv_cache, (call.params.k_scale, call.params.v_scale), strict=True):
         tokens = _tokens_first(spec, cache)
         if tokens.stride(0) == tokens.shape[1] * tokens.stride(1):
             # one index is twice as fast as two

@@ -16,6 +16,7 @@ from attnreg.conformance.verify import verify
 from attnreg.kernels.aiter import upstream
 from attnreg.runtime.interface import (
     BatchMetadata,
+    Call,
     UnclaimedError,
 )
 
@@ -148,7 +149,7 @@ def test_no_number_of_a_layer_is_dropped(fake: Fake, registry: Registry, mi350: 
     batch = BatchMetadata.build([q for q, _ in MIXED], [k for _, k in MIXED], block_table=table)
     query = torch.randn(batch.num_tokens, 4, 64, dtype=torch.bfloat16)
     output = torch.full_like(query, torch.nan)
-    layer.module.forward(layer.spec, layer.module.plan(layer.spec, batch), query, cache, output)
+    layer.module.forward(layer.spec, layer.module.plan(layer.spec, batch), Call(query, cache, output))
     check(layer, batch, query, output, cache)
     decode = "unified_attention" if window else "paged_attention_v1"
     assert {name for name, _ in fake.calls} == {decode, "flash_attn_varlen_func"}
