@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from attnreg.compile import schema
 from attnreg.compile.bundled import registry_root
 from attnreg.compile.compiler import compile_registry
-from attnreg.compile.parts import Part, Parts
+from attnreg.compile.parts import Part, Parts, RowData
 from attnreg.compile.validation import validate
 from attnreg.compile.yaml_source import Document
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
@@ -28,7 +30,7 @@ ENTRY_POINTS = "attnreg.registries"
 PLUGIN_FILE = "attnreg.yaml"
 Overlay = str | os.PathLike[str] | Mapping[str, Any]
 
-_FILES: tuple[tuple[str, type[Any]], ...] = (
+_FILES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("vocabulary", schema.VocabularyFile),
     ("backends", schema.BackendsFile),
     ("priorities", schema.PrioritiesFile),
@@ -137,7 +139,7 @@ class _Reading:
             if os.path.isfile(file):
                 document = self._read(file, name)
                 if document is not None:
-                    self._add_file(kind, model, document)
+                    self._add_file(model, document)
             elif kind == "vocabulary":
                 self._add_vocabulary("default")
             elif kind in ("backends", "priorities"):
@@ -176,29 +178,33 @@ class _Reading:
         self.problems.append(problem)
         self.complete = False
 
-    def _add_file(self, kind: str, model: type[Any], document: Document, borrowed: bool = False) -> None:
+    def _add_file(self, model: type[BaseModel], document: Document, borrowed: bool = False) -> None:
         self.documents.append(document)
         data = validate(model, document.data, document)
         self.problems += document.problems
-        if data is None or (kind == "vocabulary" and document.problems):
+        if data is None or (model is schema.VocabularyFile and document.problems):
             self.complete = False
             return
         part = Part(data, document, borrowed=borrowed)
-        if kind == "vocabulary":
-            if data.extends:
-                self._add_vocabulary(data.extends, document)
-            self.parts.vocabulary.append(part)
-        elif kind == "backends":
-            self._note_broken(document, data)
-            self.parts.sources.append(Part(data.sources, document, ("sources",)))
-            self.parts.backends.append(part)
-        elif kind == "priorities":
-            self.parts.orders.append(Part(data.root, document))
-        else:
-            self.parts.invariants += [Part(item, document, ("invariants", i)) for i, item in enumerate(data.invariants)]
-            self.parts.known += [Part(item, document, ("known", i)) for i, item in enumerate(data.known)]
+        match data:
+            case schema.VocabularyFile():
+                if data.extends:
+                    self._add_vocabulary(data.extends, document)
+                self.parts.vocabulary.append(part.piece(data))
+            case schema.BackendsFile():
+                self._note_broken(document, data)
+                self.parts.sources.append(part.piece(data.sources, "sources"))
+                self.parts.backends.append(part.piece(data))
+            case schema.PrioritiesFile():
+                self.parts.orders.append(part.piece(data.root))
+            case schema.InvariantsFile():
+                self._add_invariants(part, data.invariants)
+                self.parts.known += [part.piece(item, "known", i) for i, item in enumerate(data.known)]
 
-    def _note_broken(self, document: Document, data: Any) -> None:
+    def _add_invariants(self, part: Part[object], items: list[schema.InvariantData]) -> None:
+        self.parts.invariants += [part.piece(item, "invariants", i) for i, item in enumerate(items)]
+
+    def _note_broken(self, document: Document, data: schema.BackendsFile | schema.OverlayFile) -> None:
         for key in ("backends", "sources"):
             written = document.data.get(key)
             self.parts.broken |= (written if isinstance(written, dict) else {}).keys() - getattr(data, key).keys()
@@ -210,7 +216,7 @@ class _Reading:
             return
         document = self._read(known[name] / "vocabulary.yaml", f"{_label(name)}/vocabulary.yaml")
         if document is not None:
-            self._add_file("vocabulary", schema.VocabularyFile, document, borrowed=True)
+            self._add_file(schema.VocabularyFile, document, borrowed=True)
 
     # overlays --------------------------------------------------------------------------------------------------------
 
@@ -230,29 +236,32 @@ class _Reading:
         self.documents.append(document)
         self.name = f"{self.name}+{name}"
         self._note_broken(document, data)
-        parts = self.parts
+        self._add_overlay(Part(data, document))
+        self.problems += document.problems
+
+    def _add_overlay(self, part: Part[schema.OverlayFile]) -> None:
+        data, document, parts = part.model, part.document, self.parts
         if data.vocabulary.extends:
             path, message = ("vocabulary", "extends"), "an overlay says at its top what it extends, as a whole"
             self.problems.append(document.problem(path, message, key=True))
         if data.vocabulary.model_fields_set:
-            parts.vocabulary.append(Part(data.vocabulary, document, ("vocabulary",)))
-        parts.sources.append(Part(data.sources, document, ("sources",)))
-        known = {row for part in parts.backends for row in part.model.backends}
-        known |= {str(part.path[-1]) for part in parts.patches if isinstance(part.model, schema.BackendData)}
+            parts.vocabulary.append(part.piece(data.vocabulary, "vocabulary"))
+        parts.sources.append(part.piece(data.sources, "sources"))
+        known = {row for file in parts.backends for row in file.model.backends}
+        known |= {str(patch.path[-1]) for patch in parts.patches if isinstance(patch.model, schema.BackendData)}
         for row, raw in data.backends.items():
             # only a new backend says where it runs and what it computes
             new = row not in known and not raw.keys().isdisjoint(("platforms", "attention"))
-            model: type[Any] = schema.BackendData if new else schema.BackendPatch
+            model: type[RowData] = schema.BackendData if new else schema.BackendPatch
             change = validate(model, raw, document, ("backends", row))
             if change is None:
                 parts.broken.add(row)
             else:
-                parts.patches.append(Part(change, document, ("backends", row)))
-        parts.overlay_orders.append(Part(data.orders, document, ("orders",)))
-        parts.places += [Part(item, document, ("place", i)) for i, item in enumerate(data.place)]
-        parts.choices += [Part(item, document, ("choices", i)) for i, item in enumerate(data.choices)]
-        parts.invariants += [Part(item, document, ("invariants", i)) for i, item in enumerate(data.invariants)]
-        self.problems += document.problems
+                parts.patches.append(part.piece(change, "backends", row))
+        parts.overlay_orders.append(part.piece(data.orders, "orders"))
+        parts.places += [part.piece(item, "place", i) for i, item in enumerate(data.place)]
+        parts.choices += [part.piece(item, "choices", i) for i, item in enumerate(data.choices)]
+        self._add_invariants(part, data.invariants)
 
     def _add_plugins(self) -> None:
         for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda p: p.name):

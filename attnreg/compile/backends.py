@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnreg.compile import schema
-from attnreg.compile.parts import Part, Parts, Reporter
+from attnreg.compile.parts import Part, Parts, Reporter, RowData
 from attnreg.compile.yaml_source import as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
-from attnreg.language.matchers import ANY, all_of, any_of, integer_range, negation, one_of
+from attnreg.language.matchers import ANY, Matcher, all_of, any_of, integer_range, negation, one_of
 from attnreg.language.vocabulary import Vocabulary
 from attnreg.registry import Backend, Claim, Rule, Variant
 
@@ -48,6 +48,18 @@ class _Capabilities:
         )
 
 
+@dataclass(slots=True)
+class _Row:
+    """A row as it was first stated, and what overlays change of it."""
+
+    base: Part[schema.BackendData]
+    patches: list[Part[schema.BackendPatch]] = field(default_factory=list)
+
+    @property
+    def layers(self) -> list[Part[RowData]]:
+        return [self.base, *self.patches]
+
+
 class RowCompiler(Reporter):
     """Compiles rows; ``imports`` says whether modules are to be imported, ``trusted`` from which packages."""
 
@@ -67,27 +79,26 @@ class RowCompiler(Reporter):
 
     def backends(self, parts: Parts) -> dict[str, Backend]:
         """Every row, by name, as the files and then the overlays describe it."""
-        rows: dict[str, list[Part]] = {}
-        for part in parts.backends:
-            self.unchecked |= self._unchecked(part, part.model.unchecked)
-            for name, data in part.model.backends.items():
-                rows[name] = [Part(data, part.document, (*part.path, "backends", name))]
+        rows: dict[str, _Row] = {}
+        for file in parts.backends:
+            self.unchecked |= self._unchecked(file, file.model.unchecked)
+            for name, data in file.model.backends.items():
+                rows[name] = _Row(file.piece(data, "backends", name))
         for part in parts.patches:
-            name = part.path[-1]
+            name = str(part.path[-1])
             if isinstance(part.model, schema.BackendData):
-                rows[str(name)] = [part]
+                rows[name] = _Row(part.piece(part.model))
             elif self.name(part, (), name, rows, "backend", key=True):
-                rows[str(name)].append(part)
-        return {name: self._backend(name, layers) for name, layers in sorted(rows.items())}
+                rows[name].patches.append(part.piece(part.model))
+        return {name: self._backend(name, row.base, row.layers) for name, row in sorted(rows.items())}
 
-    def _backend(self, name: str, layers: list[Part]) -> Backend:
-        base = layers[0]
-        data: schema.BackendData = base.model
-        capabilities = _Capabilities({}, {}, base.document.key_at(*base.path, "capabilities"), {}, dict(self.unchecked))
-        self._identity(base, data, capabilities)
-        self._stated(base, data)
+    def _backend(self, name: str, base: Part[schema.BackendData], layers: list[Part[RowData]]) -> Backend:
+        data = base.model
+        capabilities = _Capabilities({}, {}, base.key_at("capabilities"), {}, dict(self.unchecked))
+        self._identity(base, capabilities)
+        self._stated(base)
         requires, rules, notes = ALWAYS, list[Rule](), list[str]()
-        variants: dict[str, list[Part]] = {}
+        variants: dict[str, list[Part[schema.VariantData]]] = {}
         summary, status, module, module_at, source = data.summary, data.status, None, None, data.source
         for part in layers:
             self._patch(capabilities, part)
@@ -97,10 +108,9 @@ class RowCompiler(Reporter):
             for i, variant in enumerate(part.model.variants):
                 if variant.name in [v.name for v in part.model.variants[:i]]:
                     self.report(part, ("variants", i), f"the variant {variant.name} is given twice")
-                here = Part(variant, part.document, (*part.path, "variants", i))
-                variants.setdefault(variant.name, []).append(here)
+                variants.setdefault(variant.name, []).append(part.piece(variant, "variants", i))
             if part.model.module is not None:
-                module, module_at = part.model.module, part.document.key_at(*part.path, "module")
+                module, module_at = part.model.module, part.key_at("module")
                 self._module(part, module)
             summary, status = part.model.summary or summary, part.model.status or status
             source = part.model.source or source
@@ -118,28 +128,29 @@ class RowCompiler(Reporter):
             phases=frozenset(data.phase) if data.phase is not None else None,
             variants=tuple(alternatives),
             source=source,
-            where=base.document.key_at(*base.path),
+            where=base.key_at(),
             since=data.since,
             notes=tuple(notes),
             module_at=module_at,
             only_on_request=data.only_on_request,
         )
 
-    def _identity(self, part: Part, data: schema.BackendData, capabilities: _Capabilities) -> None:
+    def _identity(self, part: Part[schema.BackendData], capabilities: _Capabilities) -> None:
+        data = part.model
         for facet, words in (("platform", data.platforms), ("attention", data.attention), ("phase", data.phase)):
             if words is None:
                 continue
             key = "platforms" if facet == "platform" else facet
             matcher = self.parser(part).matcher(words, self.vocabulary.facets[facet], (*part.path, key))
-            capabilities.claims[key] = Claim(facet, key, matcher, part.document.key_at(*part.path, key))
+            capabilities.claims[key] = Claim(facet, key, matcher, part.key_at(key))
 
-    def _stated(self, part: Part, data: schema.BackendData) -> None:
+    def _stated(self, part: Part[schema.BackendData]) -> None:
         for key, facet in self.vocabulary.claims.items():
-            if facet.stated and key not in data.capabilities:
+            if facet.stated and key not in part.model.capabilities:
                 help_ = "every backend states it; `any` accepts every value"
                 self.report(part, ("capabilities",), f"`{key}` is missing", help_, key=True)
 
-    def _patch(self, capabilities: _Capabilities, part: Part) -> None:
+    def _patch(self, capabilities: _Capabilities, part: Part[RowData | schema.VariantData]) -> None:
         """Apply a part's claims (replaced, added or removed), emulated features and unchecked words."""
         for key, raw in part.model.capabilities.items():
             if key in ("add", "remove"):
@@ -150,7 +161,7 @@ class RowCompiler(Reporter):
                 for claim, words in raw.items():
                     self._adjust(capabilities, part, key, claim, words)
             elif key == "features":
-                capabilities.features_at = part.document.key_at(*part.path, "capabilities", key)
+                capabilities.features_at = part.key_at("capabilities", key)
                 capabilities.features = {}
                 capabilities.add(self._features(part, raw, "capabilities", key))
             elif key in self.vocabulary.claims:
@@ -163,17 +174,17 @@ class RowCompiler(Reporter):
         capabilities.unchecked |= self._unchecked(part, part.model.unchecked)
         for feature, reason in part.model.emulated.items():
             if self.name(part, ("emulated", feature), feature, self.vocabulary.features, "feature", key=True):
-                capabilities.emulated[feature] = (reason, part.document.key_at(*part.path, "emulated", feature))
+                capabilities.emulated[feature] = (reason, part.key_at("emulated", feature))
                 if feature in capabilities.features:
                     help_ = "keep one of the two"
                     self.report(part, ("emulated", feature), "is listed under `features` too", help_, key=True)
 
-    def _unchecked(self, part: Part, words: list[str]) -> dict[str, Location]:
+    def _unchecked(self, part: Part[object], words: list[str]) -> dict[str, Location]:
         known = [*self.vocabulary.features, *(f.name for f in self.vocabulary.claims.values())]
         named = [w for i, w in enumerate(words) if self.name(part, ("unchecked", i), w, known, "feature or facet")]
-        return {word: part.document.key_at(*part.path, "unchecked") for word in named}
+        return {word: part.key_at("unchecked") for word in named}
 
-    def _adjust(self, capabilities: _Capabilities, part: Part, verb: str, key: str, words: Any) -> None:
+    def _adjust(self, capabilities: _Capabilities, part: Part[object], verb: str, key: str, words: Any) -> None:
         path = ("capabilities", verb, key)
         if key == "features":
             named = self._features(part, words, *path)
@@ -189,7 +200,9 @@ class RowCompiler(Reporter):
             known = [*self.vocabulary.claims, "features"]
             self.report(part, path, f"unknown capability `{key}`", did_you_mean(key, known), key=True)
 
-    def _adjust_claim(self, capabilities: _Capabilities, part: Part, verb: str, key: str, items: list[Any]) -> None:
+    def _adjust_claim(
+        self, capabilities: _Capabilities, part: Part[object], verb: str, key: str, items: list[Any]
+    ) -> None:
         path, facet, base = ("capabilities", verb, key), self.vocabulary.claims[key], capabilities.claims.get(key)
         if base is None or base.matcher is ANY or not (facet.words or facet.kind == "integer"):
             self.report(part, path, f"the row has no list of {key} to change", "state the whole claim instead")
@@ -200,40 +213,41 @@ class RowCompiler(Reporter):
             return
         if verb == "add":
             capabilities.claims[key] = replace(change, matcher=any_of([base.matcher, change.matcher]))
-            return
+        elif (claim := self._without(part, key, base.matcher, change, items)) is not None:
+            capabilities.claims[key] = claim
+
+    def _without(self, part: Part[object], key: str, base: Matcher, change: Claim, items: list[Any]) -> Claim | None:
+        """What is left of a claim when ``items`` are removed from it; each of them must remove something."""
+        path, words = ("capabilities", "remove", key), self.vocabulary.claims[key].words
         try:
-            values = facet.words or integer_range([base.matcher, change.matcher])
+            values = words or integer_range([base, change.matcher])
         except ValueError as e:
             self.report(part, path, str(e), "smaller numbers will do")
-            return
-        claimed = [v for v in values if base.matcher.matches(v)]
+            return None
+        claimed = [v for v in values if base.matches(v)]
         left = [v for v in claimed if not change.matcher.matches(v)]
         for i, item in enumerate(items):
             matcher = self._claim(part, key, item, *path, i).matcher
             if not any(map(matcher.matches, claimed)):
-                self.report(part, (*path, i), f"the row does not claim {shown(item)}", f"claimed: {base.matcher.text}")
+                self.report(part, (*path, i), f"the row does not claim {shown(item)}", f"claimed: {base.text}")
         if not left:
             self.report(part, path, "leaves nothing", "state the whole claim instead")
-        elif facet.words:
-            text = ", ".join(sorted(map(as_written, left)))
-            capabilities.claims[key] = replace(change, matcher=one_of(frozenset(left), text))
-        else:
-            matcher = all_of([base.matcher, negation(change.matcher)])
-            text = f"{base.matcher.text} except {change.matcher.text}"
-            capabilities.claims[key] = replace(change, matcher=replace(matcher, text=text))
+            return None
+        if words:
+            return replace(change, matcher=one_of(frozenset(left), ", ".join(sorted(map(as_written, left)))))
+        matcher = all_of([base, negation(change.matcher)])
+        return replace(change, matcher=replace(matcher, text=f"{base.text} except {change.matcher.text}"))
 
-    def _features(self, part: Part, raw: Any, *path: str) -> dict[str, Location]:
+    def _features(self, part: Part[object], raw: Any, *path: str) -> dict[str, Location]:
         if not isinstance(raw, list):
             self.report(part, path, f"expected a list of features, got {shown(raw)}")
             return {}
         known = self.vocabulary.features
         return {
-            word: part.document.at(*part.path, *path, i)
-            for i, word in enumerate(raw)
-            if self.name(part, (*path, i), word, known, "feature")
+            word: part.at(*path, i) for i, word in enumerate(raw) if self.name(part, (*path, i), word, known, "feature")
         }
 
-    def _claim(self, part: Part, key: str, raw: Any, *path: str | int) -> Claim:
+    def _claim(self, part: Part[object], key: str, raw: Any, *path: str | int) -> Claim:
         facet = self.vocabulary.claims[key]
         here = (*part.path, *path)
         if raw is None:
@@ -241,8 +255,8 @@ class RowCompiler(Reporter):
         matcher = ANY if raw == "any" else self.parser(part).matcher(raw, facet, here)
         return Claim(facet.name, key, matcher, part.document.key_at(*here))
 
-    def _rules(self, part: Part, rules: list[schema.RuleData]) -> list[Rule]:
-        self.shadowed(part, rules, ("rules",), "rule")
+    def _rules(self, part: Part[object], rules: list[schema.RuleData]) -> list[Rule]:
+        self.shadowed(part, (rule.when for rule in rules), ("rules",), "rule")
         out = []
         for i, rule in enumerate(rules):
             when = self.condition(part, rule.when, "rules", i, "when")
@@ -252,16 +266,21 @@ class RowCompiler(Reporter):
                 self.report(part, ("rules", i, "when"), "the rule rejects everything", "say which combination fails")
             self.source(part, rule.source, "rules", i)
             facets = tuple(rule.facets) or when.facets
-            out.append(Rule(when, rule.reject, facets, part.document.at(*part.path, "rules", i), rule.source))
+            out.append(Rule(when, rule.reject, facets, part.at("rules", i), rule.source))
         return out
 
     def _variant(
-        self, layers: list[Part], row: Part, base: _Capabilities, requires: Condition, rules: list[Rule]
+        self,
+        layers: list[Part[schema.VariantData]],
+        row: Part[schema.BackendData],
+        base: _Capabilities,
+        requires: Condition,
+        rules: list[Rule],
     ) -> Variant:
         """An alternative: what the row says, with what a variant and then the overlays that name it change."""
         capabilities, when, notes, source = base.copy(), ALWAYS, list[str](), None if layers else row.model.source
         for part in layers:
-            data: schema.VariantData = part.model
+            data = part.model
             self._patch(capabilities, part)
             self.source(part, data.source)
             source = data.source or source
@@ -281,12 +300,12 @@ class RowCompiler(Reporter):
             emulated=capabilities.emulated,
             unchecked={w: at for w, at in capabilities.unchecked.items() if w not in capabilities.features},
             rules=tuple(rules),
-            where=layers[0].document.at(*layers[0].path) if layers else row.document.key_at(*row.path),
+            where=layers[0].at() if layers else row.key_at(),
             source=source,
             notes=tuple(notes),
         )
 
-    def _module(self, part: Part, module: str) -> None:
+    def _module(self, part: Part[object], module: str) -> None:
         if not _MODULE.match(module):
             self.report(part, ("module",), f"`{module}` is not a dotted module path")
         elif self.imports and not module.startswith("attnreg.kernels.") and module.split(".")[0] not in self.trusted:

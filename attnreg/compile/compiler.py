@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnreg.compile import schema
 from attnreg.compile.backends import RowCompiler
-from attnreg.compile.parts import Part, Parts, Reporter
+from attnreg.compile.parts import OrdersPart, Part, Parts, Reporter
 from attnreg.compile.vocabulary import compile_vocabulary
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.vocabulary import Facet
@@ -67,9 +67,7 @@ class _Compiler(Reporter):
             choices=tuple(self._choice(part, backends) for part in self.parts.choices),
             fallbacks=tuple(self._fallbacks()),
             waivers=tuple(self._waivers()),
-            known=tuple(
-                Known(part.model.finding, part.model.because, part.document.at(*part.path)) for part in self.parts.known
-            ),
+            known=tuple(Known(part.model.finding, part.model.because, part.at()) for part in self.parts.known),
             invariants=tuple(self._invariant(part, backends) for part in self.parts.invariants),
             sources=self.refs,
             files=files,
@@ -97,13 +95,13 @@ class _Compiler(Reporter):
                     (
                         self.condition(part, case.when, *here, "cases", i, "when"),
                         case.value,
-                        part.document.at(*part.path, *here, "cases", i),
+                        part.at(*here, "cases", i),
                     )
                     for i, case in enumerate(data.cases)
                 )
-                self.shadowed(part, data.cases, (*here, "cases"), "case")
+                self.shadowed(part, (case.when for case in data.cases), (*here, "cases"), "case")
                 self.source(part, None if part.borrowed else data.source, *here)
-                where = part.document.key_at(*part.path, *here)
+                where = part.key_at(*here)
                 out[name] = Derived(name, cases, where)
                 values = frozenset(value for _, value, _ in cases if value is not None)
                 facet = Facet(name, "derived", "derived", data.legend, where, values, data.claim)
@@ -117,7 +115,7 @@ class _Compiler(Reporter):
             for platform, rows in part.model.items():
                 if not self.name(part, (platform,), platform, platforms, "platform", key=True):
                     continue
-                self.shadowed(part, rows, (platform,), "order")
+                self.shadowed(part, (row.when for row in rows), (platform,), "order")
                 below = orders.get(platform, ())
                 names = [order.name for order in below]
                 for i, row in enumerate(rows):
@@ -130,12 +128,12 @@ class _Compiler(Reporter):
                     self.report(part, (platform, len(rows) - 1), "the last order has a `when`", help_)
                 # what an overlay says comes first
                 orders[platform] = (*(self._order(part, platform, i, r, backends) for i, r in enumerate(rows)), *below)
-        for part in self.parts.places:
-            self._place(part, orders, backends)
+        for place in self.parts.places:
+            self._place(place, orders, backends)
         return orders
 
     def _order(
-        self, part: Part, platform: str, index: int, row: schema.OrderData, backends: dict[str, Backend]
+        self, part: OrdersPart, platform: str, index: int, row: schema.OrderData, backends: dict[str, Backend]
     ) -> Order:
         path = (platform, index)
         entries: list[Entry] = []
@@ -152,54 +150,56 @@ class _Compiler(Reporter):
                 self.report(part, here, f"{entry.backend} stands twice in the order", help_)
             seen[entry.backend] = bool(entry.if_)
             condition = self.deciding(part, entry.if_, *here, "if")
-            entries.append(Entry(entry.backend, condition, part.document.at(*part.path, *here)))
+            entries.append(Entry(entry.backend, condition, part.at(*here)))
         self.source(part, row.source, *path)
         return Order(
             platform=platform,
             name=row.name,
             when=self.deciding(part, row.when, *path, "when"),
             entries=tuple(entries),
-            where=part.document.at(*part.path, *path),
+            where=part.at(*path),
             because=row.because,
             source=row.source,
         )
 
-    def _place(self, part: Part, orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]) -> None:
+    def _place(
+        self, part: Part[schema.PlaceData], orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]
+    ) -> None:
         """Put a backend beside a neighbour, in every order that has one; with `if`, an earlier place of it stays."""
-        data: schema.PlaceData = part.model
-        side, neighbour = ("before", data.before) if data.before else ("after", data.after)
-        if neighbour is None or (data.before and data.after):
-            self.report(part, (), "a place needs one of `before` and `after`")
+        data = part.model
+        entry = Entry(data.backend, self.deciding(part, data.if_, "if"), part.at())
+        side, neighbour = self._neighbour(part, backends, [order.title for order in _all(orders)])
+        if neighbour is None:
             return
-        if neighbour == data.backend:
-            self.report(part, (side,), f"{neighbour} cannot stand {side} itself")
-            return
-        known = [self.name(part, (key,), getattr(data, key), backends, "backend") for key in ("backend", side)]
-        titles = [order.title for rows in orders.values() for order in rows]
-        known += [self.name(part, ("orders", i), t, titles, "order") for i, t in enumerate(data.orders)]
-        entry = Entry(data.backend, self.deciding(part, data.if_, "if"), part.document.at(*part.path))
-        if not all(known):
-            return
-        runs_on, has_neighbour, placed = backends[data.backend].platforms, list[str](), False
-        for platform, rows in orders.items():
-            new = list(rows)
-            for i, order in enumerate(rows):
-                entries = [e for e in order.entries if data.if_ or e.backend != data.backend]
-                names = [e.backend for e in entries]
-                if neighbour not in names:
-                    continue
-                has_neighbour.append(order.title)
-                if platform in runs_on and (not data.orders or order.title in data.orders):
-                    entries.insert(names.index(neighbour) + (side == "after"), entry)
-                    new[i], placed = replace(order, entries=tuple(entries)), True
-            orders[platform] = tuple(new)
-        if not placed:
-            help_ = f"{neighbour} stands in {', '.join(has_neighbour) or 'no order'}"
+        beside = [order for order in _all(orders) if neighbour in [e.backend for e in order.entries]]
+        runs_on = backends[data.backend].platforms
+        taking = [o for o in beside if o.platform in runs_on and o.title in (data.orders or [o.title])]
+        for order in taking:
+            changed = _with_entry(order, entry, side, neighbour, again=bool(data.if_))
+            orders[order.platform] = tuple(changed if o is order else o for o in orders[order.platform])
+        if not taking:
+            help_ = f"{neighbour} stands in {', '.join(o.title for o in beside) or 'no order'}"
             help_ += f"; {data.backend} runs on {', '.join(sorted(runs_on))}"
             self.report(part, (), f"no order takes {data.backend} {side} {neighbour}", help_)
 
-    def _choice(self, part: Part, backends: dict[str, Backend]) -> Choice:
-        data: schema.ChoiceData = part.model
+    def _neighbour(
+        self, part: Part[schema.PlaceData], backends: dict[str, Backend], titles: list[str]
+    ) -> tuple[str, str | None]:
+        """On which side of which backend the place is; None for the backend where the place is not valid."""
+        data = part.model
+        side, neighbour = ("before", data.before) if data.before else ("after", data.after)
+        if neighbour is None or (data.before and data.after):
+            self.report(part, (), "a place needs one of `before` and `after`")
+            return side, None
+        if neighbour == data.backend:
+            self.report(part, (side,), f"{neighbour} cannot stand {side} itself")
+            return side, None
+        known = [self.name(part, (key,), getattr(data, key), backends, "backend") for key in ("backend", side)]
+        known += [self.name(part, ("orders", i), title, titles, "order") for i, title in enumerate(data.orders)]
+        return side, neighbour if all(known) else None
+
+    def _choice(self, part: Part[schema.ChoiceData], backends: dict[str, Backend]) -> Choice:
+        data = part.model
         given = {k: v for k in ("require", "prefer", "deny") if (v := getattr(data, k)) is not None}
         if len(given) != 1:
             self.report(part, (), "a choice needs exactly one of `require`, `prefer` and `deny`")
@@ -210,7 +210,7 @@ class _Compiler(Reporter):
         for i, name in enumerate(names):
             self.name(part, (strength, i), name, backends, "backend")
         when = self.deciding(part, data.when, "when")
-        return Choice(strength, tuple(names), when, part.document.at(*part.path), data.because)  # type: ignore[arg-type]
+        return Choice(strength, tuple(names), when, part.at(), data.because)  # type: ignore[arg-type]
 
     def _fallbacks(self) -> Iterator[Fallback]:
         for part in self.parts.backends:
@@ -220,7 +220,7 @@ class _Compiler(Reporter):
                     self.name(part, (*path, "only", j), facet, self.vocabulary.facets, "facet")
                 self.source(part, data.source, *path)
                 when = self.deciding(part, data.when, *path, "when")
-                yield Fallback(when, frozenset(data.only), data.because, part.document.at(*part.path, *path))
+                yield Fallback(when, frozenset(data.only), data.because, part.at(*path))
 
     def _waivers(self) -> Iterator[Waiver]:
         known = ["platform", "attention", "phase", *(f.name for f in self.vocabulary.claims.values())]
@@ -231,10 +231,10 @@ class _Compiler(Reporter):
                     self.name(part, (*path, "unchecked", j), facet, known, "facet with a claim")
                 self.source(part, data.source, *path)
                 when = self.condition(part, data.when, *path, "when")
-                yield Waiver(when, frozenset(data.unchecked), data.because, part.document.at(*part.path, *path))
+                yield Waiver(when, frozenset(data.unchecked), data.because, part.at(*path))
 
-    def _invariant(self, part: Part, backends: dict[str, Backend]) -> Invariant:
-        data: schema.InvariantData = part.model
+    def _invariant(self, part: Part[schema.InvariantData], backends: dict[str, Backend]) -> Invariant:
+        data = part.model
         if sum(x is not None for x in (data.chosen, data.never, data.finds)) != 1:
             self.report(part, (), "an invariant states exactly one of `chosen`, `never` and `finds`")
         for key in ("chosen", "never"):
@@ -245,9 +245,21 @@ class _Compiler(Reporter):
             name=data.name,
             says=data.says,
             when=self.deciding(part, data.when, "when"),
-            where=part.document.at(*part.path),
+            where=part.at(),
             chosen=frozenset(data.chosen) if data.chosen is not None else None,
             never=frozenset(data.never or ()),
             finds=bool(data.finds),
             native=data.while_ == "native",
         )
+
+
+def _all(orders: dict[str, tuple[Order, ...]]) -> list[Order]:
+    return [order for rows in orders.values() for order in rows]
+
+
+def _with_entry(order: Order, entry: Entry, side: str, neighbour: str, *, again: bool) -> Order:
+    """The order with one entry more, beside the first of a neighbour; ``again``: one that it has already stays."""
+    entries = [e for e in order.entries if again or e.backend != entry.backend]
+    at = [e.backend for e in entries].index(neighbour)
+    entries.insert(at + (side == "after"), entry)
+    return replace(order, entries=tuple(entries))

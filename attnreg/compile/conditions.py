@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from attnreg.compile.yaml_source import Document, Float, Path_, as_data, as_written, shown
-from attnreg.errors import Problem, did_you_mean
+from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Clause, Condition
 from attnreg.language.matchers import (
     ANY,
@@ -154,27 +154,26 @@ class Parser:
         if raw is None:
             return equals(None, "not given")
         if facet.kind == "integer":
-            if isinstance(raw, bool) or not isinstance(raw, int):
-                self.problem(path, f"expected an integer, got {shown(raw)}", "write it without quotes or a point")
-                return ANY
-            return integer(raw)
+            return self._integer(raw, path)
         if facet.kind == "text":
             return self._text(raw, path)
-        if facet.kind == "derived" and any(isinstance(w, int) for w in facet.words) and not isinstance(raw, str):
-            return self._known(raw, facet, path)
-        if not isinstance(raw, str):
-            if any(raw == w and type(raw) is type(w) for w in facet.words):
-                return equals(raw, as_written(raw))
-            self._unknown(raw, facet, path)
-            return ANY
-        if _GLOB.search(raw):
-            accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
-            if not accepted:
-                self.problem(path, f"`{raw}` matches no {_noun(facet)}", _words_hint(raw, facet))
-            # a person knows sm100 and sm103 better than sm10?
-            named = [a for a in self.words.architectures if a in accepted] if facet.kind == "arch" else []
-            return one_of(accepted, ", ".join(named) or raw, named)
+        if isinstance(raw, str) and _GLOB.search(raw):
+            return self._pattern(raw, facet, path)
         return self._known(raw, facet, path)
+
+    def _integer(self, raw: Any, path: Path_) -> Matcher:
+        if not _is_int(raw):
+            self.problem(path, f"expected an integer, got {shown(raw)}", "write it without quotes or a point")
+            return ANY
+        return integer(raw)
+
+    def _pattern(self, raw: str, facet: Facet, path: Path_) -> Matcher:
+        accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
+        if not accepted:
+            self.problem(path, f"`{raw}` matches no {_noun(facet)}", _words_hint(raw, facet))
+        # a person knows sm100 and sm103 better than sm10?
+        named = [a for a in self.words.architectures if a in accepted] if facet.kind == "arch" else []
+        return one_of(accepted, ", ".join(named) or raw, named)
 
     def _field(self, raw: Any) -> Matcher:
         if isinstance(raw, str) and not isinstance(raw, Float) and _GLOB.search(raw):
@@ -293,20 +292,15 @@ class Parser:
         if not isinstance(items, list) or not items:
             self.problem(path, f"`without` takes a list of features or flags, got {shown(raw)}")
             return []
-        clauses, where = [], self.doc.key_at(*path)
-        named = frozenset(w for w in items if isinstance(w, str))
         sets = [f for f in self.words.facets.values() if f.kind == "words"]
-        for facet in sets:
-            words = named & facet.words
-            if words:
-                text = "without " + ", ".join(sorted(words))
-                clauses.append(Clause(facet.name, Matcher(text, words.isdisjoint, mentions=words, form="none"), where))
+        known = frozenset[str]().union(*(facet.words for facet in sets))
         for i, word in enumerate(items):
-            if not isinstance(word, str) or not any(word in f.words for f in sets):
-                hint = did_you_mean(as_written(word), [w for f in sets for w in f.words])
+            if not isinstance(word, str) or word not in known:
                 what = "unknown feature or flag" if isinstance(word, str) else "expected a word, got"
-                self.problem((*path, i), f"{what} {shown(word)}", hint)
-        return clauses
+                self.problem((*path, i), f"{what} {shown(word)}", did_you_mean(as_written(word), known))
+        named = frozenset(w for w in items if isinstance(w, str))
+        where = self.doc.key_at(*path)
+        return [_absent(facet, words, where) for facet in sets if (words := named & facet.words)]
 
     def _packages_test(self, raw: Any, path: Path_) -> Matcher:
         wanted: list[Requirement] = []
@@ -325,6 +319,11 @@ class Parser:
             else:
                 wanted.append(Requirement(match[1], (match[2] or "").strip()))
         return installed(wanted)
+
+
+def _absent(facet: Facet, words: frozenset[str], where: Location) -> Clause:
+    text = "without " + ", ".join(sorted(words))
+    return Clause(facet.name, Matcher(text, words.isdisjoint, mentions=words, form="none"), where)
 
 
 def _is_empty(test: Matcher, facet: Facet) -> bool:

@@ -4,45 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from attnreg.compile import schema
 from attnreg.compile.conditions import Parser
 from attnreg.compile.yaml_source import Document, Path_, as_written, shown
-from attnreg.errors import Problem, did_you_mean
+from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.vocabulary import Vocabulary
 
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Generic[T_co]):
     """A validated piece of data: the model, the document it stands in, and its path there.
 
     ``borrowed`` words are another registry's, whose sources are not at hand.
     """
 
-    model: Any
+    model: T_co
     document: Document
     path: Path_ = ()
     borrowed: bool = False
+
+    def piece(self, model: U, *path: str | int) -> Part[U]:
+        """What stands in this part at ``path`` below it (without a path: this part, its model's type known better)."""
+        return Part(model, self.document, (*self.path, *path), self.borrowed)
+
+    def at(self, *path: str | int) -> Location:
+        """Where the value at ``path`` below this part begins."""
+        return self.document.at(*self.path, *path)
+
+    def key_at(self, *path: str | int) -> Location:
+        """Where the key that names ``path`` below this part stands."""
+        return self.document.key_at(*self.path, *path)
+
+
+# a row as backends.yaml states it, or what an overlay changes of one
+RowData = schema.BackendData | schema.BackendPatch
+VocabularyPart = Part[schema.VocabularyFile]
+OrdersPart = Part[dict[str, list[schema.OrderData]]]
 
 
 @dataclass(slots=True)
 class Parts:
     """Everything that one registry is made of, in the order in which it was read.
 
-    ``broken`` names the rows and sources that were left out because of their own problems: whoever names them is right.
+    ``broken`` names the rows and sources that were left out because of their own problems: naming them is no mistake.
     """
 
-    vocabulary: list[Part] = field(default_factory=list)
-    backends: list[Part] = field(default_factory=list)
-    patches: list[Part] = field(default_factory=list)
-    orders: list[Part] = field(default_factory=list)
-    overlay_orders: list[Part] = field(default_factory=list)
-    places: list[Part] = field(default_factory=list)
-    choices: list[Part] = field(default_factory=list)
-    invariants: list[Part] = field(default_factory=list)
-    known: list[Part] = field(default_factory=list)
-    sources: list[Part] = field(default_factory=list)
+    vocabulary: list[VocabularyPart] = field(default_factory=list)
+    backends: list[Part[schema.BackendsFile]] = field(default_factory=list)
+    patches: list[Part[RowData]] = field(default_factory=list)
+    orders: list[OrdersPart] = field(default_factory=list)
+    overlay_orders: list[OrdersPart] = field(default_factory=list)
+    places: list[Part[schema.PlaceData]] = field(default_factory=list)
+    choices: list[Part[schema.ChoiceData]] = field(default_factory=list)
+    invariants: list[Part[schema.InvariantData]] = field(default_factory=list)
+    known: list[Part[schema.KnownData]] = field(default_factory=list)
+    sources: list[Part[dict[str, schema.SourceData]]] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
 
 
@@ -57,27 +79,34 @@ class Reporter:
         self.broken = frozenset(broken)
         self.problems = problems
 
-    def parser(self, part: Part) -> Parser:
+    def parser(self, part: Part[object]) -> Parser:
         return Parser(self.vocabulary, part.document, self.problems)
 
-    def condition(self, part: Part, raw: dict[str, Any] | None, *path: str | int) -> Condition:
+    def condition(self, part: Part[object], raw: schema.Condition | None, *path: str | int) -> Condition:
         """The condition of a backend, or of a derived facet."""
         return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
 
-    def deciding(self, part: Part, raw: dict[str, Any] | None, *path: str | int) -> Condition:
+    def deciding(self, part: Part[object], raw: schema.Condition | None, *path: str | int) -> Condition:
         """The condition of what decides between backends: an order, an entry, a choice, a fallback, an invariant."""
         parser = Parser(self.vocabulary, part.document, self.problems, of_row=False)
         return ALWAYS if raw is None else parser.condition(raw, (*part.path, *path))
 
     def report(
-        self, part: Part, path: Iterable[str | int], message: str, help_: str = "", *, key: bool = False
+        self, part: Part[object], path: Iterable[str | int], message: str, help_: str = "", *, key: bool = False
     ) -> None:
         here = (*part.path, *path)
         where = ".".join(str(p) for p in here if not isinstance(p, int))
         self.problems.append(part.document.problem(here, f"{where}: {message}" if where else message, help_, key=key))
 
     def name(
-        self, part: Part, path: Iterable[str | int], name: Any, known: Iterable[str], noun: str, *, key: bool = False
+        self,
+        part: Part[object],
+        path: Iterable[str | int],
+        name: Any,
+        known: Iterable[str],
+        noun: str,
+        *,
+        key: bool = False,
     ) -> bool:
         """Whether ``name`` is one of those known; reported if it is not, unless it is broken."""
         known = list(known)
@@ -88,11 +117,13 @@ class Reporter:
             self.report(part, path, what + shown(name), did_you_mean(as_written(name), known), key=key)
         return False
 
-    def shadowed(self, part: Part, items: list[Any], path: Path_, noun: str) -> None:
-        """Report what can never be reached because an earlier sibling takes all of it."""
-        seen: list[dict[str, Any]] = []
-        for i, item in enumerate(items):
-            when = item.when or {}
+    def shadowed(
+        self, part: Part[object], conditions: Iterable[schema.Condition | None], path: Path_, noun: str
+    ) -> None:
+        """Report what can never be reached because an earlier sibling takes all of it, by the `when` of each."""
+        seen: list[schema.Condition] = []
+        for i, condition in enumerate(conditions):
+            when = condition or {}
             if {} in seen or when in seen:
                 first = seen.index({}) if {} in seen else seen.index(when)
                 reason = "has no `when`, so it takes everything" if seen[first] == {} else "has the same `when`"
@@ -104,7 +135,7 @@ class Reporter:
                 )
             seen.append(when)
 
-    def source(self, part: Part, source: str | None, *path: str | int) -> None:
+    def source(self, part: Part[object], source: str | None, *path: str | int) -> None:
         if source is None:
             return
         name, _, rest = source.partition(":")

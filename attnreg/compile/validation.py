@@ -94,19 +94,22 @@ def _dotted(path: Path_) -> str:
 def _model_at(model: Any, loc: Path_) -> Any:
     """The model or type that validates the value at ``loc``."""
     for part in loc:
-        while typing.get_origin(model) in (Annotated, typing.Union, types.UnionType):
-            model = next(a for a in typing.get_args(model) if a is not type(None))
+        model = _bare(model)
         if isinstance(model, type) and issubclass(model, RootModel):
             model = model.model_fields["root"].annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
-            fields = model.model_fields.values()
-            names = {f.alias or name: f for name, f in zip(model.model_fields, fields, strict=True)}
+            names = {f.alias or name: f for name, f in model.model_fields.items()}
             model = names[str(part)].annotation if str(part) in names else None
         else:
             model = (typing.get_args(model) or (None,))[-1]
-    while typing.get_origin(model) in (Annotated, typing.Union, types.UnionType):
-        model = next(a for a in typing.get_args(model) if a is not type(None))
-    return model
+    return _bare(model)
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without what is said of it, and of a union the first type that is not None."""
+    while typing.get_origin(annotation) in (Annotated, typing.Union, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+    return annotation
 
 
 def _keys_of(model: Any) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from attnreg.compile import schema
-from attnreg.compile.parts import Part
+from attnreg.compile.parts import VocabularyPart
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, Architecture, Facet, Vocabulary, Word
 from attnreg.platforms import Platform
@@ -29,50 +29,12 @@ def _core() -> dict[str, tuple[str, tuple[str, ...]]]:
 _CORE = _core()
 
 
-def compile_vocabulary(parts: list[Part], problems: list[Problem]) -> Vocabulary:
+def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> Vocabulary:
     """The words of all files together; a later file may add words and facets and replace legends."""
-    words: dict[str, dict[str, Word]] = {}
-    features: dict[str, Word] = {}
-    flags: dict[str, Word] = {}
-    packages: dict[str, Word] = {}
-    retired: dict[str, Word] = {}
-    architectures: dict[str, Architecture] = {}
-    clashes: set[str] = set()
-
-    def clash(name: str, message: str, *path: str) -> None:
-        if name not in clashes:
-            here = (*part.path, *path, name)
-            problems.append(part.document.problem(here, f"{'.'.join(path)}: {message}", "rename one", key=True))
-        clashes.add(name)
-
+    words = _Words(problems)
     for part in parts:
-        at = _places(part)
-        for name, group in part.model.words.items():
-            words.setdefault(name, {}).update(_word_map(group, at, "words", name))
-        features.update(_word_map(part.model.features, at, "features"))
-        flags.update(_word_map(part.model.flags, at, "flags"))
-        packages.update(_word_map(part.model.packages, at, "packages"))
-        for name in features.keys() & flags.keys():
-            clash(name, f"`{name}` is a feature and a flag", "flags" if name in part.model.flags else "features")
-        for name, data in part.model.retired_environment.items():
-            retired[name] = Word(name, data.use, at("retired_environment", name), {"engine": data.engine})
-        for platform, archs in part.model.architectures.items():
-            for name, data in archs.items():
-                where = at("architectures", platform, name)
-                before = architectures.get(name)
-                if before is not None and before.platform != platform:
-                    clash(name, f"`{name}` is an architecture of {before.platform} too", "architectures", platform)
-                architectures[name] = Architecture(
-                    name,
-                    platform,
-                    data.series or platform,
-                    len(architectures) if before is None else before.rank,
-                    data.family,
-                    tuple(data.products),
-                    data.fp8,
-                    where,
-                )
-    vocabulary = Vocabulary({}, words, features, flags, packages, architectures, retired)
+        words.add(part)
+    vocabulary = words.vocabulary()
     facets: dict[str, Facet] = {}
     for part in parts:
         for name, data in part.model.facets.items():
@@ -87,11 +49,68 @@ def compile_vocabulary(parts: list[Part], problems: list[Problem]) -> Vocabulary
     return vocabulary.with_facets(facets.values())
 
 
-def _places(part: Part) -> Callable[..., Location]:
-    return lambda *path: part.document.key_at(*part.path, *path)
+class _Words:
+    """The words of all files read so far, by what they are words of; a word has one meaning."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        self.clashes: set[str] = set()
+        self.sets: dict[str, dict[str, Word]] = {}
+        self.features: dict[str, Word] = {}
+        self.flags: dict[str, Word] = {}
+        self.packages: dict[str, Word] = {}
+        self.retired: dict[str, Word] = {}
+        self.architectures: dict[str, Architecture] = {}
+
+    def vocabulary(self) -> Vocabulary:
+        """The words, without facets."""
+        return Vocabulary({}, self.sets, self.features, self.flags, self.packages, self.architectures, self.retired)
+
+    def add(self, part: VocabularyPart) -> None:
+        """Add the words of a file; those that are known already get its legends."""
+        data, at = part.model, part.key_at
+        for name, group in data.words.items():
+            self.sets.setdefault(name, {}).update(_word_map(group, at, "words", name))
+        self.features.update(_word_map(data.features, at, "features"))
+        self.flags.update(_word_map(data.flags, at, "flags"))
+        self.packages.update(_word_map(data.packages, at, "packages"))
+        for name in self.features.keys() & self.flags.keys():
+            self._clash(part, f"`{name}` is a feature and a flag", "flags" if name in data.flags else "features", name)
+        for name, retired in data.retired_environment.items():
+            self.retired[name] = Word(name, retired.use, at("retired_environment", name), {"engine": retired.engine})
+        for platform, architectures in data.architectures.items():
+            for name, architecture in architectures.items():
+                self._add_architecture(part, platform, name, architecture)
+
+    def _add_architecture(self, part: VocabularyPart, platform: str, name: str, data: schema.ArchitectureData) -> None:
+        before = self.architectures.get(name)
+        if before is not None and before.platform != platform:
+            message = f"`{name}` is an architecture of {before.platform} too"
+            self._clash(part, message, "architectures", platform, name)
+        self.architectures[name] = Architecture(
+            name=name,
+            platform=platform,
+            series=data.series or platform,
+            # one that an earlier file names keeps its place
+            rank=len(self.architectures) if before is None else before.rank,
+            family=data.family,
+            products=tuple(data.products),
+            fp8=data.fp8,
+            where=part.key_at("architectures", platform, name),
+        )
+
+    def _clash(self, part: VocabularyPart, message: str, *path: str) -> None:
+        if path[-1] not in self.clashes:
+            message = f"{'.'.join(path[:-1])}: {message}"
+            self.problems.append(part.document.problem((*part.path, *path), message, "rename one", key=True))
+        self.clashes.add(path[-1])
 
 
-def _word_map(group: dict[str, Any], at: Callable[..., Location], *path: str) -> dict[str, Word]:
+def _word_map(
+    group: Mapping[str, schema.WordData | schema.FlagData | schema.PackageData],
+    at: Callable[..., Location],
+    *path: str,
+) -> dict[str, Word]:
     return {
         name: Word(
             name, data.legend, at(*path, name), data.model_dump(exclude={"legend"}, exclude_none=True, by_alias=True)
@@ -100,7 +119,9 @@ def _word_map(group: dict[str, Any], at: Callable[..., Location], *path: str) ->
     }
 
 
-def _facet(part: Part, name: str, data: schema.FacetData, vocabulary: Vocabulary, problems: list[Problem]) -> Facet:
+def _facet(
+    part: VocabularyPart, name: str, data: schema.FacetData, vocabulary: Vocabulary, problems: list[Problem]
+) -> Facet:
     here = (*part.path, "facets", name)
     sets: dict[str, Iterable[Any]] = {
         **vocabulary.words,
@@ -129,7 +150,9 @@ def _facet(part: Part, name: str, data: schema.FacetData, vocabulary: Vocabulary
     return Facet(name, data.of, data.kind, data.legend, where, frozenset(words), data.claim, data.stated)
 
 
-def _check_asked(part: Part, name: str, data: schema.FacetData, words: frozenset[Any], problems: list[Problem]) -> None:
+def _check_asked(
+    part: VocabularyPart, name: str, data: schema.FacetData, words: frozenset[Any], problems: list[Problem]
+) -> None:
     """The selection has one facet, of which the selector sets the value: it must have the values that it sets."""
     wrong = ""
     if name != ASKED or data.of != "selection" or data.kind != "word":
@@ -144,7 +167,7 @@ def _check_asked(part: Part, name: str, data: schema.FacetData, words: frozenset
         problems.append(part.document.problem(here, f"facets.{name}: {wrong}", help_, key=True))
 
 
-def _check_words(part: Part, vocabulary: Vocabulary, sets: set[str], problems: list[Problem]) -> None:
+def _check_words(part: VocabularyPart, vocabulary: Vocabulary, sets: set[str], problems: list[Problem]) -> None:
     """What the words of one file must be beside those of the others."""
 
     def report(path: tuple[str, ...], message: str, help_: str) -> None:

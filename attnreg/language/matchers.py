@@ -133,22 +133,24 @@ def one_of(values: frozenset[Any], text: str, either: Iterable[str] = ()) -> Mat
 
 
 def bounded(min: int | None = None, max: int | None = None, below: int | None = None, multiple_of: int = 1) -> Matcher:  # noqa: A002
-    high = max if below is None else below - 1 if max is None else (max if max < below else below - 1)
-
-    constants = frozenset(
-        x for x in (min, None if min is None else min - 1, high, None if high is None else high + 1) if x
-    )
-    noun = f"multiples of {multiple_of}" if multiple_of > 1 else ""
-    if min is not None and high is not None:
-        text = f"{noun} from {min} to {high}".strip() if noun else f"{min} to {high}"
-    elif high is not None:
-        text = f"{noun} up to {high}" if noun else f"up to {high}"
-    elif min is not None:
-        text = f"{noun} from {min}" if noun else f"{min} or more"
-    else:
-        text = noun or "given"
+    """An integer within all of the bounds."""
+    ends = [end for end in (max, None if below is None else below - 1) if end is not None]
+    high = sorted(ends)[0] if ends else None
+    # the integers on either side of where the predicate changes its mind
+    near = ((min - 1, min) if min is not None else ()) + ((high, high + 1) if high is not None else ())
     moduli = frozenset({multiple_of}) if multiple_of > 1 else frozenset[int]()
-    return Matcher(text, partial(_within, min, high, multiple_of), constants, moduli)
+    text = _bounds_text(min, high, f"multiples of {multiple_of}" if multiple_of > 1 else "")
+    return Matcher(text, partial(_within, min, high, multiple_of), frozenset(filter(None, near)), moduli)
+
+
+def _bounds_text(low: int | None, high: int | None, noun: str) -> str:
+    if low is not None and high is not None:
+        return f"{noun} from {low} to {high}" if noun else f"{low} to {high}"
+    if high is not None:
+        return f"{noun} up to {high}".lstrip()
+    if low is not None:
+        return f"{noun} from {low}" if noun else f"{low} or more"
+    return noun or "given"
 
 
 def _within(low: int | None, high: int | None, step: int, value: int | None) -> bool:
