@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
     from attnreg.conformance.verify import verify
-    from attnreg.errors import NoBackendError, RegistryError
+    from attnreg.errors import RegistryError, RequestError
     from attnreg.loader import bundled_registries, load_registry
+    from attnreg.machine.detect import detect
     from attnreg.models.fields import ConfigError
     from attnreg.models.reader import ModelLayers, requests_from_model
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
-    from attnreg.request import AttentionRequest, RequestError
+    from attnreg.request import AttentionRequest
     from attnreg.runtime import ops
     from attnreg.runtime.interface import (
         AttentionSpec,
@@ -29,8 +28,9 @@ if TYPE_CHECKING:
         UnclaimedError,
     )
     from attnreg.runtime.layer import Attention
-    from attnreg.selection.selector import select
+    from attnreg.selection.refusal import NoBackendError, select
     from attnreg.selection.trace import Candidate, Reason, Selection
+    from attnreg.version import __version__
 
 _HOME = {
     "Attention": "runtime.layer",
@@ -42,20 +42,22 @@ _HOME = {
     "ConfigError": "models.fields",
     "KVCache": "runtime.interface",
     "ModelLayers": "models.reader",
-    "NoBackendError": "errors",
+    "NoBackendError": "selection.refusal",
     "Platform": "platforms",
     "Reason": "selection.trace",
     "Registry": "registry",
     "RegistryError": "errors",
-    "RequestError": "request",
+    "RequestError": "errors",
     "Selection": "selection.trace",
     "SpecError": "runtime.interface",
     "UnclaimedError": "runtime.interface",
+    "__version__": "version",
     "bundled_registries": "loader",
+    "detect": "machine.detect",
     "load_registry": "loader",
     "ops": "runtime",
     "requests_from_model": "models.reader",
-    "select": "selection.selector",
+    "select": "selection.refusal",
     "verify": "conformance.verify",
 }
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "UnclaimedError",
     "__version__",
     "bundled_registries",
+    "detect",
     "load_registry",
     "ops",
     "requests_from_model",

@@ -1,4 +1,4 @@
-"""What attnreg raises: located problems in data, and requests that no backend accepts."""
+"""What attnreg raises: located problems in data, and requests that cannot be what their caller meant."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from attnreg.selection.trace import Selection
+from typing import NamedTuple
 
 
 class Location(NamedTuple):
@@ -72,16 +69,24 @@ class RegistryError(ValueError):
         return RegistryError, (self.problems,)
 
 
-class NoBackendError(LookupError):
-    """No backend accepts the request. ``selection`` carries the whole trace; its ``backend`` is None."""
+class RequestError(ValueError):
+    """A request or a platform that cannot be what its caller meant; the message names the field and the cure."""
 
-    def __init__(self, selection: Selection) -> None:
-        self.selection = selection
-        super().__init__(selection)
 
-    def __str__(self) -> str:
-        # not before it is read: the text names all that would accept the request, which takes longer than refusing it
-        return self.selection.refusal()
+def validate_word(name: str, value: object) -> None:
+    """Refuse what cannot be a word of a vocabulary. Raises `RequestError`, which calls the field ``name``."""
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"{name} is {value!r}; expected a word of the registry's vocabulary")
+
+
+def word_set(name: str, values: Iterable[str]) -> frozenset[str]:
+    """A set of words from any iterable but a text. Raises `RequestError`, which calls the field ``name``."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} is {values!r}; expected a set of words, for example {{'sinks'}}")
+    words = tuple(values)
+    for word in words:
+        validate_word(name, word)
+    return frozenset(words)
 
 
 def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: float = 0.6) -> str:

@@ -1,8 +1,9 @@
-"""YAML -> Registry: finds the files, reads them, lays overlays over them, and compiles the whole once."""
+"""YAML -> Registry: finds the files, lays overlays over them, compiles the whole; and imports a chosen kernel."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
@@ -94,6 +96,16 @@ def default_registry() -> Registry:
                 for message in environment_problems(os.environ, _default.vocabulary):
                     warnings.warn(message, RegistryWarning, stacklevel=3)
     return _default
+
+
+def load_kernel(registry: Registry, backend: str) -> ModuleType:
+    """Import the kernel module of a backend. Raises ImportError with the reason, where there is none to import."""
+    row = registry.backends[backend]
+    if row.module is None:
+        raise ImportError(f"{backend} has no kernel module in {registry.title}: the row is knowledge only")
+    if not registry.imports:
+        raise ImportError(f"{backend} is served by {row.module} of another engine; {registry.title} imports nothing")
+    return importlib.import_module(row.module)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,8 +10,6 @@ from attnreg.errors import Location
 from attnreg.language.conditions import Condition
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from attnreg.language.matchers import Matcher
     from attnreg.language.vocabulary import Vocabulary
 
@@ -240,12 +237,3 @@ class Registry:
         """The invariants that are not known to be violated."""
         known = [k.finding for k in self.known]
         return tuple(i for i in self.invariants if not any(f"violated: {i.says}".startswith(k) for k in known))
-
-    def load(self, backend: str) -> ModuleType:
-        """Import the kernel module of a backend. Raises ImportError with the reason, where there is none to import."""
-        row = self.backends[backend]
-        if row.module is None:
-            raise ImportError(f"{backend} has no kernel module in {self.title}: the row is knowledge only")
-        if not self.imports:
-            raise ImportError(f"{backend} is served by {row.module} of another engine; {self.title} imports nothing")
-        return importlib.import_module(row.module)

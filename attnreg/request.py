@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from attnreg.errors import RequestError, validate_word, word_set
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -16,10 +18,6 @@ _COUNTS = ("head_size", "head_size_v", "num_heads", "num_kv_heads", "block_size"
 # 0 has a meaning for these: a latent head without a rotary or a nope part
 _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _WORDS = ("dtype", "attention", "attn_type", "role", "phase")
-
-
-class RequestError(ValueError):
-    """A request or a platform that cannot be what its caller meant; the message names the field and the cure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +68,10 @@ class AttentionRequest:
         for name in _DIMS:
             _check_integer(name, getattr(self, name), least=0)
         for name in _WORDS:
-            _check_word(name, getattr(self, name))
+            validate_word(name, getattr(self, name))
         for name in ("kv_dtype", "model"):
             if getattr(self, name) is not None:
-                _check_word(name, getattr(self, name))
+                validate_word(name, getattr(self, name))
         if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise RequestError(
                 f"num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}; "
@@ -81,7 +79,7 @@ class AttentionRequest:
             )
         if self.head_size_v == self.head_size:
             object.__setattr__(self, "head_size_v", None)
-        object.__setattr__(self, "features", _word_set("features", self.features))
+        object.__setattr__(self, "features", word_set("features", self.features))
         object.__setattr__(self, "extra", _extra_pairs(self.extra, self.__class__))
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in _REQUEST_FIELDS)))
 
@@ -175,20 +173,6 @@ def _check_integer(name: str, value: object, least: int) -> None:
         raise RequestError(f"{name} is {value}; expected at least {least}")
 
 
-def _check_word(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise RequestError(f"{name} is {value!r}; expected a word of the registry's vocabulary")
-
-
-def _word_set(name: str, values: Iterable[str]) -> frozenset[str]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} is {values!r}; expected a set of words, for example {{'sinks'}}")
-    words = tuple(values)
-    for word in words:
-        _check_word(name, word)
-    return frozenset(words)
-
-
 def _extra_pairs(
     extra: Mapping[str, FacetValue] | Iterable[tuple[str, FacetValue]], cls: type[AttentionRequest]
 ) -> tuple[tuple[str, FacetValue], ...]:
@@ -197,7 +181,7 @@ def _extra_pairs(
     except (TypeError, ValueError):
         raise RequestError(f"extra is {extra!r}; expected a mapping of facets to values") from None
     for name, value in pairs.items():
-        _check_word("extra", name)
+        validate_word("extra", name)
         if name in _REQUEST_FIELDS:
             raise RequestError(f"extra names {name!r}, which is a field of {cls.__name__}; pass it by keyword")
         if value is not None and not isinstance(value, str | int):

@@ -75,10 +75,12 @@ def test_a_command_brings_no_framework_and_no_templates(command: str) -> None:
 
 
 def test_every_public_name_is_where_the_package_says() -> None:
-    assert sorted(attnreg.__all__) == sorted({*attnreg._HOME, "__version__"})
+    assert attnreg.__all__ == list(attnreg._HOME)
     for name, home in attnreg._HOME.items():
         value = getattr(attnreg, name)
         assert value is getattr(importlib.import_module(f"attnreg.{home}"), name)
+        if name == "__version__":
+            continue
         # one of them is a module itself
         assert getattr(value, "__module__", value.__name__).startswith("attnreg.")
         assert value.__doc__, name

@@ -138,9 +138,10 @@ import json, random, sys
 sys.path.insert(0, "tests")
 from support import tiny
 from support.asking import BASE, at
-from attnreg import AttentionRequest, load_registry
+from attnreg import AttentionRequest, NoBackendError, load_registry
 from attnreg.analysis.diff import diff
 from attnreg.analysis.check import check
+from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import remedy
 from attnreg.selection.selector import evaluate
 
@@ -151,7 +152,7 @@ for where in ("gfx942", "sm75", "sm100 -flash-attn-4", "xe2"):
     for i in range(len(words)):
         request = AttentionRequest(**BASE, features=words[i:i + 3])
         selection = evaluate(request, at(where, default), default)
-        print(selection.refusal(), json.dumps(selection.to_dict()))
+        print(NoBackendError(selection), json.dumps(full_dict(selection)))
         print([remedy(selection, c) for c in selection.candidates if c.reasons])
 print(json.dumps(diff(default, other, within={"arch": "sm100"}, limit=3).to_dict()))
 registry = tiny.load({"B": tiny.row(), "A": tiny.row(capabilities={"features": ["sinks"]})})

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import Location, Problem, RegistryError
+from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.platforms import Platform
-from attnreg.request import AttentionRequest, RequestError
+from attnreg.request import AttentionRequest
+from attnreg.selection.refusal import full_dict
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
-    from attnreg.explain.answers import Question
     from attnreg.registry import Registry
+    from attnreg.selection.question import Question
     from attnreg.selection.trace import Selection
 
 FORMAT = 1
@@ -55,7 +56,8 @@ class Drift:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        return {"before": dict(self.entry), "after": self.now.to_dict() if self.now else None, "problem": self.problem}
+        after = full_dict(self.now) if self.now else None
+        return {"before": dict(self.entry), "after": after, "problem": self.problem}
 
 
 def write_lock(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg import __version__
 from attnreg.cli.options import (
     complete_backend,
     load,
@@ -22,6 +21,7 @@ from attnreg.cli.options import (
     request_options,
     terminal,
 )
+from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry

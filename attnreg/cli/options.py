@@ -185,6 +185,7 @@ def platforms_of(
 ) -> list[Platform]:
     """The platforms that the options name: each architecture of one, or this machine's first device."""
     from attnreg.errors import did_you_mean
+    from attnreg.machine.detect import detect
     from attnreg.platforms import Platform
 
     vocabulary = registry.vocabulary
@@ -199,7 +200,7 @@ def platforms_of(
         if name not in vocabulary.packages:
             raise click.UsageError(f"unknown package {name!r}; {did_you_mean(name, vocabulary.packages)}")
     if platform is None and not archs:
-        here = Platform.detect(vocabulary)
+        here = detect(vocabulary)
         found = installed if installed is not None else here.packages
         return [Platform(platform=here.platform, arch=here.arch, flags=here.flags | set(flags), packages=found)]  # type: ignore[arg-type]
     names = archs or [a.name for a in vocabulary.architectures_of(platform or "")]
@@ -216,8 +217,9 @@ def platforms_of(
 
 def questions_of(options: dict[str, Any], platforms: Sequence[Platform], registry: Registry) -> Any:
     """The questions that the options ask, the line that names them, what was assumed, and a model's KV cache."""
-    from attnreg.explain.answers import PLATFORM_NAMES, Question, platform_title
+    from attnreg.explain.answers import PLATFORM_NAMES, platform_title
     from attnreg.request import AttentionRequest
+    from attnreg.selection.question import Question
 
     where = PLATFORM_NAMES.get(platforms[0].platform, platforms[0].platform)
     if len(platforms) == 1:

@@ -11,10 +11,10 @@ import torch
 
 from attnreg.conformance.proof import attend
 from attnreg.conformance.trial import prepare
-from attnreg.errors import NoBackendError
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import SpecError, UnclaimedError
 from attnreg.runtime.layer import Attention
+from attnreg.selection.refusal import NoBackendError
 
 if TYPE_CHECKING:
     from attnreg.conformance.claims import Claims

@@ -22,8 +22,9 @@ from attnreg.conformance.claims import Claims, Size
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.trial import Case
+from attnreg.errors import RequestError
+from attnreg.loader import load_kernel
 from attnreg.platforms import Platform
-from attnreg.request import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,7 +159,7 @@ def _found(
     """The evidence of one backend; of one whose module cannot be imported here, that."""
     evidence = Evidence(claims.backend, claims.platform, size)
     try:
-        claims.registry.load(claims.backend)
+        load_kernel(claims.registry, claims.backend)
     except ImportError as e:
         evidence.unproven = [f"anything: {e}"]
         return evidence

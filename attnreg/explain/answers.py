@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from attnreg.selection.refusal import alternatives, full_dict
 from attnreg.selection.remedies import Remedy, remedy
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Candidate, Reason, Selection
@@ -16,26 +17,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from attnreg.models.kv_memory import KvMemory
+    from attnreg.models.kv_memory import Memory
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
-    from attnreg.request import AttentionRequest
+    from attnreg.selection.question import Question
 
 _MIN_WIDTH = 60
 _MIN_REASON = 28
 PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
-
-
-@dataclass(frozen=True)
-class Question:
-    """One request to explain: what to call it, and (for a model) how many layers it stands for, in words.
-
-    Layers that are no softmax attention have no request, and no verdict.
-    """
-
-    request: AttentionRequest | None
-    label: str = ""
-    layers: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,37 +66,6 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The KV caches of a model and of its draft on one of ``ranks`` ranks, counted at some request lengths."""
-
-    models: tuple[KvMemory, ...]
-    lengths: tuple[int, ...]
-    ranks: int = 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values, in bytes."""
-        groups = [
-            {
-                "label": g.group.label,
-                "layers": list(g.group.layers),
-                "bytes_per_token": g.token_bytes,
-                "keeps_tokens": g.keeps,
-                "note": g.what,
-                "bytes_at": {str(n): g.at(n) for n in self.lengths},
-            }
-            for model in self.models
-            for g in model.groups
-        ]
-        return {
-            "kv_dtype": self.models[0].kv_dtype if self.models else None,
-            "ranks": self.ranks,
-            "groups": groups,
-            "bytes_per_token": sum(m.token_bytes for m in self.models),
-            "bytes_at": {str(n): sum(m.at(n) for m in self.models) for n in self.lengths},
-        }
-
-
-@dataclass(frozen=True)
 class Explanation:
     """Everything that one run of ``attnreg explain`` says."""
 
@@ -141,7 +99,7 @@ def _selections(answer: Answer) -> list[dict[str, Any]]:
     out = []
     for verdict in answer.verdicts:
         for selection in verdict.selections:
-            data = selection.to_dict()
+            data = full_dict(selection)
             for candidate in data["candidates"]:
                 found = verdict.remedies.get(candidate["rank"])
                 candidate["would_win"] = found.to_dict() if found else None
@@ -161,7 +119,7 @@ def explain(
 ) -> Explanation:
     """Select for every question on every platform; platforms that agree share a verdict.
 
-    Raises `attnreg.request.RequestError` for words that the registry does not know. Nothing valid is an answer, too.
+    Raises `attnreg.RequestError` for words that the registry does not know. Nothing valid is an answer, too.
     """
     answers = []
     for question in questions:
@@ -250,8 +208,8 @@ def _verdict_lines(verdict: Verdict, width: int, *, platforms: bool) -> list[Tex
         names = ", ".join(platform_title(s.platform, s.registry) for s in verdict.selections)
         lines += [Text(part, style="cyan") for part in _wrap(names, width)]
     lines += _winner_lines(selection, width)
-    if selection.alternatives:
-        names = ", ".join(selection.alternatives)
+    names = ", ".join(alternatives(selection))
+    if names:
         lines += [Text(part) for part in _wrap(f"  would accept it if asked for by name: {names}", width, "    ")]
     for warning in selection.warnings:
         lines += [Text(part, style="yellow") for part in _wrap(f"  ! {warning}", width, "    ")]

@@ -7,13 +7,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnreg import __version__
 from attnreg.environment import FLAGS_VARIABLE, environment_problems
-from attnreg.platforms import Platform
+from attnreg.machine.detect import detect_all
+from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from attnreg.platforms import Platform
     from attnreg.registry import Backend, Registry
 
 
@@ -57,7 +58,7 @@ def examine(registry: Registry) -> Report:
     """Look at this machine. Imports no kernel and no framework."""
     problems = environment_problems(os.environ, registry.vocabulary)
     devices: list[tuple[Platform, tuple[Usability, ...]]] = []
-    for platform in Platform.detect_all(registry.vocabulary):
+    for platform in detect_all(registry.vocabulary):
         unknown = sorted(platform.flags - set(registry.vocabulary.flags))
         problems += [f"{FLAGS_VARIABLE} names {flag!r}, which {registry.title} does not know" for flag in unknown]
         known = registry.vocabulary.architectures.get(platform.arch)

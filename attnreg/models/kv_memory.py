@@ -47,6 +47,37 @@ class KvMemory:
         return sum(g.at(length) for g in self.groups)
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The KV caches of a model and of its draft on one of ``ranks`` ranks, counted at some request lengths."""
+
+    models: tuple[KvMemory, ...]
+    lengths: tuple[int, ...]
+    ranks: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values, in bytes."""
+        groups = [
+            {
+                "label": g.group.label,
+                "layers": list(g.group.layers),
+                "bytes_per_token": g.token_bytes,
+                "keeps_tokens": g.keeps,
+                "note": g.what,
+                "bytes_at": {str(n): g.at(n) for n in self.lengths},
+            }
+            for model in self.models
+            for g in model.groups
+        ]
+        return {
+            "kv_dtype": self.models[0].kv_dtype if self.models else None,
+            "ranks": self.ranks,
+            "groups": groups,
+            "bytes_per_token": sum(m.token_bytes for m in self.models),
+            "bytes_at": {str(n): sum(m.at(n) for m in self.models) for n in self.lengths},
+        }
+
+
 def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any]) -> KvMemory:
     """The KV cache of a request; ``words`` are the vocabulary's ``kv_dtypes``.
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from attnreg.explain.answers import Memory, Question
 from attnreg.models.fields import ConfigError
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
-from attnreg.models.kv_memory import kv_memory
+from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
 from attnreg.models.reader import requests_from_model
+from attnreg.selection.question import Question
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry

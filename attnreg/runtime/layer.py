@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import torch
 from torch import Tensor
 
-from attnreg.errors import NoBackendError
 from attnreg.runtime import arguments as checks
 from attnreg.runtime.context import add_layer
 from attnreg.runtime.interface import (
@@ -25,6 +24,7 @@ from attnreg.runtime.interface import (
     SpecError,
     UnclaimedError,
 )
+from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
@@ -286,9 +286,9 @@ def _refuse_unasked(selection: Selection, words: set[str]) -> None:
         message = f"{names}: given, but not asked for when {backend} was selected; add it to the request's features"
         raise UnclaimedError(message, backend, [backend])
     why = "; ".join(reason.text for reason in verdict.candidates[0].reasons)
-    instead = ", ".join(verdict.alternatives)
-    help_ = f"these accept it when asked for: {instead}" if instead else "no backend here accepts it"
-    raise UnclaimedError(f"{names}: {backend} does not serve it ({why}); {help_}", backend, verdict.alternatives)
+    others = alternatives(verdict)
+    help_ = f"these accept it when asked for: {', '.join(others)}" if others else "no backend here accepts it"
+    raise UnclaimedError(f"{names}: {backend} does not serve it ({why}); {help_}", backend, others)
 
 
 def _refuse_layout(selection: Selection, layout: str) -> None:
@@ -301,9 +301,9 @@ def _refuse_layout(selection: Selection, layout: str) -> None:
     verdict = evaluate(asking, selection.platform, selection.registry, selection.backend.name)
     if verdict.backend is None:
         why = "; ".join(reason.text for reason in verdict.candidates[0].reasons)
-        instead = ", ".join(verdict.alternatives)
-        help_ = f"these read it: {instead}" if instead else "no backend here reads it"
-        raise UnclaimedError(f"{selection.backend.name}: {why}; {help_}", selection.backend.name, verdict.alternatives)
+        others = alternatives(verdict)
+        help_ = f"these read it: {', '.join(others)}" if others else "no backend here reads it"
+        raise UnclaimedError(f"{selection.backend.name}: {why}; {help_}", selection.backend.name, others)
 
 
 def _per_head(scale: Tensor | None, num_kv_heads: int) -> Tensor | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import did_you_mean
+from attnreg.errors import RequestError, did_you_mean
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME
-from attnreg.request import RequestError
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnreg.request import AttentionRequest, RequestError
+from attnreg.errors import RequestError
+from attnreg.request import AttentionRequest
 from attnreg.selection.selector import _select
 from attnreg.selection.trace import Candidate, Reason, Selection
 

@@ -1,15 +1,14 @@
-"""select(request, platform, registry) -> Selection: pure, complete, and with the reason for every verdict."""
+"""evaluate(request, platform, registry) -> Selection: pure, complete, and with the reason for every verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from attnreg.errors import Location, NoBackendError, did_you_mean
+from attnreg.errors import Location, RequestError, did_you_mean
 from attnreg.language.conditions import Clause, Condition
-from attnreg.request import AttentionRequest, RequestError
+from attnreg.request import AttentionRequest
 from attnreg.selection.point import Point, point_of
 from attnreg.selection.trace import Candidate, Kind, Reason, Selected, Selection
 
@@ -21,36 +20,6 @@ if TYPE_CHECKING:
 _CACHE_LIMIT = 8192
 
 
-def select(
-    request: AttentionRequest,
-    platform: Platform,
-    registry: Registry | None = None,
-    backend: str | None = None,
-    *,
-    to_run: bool = False,
-) -> Selection:
-    """The backend for one layer on one platform, with the verdict on every candidate.
-
-    The candidates of the first order that applies are all evaluated completely, and the first without a reason against
-    it is chosen; one that would only emulate a requested feature waits until no later one serves it natively.
-    ``backend`` asks for one by name: it goes through the same evaluation, and is never replaced by another. ``to_run``
-    adds the requirement that its kernel module loads here.
-
-    Deterministic, thread-safe and without side effects; answers are remembered in the registry.
-
-    Raises `NoBackendError` (the trace as ``.selection``) where nothing is valid, `RequestError` for a word that the
-    registry does not know.
-    """
-    if registry is None:
-        from attnreg.loader import default_registry
-
-        registry = default_registry()
-    selection = evaluate(request, platform, registry, backend, to_run=to_run)
-    if selection.backend is None:
-        raise NoBackendError(selection)
-    return selection
-
-
 def evaluate(
     request: AttentionRequest,
     platform: Platform,
@@ -59,7 +28,7 @@ def evaluate(
     *,
     to_run: bool = False,
 ) -> Selection:
-    """What `select` answers, where nothing is valid too: the selection's ``backend`` is None then."""
+    """What `attnreg.select` answers, where nothing is valid too: the selection's ``backend`` is None then."""
     key = (request, platform, backend, to_run)
     selection: Selection | None = registry.cache.get(key)
     if selection is None:
@@ -116,7 +85,7 @@ def _select(
         requested=requested,
         choice=choice,
         warnings=tuple(warnings),
-        finder=partial(_alternatives, to_run=to_run) if winner is None else None,
+        to_run=to_run,
     )
 
 
@@ -126,17 +95,6 @@ def _fallback(registry: Registry, point: Point, candidates: list[Candidate], req
         return None
     about = {facet for reason in candidates[0].reasons for facet in reason.facets}
     return next((f for f in registry.fallbacks if about <= f.only and f.when.holds(point)), None)
-
-
-def _alternatives(selection: Selection, to_run: bool) -> tuple[str, ...]:
-    """The backends that accept when asked for by name, those of the order first."""
-    request, platform, registry = selection.request, selection.platform, selection.registry
-    ordered = [entry.backend for entry in selection.order.entries] if selection.order else []
-    rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
-    here = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
-    named = [(name, _select(request, platform, registry, name, to_run).backend) for name in here]
-    # one that gives way to the order has not accepted
-    return tuple(name for name, backend in named if backend and backend.name == name)
 
 
 def _entries(
@@ -248,8 +206,10 @@ class _Judge:
         return out
 
     def _unloadable(self, row: Backend) -> list[Reason]:
+        from attnreg.loader import load_kernel
+
         try:
-            self.registry.load(row.name)
+            load_kernel(self.registry, row.name)
         # a kernel module may fail to import in any way; each is a reason, with its text
         except Exception as e:
             sentence = f"cannot be run: {type(e).__name__}: {e}"

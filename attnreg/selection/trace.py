@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
@@ -107,7 +106,9 @@ class Selected:
 
     def load(self) -> ModuleType:
         """Import its kernel module. Raises ImportError with the reason where the row has none that may be imported."""
-        return self.registry.load(self.name)
+        from attnreg.loader import load_kernel
+
+        return load_kernel(self.registry, self.name)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Selection:
 
     ``backend`` is None where nothing is valid (then `select` raises `NoBackendError`, which carries the selection).
     ``choice`` is what decided instead of the order: a user's ``require`` or ``prefer``, or None. ``requested`` is the
-    backend that was asked for, by argument or by ``require``.
+    backend that was asked for, by argument or by ``require``. With ``to_run`` a candidate's kernel module must load.
     """
 
     request: AttentionRequest
@@ -128,17 +129,7 @@ class Selection:
     requested: str | None = None
     choice: Choice | None = field(default=None, repr=False)
     warnings: tuple[str, ...] = ()
-    # how the selector finds the alternatives: that takes longer than the selection, and they are not always asked for
-    finder: Callable[[Selection], tuple[str, ...]] | None = field(default=None, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # what it says must not depend on where it is read
-        return {**self.__dict__, "alternatives": self.alternatives, "finder": None}
-
-    @cached_property
-    def alternatives(self) -> tuple[str, ...]:
-        """Where nothing was chosen, the backends that accept the request by name: those of the order first."""
-        return self.finder(self) if self.finder else ()
+    to_run: bool = False
 
     @property
     def chosen(self) -> Candidate | None:
@@ -159,31 +150,6 @@ class Selection:
             point = point.by_name()
         return {name: (point[name], d.case(point)) for name, d in self.registry.derived.items()}
 
-    def refusal(self) -> str:
-        """Why nothing was chosen, as the text of `NoBackendError`."""
-        where = f"{self.platform.platform} {self.platform.arch}"
-        if self.requested:
-            first = f"{self.requested} does not accept this request on {where}:"
-        elif self.order:
-            first = (
-                f"No backend accepts this request on {where} (order `{self.order.title}`, {self.order.where.short}):"
-            )
-        else:
-            first = f"{self.registry.title} has no order for {where}."
-        lines = [first]
-        width = max((len(c.title) for c in self.candidates), default=0)
-        for c in self.candidates:
-            for i, reason in enumerate(c.reasons):
-                lines.append(f"  {c.title if i == 0 else '':<{width}}  {reason.text}  [{reason.where.short}]")
-        if self.alternatives:
-            by_name = "would accept it" if self.requested else "would accept it if asked for by name"
-            lines.append(f"  help: {by_name}: {', '.join(self.alternatives)}")
-        elif self.requested:
-            lines.append("  help: no other backend accepts it either")
-        elif self.nearest:
-            lines.append(f"  help: the nearest is {self.nearest.title}, with {_count(len(self.nearest.reasons))}")
-        return "\n".join(lines)
-
     def to_dict(self) -> dict[str, Any]:
         """The selection as JSON-ready values."""
         return {
@@ -196,13 +162,8 @@ class Selection:
             "choice": {"strength": self.choice.strength, "where": str(self.choice.where)} if self.choice else None,
             "derived": {name: {"value": v, "where": str(where)} for name, (v, where) in self.derived.items()},
             "warnings": list(self.warnings),
-            "alternatives": list(self.alternatives),
             "candidates": [c.to_dict() for c in self.candidates],
         }
-
-
-def _count(reasons: int) -> str:
-    return "one reason against it" if reasons == 1 else f"{reasons} reasons against it"
 
 
 def _shown(value: Any) -> str:

@@ -165,7 +165,7 @@ def test_a_trusted_module_is_imported_when_it_is_loaded(trust: Any, package: str
     source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.fast"))
     registry = attnreg.load_registry(source, trust=trust)
     assert package not in sys.modules
-    assert registry.load("A").name == "trusted_kernels.fast"
+    assert loader.load_kernel(registry, "A").name == "trusted_kernels.fast"
     assert registry.trusted >= {package}
 
 
@@ -179,9 +179,9 @@ def test_a_module_that_cannot_be_imported_says_why(package: str, tmp_path: Path)
     source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.broken"))
     registry = attnreg.load_registry(source, trust=[package])
     with pytest.raises(ImportError, match="no such kernel"):
-        registry.load("A")
+        loader.load_kernel(registry, "A")
     with pytest.raises(ImportError, match=r"B has no kernel module in r@\w{7}: the row is knowledge only"):
-        registry.load("B")
+        loader.load_kernel(registry, "B")
 
 
 def test_the_modules_of_an_engine_are_knowledge_and_never_imported(package: str, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_modules_of_an_engine_are_knowledge_and_never_imported(package: str,
     with pytest.raises(
         ImportError, match=r"A is served by trusted_kernels.fast of another engine; engine@\w{7} imports"
     ):
-        registry.load("A")
+        loader.load_kernel(registry, "A")
     assert package not in sys.modules
 
 

@@ -15,7 +15,8 @@ from support import asking
 from support.asking import BASE, at
 
 from attnreg import AttentionRequest, Platform, Registry, load_registry
-from attnreg.explain.answers import Explanation, Question, explain, render
+from attnreg.explain.answers import Explanation, explain, render
+from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
 
 SINKS = AttentionRequest(head_size=64, num_heads=64, num_kv_heads=8, features={"sinks", "sliding_window"})

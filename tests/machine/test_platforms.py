@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import attnreg
-from attnreg import Platform, RequestError, platforms
+from attnreg import Platform, RequestError
+from attnreg.machine import detect as detection
 
 WORD = "expected a word of the registry's vocabulary"
 NAMES = "expected a mapping of names to versions, or a set of names"
@@ -121,9 +122,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default: attnreg.Re
             file.write_text(text)
         monkeypatch.setattr(ctypes, "CDLL", library)
         monkeypatch.setattr(host, "machine", lambda: machine)
-        monkeypatch.setattr(platforms, "_KFD", tmp_path / "kfd")
-        monkeypatch.setattr(platforms, "_DRM", tmp_path / "drm")
-        monkeypatch.setattr(platforms, "_CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(detection, "_KFD", tmp_path / "kfd")
+        monkeypatch.setattr(detection, "_DRM", tmp_path / "drm")
+        monkeypatch.setattr(detection, "_CPUINFO", tmp_path / "cpuinfo")
         environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         found = Platform.detect_all(default.vocabulary, environ=environ)
         assert Platform.detect(default.vocabulary, environ=environ) == found[0]
@@ -226,7 +227,7 @@ def test_packages_are_found_by_distribution_and_else_by_module(
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    found = platforms.installed_packages(default.vocabulary.packages)
+    found = detection.installed_packages(default.vocabulary.packages)
     assert found == {"aiter": "0.1", "flash-attn-3": "3.0.0b1", "flash-mla": "", "torch": "2.13.0"}
     # finding flash_attn.cute would import flash_attn
     assert not [name for name in asked if "." in name]

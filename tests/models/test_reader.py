@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.configs import EXAMPLES, LLAMA, MLA, UNKNOWN
 
+from attnreg.errors import RequestError
 from attnreg.models.groups import describe_indices
 from attnreg.models.reader import requests_from_model
-from attnreg.request import RequestError
 
 
 def described(config: object) -> list[tuple[str, str]]:

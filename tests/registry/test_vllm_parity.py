@@ -22,8 +22,8 @@ import pytest
 import support
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, Selection, load_registry, select
+from attnreg.errors import RequestError
 from attnreg.integrations.vllm.inputs import request_from_selector_row
-from attnreg.request import RequestError
 from attnreg.selection.selector import Candidate
 
 DATA = support.DATA / "vllm"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import attnreg
-from attnreg import AttentionRequest, NoBackendError, Platform, Registry
+from attnreg import AttentionRequest, NoBackendError, Platform, Registry, loader
 from attnreg.kernels import cpu_attn, reference
 from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -127,7 +127,7 @@ def test_a_selection_that_cannot_run(make: Make, default: Registry, cpu: Platfor
 
 def test_a_module_that_is_no_kernel_module(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = SimpleNamespace(__name__="somewhere.kernels", plan=len, forward=len)
-    monkeypatch.setattr(Registry, "load", lambda self, backend: module)
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: module)
     with pytest.raises(
         ImportError, match=r"somewhere.kernels, the kernel module of CPU_ATTN, has no kv_cache_shape, write"
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 import re
@@ -14,6 +15,7 @@ from support.rows.words import features
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, select
 from attnreg.selection import selector
+from attnreg.selection.refusal import alternatives, full_dict
 from attnreg.selection.selector import evaluate
 
 
@@ -35,7 +37,7 @@ def test_the_error_is_the_whole_trace_with_the_nearest_and_the_alternatives() ->
         "     head_size is 100; supported: 64, 128  [backends.yaml]\n"
         "  help: would accept it if asked for by name: LATE"
     )
-    assert caught.value.selection.alternatives == ("LATE",)
+    assert caught.value.alternatives == ("LATE",)
     with pytest.raises(NoBackendError) as caught:
         select(
             dataclasses.replace(request, features=frozenset({"sinks"})), Platform(platform="gpu", arch="g1"), registry
@@ -66,24 +68,28 @@ def test_a_refusal_looks_for_alternatives_only_when_it_is_read(
     with pytest.raises(NoBackendError) as caught:
         select(request, at("sm120", default), registry, "FLASH_ATTN")
     assert asked == ["FLASH_ATTN"]
-    refused = caught.value.selection
     assert "would accept it: FLASHINFER, TRITON_ATTN, FLEX_ATTENTION" in str(caught.value)
     assert len(asked) > 3
     # and once
-    seen = len(asked)
-    assert refused.alternatives == ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
-    assert refused.to_dict()["alternatives"] == ["FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"]
+    refused, seen = caught.value.selection, len(asked)
+    assert caught.value.alternatives == ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+    assert alternatives(refused) == ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+    assert full_dict(refused)["alternatives"] == ["FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"]
     assert len(asked) == seen
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        refused.alternatives = ()
-    again = evaluate(request, at("sm120", default), dataclasses.replace(default), "FLASH_ATTN")
-    assert again == refused
-    assert select(request, at("sm90", default), default).alternatives == ()
-    # a copy carries them
-    copy = pickle.loads(pickle.dumps(again))
-    seen = len(asked)
-    assert copy.alternatives == refused.alternatives
-    assert len(asked) == seen
+    assert alternatives(select(request, at("sm90", default), default)) == ()
+
+
+def test_sending_a_refusal_elsewhere_selects_nothing(default: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = evaluate(AttentionRequest(**BASE, **features("sinks")), at("sm120", default), default, "FLASH_ATTN")
+    error = NoBackendError(refused)
+    monkeypatch.setattr(selector, "_select", None)
+    assert pickle.loads(pickle.dumps(refused)) == copy.deepcopy(refused) == refused
+    assert pickle.loads(pickle.dumps(error)).selection == refused
+    monkeypatch.undo()
+    # what was read travels with the error, as it may be another answer elsewhere
+    assert error.alternatives == ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+    monkeypatch.setattr(selector, "_select", None)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def _without_lines(error: NoBackendError) -> str:

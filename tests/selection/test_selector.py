@@ -12,6 +12,7 @@ from support.rows import ROWS
 from support.rows.words import Row, features
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, load_registry, select
+from attnreg.selection.refusal import alternatives
 from attnreg.selection.selector import evaluate
 
 
@@ -143,7 +144,7 @@ def test_a_denied_backend_is_refused_by_name_too(default: Registry) -> None:
     registry = load_registry("default", [{"choices": [{"deny": "FLASH_ATTN", "because": "it crashes here"}]}])
     with pytest.raises(NoBackendError, match="denied: it crashes here") as caught:
         select(AttentionRequest(**BASE), at("sm90", default), registry, "FLASH_ATTN")
-    assert caught.value.selection.alternatives == (
+    assert caught.value.alternatives == (
         "FLASHINFER",
         "TRITON_ATTN",
         "FLEX_ATTENTION",
@@ -197,7 +198,7 @@ def test_alternatives_are_asked_for_by_name() -> None:
         {"gpu": [{"name": "all", "order": ["D", "B"]}]},
         vocabulary=tiny.ASKED,
     )
-    assert evaluate(AttentionRequest(head_size=300), HERE, registry).alternatives == ("B",)
+    assert alternatives(evaluate(AttentionRequest(head_size=300), HERE, registry)) == ("B",)
 
 
 def test_derived_facets_know_who_asks() -> None:

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attnreg.errors import NoBackendError
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import Asked, Call
 from attnreg.integrations.transformers.dense import dense_attention
@@ -19,6 +18,7 @@ from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.layer import Attention
+from attnreg.selection.refusal import NoBackendError
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from attnreg.explain.answers import Answer, Explanation, Question, Verdict
+from attnreg.explain.answers import Answer, Explanation, Verdict
 from attnreg.integrations.transformers.engine import Engine, Run
 from attnreg.models.groups import describe_indices
 from attnreg.models.reader import requests_from_model
+from attnreg.selection.question import Question
 
 
 def explain_runs(engine: Engine, model: Any) -> Explanation:

@@ -173,7 +173,7 @@ class _Decider:
     def __init__(self, registry: attnreg.Registry) -> None:
         from vllm.logger import init_logger
 
-        from attnreg.platforms import installed_packages
+        from attnreg.machine.detect import installed_packages
 
         self.registry = registry
         self.packages = installed_packages(registry.vocabulary.packages)
@@ -366,7 +366,7 @@ def _trace(selection: attnreg.Selection) -> str:
     """Every verdict with its line of data, as ``attnreg explain`` prints it."""
     from rich.console import Console
 
-    from attnreg.explain.answers import Question, explain, render
+    from attnreg.explain import Question, explain, render
 
     out = io.StringIO()
     question = Question(selection.request, label=_layers(selection.request))

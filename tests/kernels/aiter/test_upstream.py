@@ -19,6 +19,7 @@ from attnreg import AttentionRequest, Platform, Registry, RegistryError
 from attnreg.compile.bundled import registry_root
 from attnreg.kernels.aiter import upstream
 from attnreg.kernels.aiter.upstream import load_record
+from attnreg.loader import load_kernel
 from attnreg.selection.selector import evaluate
 
 PLAIN = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, block_size=16)
@@ -132,7 +133,7 @@ def reasons(registry: Registry, platform: Platform, row: str) -> list[str]:
 @pytest.mark.parametrize("row", ROWS)
 def test_what_fits_the_record_loads(fake: Fake, registry: Registry, mi350: Platform, row: str) -> None:
     assert reasons(registry, mi350, row) == []
-    module = registry.load(row)
+    module = load_kernel(registry, row)
     assert [callable(getattr(module, c)) for c in ("kv_cache_shape", "plan", "write_kv", "forward")] == [True] * 4
 
 

@@ -1,0 +1,148 @@
+"""What this machine has: its devices, and the packages installed here. Nothing is imported, torch least of all."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import itertools
+import os
+import platform as host
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnreg.environment import FLAGS_VARIABLE
+from attnreg.platforms import Platform
+
+if TYPE_CHECKING:
+    from attnreg.language.vocabulary import Vocabulary, Word
+
+_KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+_DRM = Path("/sys/class/drm")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def detect(vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None) -> Platform:
+    """This machine's first accelerator, or its processor; the packages installed here; the flags of $ATTNREG_FLAGS.
+
+    ``vocabulary`` (the default registry's, if None) names the packages to look for. Nothing is imported.
+    """
+    return detect_all(vocabulary, environ=environ)[0]
+
+
+def detect_all(
+    vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None
+) -> tuple[Platform, ...]:
+    """Every kind of device of this machine, accelerators first and its processor last."""
+    if vocabulary is None:
+        from attnreg.loader import default_registry
+
+        vocabulary = default_registry().vocabulary
+    environ = os.environ if environ is None else environ
+    flags = frozenset(w for w in map(str.strip, environ.get(FLAGS_VARIABLE, "").split(",")) if w)
+    packages = installed_packages(vocabulary.packages)
+    devices = dict.fromkeys([*_nvidia(environ), *_amd(), *_intel(), ("cpu", _processor())])
+    return tuple(Platform(platform=p, arch=a, flags=flags, packages=packages) for p, a in devices)  # type: ignore[arg-type]
+
+
+def installed_packages(known: Mapping[str, Word]) -> dict[str, str]:
+    """Of the packages that a vocabulary names, those installed here, with their versions ("" where it has none)."""
+    found = {}
+    for name, word in known.items():
+        version = _version([*word.facts.get("distributions", ()), name])
+        if version is None and _importable(str(word.facts.get("import", ""))):
+            version = ""
+        if version is not None:
+            found[name] = version
+    return found
+
+
+def _version(distributions: Iterable[str]) -> str | None:
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _importable(module: str) -> bool:
+    # only a top-level name: finding a submodule would import its parents
+    if not module or "." in module:
+        return False
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _nvidia(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    # NVML, not CUDA: after cuInit in a process, CUDA fails in every child that the process forks
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:  # no NVIDIA driver
+        return
+    if nvml.nvmlInit_v2():
+        return
+    count, major, minor = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    for index in _visible(count.value, environ.get("CUDA_VISIBLE_DEVICES")):
+        device = ctypes.c_void_p()
+        failed = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+        if not (failed or nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))):
+            yield "cuda", f"sm{major.value}{minor.value}"
+    nvml.nvmlShutdown()
+
+
+def _visible(count: int, text: str | None) -> Iterable[int]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; every one where it names them by UUID, as kinds rarely mix."""
+    words = [word.strip() for word in (text or "").split(",")]
+    if text is None or any(word.startswith(("GPU-", "MIG-")) for word in words):
+        return range(count)
+    # as for CUDA, the first that is none hides those after it
+    return itertools.takewhile(range(count).__contains__, (int(w) if w.isdecimal() else -1 for w in words))
+
+
+def _amd() -> Iterator[tuple[str, str]]:
+    for file in sorted(_KFD.glob("*/properties"), key=_number):
+        try:
+            found = re.search(r"^gfx_target_version (\d+)$", file.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        # 90402 is gfx942, 110000 is gfx1100: major, minor and stepping, the last two in hexadecimal; 0 is a processor
+        version = int(found[1]) if found else 0
+        if version:
+            yield "rocm", f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _intel() -> Iterator[tuple[str, str]]:
+    for card in sorted(_DRM.glob("card[0-9]*/device"), key=_number):
+        try:
+            vendor, device = (card / "vendor").read_text().strip(), int((card / "device").read_text(), 16)
+        except (OSError, ValueError):
+            continue
+        # device ids of Ponte Vecchio and of Battlemage, as the kernel's xe driver lists them
+        if vendor == "0x8086" and 0x0BD0 <= device <= 0x0BE5:
+            yield "xpu", "xe_hpc"
+        elif vendor == "0x8086" and 0xE200 <= device <= 0xE22F:
+            yield "xpu", "xe2"
+
+
+def _number(path: Path) -> int:
+    """The number in the name of the directory that holds a file: devices are in its order."""
+    return int(re.sub(r"\D", "", path.parent.name) or 0)
+
+
+def _processor() -> str:
+    machine = host.machine().lower()
+    if machine in ("arm64", "aarch64"):
+        return "aarch64"
+    if machine in ("x86_64", "amd64"):
+        try:
+            flags = set(_CPUINFO.read_text().partition("flags")[2].partition("\n")[0].split())
+        except OSError:
+            flags = set()
+        return "x86_64_amx" if "amx_tile" in flags else "x86_64_avx512" if "avx512f" in flags else "x86_64"
+    return machine

@@ -1,0 +1,112 @@
+"""`attnreg.select`, the error that it raises where no backend accepts, and which backends would accept by name."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from attnreg.selection.selector import evaluate
+
+if TYPE_CHECKING:
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.trace import Selection
+
+
+class NoBackendError(LookupError):
+    """No backend accepts the request. ``selection`` carries the whole trace; its ``backend`` is None.
+
+    ``alternatives`` and the text are worked out when they are first read: that takes longer than refusing.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+        super().__init__(selection)
+
+    def __str__(self) -> str:
+        return refusal_text(self.selection, self.alternatives)
+
+    @cached_property
+    def alternatives(self) -> tuple[str, ...]:
+        """The backends that accept the request by name: those of the order first."""
+        return alternatives(self.selection)
+
+
+def select(
+    request: AttentionRequest,
+    platform: Platform,
+    registry: Registry | None = None,
+    backend: str | None = None,
+    *,
+    to_run: bool = False,
+) -> Selection:
+    """The backend for one layer on one platform, with the verdict on every candidate.
+
+    The candidates of the first order that applies are all evaluated completely, and the first without a reason against
+    it is chosen; one that would only emulate a requested feature waits until no later one serves it natively.
+    ``backend`` asks for one by name: it goes through the same evaluation, and is never replaced by another. ``to_run``
+    adds the requirement that its kernel module loads here.
+
+    Deterministic, thread-safe and without side effects; answers are remembered in the registry.
+
+    Raises `NoBackendError` (the trace as ``.selection``) where nothing is valid, `RequestError` for a word that the
+    registry does not know.
+    """
+    if registry is None:
+        from attnreg.loader import default_registry
+
+        registry = default_registry()
+    selection = evaluate(request, platform, registry, backend, to_run=to_run)
+    if selection.backend is None:
+        raise NoBackendError(selection)
+    return selection
+
+
+def alternatives(selection: Selection) -> tuple[str, ...]:
+    """Where nothing was chosen, the backends that accept the request by name: those of the order first."""
+    if selection.backend is not None:
+        return ()
+    request, platform, registry = selection.request, selection.platform, selection.registry
+    ordered = [entry.backend for entry in selection.order.entries] if selection.order else []
+    rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
+    here = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
+    named = [(name, evaluate(request, platform, registry, name, to_run=selection.to_run).backend) for name in here]
+    # one that gives way to the order has not accepted
+    return tuple(name for name, backend in named if backend and backend.name == name)
+
+
+def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:
+    """Why nothing was chosen: a line for each reason, and which backends would accept."""
+    where = f"{selection.platform.platform} {selection.platform.arch}"
+    order, nearest = selection.order, selection.nearest
+    if selection.requested:
+        first = f"{selection.requested} does not accept this request on {where}:"
+    elif order:
+        first = f"No backend accepts this request on {where} (order `{order.title}`, {order.where.short}):"
+    else:
+        first = f"{selection.registry.title} has no order for {where}."
+    lines = [first]
+    width = max((len(c.title) for c in selection.candidates), default=0)
+    for c in selection.candidates:
+        for i, reason in enumerate(c.reasons):
+            lines.append(f"  {c.title if i == 0 else '':<{width}}  {reason.text}  [{reason.where.short}]")
+    if alternatives:
+        by_name = "would accept it" if selection.requested else "would accept it if asked for by name"
+        lines.append(f"  help: {by_name}: {', '.join(alternatives)}")
+    elif selection.requested:
+        lines.append("  help: no other backend accepts it either")
+    elif nearest:
+        lines.append(f"  help: the nearest is {nearest.title}, with {_count(len(nearest.reasons))}")
+    return "\n".join(lines)
+
+
+def full_dict(selection: Selection) -> dict[str, Any]:
+    """The selection as JSON-ready values, with the backends that would accept where none was chosen."""
+    data = selection.to_dict()
+    candidates = data.pop("candidates")
+    return {**data, "alternatives": list(alternatives(selection)), "candidates": candidates}
+
+
+def _count(reasons: int) -> str:
+    return "one reason against it" if reasons == 1 else f"{reasons} reasons against it"
