@@ -1,1 +1,1 @@
-"""What an engine calls: the contract with kernel modules, the layer, the custom ops, the proofs of claims."""
+"""What an engine calls: the contract with kernel modules, the layer that runs one, the custom ops."""

@@ -1,6 +1,6 @@
-"""What must hold of a call's arguments: every problem found at once, in words, before anything is launched.
+"""Validates a call's arguments before anything is launched, and raises every problem at once, in words.
 
-The checks read the host's copies and the tensors' own descriptions, never device memory. With ``ATTNREG_DEBUG=1`` a
+Validation reads the host's copies and the tensors' own descriptions, never device memory. With ``ATTNREG_DEBUG=1`` a
 plan also reads what is on the device.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnreg.environment import DEBUG_VARIABLE
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchError,
@@ -23,10 +24,8 @@ from attnreg.runtime.interface import (
     paged_cache_shape,
 )
 
-DEBUG_VARIABLE = "ATTNREG_DEBUG"
 
-
-def check_params(spec: AttentionSpec, params: LayerParams) -> None:
+def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
     """Raise `SpecError` where the tensors of a layer are not those that its spec asks for."""
     for name, tensor, size, wanted in (
         ("sinks", params.sinks, spec.num_heads, "sinks" in spec.features),
@@ -46,7 +45,7 @@ def check_params(spec: AttentionSpec, params: LayerParams) -> None:
             raise SpecError(f"{name} is given, and kv_dtype {spec.kv_dtype} has no scales")
 
 
-def check_batch(spec: AttentionSpec, batch: BatchMetadata) -> None:
+def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> None:
     """Raise `BatchError` where a batch contradicts itself or does not fit a layer."""
     problems = [*_host_problems(spec, batch)]
     # what follows computes with the lengths
@@ -150,7 +149,7 @@ def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
             yield f"slot_mapping writes slot {int(twice[0])} twice"
 
 
-def check_places(spec: AttentionSpec, batch: BatchMetadata, kv_cache: KVCache) -> None:
+def validate_places(spec: AttentionSpec, batch: BatchMetadata, kv_cache: KVCache) -> None:
     """Raise `BatchError` for block ids and slots that a cache has not; reads the device, so only on demand."""
     assert spec.block_size is not None
     blocks = kv_cache.key.shape[0]
@@ -170,7 +169,7 @@ def check_places(spec: AttentionSpec, batch: BatchMetadata, kv_cache: KVCache) -
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What the tensors of every call with one batch must be: computed once, so that a call is checked in microseconds.
+    """What the tensors of every call with one batch must be: computed once, so that validation takes microseconds.
 
     num_tokens, num_keys, num_slots: the rows that queries, packed keys and what is written must at least have.
     cache_tails: the shapes of a cache's two tensors past their blocks.
@@ -187,15 +186,15 @@ class Fit:
 
     @classmethod
     def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> Fit:
-        """Raises `BatchError` as `check_batch` does."""
-        check_batch(spec, batch)
+        """Raises `BatchError` as `validate_batch` does."""
+        validate_batch(spec, batch)
         slots = 0 if batch.slot_mapping is None else batch.slot_mapping.shape[0]
         keys = 0 if batch.paged else int(batch.seq_lens_cpu.sum())
         tails = () if spec.block_size is None else tuple(s[1:] for s in paged_cache_shape(spec, 0)[:2])
         device = batch.seq_lens.device
         return cls(spec, device, batch.num_tokens, keys, slots, tails, spec.cache_dtype, debugging())
 
-    def check_queries(self, query: Tensor, output: Tensor, lse: Tensor | None) -> None:
+    def validate_queries(self, query: Tensor, output: Tensor, lse: Tensor | None) -> None:
         """Raise `BatchError` where these do not fit."""
         spec, rows = self.spec, query.shape[0]
         if (
@@ -217,7 +216,7 @@ class Fit:
                 problems.append("lse is not contiguous")
         _raise(problems)
 
-    def check_keys(self, key: Tensor, value: Tensor | None, least: int) -> None:
+    def validate_keys(self, key: Tensor, value: Tensor | None, least: int) -> None:
         """Raise `BatchError` where key and value do not fit, or have fewer rows than there must be."""
         spec, rows = self.spec, key.shape[0]
         if value is None:
@@ -236,13 +235,13 @@ class Fit:
             problems.append(f"key has {rows} rows; the batch has {least} keys")
         _raise(problems)
 
-    def check_params(self, params: LayerParams) -> None:
+    def validate_params(self, params: LayerParams) -> None:
         """Raise `BatchError` for a tensor of the layer that is on another device."""
         for tensor in (params.sinks, params.alibi_slopes, params.k_scale, params.v_scale):
             if tensor is not None and tensor.device != self.device:
                 raise BatchError([f"a tensor of the layer is on {tensor.device}, the batch on {self.device}"])
 
-    def check_cache(self, kv_cache: KVCache) -> None:
+    def validate_cache(self, kv_cache: KVCache) -> None:
         """Raise `BatchError` where a cache is not what the spec says."""
         key, value = kv_cache
         dtype = self.cache_dtype
@@ -282,7 +281,7 @@ class Fit:
 
 
 def debugging() -> bool:
-    """Whether checks may read the device."""
+    """Whether validation may read the device."""
     return os.environ.get(DEBUG_VARIABLE) == "1"
 
 

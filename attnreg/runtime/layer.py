@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import torch
 from torch import Tensor
 
-from attnreg.runtime import arguments as checks
-from attnreg.runtime.context import add_layer
+from attnreg.request import features_of
+from attnreg.runtime import arguments, ops
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchError,
@@ -28,7 +28,7 @@ from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
     from types import ModuleType
     from typing import Self
 
@@ -44,20 +44,16 @@ class Attention:
     ``name`` the custom ops find the layer (`attnreg.ops`).
     """
 
-    def __init__(
-        self, selection: Selection, spec: AttentionSpec, params: LayerParams, *, name: str | None = None
-    ) -> None:
+    def __init__(self, selection: Selection, spec: AttentionSpec, params: LayerParams) -> None:
         if selection.backend is None:
             raise NoBackendError(selection)
-        checks.check_params(spec, params)
+        arguments.validate_params(spec, params)
         self.selection = selection
         self.backend = selection.backend.name
         self.spec = spec
         self.params = params
-        self.name = name
+        self.name: str | None = None
         self.module = _kernel_module(selection.backend.load(), self.backend)
-        if name is not None:
-            add_layer(self, name)
 
     @classmethod
     def from_selection(
@@ -89,14 +85,14 @@ class Attention:
             raise NoBackendError(selection)
         request = selection.request
         per_head = any(s is not None and s.numel() > 1 for s in (k_scale, v_scale))
-        given = {
-            "sliding_window": sliding_window is not None,
-            "softcap": softcap is not None,
-            "sinks": sinks is not None,
-            "alibi": alibi_slopes is not None,
-            "per_head_quant_scales": per_head,
-        }
-        _refuse_unasked(selection, {word for word, there in given.items() if there})
+        given = features_of(
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+            alibi=alibi_slopes,
+            per_head_quant_scales=per_head,
+        )
+        _refuse_unasked(selection, given)
         layout: Layout = kv_layout or dict(request.extra).get("cache_layout") or "NHD"  # type: ignore[assignment]
         _refuse_layout(selection, layout)
         architecture = selection.registry.vocabulary.architectures.get(selection.platform.arch or "")
@@ -114,7 +110,10 @@ class Attention:
             k_scale=_per_head(k_scale, spec.num_kv_heads),
             v_scale=_per_head(v_scale, spec.num_kv_heads),
         )
-        return cls(selection, spec, params, name=name)
+        layer = cls(selection, spec, params)
+        if name is not None:
+            ops.register(layer, name)
+        return layer
 
     def __repr__(self) -> str:
         return f"<Attention {self.name or ''} {self.backend} {self.selection.request}>"
@@ -138,17 +137,14 @@ class Attention:
         """
         return self._planned(batch)[0]
 
-    def _planned(self, batch: BatchMetadata) -> tuple[Any, checks.Fit]:
+    def _planned(self, batch: BatchMetadata) -> tuple[Any, arguments.Fit]:
         key = (self.backend, self.spec)
         if key not in batch.plans:
-            asks = {
-                "non_causal": self.spec.attn_type == "decoder" and not batch.causal,
-                "mm_prefix": batch.mm_prefix is not None,
-            }
-            _refuse_unasked(self.selection, {word for word, there in asks.items() if there})
-            fit = checks.Fit.of(self.spec, batch)
+            asked = features_of(attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix)
+            _refuse_unasked(self.selection, asked)
+            fit = arguments.Fit.of(self.spec, batch)
             batch.plans[key] = self.module.plan(self.spec, batch), fit
-        planned: tuple[Any, checks.Fit] = batch.plans[key]
+        planned: tuple[Any, arguments.Fit] = batch.plans[key]
         return planned
 
     def forward(
@@ -205,16 +201,16 @@ class Attention:
         return query.new_empty(query.shape[0], *((heads * size,) if query.ndim == 2 else (heads, size)))
 
     def _write(self, key: Tensor, value: Tensor | None, kv_cache: KVCache, batch: BatchMetadata) -> Callable[[], None]:
-        """The cache's update, all of it checked, still to be called."""
+        """The cache's update, validated, still to be called."""
         spec, (plan, fit) = self.spec, self._planned(batch)
         if batch.slot_mapping is None:
             raise BatchError(["slot_mapping is None: there is no place to write key and value to"])
         key, value = _by_head(key, spec.num_kv_heads), _by_head(value, spec.num_kv_heads)
-        fit.check_keys(key, value, fit.num_slots)
-        fit.check_cache(kv_cache)
-        fit.check_params(self.params)
+        fit.validate_keys(key, value, fit.num_slots)
+        fit.validate_cache(kv_cache)
+        fit.validate_params(self.params)
         if fit.debug:
-            checks.check_places(spec, batch, kv_cache)
+            arguments.validate_places(spec, batch, kv_cache)
         assert value is not None
         if key.shape[0] != fit.num_slots:
             key, value = key[: fit.num_slots], value[: fit.num_slots]
@@ -230,22 +226,22 @@ class Attention:
         value: Tensor | None,
         lse: Tensor | None,
     ) -> Callable[[], None]:
-        """The attention, all of it checked, still to be called."""
+        """The attention, validated, still to be called."""
         spec, (plan, fit) = self.spec, self._planned(batch)
         if lse is not None and "lse" not in spec.features:
             _refuse_unasked(self.selection, {"lse"})
         if batch.paged != (kv_cache is not None) or batch.paged != (key is None):
             raise BatchError([_STORAGE[batch.paged]])
         query, output = _by_head(query, spec.num_heads), _by_head(output, spec.num_heads)
-        fit.check_queries(query, output, lse)
-        fit.check_params(self.params)
+        fit.validate_queries(query, output, lse)
+        fit.validate_params(self.params)
         if kv_cache is not None:
-            fit.check_cache(kv_cache)
+            fit.validate_cache(kv_cache)
             if fit.debug:
-                checks.check_places(spec, batch, kv_cache)
+                arguments.validate_places(spec, batch, kv_cache)
         elif key is not None:
             key, value = _by_head(key, spec.num_kv_heads), _by_head(value, spec.num_kv_heads)
-            fit.check_keys(key, value, fit.num_keys)
+            fit.validate_keys(key, value, fit.num_keys)
         return partial(self.module.forward, spec, plan, Call(query, kv_cache, output, key, value, lse, self.params))
 
 
@@ -260,7 +256,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor: ...
 @overload
 def _by_head(x: Tensor | None, heads: int) -> Tensor | None: ...
 def _by_head(x: Tensor | None, heads: int) -> Tensor | None:
-    """[rows, heads * size] as [rows, heads, size]; anything else stays as it is, for the checks to describe."""
+    """[rows, heads * size] as [rows, heads, size]; anything else stays as it is, for validation to describe."""
     if x is None or x.ndim != 2 or x.shape[1] % heads:
         return x
     return x.view(x.shape[0], heads, x.shape[1] // heads)
@@ -273,7 +269,7 @@ def _kernel_module(module: ModuleType, backend: str) -> KernelModule:
     return cast("KernelModule", module)
 
 
-def _refuse_unasked(selection: Selection, words: set[str]) -> None:
+def _refuse_unasked(selection: Selection, words: Set[str]) -> None:
     """Raise `UnclaimedError` for features that are used and that the request does not ask for."""
     unasked = words - selection.request.features
     if not unasked:

@@ -1,23 +1,32 @@
 """The custom ops: attention as torch.compile sees it, opaque, with every tensor that it writes among its arguments.
 
-A model calls them with the name of its layer; the batch comes from `forward_context`. Because the caches are
-arguments, a compiler knows from the schemas alone that attention reads what the update wrote.
+A model calls an op with the name of its layer, under which `register` has put the layer; the batch comes from
+`forward_context`. Because the caches are arguments, a compiler knows from the schemas alone that attention reads what
+the update wrote.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from attnreg.runtime.context import batch_for, forward_context, layer_named
-from attnreg.runtime.interface import KVCache
+from attnreg.runtime.interface import BatchMetadata, KVCache
 
-if TYPE_CHECKING:
-    from attnreg.runtime.layer import Attention
-
-__all__ = ["SPLITTING_OPS", "attention", "forward_context", "unified_attention_with_output", "unified_kv_cache_update"]
+__all__ = [
+    "SPLITTING_OPS",
+    "Layer",
+    "attention",
+    "forward_context",
+    "register",
+    "unified_attention_with_output",
+    "unified_kv_cache_update",
+]
 
 # where piecewise CUDA graphs are cut: what depends on the lengths of a batch
 SPLITTING_OPS = ("attnreg::unified_attention_with_output", "attnreg::unified_kv_cache_update")
@@ -31,8 +40,75 @@ _ATTENTION = (
 )
 
 
+class Layer(Protocol):
+    """What the ops need of a layer; `attnreg.Attention` has it."""
+
+    name: str | None
+
+    def new_output(self, query: Tensor) -> Tensor: ...
+
+    def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None: ...
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: KVCache | None,
+        batch: BatchMetadata,
+        output: Tensor,
+        *,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> None: ...
+
+
+# the layers that have a name, for as long as they live; and the batch of the step that runs
+_layers: WeakValueDictionary[str, Layer] = WeakValueDictionary()
+_batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | None] = ContextVar(
+    "attnreg_batches", default=None
+)
+
+
+def register(layer: Layer, name: str) -> None:
+    """Name a layer, so that the ops find it for as long as it lives. Raises ValueError where the name is taken."""
+    if _layers.get(name, layer) is not layer:
+        raise ValueError(f"there is a layer named {name!r} already; a name belongs to one layer of the process")
+    _layers[name] = layer
+    layer.name = name
+
+
+@contextmanager
+def forward_context(
+    batch: BatchMetadata | None = None, *, layers: Mapping[str, BatchMetadata] | None = None
+) -> Iterator[None]:
+    """Set the batch that the ops work on inside the block; ``layers`` names those of other KV-cache groups."""
+    token = _batches.set((batch, layers or {}))
+    try:
+        yield
+    finally:
+        _batches.reset(token)
+
+
+def _layer_named(name: str) -> Layer:
+    """Raises LookupError for a name that no living layer has."""
+    layer = _layers.get(name)
+    if layer is None:
+        known = ", ".join(sorted(_layers)) or "none"
+        raise LookupError(f"there is no attention layer named {name!r}; the layers are: {known}")
+    return layer
+
+
+def _batch_for(layer: str) -> BatchMetadata:
+    """The batch of a layer. Raises LookupError outside `forward_context`."""
+    current = _batches.get()
+    batch = None if current is None else current[1].get(layer, current[0])
+    if batch is None:
+        raise LookupError(f"no batch for layer {layer!r}: run the model inside `attnreg.ops.forward_context(batch)`")
+    return batch
+
+
 def _kv_cache_update(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, layer: str) -> None:
-    layer_named(layer).write_kv(key, value, KVCache(key_cache, value_cache), batch_for(layer))
+    _layer_named(layer).write_kv(key, value, KVCache(key_cache, value_cache), _batch_for(layer))
 
 
 def _attention_with_output(
@@ -47,7 +123,7 @@ def _attention_with_output(
     lse: Tensor | None = None,
 ) -> None:
     cache = None if key_cache is None or value_cache is None else KVCache(key_cache, value_cache)
-    layer_named(layer).attend(query, cache, batch_for(layer), output, key=key, value=value, lse=lse)
+    _layer_named(layer).attend(query, cache, _batch_for(layer), output, key=key, value=value, lse=lse)
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
@@ -67,7 +143,7 @@ unified_attention_with_output = torch.ops.attnreg.unified_attention_with_output
 
 
 def attention(
-    layer: Attention, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: KVCache | None = None
+    layer: Layer, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: KVCache | None = None
 ) -> Tensor:
     """What `Attention.forward` returns, by way of the ops, so that it can be traced. The layer needs a name.
 

@@ -154,6 +154,13 @@ def test_layers_are_found_by_name_while_they_live(make: Make) -> None:
         torch.testing.assert_close(ops.attention(layer, q, k, k), layer(q, k, k, None, BatchMetadata.build([2])))
     with pytest.raises(ValueError, match="the ops find a layer by its name"):
         ops.attention(make(), q, k, k)
+    other = make()
+    with pytest.raises(ValueError, match="there is a layer named 'alone' already"):
+        ops.register(other, "alone")
+    assert other.name is None
+    ops.register(other, "another")
+    with ops.forward_context(BatchMetadata.build([2])):
+        torch.testing.assert_close(ops.attention(other, q, k, k), ops.attention(layer, q, k, k))
     del layer
     gc.collect()
     with pytest.raises(LookupError, match="there is no attention layer named 'alone'"):
