@@ -1,111 +1,31 @@
-"""verify(): every claim of every backend that runs here, proven or refuted, and the evidence of it on record."""
+"""verify(): runs the cases of every claim of every backend that runs here, and returns the evidence."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
-import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-import attnreg
 from attnreg.conformance.claims import Claims, Size
+from attnreg.conformance.evidence import Evidence, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.trial import Case
 from attnreg.errors import RequestError
-from attnreg.loader import load_kernel
+from attnreg.loader import default_registry, load_kernel
 from attnreg.platforms import Platform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from attnreg.registry import Registry
-
-_FACETS = ("attn_type", "dtype", "kv_dtype", "block_size", "head_size", "head_size_v")
-
-
-@dataclass
-class Tally:
-    """What the cases that hold one claimed value came to: how many, and the worst error of an output."""
-
-    cases: int = 0
-    error: float = 0.0
-    share: float = 0.0
-
-    def add(self, outcome: Outcome) -> None:
-        self.cases += 1
-        self.error, self.share = max(self.error, outcome.error), max(self.share, outcome.share)
-
-
-@dataclass
-class Evidence:
-    """What is known of one backend on one device.
-
-    platform: what it was selected for; its kernels may have run on another device than that has. claims: facet ->
-    claimed value -> tally; features are a facet. problems: what was refuted, case by case. unproven: claimed features
-    that no run on one device can prove; claimed values that this device could not try.
-    """
-
-    backend: str
-    platform: Platform
-    size: Size
-    claims: dict[str, dict[str, Tally]] = field(default_factory=dict)
-    cases: int = 0
-    refused: int = 0
-    problems: list[str] = field(default_factory=list)
-    unproven: list[str] = field(default_factory=list)
-
-    @property
-    def proven(self) -> bool:
-        """Whether nothing was refuted and nothing left out."""
-        return not self.problems and not self.unproven
-
-    def add(self, case: Case, outcome: Outcome) -> None:
-        self.cases += 1
-        if outcome.problem:
-            self.problems.append(f"{case.name}: {outcome.problem}")
-        values = [(facet, getattr(case.request, facet)) for facet in _FACETS]
-        for facet, value in [*values, *(("features", f) for f in sorted(case.request.features))]:
-            if value is not None:
-                self.claims.setdefault(facet, {}).setdefault(str(value), Tally()).add(outcome)
-
-    def lines(self) -> Iterator[str]:
-        """What was found, for a person: one line, and one more for each problem and each gap."""
-        worst = max((t.share for tallies in self.claims.values() for t in tallies.values()), default=0.0)
-        verdict = "proven" if self.proven else "REFUTED" if self.problems else "proven in part"
-        counts = f"{self.cases} cases, {self.refused} refusals"
-        yield f"{self.backend}: {verdict}; {counts}, worst error {worst:.0%} of its bound"
-        yield from (f"  {problem}" for problem in self.problems)
-        yield from (f"  not proven here: {word}" for word in self.unproven)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values, with the versions that they were found with."""
-        claims = {
-            facet: {
-                value: {"cases": t.cases, "error": float(f"{t.error:.3g}"), "share": float(f"{t.share:.3g}")}
-                for value, t in sorted(tallies.items(), key=lambda item: (len(item[0]), item[0]))
-            }
-            for facet, tallies in sorted(self.claims.items())
-        }
-        return {
-            "versions": {"attnreg": attnreg.__version__, "torch": torch.__version__, "triton": _version("triton")},
-            "for": f"{self.platform.platform} {self.platform.arch}",
-            "size": self.size,
-            "cases": self.cases,
-            "refused": self.refused,
-            "unproven": self.unproven,
-            "claims": claims,
-        }
 
 
 def verify(
@@ -129,10 +49,7 @@ def verify(
 
     Raises `RequestError` for an unknown backend, and for one without a kernel module for the platform.
     """
-    if registry is None:
-        from attnreg.loader import default_registry
-
-        registry = default_registry()
+    registry = registry or default_registry()
     platform = platform or Platform.detect(registry.vocabulary)
     device = torch.device(device or {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}.get(platform.platform, "cpu"))
     # the contract is for ordinary attention: latents have none yet
@@ -145,7 +62,7 @@ def verify(
     with _one_thread(device):
         found = [_found(Claims(name, platform, registry), device, size, jobs, report) for name in names]
     if record is not None:
-        _record(Path(record), found, device)
+        save(found, Path(record), device)
     return found
 
 
@@ -208,22 +125,6 @@ def _requirements(claims: Claims) -> set[str]:
     return {requirement.package for c in clauses for requirement in c.matcher.mentions}
 
 
-def _record(place: Path, found: list[Evidence], device: torch.device) -> None:
-    title = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    file = place / f"{re.sub('[^a-z0-9]+', '_', title.lower())}.json" if place.is_dir() else place
-    backends: dict[str, Any] = json.loads(file.read_text())["backends"] if file.exists() else {}
-    for evidence in found:
-        backends.pop(evidence.backend, None)
-        if not evidence.problems:
-            backends[evidence.backend] = evidence.to_dict()
-    # PyTorch for ROCm calls its devices cuda too
-    machine = "rocm" if device.type == "cuda" and torch.version.hip else device.type
-    data = {"device": title, "platform": machine}
-    text = json.dumps({**data, "backends": dict(sorted(backends.items()))}, indent=2)
-    # a line for each claimed value: what a change of evidence is read by
-    file.write_text(re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
-
-
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
     """The tensors of a case are too small to share: on a processor threads would only wait for each other."""
@@ -233,10 +134,3 @@ def _one_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
