@@ -15,6 +15,7 @@ from attnreg.errors import Location
 from attnreg.language.matchers import ANY
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
+from attnreg.selection.wording import trace_lines
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
@@ -53,10 +54,7 @@ def example_lines(selection: Selection) -> list[str]:
         missing = f" without packages {', '.join(absent)}" if absent else ""
     lines = [f"for example: {platform.platform} {platform.arch}{flags}{missing} {shown}"]
     lines.append(f"  chosen: {selection.backend.name if selection.backend else 'none'}")
-    for c in selection.candidates:
-        verdict = "; ".join(f"{r.text} [{r.where.short}]" for r in c.reasons) or "accepts"
-        lines.append(f"  {c.rank} {c.title}: {verdict}")
-    return lines
+    return lines + [f"  {line}" for line in trace_lines(selection)]
 
 
 def _value_text(value: Any) -> str:

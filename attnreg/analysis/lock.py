@@ -13,6 +13,7 @@ from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.selector import evaluate
+from attnreg.selection.wording import trace_lines
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
@@ -40,19 +41,14 @@ class Drift:
         return _title(chosen.name if chosen else None, chosen.variant if chosen else None)
 
     def lines(self) -> list[str]:
-        """What changed, and what now speaks against the old choice."""
+        """What changed, what now speaks against the old choice, and how the new one was chosen."""
         platform, where = self.entry["platform"], " · ".join(filter(None, (self.entry["model"], self.entry["label"])))
         lines = [f"{where} · {platform['platform']} {platform['arch']}: {self.before} → {self.after}"]
         if self.problem:
             lines.append(f"  {self.problem}")
-        for candidate in self.now.candidates if self.now else ():
-            if candidate.name == self.entry["backend"]:
-                lines += [f"  {candidate.title}: {r.text}   {r.where.short}" for r in candidate.reasons]
-        chosen = self.now.chosen if self.now else None
-        if chosen is not None and self.now is not None and self.now.order is not None:
-            lines.append(
-                f"  {chosen.title}: choice {chosen.rank} of order {self.now.order.title}   {chosen.where.short}"
-            )
+        if self.now is not None:
+            names = {self.entry["backend"], self.now.backend and self.now.backend.name}
+            lines += [f"  {line}" for line in trace_lines(self.now, names)]
         return lines
 
     def to_dict(self) -> dict[str, Any]:

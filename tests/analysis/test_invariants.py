@@ -90,8 +90,8 @@ def test_a_violated_invariant_shows_the_most_ordinary_configuration_with_its_tra
     lines = plain(finding).splitlines()
     assert lines[1:3] == ["  for example: cuda sm90 head_size=128 kv_dtype=turboquant_k8v4", "    chosen: TRITON_ATTN"]
     kv_dtypes = "auto, float16, bfloat16, fp8, fp8_e4m3"
-    assert lines[3] == f"    1 FLASH_ATTN/FA3: kv_dtype is turboquant_k8v4; supported: {kv_dtypes} [backends.yaml]"
-    assert lines[5] == "    3 TRITON_ATTN: accepts"
+    assert lines[3] == f"    FLASH_ATTN/FA3  kv_dtype is turboquant_k8v4; supported: {kv_dtypes}  [backends.yaml]"
+    assert lines[5] == "    TRITON_ATTN     3rd choice of 5 (order cuda/mha, priorities.yaml)"
     assert lines[-1] == "  help: mend the data that the trace cites, or the statement"
 
 
@@ -112,8 +112,9 @@ def test_an_example_names_the_packages_that_are_missing_and_what_is_not_given() 
         }
     ]
     (finding,) = [f for f in check(tiny.load(rows, invariants=invariants)) if f.kind == "violated invariant"]
-    assert plain(finding).splitlines()[1:4] == [
+    assert plain(finding).splitlines()[1:5] == [
         "  for example: gpu g1 without packages lib head_size=128 kv_dtype=none extra=eager:True",
         "    chosen: none",
-        "    1 A: package lib is not installed; needs >=2 [backends.yaml]; r [backends.yaml]",
+        "    A  package lib is not installed; needs >=2  [backends.yaml]",
+        "       r  [backends.yaml]",
     ]

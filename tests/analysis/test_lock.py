@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,10 @@ def test_a_change_is_shown_with_its_reasons(lock: Path, tmp_path: Path, capsys: 
     out = capsys.readouterr().out
     first = "gpt-oss-120b · 64/8 heads of 64 · sliding window 128 · sinks · rocm gfx942: TRITON_ATTN → ROCM_ATTN"
     assert out.splitlines()[0] == first
-    assert "TRITON_ATTN: denied: we measured   o.yaml:2" in out
+    assert re.fullmatch(
+        r"  ROCM_ATTN    1st choice of 5 \(order rocm/mha, priorities\.yaml:\d+\)", out.splitlines()[1]
+    ), out
+    assert "  TRITON_ATTN  denied: we measured  [o.yaml:2]" in out
     assert "1 of 2 locked selections hold" in out
     assert main(["check", "--lock", str(lock), "--overlay", str(overlay), "--json"]) == 1
     data = json.loads(capsys.readouterr().out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ from attnreg.runtime.layer import Attention
 from attnreg.selection.refusal import NoBackendError
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
+from attnreg.selection.wording import answer_sentence, layer_words
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
@@ -184,7 +184,7 @@ class Engine:
         key = selection.request, selection.platform
         if key not in self._told:
             self._told.add(key)
-            _log.info("%s", _sentence(selection))
+            _log.info("%s", answer_sentence(selection))
             for warning in selection.warnings:
                 _log.warning("%s", warning)
 
@@ -199,7 +199,7 @@ class Engine:
             raise UnclaimedError(f"{name}: {why}, and dense attention is off (dense=False)", self.name)
         if (asked, why) not in self._told:
             self._told.add((asked, why))
-            _log.warning("dense attention, through PyTorch, for %s: %s", _described(asked.request), why)
+            _log.warning("dense attention, through PyTorch, for %s: %s", layer_words(asked.request), why)
         self._record(call.module, asked, None, why)
         return dense_attention(
             call.query,
@@ -241,28 +241,3 @@ def _without_gradient(out: Tensor, *inputs: Tensor) -> Tensor:
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         return _NoBackward.apply(out, *inputs)  # type: ignore[no-any-return, no-untyped-call]
     return out
-
-
-def _sentence(selection: Selection) -> str:
-    """The answer in a line: what was chosen, for which layers, and the line of data that decided."""
-    chosen, order = selection.chosen, selection.order
-    assert chosen is not None
-    place = f"order {order.title}, {order.where.short}" if order else "no order"
-    how = f"choice {chosen.rank} of {len(selection.candidates)} in {place}"
-    if selection.choice and chosen.rank == 1:
-        done = {"require": "required", "prefer": "preferred"}[selection.choice.strength]
-        how = f"{done} by {selection.choice.where.short} ({place})"
-    elif selection.requested:
-        how = "requested"
-    return f"{chosen.title} for {_described(selection.request)}: {how}; {selection.registry.title}"
-
-
-def _described(request: AttentionRequest) -> str:
-    return f"{request.role} layers ({', '.join(_words(request))})"
-
-
-def _words(request: AttentionRequest) -> Iterator[str]:
-    yield request.attn_type
-    yield f"{request.num_heads}/{request.num_kv_heads} heads of {request.head_size}"
-    yield request.dtype
-    yield from sorted(request.features)

@@ -11,6 +11,7 @@ from attnreg.integrations.transformers.engine import Engine, Run
 from attnreg.models.groups import describe_indices
 from attnreg.models.reader import requests_from_model
 from attnreg.selection.question import Question
+from attnreg.selection.wording import request_words
 
 
 def explain_runs(engine: Engine, model: Any) -> Explanation:
@@ -60,17 +61,6 @@ def _layers(same: list[Run]) -> str:
 
 
 def _label(run: Run) -> str:
-    request, asked = run.asked.request, run.asked
-    heads = f"{request.num_heads}" + (f"/{request.num_kv_heads}" if request.num_kv_heads != request.num_heads else "")
-    size = f"{request.head_size}" + (f"/{request.head_size_v}" if request.head_size_v else "")
-    numbers = {
-        "sliding_window": f"sliding window {asked.window}",
-        "softcap": f"softcap {asked.softcap:g}" if asked.softcap is not None else "",
-        "mm_prefix": "multimodal prefix",
-        "score_bias": "score bias",
-        "non_causal": "not causal",
-    }
-    words = [f"{heads} heads of {size}", request.dtype, *(numbers.get(w, w) for w in sorted(request.features))]
-    words += [] if request.attn_type == "decoder" else [request.attn_type.replace("_", "-")]
-    calls = f"{run.calls} calls" if run.calls != 1 else "1 call"
-    return " · ".join([*words, calls])
+    asked = run.asked
+    words = request_words(asked.request, {"sliding_window": asked.window, "softcap": asked.softcap})
+    return " · ".join([*words, f"{run.calls} call{'s' * (run.calls != 1)}"])

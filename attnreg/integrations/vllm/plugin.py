@@ -12,6 +12,7 @@ from typing import Any
 
 import attnreg
 from attnreg.environment import REGISTRY_VARIABLE, VLLM_VARIABLE
+from attnreg.selection.wording import answer_sentence, layer_words
 
 _METHOD = "get_attn_backend_cls"
 # what a function that this plugin put in place carries
@@ -215,10 +216,10 @@ class _Decider:
         try:
             path = ask(backend, attn_selector_config=config, num_heads=num_heads)
         except ValueError as e:
-            raise ValueError(f"attnreg chose {_sentence(selection)}, but vLLM refuses it: {e}") from e
+            raise ValueError(f"attnreg chose {answer_sentence(selection)}, but vLLM refuses it: {e}") from e
         # on some platforms vLLM puts another in the place of one that was named
         if path and not issubclass(resolve_obj_by_qualname(path), backend.get_class()):
-            raise ValueError(f"attnreg chose {_sentence(selection)}, but vLLM puts {path} in its place")
+            raise ValueError(f"attnreg chose {answer_sentence(selection)}, but vLLM puts {path} in its place")
         return path
 
     def _member(self, selection: attnreg.Selection) -> Any:
@@ -240,7 +241,7 @@ class _Decider:
         if key in self.told:
             return
         self.told.add(key)
-        self.logger.info("attnreg: %s", _sentence(selection))
+        self.logger.info("attnreg: %s", answer_sentence(selection))
         for warning in selection.warnings:
             self.logger.warning("attnreg: %s", warning)
         if self.logger.isEnabledFor(10):
@@ -340,28 +341,6 @@ def _role() -> str:
     return "draft" if tag == "draft_model" or tag.endswith("_head") else "target"
 
 
-# words for the log ---------------------------------------------------------------------------------------------------
-
-
-def _sentence(selection: attnreg.Selection) -> str:
-    """The answer in a line: what was chosen, for which layers, and the line of data that decided."""
-    chosen, order = selection.chosen, selection.order
-    assert chosen is not None
-    place = f"order {order.title}, {order.where.short}" if order else "no order"
-    if selection.choice and chosen.rank == 1:
-        done = {"require": "required", "prefer": "preferred"}[selection.choice.strength]
-        how = f"{done} by {selection.choice.where.short} ({place})"
-    else:
-        how = f"choice {chosen.rank} of {len(selection.candidates)} in {place}"
-    return f"{chosen.title} for {_layers(selection.request)}: {how}; {selection.registry.title}"
-
-
-def _layers(request: attnreg.AttentionRequest) -> str:
-    words = [request.attention, request.attn_type, f"head_size {request.head_size}", request.dtype]
-    words += [f"kv_dtype {request.kv_dtype}"] if request.kv_dtype else []
-    return f"{request.role} layers ({', '.join([*words, *sorted(request.features)])})"
-
-
 def _trace(selection: attnreg.Selection) -> str:
     """Every verdict with its line of data, as ``attnreg explain`` prints it."""
     from rich.console import Console
@@ -369,7 +348,7 @@ def _trace(selection: attnreg.Selection) -> str:
     from attnreg.explain import Question, explain, render
 
     out = io.StringIO()
-    question = Question(selection.request, label=_layers(selection.request))
+    question = Question(selection.request, label=layer_words(selection.request))
     explanation = explain([question], [selection.platform], selection.registry)
     render(explanation, Console(file=out, width=120, color_system=None))
     return out.getvalue().rstrip()

@@ -57,7 +57,7 @@ def test_the_explanation_before_and_after(default: Registry) -> None:
     for text in (before, after):
         assert text.count("▸ CPU_ATTN") == 2
         assert "TORCH_SDPA  sinks is not supported" in text
-    assert "layer 0   4/2 heads of 16 · float32 · sinks · sliding window 4 · 1 call" in after
+    assert "layer 0   4/2 heads of 16 · float32 · KV cache auto · sliding window 4 · sinks · 1 call" in after
 
 
 def test_a_layer_that_no_backend_serves_raises_with_the_reasons() -> None:

@@ -58,7 +58,7 @@ def test_an_image_wider_than_the_window_is_dense(caplog: pytest.LogCaptureFixtur
     why = "its mask is neither causal, windowed nor a prefix"
     assert [(run.backend, run.dense) for run in text] == [(None, why), ("CPU_ATTN", "")]
     assert [r.message for r in caplog.records if "dense" in r.message] == [
-        f"dense attention, through PyTorch, for target layers (decoder, 4/2 heads of 16, float32): {why}"
+        f"dense attention, through PyTorch, for target layers (4/2 heads of 16, float32, KV cache auto): {why}"
     ]
     assert f"note: layer 0: dense attention, through PyTorch, because {why}" in attention.explanation(model, width=200)
 

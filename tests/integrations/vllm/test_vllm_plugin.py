@@ -93,7 +93,7 @@ def test_denied_everywhere_is_an_error_with_the_trace(engine: Engine, switch_on:
 
 def test_vllm_validates_what_the_registry_chooses(engine: Engine, switch_on: SwitchOn) -> None:
     switch_on("backends:\n  FLASH_ATTN: {variants: [{name: FA3-4, capabilities: {head_sizes: any}}]}\n")
-    match = r"attnreg chose FLASH_ATTN/FA3-4 .*head_size 100,.*, but vLLM refuses it: .*head_size not supported"
+    match = r"attnreg chose FLASH_ATTN/FA3-4 .*head size 100, .*, but vLLM refuses it: .*head_size not supported"
     with pytest.raises(ValueError, match=match):
         engine.backend(head_size=100)
 
@@ -252,13 +252,13 @@ def test_the_log_has_a_line_for_each_distinct_layer(engine: Engine, switch_on: S
     start, full, window = engine.messages(logging.INFO)
     assert re.fullmatch(rf"attnreg: {title} decides which attention backends .* \(ATTNREG_VLLM=.*mine\.yaml\)", start)
     assert re.fullmatch(
-        r"attnreg: FLASH_ATTN/FA3-4 for target layers \(mha, decoder, head_size 128, bfloat16, kv_dtype auto\): "
-        rf"choice 2 of 6 in order cuda/mha, priorities\.yaml:\d+; {title}",
+        r"attnreg: FLASH_ATTN/FA3-4 for target layers \(head size 128, bfloat16, KV cache auto\): "
+        rf"2nd choice of 6 \(order cuda/mha, priorities\.yaml:\d+\); {title}",
         full,
     )
     assert re.fullmatch(
-        r"attnreg: TRITON_ATTN\S* for target layers \(mha, decoder, head_size 64, bfloat16, kv_dtype auto, sinks, "
-        rf"sliding_window\): preferred by mine\.yaml:3 \(order cuda/mha, priorities\.yaml:\d+\); {title}",
+        r"attnreg: TRITON_ATTN\S* for target layers \(head size 64, bfloat16, KV cache auto, sliding window, "
+        rf"sinks\): preferred by mine\.yaml:3 \(order cuda/mha, priorities\.yaml:\d+\); {title}",
         window,
     )
     assert engine.messages(logging.DEBUG) == []
@@ -290,7 +290,7 @@ def test_the_whole_trace_is_there_for_whoever_debugs(engine: Engine, switch_on: 
     switch_on()
     engine.backend(has_sink=True)
     (trace,) = engine.messages(logging.DEBUG)
-    assert "target layers (mha, decoder, head_size 128, bfloat16, kv_dtype auto, sinks)\n▸ FLASH_ATTN/FA3-4" in trace
+    assert "target layers (head size 128, bfloat16, KV cache auto, sinks)\n▸ FLASH_ATTN/FA3-4" in trace
     assert re.search(r"TRITON_ATTN\S* +valid too, ranked lower +priorities\.yaml:\d+", trace)
     assert re.search(r"FLEX_ATTENTION +sinks is not supported +backends\.yaml:\d+", trace)
     assert "would win without sinks" in trace
