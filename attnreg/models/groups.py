@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from attnreg.models.facts import MIXERS, LayerFacts, MlaDims
 from attnreg.request import AttentionRequest
+from attnreg.selection.wording import feature_words, head_words
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ def label(facts: LayerFacts) -> str:
     """What a layer computes, in one line."""
     if facts.kind in MIXERS:
         return f"{MIXERS[facts.kind]} · no softmax attention"
-    sizes = _latent(facts, facts.mla) if facts.mla else _heads(facts)
-    return " · ".join([*sizes, *_scores(facts), *_keys(facts), *_place(facts)])
+    return " · ".join([*_sizes(facts), *feature_words(_scores(facts)), *_keys(facts), *_place(facts)])
 
 
-def _heads(facts: LayerFacts) -> Iterator[str]:
-    heads = f"{facts.num_heads}" if facts.num_heads == facts.num_kv_heads else f"{facts.num_heads}/{facts.num_kv_heads}"
-    size = f"{facts.head_size}" if facts.head_size == facts.head_size_v else f"{facts.head_size}/{facts.head_size_v}"
-    yield f"{heads} head{'s' * (heads != '1')} of {size}"
+def _sizes(facts: LayerFacts) -> Iterable[str]:
+    if facts.mla:
+        return _latent(facts, facts.mla)
+    assert facts.head_size is not None
+    return [head_words(facts.num_heads, facts.num_kv_heads, facts.head_size, facts.head_size_v)]
 
 
 def _latent(facts: LayerFacts, mla: MlaDims) -> Iterator[str]:
@@ -72,36 +73,31 @@ def _latent(facts: LayerFacts, mla: MlaDims) -> Iterator[str]:
         yield mla.form
 
 
-def _scores(facts: LayerFacts) -> Iterator[str]:
-    """What bounds the scores, or is done to them."""
-    if facts.sliding_window is not None:
-        yield f"sliding window {'' if facts.causal else '±'}{facts.sliding_window}"
-    if facts.chunk is not None:
-        yield f"chunks of {facts.chunk}"
-    if facts.sinks:
-        yield "sinks"
-    if facts.softcap is not None:
-        yield f"softcap {facts.softcap:g}"
-    if facts.alibi:
-        yield "ALiBi"
-    if facts.bias:
-        yield "score bias"
+def _scores(facts: LayerFacts) -> dict[str, object]:
+    """What bounds the scores, or is done to them; which keys they are of."""
+    window = facts.sliding_window
+    return {
+        "sliding_window": f"±{window}" if window is not None and not facts.causal else window,
+        "chunk": facts.chunk,
+        "sinks": facts.sinks,
+        "softcap": facts.softcap,
+        "alibi": facts.alibi,
+        "score_bias": facts.bias,
+        "sparse_blocks": facts.sparse_blocks,
+    }
 
 
 def _keys(facts: LayerFacts) -> Iterator[str]:
     """Which keys a layer reads, beside those of its own tokens."""
-    if facts.sparse_blocks is not None:
-        yield f"sparse blocks of {facts.sparse_blocks}"
     if facts.compress is not None:
         yield f"and a key for each {facts.compress} tokens"
     if facts.kv_shared_from is not None:
         yield "KV of an earlier layer"
-    if facts.causal == "prefix":
-        yield "multimodal prefix"
+    yield from feature_words({"mm_prefix": facts.causal == "prefix"})
     if facts.kind == "cross":
         yield "cross-attention"
-    elif not facts.causal:
-        yield "bidirectional"
+    else:
+        yield from feature_words({"non_causal": not facts.causal})
 
 
 def _place(facts: LayerFacts) -> Iterator[str]:

@@ -15,7 +15,11 @@ EXAMPLES = ROOT / "examples"
     [
         (
             [],
-            ["LlamaForCausalLM · cpu ", "layers 0–1   4/2 heads of 64 · float32 · KV cache auto · 24 calls", "▸ CPU_ATTN   1st choice"],
+            [
+                "LlamaForCausalLM · cpu ",
+                "layers 0–1   4/2 heads of 64 · float32 · KV cache auto · 24 calls",
+                "▸ CPU_ATTN   1st choice",
+            ],
         ),
         (["--embed"], ["It rained all day.", "layers 0–5   12 heads of 32 · float32 · encoder_only", "▸ CPU_ATTN"]),
         (["--backend", "TORCH_SDPA", "--tokens", "2"], ["· 2 calls", "▸ TORCH_SDPA   requested"]),
