@@ -23,9 +23,10 @@ generate: .venv/dev  ## a model generates through attnreg: on this machine's GPU
 
 test: lint types unit  ## lint, types, tests: what CI runs
 
-lint: .venv/dev  ## ruff, lint and format
+lint: .venv/dev  ## ruff, lint and format; which way imports run
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 
 types: .venv/dev  ## mypy, strict
 	$(BIN)/mypy
