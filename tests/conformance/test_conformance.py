@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import attnreg
-from attnreg import Platform, Registry, RequestError
+from attnreg import Platform, Registry, RequestError, loader
 from attnreg.conformance.bounds import ROUNDOFF, bounds
 from attnreg.conformance.claims import PROVABLE, Claims
 from attnreg.conformance.proof import prove
@@ -195,12 +195,12 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(claims: Claims, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(Registry, "load", lambda self, backend: altered(**FAULTS[fault]))
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(**FAULTS[fault]))
     assert any(prove(case, claims.select(case.request)).problem for case in claims.cases("claims"))
 
 
 def test_the_same_without_a_fault_is_found_to_be_right(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Registry, "load", lambda self, backend: altered())
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered())
     assert [prove(case, claims.select(case.request)).problem for case in claims.cases("claims")[:4]] == [None] * 4
 
 
@@ -263,7 +263,7 @@ def test_evidence_is_recorded_and_what_is_refuted_is_struck_from_it(
 
     verify(["TORCH_SDPA"], registry=default, platform=cpu, size="claims", record=tmp_path)
     assert json.loads((tmp_path / "cpu.json").read_text())["backends"].keys() == {"CPU_ATTN", "TORCH_SDPA"}
-    monkeypatch.setattr(Registry, "load", lambda self, backend: altered(batch=past_the_end))
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(batch=past_the_end))
     (refuted,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims", record=tmp_path)
     assert not refuted.proven
     assert json.loads((tmp_path / "cpu.json").read_text())["backends"].keys() == {"TORCH_SDPA"}
@@ -275,7 +275,7 @@ def test_what_a_kernel_raises_refutes_the_claim(
     def burst(*_: Any) -> None:
         raise RuntimeError("out of shared memory")
 
-    monkeypatch.setattr(Registry, "load", lambda self, backend: altered(after=burst))
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(after=burst))
     (evidence,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims")
     assert len(evidence.problems) == evidence.cases
     assert evidence.problems[0].endswith("RuntimeError: out of shared memory")
