@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from attnreg.kernels.dense import gathered
-from attnreg.kernels.dense.gathered import Places
-from attnreg.kernels.torch_sdpa import kv_cache_shape
-from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
+from attnreg.kernels.dense.attention import fill_empty
+from attnreg.kernels.dense.cache import Places, gather, places, write_kv, written
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerParams, paged_cache_shape
+from attnreg.runtime.masks import Band, in_band, together
 
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
+
+kv_cache_shape = paged_cache_shape
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -39,7 +41,7 @@ class _Side(NamedTuple):
     position: Tensor
 
 
-class Plan(NamedTuple):
+class FlexPlan(NamedTuple):
     """One call of flex_attention for a batch; queries and keys are padded to whole tiles.
 
     query, key: on the device. places: of the keys. mask None: no query sees a key. sink: the row of the key that stands
@@ -58,7 +60,7 @@ class Plan(NamedTuple):
     written: tuple[Tensor, Tensor, Tensor] | None
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
     """The block mask of a batch, and where its keys are."""
     device = batch.seq_lens.device
     lengths, queries = batch.seq_lens_cpu, batch.query_start_loc_cpu.diff()
@@ -71,13 +73,13 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
     key = _side(torch.where(queries > 0, lengths - first, 0), first, KEY_PADDING, least=1 if sinks else 0)
     has_keys = lengths.repeat_interleave(queries) > 0
     empty = (~has_keys).nonzero().flatten().to(device, non_blocking=True)
-    written = gathered.written(spec, batch)
+    stored = written(spec, batch)
     if not has_keys.any():
-        return Plan(query, key, Places(None, empty), None, None, None, batch.num_tokens, empty, written)
+        return FlexPlan(query, key, Places(None, empty), None, None, None, batch.num_tokens, empty, stored)
     # padding reads the last key that there is: a finite number, which no query sees
     keys = int((key.request >= 0).sum())
     at = torch.arange(len(key.request)).clamp(max=keys - 1)
-    places = gathered.places(
+    keys_at = places(
         spec, batch, key.request[at].to(device, non_blocking=True), key.position[at].to(device, non_blocking=True)
     )
     if sinks:
@@ -86,29 +88,23 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
     sink = keys if sinks else None
     mask = _block_mask(spec, batch, query, key, sink, _mask_mod(spec, batch, query_there, key_there))
     softcap = _scalar(spec.softcap, device)
-    return Plan(query_there, key_there, places, mask, sink, softcap, batch.num_tokens, empty, written)
+    return FlexPlan(query_there, key_there, keys_at, mask, sink, softcap, batch.num_tokens, empty, stored)
 
 
-def write_kv(
-    spec: AttentionSpec, plan: Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
-) -> None:
-    gathered.write_kv(spec, plan.written, key, value, kv_cache, params=params)
-
-
-def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: FlexPlan, call: Call) -> None:
     """Attention as the contract says."""
     if plan.mask is not None:
         # whole tiles: a kernel is compiled for what a layer is, not for how long a batch is
         q = call.query.new_zeros(len(plan.query.request), *call.query.shape[1:])
         q[: plan.tokens] = call.query[: plan.tokens]
-        k, v = gathered.gather(spec, plan.places, call)
+        k, v = gather(spec, plan.places, call)
         if plan.sink is not None:
             v[plan.sink].zero_()
         out, total = _call(spec, plan.mask, _score_mod(plan, call.params), q, k, v)
         call.output[: plan.tokens] = out[0].transpose(0, 1)[: plan.tokens]
         if call.lse is not None:
             call.lse[:, : plan.tokens] = total[0, :, : plan.tokens]
-    gathered.fill_empty(plan.empty, call)
+    fill_empty(plan.empty, call)
 
 
 def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,15 +166,13 @@ def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Sid
 
     def visible(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         p, k = query.position[row], key.position[column]
-        allowed = p >= k if causal else p == p
-        if window is not None:
-            allowed = allowed & (p - k < window) & (k - p < window)
+        allowed = in_band(p, k, causal=causal, window=window)
         if ranges is not None:
             # padding, whose request is negative, reads any range, and is refused below
             request = query.request[row].clamp(min=0)
             for i in range(ranges.shape[1]):
                 begin, end = ranges[request, i, 0], ranges[request, i, 1]
-                allowed = allowed | ((p >= begin) & (p < end) & (k >= begin) & (k < end))
+                allowed = allowed | together(begin, end, p, k)
         allowed = allowed & (query.request[row] == key.request[column])
         return allowed | (key.request[column] == SINK) if sinks else allowed
 
@@ -196,15 +190,10 @@ def _block_mask(
     single = (q_req_lo == q_req_hi)[:, None] & (k_req_lo == k_req_hi) & (q_req_lo[:, None] == k_req_lo)
     full = single.clone()
     far, near = q_hi[:, None] - k_lo, q_lo[:, None] - k_hi  # the largest and the smallest p - k of a tile
+    band = Band(batch.causal, spec.sliding_window)
     if batch.mm_prefix is None:
-        if batch.causal:
-            some &= ~single | (far >= 0)
-        if spec.sliding_window is not None:
-            some &= ~single | ((near < spec.sliding_window) & (-far < spec.sliding_window))
-    if batch.causal:
-        full &= near >= 0
-    if spec.sliding_window is not None:
-        full &= (far < spec.sliding_window) & (-near < spec.sliding_window)
+        some &= ~single | band.touches(near, far)
+    full &= band.covers(near, far)
     if sink is not None:
         # padding shares its tile, which is therefore never full
         some[:, sink // TILE] = True
@@ -232,7 +221,7 @@ def _ordered(tiles: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     return counts[None, None].to(device, non_blocking=True), indices[None, None].to(device, non_blocking=True)
 
 
-def _score_mod(plan: Plan, params: LayerParams) -> ScoreMod | None:
+def _score_mod(plan: FlexPlan, params: LayerParams) -> ScoreMod | None:
     """Softcap, ALiBi and sinks, in the contract's order."""
     softcap, slopes, sinks = plan.softcap, params.alibi_slopes, params.sinks
     if softcap is None and slopes is None and sinks is None:

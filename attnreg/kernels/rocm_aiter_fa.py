@@ -17,8 +17,7 @@ from attnreg.kernels.aiter import packed as aiter_packed
 from attnreg.kernels.aiter import unified as aiter_unified
 from attnreg.kernels.aiter.packed import Lengths
 from attnreg.kernels.aiter.unified import Paged
-from attnreg.kernels.dense import gathered
-from attnreg.kernels.dense.gathered import Places
+from attnreg.kernels.dense.cache import Places, gather, places
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,
@@ -125,7 +124,7 @@ def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> 
         batch.causal,
     )
     rows = slice(int(starts[requests[0]]), int(starts[requests[-1] + 1]))
-    return Prompts(rows, lengths, gathered.places(spec, batch, known[0], known[1]))
+    return Prompts(rows, lengths, places(spec, batch, known[0], known[1]))
 
 
 def write_kv(
@@ -143,7 +142,7 @@ def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
             assert call.kv_cache is not None
             _decode(spec, work.paged, q, call.kv_cache, out, call.params)
             continue
-        k, v = call.packed if work.places is None else gathered.gather(spec, work.places, call)
+        k, v = call.packed if work.places is None else gather(spec, work.places, call)
         aiter_packed.attend(spec, work.lengths, q, k, v, out, call.params)
 
 

@@ -10,6 +10,7 @@ import torch
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry
+from attnreg.runtime.interface import AttentionSpec
 from attnreg.runtime.layer import Attention
 
 
@@ -39,3 +40,10 @@ def make(default: Registry, cpu: Platform) -> Callable[..., Attention]:
         return Attention.from_selection(selection, **{k: v for k, v in given.items() if k not in names})
 
     return made
+
+
+def spec(**changes: Any) -> AttentionSpec:
+    """The spec of a small layer in float32; numbers bring the features that they need."""
+    plain: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_size": 8, "head_size_v": 8, "softmax_scale": 1.0}
+    features = {name for name in ("sliding_window", "softcap") if changes.get(name)} | changes.pop("features", set())
+    return AttentionSpec(**{**plain, "dtype": torch.float32, "features": frozenset(features), **changes})

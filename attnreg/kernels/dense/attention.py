@@ -1,0 +1,89 @@
+"""Dense attention, piece by piece, through PyTorch's own function or over whole score matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnreg.kernels.dense.cache import gather
+from attnreg.kernels.dense.pieces import DensePlan, Piece
+from attnreg.runtime.dense import attend_by_scores, scores_of
+from attnreg.runtime.interface import AttentionSpec, Call
+
+
+def by_sdpa(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
+    """Attention without softcap, sinks or LSE, which PyTorch's scaled_dot_product_attention cannot express."""
+    for piece in plan.pieces:
+        query, (key, value) = call.query[piece.rows], gather(spec, piece.places, call)
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        mask = _sdpa_mask(piece, call.params.alibi_slopes)
+        if q.is_cuda and call.params.alibi_slopes is not None:
+            # beside 16-bit queries CUDA's kernels refuse a float32 bias, or misread it
+            q, k, v = q.float(), k.float(), v.float()
+        out = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=piece.causal and mask is None,
+            scale=spec.softmax_scale,
+            enable_gqa=spec.num_heads != spec.num_kv_heads,
+        )
+        call.output[piece.rows] = out.transpose(1, 2).to(query.dtype)
+    fill_empty(plan.empty, call)
+
+
+def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
+    """Attention as the contract says, in float32, with all scores of a piece in memory."""
+    params = call.params
+    for piece in plan.pieces:
+        q, k, v = (x.transpose(1, 2) for x in (call.query[piece.rows], *gather(spec, piece.places, call)))
+        scores = scores_of(q, k, scale=spec.softmax_scale, softcap=spec.softcap)
+        if params.alibi_slopes is not None:
+            scores -= _alibi(piece, params.alibi_slopes)
+        if piece.visible is not None:
+            scores.masked_fill_(~piece.visible[:, None], -torch.inf)
+        elif piece.causal:
+            scores.masked_fill_(_later(scores), -torch.inf)
+        out, total = attend_by_scores(scores, v, params.sinks)
+        call.output[piece.rows] = out.transpose(1, 2).to(call.output.dtype)
+        if call.lse is not None:
+            call.lse[:, piece.rows] = total.transpose(0, 1)
+    fill_empty(plan.empty, call)
+
+
+def _sdpa_mask(piece: Piece, slopes: Tensor | None) -> Tensor | None:
+    """The mask of a piece as PyTorch's function takes it: bool, or with ALiBi a float32 bias of every head."""
+    mask = None if piece.visible is None else piece.visible[:, None]
+    if slopes is None:
+        return mask
+    bias = -_alibi(piece, slopes)
+    if piece.causal:
+        bias = bias.masked_fill(_later(bias), -torch.inf)
+    return bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+
+
+def _alibi(piece: Piece, slopes: Tensor) -> Tensor:
+    """What ALiBi takes off the scores, [requests, heads, queries, keys]."""
+    assert piece.distance is not None
+    # float32 whatever the layer's type: a slope times a distance does not fit 8 bits of mantissa
+    return slopes.float()[:, None, None] * piece.distance[:, None]
+
+
+def _later(scores: Tensor) -> Tensor:
+    """Which keys come after a query, [queries, keys]."""
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+
+
+def fill_empty(empty: Tensor, call: Call) -> None:
+    """Write what rows without a key get: zero, and the LSE of the sink alone."""
+    if not empty.numel():
+        return
+    lse, sinks = call.lse, call.params.sinks
+    # not by indexing with a number, which is copied to the device while the host waits
+    call.output.index_fill_(0, empty, 0)
+    if lse is not None and sinks is None:
+        lse.index_fill_(1, empty, -torch.inf)
+    elif lse is not None and sinks is not None:
+        lse.index_copy_(1, empty, sinks.float()[:, None].expand(-1, empty.numel()))

@@ -1,0 +1,146 @@
+"""A batch as a few dense rectangles: which queries and keys go together in one call, and under which mask.
+
+Nothing here reads device memory: the host's copies of the lengths decide the shapes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.dense.cache import Places, places, written
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata
+from attnreg.runtime.masks import Band, together
+
+# float32 scores of one piece: 64 MiB
+SCORES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Queries of some requests and all keys that they see, as a dense rectangle.
+
+    rows: [requests, queries] int64, their rows of query and output. places: of the keys, [requests, keys]. distance:
+    [requests, queries, keys] float32, how far a query is from a key; None without ALiBi. visible: the same shape in
+    bool; None where ``causal`` says it all: whether queries see just the keys up to their own, with as many queries as
+    keys, or all of them.
+    """
+
+    rows: Tensor
+    places: Places
+    distance: Tensor | None
+    visible: Tensor | None
+    causal: bool
+
+
+class DensePlan(NamedTuple):
+    """The pieces of a batch, the rows of queries that see no key (int64), and what the cache gets (`cache.written`)."""
+
+    pieces: list[Piece]
+    empty: Tensor
+    written: tuple[Tensor, Tensor, Tensor] | None
+
+
+class _Span(NamedTuple):
+    """Consecutive queries of a request, by position, and the keys that they see: all half-open."""
+
+    request: int
+    row: int
+    queries: range
+    keys: range
+
+
+def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePlan:
+    """The dense calls that make up a batch.
+
+    scores: whether whole score matrices will be held, so that long prompts are cut. Short requests of equal query
+    length share a call, unless the layer asks to be batch_invariant.
+    """
+    device = batch.seq_lens.device
+    groups: defaultdict[tuple[int, ...], list[_Span]] = defaultdict(list)
+    empty: list[Tensor] = []
+    starts, lengths = batch.query_start_loc_cpu.tolist(), batch.seq_lens_cpu.tolist()
+    for request, length in enumerate(lengths):
+        row, queries = starts[request], starts[request + 1] - starts[request]
+        if not length:
+            empty.append(torch.arange(row, row + queries))
+            continue
+        for span in _spans(spec, batch, _Span(request, row, range(length - queries, length), range(length)), scores):
+            keys = len(span.keys)
+            # a query length of its own, and keys within a factor of two: padding costs no more than the keys do
+            key = (len(span.queries), keys.bit_length())
+            alone = "batch_invariant" in spec.features or len(span.queries) * keys * spec.num_heads > SCORES // 16
+            groups[(*key, request, span.row) if alone else key].append(span)
+    none = torch.empty(0, dtype=torch.int64)
+    return DensePlan(
+        [_piece(spec, batch, spans) for spans in groups.values()],
+        torch.cat([none, *empty]).to(device, non_blocking=True),
+        written(spec, batch),
+    )
+
+
+def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool) -> list[_Span]:
+    """A request cut to the keys that its queries see, and where scores are held to what fits."""
+    request, row, queries, keys = whole
+    step = max(1, SCORES // (spec.num_heads * len(keys))) if scores else max(len(queries), 1)
+    spans = []
+    for first in range(queries.start, queries.stop, step):
+        some = range(first, min(first + step, queries.stop))
+        low, high = 0, keys.stop
+        # a prefix range reaches across window and causality
+        if batch.mm_prefix is None:
+            if spec.sliding_window is not None:
+                low = max(0, some.start - spec.sliding_window + 1)
+            if batch.causal:
+                high = some.stop
+            elif spec.sliding_window is not None:
+                high = min(high, some.stop + spec.sliding_window - 1)
+        spans.append(_Span(request, row + first - queries.start, some, range(low, high)))
+    return spans
+
+
+def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Piece:
+    device = batch.seq_lens.device
+    queries, keys = len(spans[0].queries), max(len(s.keys) for s in spans)
+    # one transfer for all that the host knows
+    known = torch.tensor([(s.request, s.row, s.queries.start, s.keys.start, s.keys.stop) for s in spans])
+    request, row, query_at, first, stop = known.to(device, non_blocking=True).unsqueeze(-1).unbind(1)
+    query_at = query_at + torch.arange(queries, device=device)
+    key_at = first + torch.arange(keys, device=device)
+    # keys past a request's own repeat its last: what lies behind it may be NaN, which no mask undoes
+    place = torch.minimum(key_at, stop - 1)
+    ragged = any(len(s.keys) < keys for s in spans)
+    plain = not ragged and batch.mm_prefix is None and not _window_bites(spec, spans)
+    square = plain and batch.causal and queries == keys
+    visible = None
+    if not square and not (plain and (queries == 1 or not batch.causal)):
+        seen = Band(batch.causal, spec.sliding_window).sees(query_at[:, :, None], key_at[:, None, :])
+        visible = _or_together(seen, batch.mm_prefix, request, query_at, key_at) & (key_at < stop)[:, None, :]
+    distance = None
+    if "alibi" in spec.features:
+        distance = (query_at[:, :, None] - key_at[:, None, :]).abs().float()
+    return Piece(
+        row + torch.arange(queries, device=device), places(spec, batch, request, place), distance, visible, square
+    )
+
+
+def _window_bites(spec: AttentionSpec, spans: list[_Span]) -> bool:
+    """Whether some key that is gathered is further than the window from some query."""
+    w = spec.sliding_window
+    return w is not None and any(
+        max(s.queries.stop - 1 - s.keys.start, s.keys.stop - 1 - s.queries.start) >= w for s in spans if s.queries
+    )
+
+
+def _or_together(seen: Tensor, ranges: Tensor | None, request: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
+    """What is seen, and beside it what lies in one prefix range: [requests, queries, keys] bool."""
+    if ranges is None:
+        return seen
+    # [requests, ranges, 1, 1] against [requests, 1, queries, 1] and [requests, 1, 1, keys]
+    for begin, end in (pair.unbind(-1) for pair in ranges[request[:, 0]].unbind(1)):
+        seen = seen | together(begin[:, None, None], end[:, None, None], query_at[:, :, None], key_at[:, None, :])
+    return seen

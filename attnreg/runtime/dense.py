@@ -1,0 +1,41 @@
+"""Attention over whole score matrices in PyTorch, in float32: what a kernel that takes no softcap or sinks cannot do.
+
+A caller masks the scores between the two functions here, and adds to them what it has to add.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def scores_of(query: Tensor, key: Tensor, *, scale: float, softcap: float | None) -> Tensor:
+    """The scaled scores, below the softcap, as [batch, heads, queries, keys] float32 that the caller may overwrite.
+
+    Shapes: query [batch, heads, queries, head_size], key [batch, num_kv_heads, keys, head_size].
+    """
+    batch, heads, queries, size = query.shape
+    kv_heads = key.shape[1]
+    # a KV head meets all queries of its group in one product
+    q = query.float().reshape(batch, kv_heads, heads // kv_heads * queries, size)
+    scores = (q @ key.float().mT).mul_(scale).view(batch, heads, queries, key.shape[2])
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    return scores
+
+
+def attend_by_scores(scores: Tensor, value: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output [batch, heads, queries, head_size_v] and LSE [batch, heads, queries], both float32; overwrites the scores.
+
+    Shapes: scores [batch, heads, queries, keys], -inf where a key takes no part; value [batch, num_kv_heads, keys,
+    head_size_v]; sinks [heads]. A row without a key gets zero, and the LSE of its sink or -inf.
+    """
+    total = scores.logsumexp(-1)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.float()[:, None])
+    # a row without a key: -inf less -inf is no number
+    weights = scores.sub_(total.masked_fill(total == -torch.inf, 0.0)[..., None]).exp_()
+    batch, heads, queries, keys = weights.shape
+    kv_heads = value.shape[1]
+    out = weights.view(batch, kv_heads, heads // kv_heads * queries, keys) @ value.float()
+    return out.view(batch, heads, queries, value.shape[3]), total
