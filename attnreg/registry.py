@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
 from attnreg.language.conditions import Condition
+from attnreg.language.frozen import FrozenDict, frozen
 
 if TYPE_CHECKING:
     from attnreg.language.matchers import Matcher
@@ -61,9 +62,9 @@ class Variant:
     served: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "served", frozenset(self.features) | frozenset(self.emulated) | frozenset(self.unchecked)
-        )
+        for name in ("features", "emulated", "unchecked"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
+        object.__setattr__(self, "served", frozenset((*self.features, *self.emulated, *self.unchecked)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ class SourceRef:
 
 @dataclass(frozen=True)
 class Registry:
-    """All data of one registry. Immutable, safe to share between threads; `attnreg.load_registry` makes it.
+    """All data of one registry. Immutable to its last mapping, so safe to share; `attnreg.load_registry` makes it.
 
     ``fingerprint`` names the data: two registries with the same one make the same selections. With ``imports`` false
     the modules are knowledge about another engine and are never imported.
@@ -214,15 +215,18 @@ class Registry:
     waivers: tuple[Waiver, ...] = ()
     invariants: tuple[Invariant, ...] = ()
     known: tuple[Known, ...] = ()
-    sources: Mapping[str, SourceRef] = field(default_factory=dict)
+    sources: Mapping[str, SourceRef] = field(default_factory=FrozenDict)
     files: tuple[str, ...] = ()
     trusted: frozenset[str] = frozenset()
     imports: bool = True
-    # answers that `select` remembers: they belong to this object alone, not to a copy, changed or pickled
-    cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        for name in ("backends", "orders", "derived", "sources"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
+
+    # its data and nothing else: what the selector remembers of it stays behind
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "cache": {}}
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __repr__(self) -> str:
         return f"<Registry {self.title}>"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support import ROOT, asking, tiny
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, Selection, select
+from attnreg.selection.memory import answers_of
 from attnreg.selection.selector import evaluate
 
 # errors --------------------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def test_nor_in_registries_at_random(registry: Registry, random: Random) -> None
 def test_what_was_asked_before_does_not_matter(default: Registry, data: st.DataObject) -> None:
     request, platform = data.draw(asking.requests(default)), data.draw(asking.platforms(default))
     fresh = dataclasses.replace(default)
-    assert fresh.cache == {}
+    assert answers_of(fresh) == {}
     assert evaluate(request, platform, fresh).to_dict() == evaluate(request, platform, default).to_dict()
 
 
@@ -143,6 +144,7 @@ from attnreg.analysis.diff import diff
 from attnreg.analysis.check import check
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import remedy
+from attnreg.selection.memory import answers_of
 from attnreg.selection.selector import evaluate
 
 default = load_registry("default")

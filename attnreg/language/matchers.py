@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
@@ -23,6 +23,9 @@ class Matcher:
     how a set is compared with ``mentions``: it holds all of them, none of them, or nothing else. A predicate is made of
     named functions only, so that a selection, which carries its registry, can be sent to another process. ``either``
     lists the texts of which one is enough, where there are several.
+
+    The memory holds what the predicate answered and nothing else: no answer depends on it, and no comparison, copy or
+    pickle has it. So a matcher counts as immutable, and threads may share it.
     """
 
     text: str
@@ -33,6 +36,9 @@ class Matcher:
     form: Literal["", "all", "none", "only"] = ""
     either: tuple[str, ...] = ()
     _memo: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     @property
     def in_words(self) -> str:
@@ -216,22 +222,22 @@ def any_of(tests: list[Matcher]) -> Matcher:
     if len(tests) == 1:
         return tests[0]
     either = tuple(text for t in tests for text in t.either or (t.text,))
-    return _merged(", ".join(t.text for t in tests), partial(_any_matches, tests), tests, either)
+    return _merged(", ".join(t.text for t in tests), partial(_any_matches, tuple(tests)), tests, either)
 
 
 def all_of(tests: list[Matcher]) -> Matcher:
-    return _merged(", ".join(t.text for t in tests), partial(_all_match, tests), tests)
+    return _merged(", ".join(t.text for t in tests), partial(_all_match, tuple(tests)), tests)
 
 
 def negation(test: Matcher) -> Matcher:
     return _merged(f"not {test.text}", partial(_differs, test), [test])
 
 
-def _any_matches(tests: list[Matcher], value: Any) -> bool:
+def _any_matches(tests: tuple[Matcher, ...], value: Any) -> bool:
     return any(t.matches(value) for t in tests)
 
 
-def _all_match(tests: list[Matcher], value: Any) -> bool:
+def _all_match(tests: tuple[Matcher, ...], value: Any) -> bool:
     return all(t.matches(value) for t in tests)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
 from attnreg.errors import Location
+from attnreg.language.frozen import FrozenDict, deep_frozen, frozen
 
 # the one facet of the selection itself, which a registry may declare, and its values
 ASKED = "asked"
@@ -22,7 +23,10 @@ class Word:
     name: str
     legend: str
     where: Location
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=FrozenDict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "facts", deep_frozen(self.facts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,19 @@ class Vocabulary:
     architectures: Mapping[str, Architecture]
     retired_environment: Mapping[str, Word]
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, frozen(getattr(self, f.name)))
+        object.__setattr__(self, "words", frozen({name: frozen(group) for name, group in self.words.items()}))
+
     def facet(self, name: str) -> Facet | None:
         """The facet of that name, None where there is none."""
         return self.facets.get(name)
 
     @cached_property
-    def claims(self) -> dict[str, Facet]:
+    def claims(self) -> Mapping[str, Facet]:
         """Capability key -> the facet that it constrains, in the order of the facets."""
-        return {f.claim: f for f in self.facets.values() if f.claim}
+        return FrozenDict({f.claim: f for f in self.facets.values() if f.claim})
 
     def architectures_of(self, platform: str) -> tuple[Architecture, ...]:
         """The architectures of one platform, in capability order."""
@@ -105,9 +114,9 @@ class OpenFacets:
     of a vocabulary.
     """
 
-    facets: Mapping[str, Facet] = {}
-    architectures: Mapping[str, Architecture] = {}
-    packages: Mapping[str, Word] = {}
+    facets: Mapping[str, Facet] = FrozenDict()
+    architectures: Mapping[str, Architecture] = FrozenDict()
+    packages: Mapping[str, Word] = FrozenDict()
 
     def facet(self, name: str) -> Facet:
         """The field of that name."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attnreg.errors import Location, RequestError, did_you_mean
 from attnreg.language.conditions import Clause, Condition
 from attnreg.request import AttentionRequest
+from attnreg.selection.memory import answers_of, remember
 from attnreg.selection.point import Point, point_of
 from attnreg.selection.trace import Candidate, Kind, Reason, Selected, Selection
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from attnreg.language.matchers import Requirement
     from attnreg.platforms import Packages, Platform
     from attnreg.registry import Backend, Choice, Claim, Fallback, Order, Registry, Variant, Waiver
-
-_CACHE_LIMIT = 8192
 
 
 def evaluate(
@@ -29,13 +28,11 @@ def evaluate(
     to_run: bool = False,
 ) -> Selection:
     """What `attnreg.select` answers, where nothing is valid too: the selection's ``backend`` is None then."""
-    key = (request, platform, backend, to_run)
-    selection: Selection | None = registry.cache.get(key)
+    asked, answers = (request, platform, backend, to_run), answers_of(registry)
+    selection = answers.get(asked)
     if selection is None:
         selection = _select(request, platform, registry, backend, to_run)
-        if len(registry.cache) >= _CACHE_LIMIT:
-            registry.cache.clear()
-        registry.cache[key] = selection
+        remember(answers, asked, selection)
     return selection
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
+from attnreg.language.frozen import FrozenDict
 from attnreg.selection.point import point_of
 
 if TYPE_CHECKING:
@@ -142,13 +144,13 @@ class Selection:
         return min(self.candidates, key=lambda c: len(c.reasons), default=None)
 
     @cached_property
-    def derived(self) -> dict[str, tuple[Any, Location]]:
+    def derived(self) -> Mapping[str, tuple[Any, Location]]:
         """Each derived facet's value here, with the line of the case that spoke."""
         point = point_of(self.request, self.platform, self.registry)
         preferred = self.choice.backends[:1] if self.choice else ()
         if self.requested or (self.backend and self.backend.name in preferred):
             point = point.by_name()
-        return {name: (point[name], d.case(point)) for name, d in self.registry.derived.items()}
+        return FrozenDict({name: (point[name], d.case(point)) for name, d in self.registry.derived.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """The selection as JSON-ready values."""

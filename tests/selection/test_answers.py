@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import pickle
 import sys
 import threading
 import types
+import weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -20,7 +22,9 @@ from support.rows.words import features
 
 import attnreg
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_registry, select
-from attnreg.selection.selector import _CACHE_LIMIT, evaluate
+from attnreg.selection import memory
+from attnreg.selection.memory import answers_of
+from attnreg.selection.selector import evaluate
 
 
 def test_to_run_asks_for_a_module_that_loads(monkeypatch: pytest.MonkeyPatch, default: Registry) -> None:
@@ -64,7 +68,7 @@ def test_answers_are_remembered_by_everything_that_was_asked() -> None:
         select(request, platform, registry, "TRITON_ATTN"),
     ]
     assert len({id(s) for s in [first, *others]}) == 5
-    assert len(registry.cache) == 5
+    assert len(answers_of(registry)) == 5
 
 
 def test_a_changed_copy_of_a_registry_does_not_share_its_answers() -> None:
@@ -75,12 +79,26 @@ def test_a_changed_copy_of_a_registry_does_not_share_its_answers() -> None:
     assert evaluate(request, platform, copy).backend is None
 
 
-def test_the_memory_is_bounded() -> None:
+def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LIMIT", 8)
     registry = tiny.load({"A": tiny.row()})
     platform = Platform(platform="gpu", arch="g1")
-    for size in range(1, _CACHE_LIMIT + 10):
+    for size in range(1, 13):
         select(AttentionRequest(head_size=size), platform, registry)
-    assert len(registry.cache) <= _CACHE_LIMIT
+    assert [asked[0].head_size for asked in answers_of(registry)] == [9, 10, 11, 12]
+
+
+def test_the_memory_goes_with_its_registry() -> None:
+    registry = tiny.load({"A": tiny.row()})
+    selection = select(AttentionRequest(head_size=8), Platform(platform="gpu", arch="g1"), registry)
+    gone = weakref.ref(registry)
+    del registry
+    gc.collect()
+    # an answer keeps what it is an answer of, and its own memory does not count
+    assert gone() is selection.registry
+    del selection
+    gc.collect()
+    assert gone() is None
 
 
 def test_threads_agree() -> None:
@@ -122,7 +140,7 @@ def test_selections_travel_between_processes(default: Registry) -> None:
     selection = select(request, platform, default)
     copy = pickle.loads(pickle.dumps(selection))
     assert copy == selection
-    assert copy.registry.cache == {}
+    assert len(answers_of(default)) > len(answers_of(copy.registry)) == 0
     # the copy of the registry answers as the original does
     assert select(request, at("sm120", default), copy.registry).backend.name == "FLASHINFER"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
