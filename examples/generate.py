@@ -20,7 +20,7 @@ from rich.console import Console
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import attnreg.integrations.transformers as attention
-from attnreg.explain.answers import render
+from attnreg.explain import render
 
 SENTENCES = (
     "The registry says which attention kernel runs.",

@@ -26,7 +26,7 @@ from rich.terminal_theme import TerminalTheme
 from attnreg.cli import commands as cli
 from attnreg.cli.options import platforms_of, questions_of
 from attnreg.errors import RegistryError
-from attnreg.explain.answers import explain, render
+from attnreg.explain import explain, render
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.registry import Registry
 

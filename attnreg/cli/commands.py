@@ -24,6 +24,7 @@ from attnreg.cli.options import (
 from attnreg.version import __version__
 
 if TYPE_CHECKING:
+    from attnreg.platforms import Platform
     from attnreg.registry import Registry
 
 
@@ -52,6 +53,10 @@ def cli() -> None:
     """Which attention kernel runs, and why: backends, capabilities and priorities as data."""
 
 
+def _print_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=2))
+
+
 # explain -------------------------------------------------------------------------------------------------------------
 
 
@@ -70,8 +75,8 @@ def explain(**options: Any) -> None:
     attnreg explain --platform rocm --model gpt-oss-120b/config.json
     attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
     """
-    from attnreg.explain.answers import explain as explain_questions
-    from attnreg.explain.answers import render
+    from attnreg.explain import explain as explain_questions
+    from attnreg.explain import render
 
     overlays: list[Any] = list(options["overlay"])
     choices = [{"prefer": options["prefer"]}] if options["prefer"] else []
@@ -85,7 +90,7 @@ def explain(**options: Any) -> None:
         questions, platforms, registry, backend=options["backend"], title=title, notes=notes, memory=memory
     )
     if options["as_json"]:
-        click.echo(json.dumps(explanation.to_dict(), indent=2))
+        _print_json(explanation.to_dict())
     else:
         render(explanation, terminal())
     raise click.exceptions.Exit(0 if explanation.found else 1)
@@ -100,13 +105,16 @@ def explain(**options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(**options: Any) -> None:
     """List the backends: for a platform or an architecture, in the orders that apply there."""
-    from attnreg.explain.tables import list_backends
+    from attnreg.explain.tables import backend_dict, backends_on, print_backends
 
     registry = load(options["registry"], options["overlay"], options["trust"])
-    platforms = None
+    platforms: Sequence[Platform] = ()
     if options["platform"] or options["arch"]:
         platforms = platforms_of(registry, options["platform"], options["arch"], options["flags"], options["packages"])
-    list_backends(registry, platforms, terminal(), as_json=options["as_json"])
+    if options["as_json"]:
+        _print_json([backend_dict(row) for row in backends_on(registry, platforms)])
+    else:
+        print_backends(registry, platforms, terminal())
 
 
 @cli.command(short_help="Show one backend, or the rule of one model family.")
@@ -116,18 +124,25 @@ def list_(**options: Any) -> None:
 def show(name: str, **options: Any) -> None:
     """Show everything that the registry says of one backend, or how the configs of a model family are read."""
     from attnreg.errors import did_you_mean
-    from attnreg.explain.tables import show_backend, show_family
+    from attnreg.explain.families import family_dict, print_family
+    from attnreg.explain.tables import backend_dict, print_backend
     from attnreg.models.reader import bundled_families
 
     families = bundled_families()
     if name in families:
-        show_family(families, name, terminal(), as_json=options["as_json"])
+        if options["as_json"]:
+            _print_json(family_dict(families, name))
+        else:
+            print_family(families, name, terminal())
         return
     registry = load(options["registry"], options["overlay"], options["trust"])
     if name not in registry.backends:
         known = {**registry.backends, **dict.fromkeys(families)}
         raise click.UsageError(f"no backend and no model family {name!r}; {did_you_mean(name, known, 40)}")
-    show_backend(registry, registry.backends[name], terminal(), as_json=options["as_json"])
+    if options["as_json"]:
+        _print_json(backend_dict(registry.backends[name]))
+    else:
+        print_backend(registry, registry.backends[name], terminal())
 
 
 @cli.command(short_help="List the model families whose configs are known.")
@@ -135,14 +150,17 @@ def show(name: str, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def models(words: Sequence[str], as_json: bool) -> None:
     """List the model families that are known, or those whose model_type has one of the WORDs in it."""
-    from attnreg.explain.tables import list_families
+    from attnreg.explain.families import family_dict, print_families
     from attnreg.models.reader import bundled_families
 
     families = bundled_families()
     names = [name for name in families if not words or any(word in name for word in words)]
     if not names:
         raise click.UsageError(f"no model family has {' or '.join(map(repr, words))} in its name")
-    list_families(families, names, terminal(), as_json=as_json)
+    if as_json:
+        _print_json([family_dict(families, name) for name in names])
+    else:
+        print_families(families, names, terminal())
 
 
 # check, diff, doctor -------------------------------------------------------------------------------------------------
@@ -169,7 +187,7 @@ def check(**options: Any) -> None:
     stale = stale_docs() if ours else None
     if options["as_json"]:
         data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
-        click.echo(json.dumps({"registry": registry.title, "findings": data, "stale_docs": stale}, indent=2))
+        _print_json({"registry": registry.title, "findings": data, "stale_docs": stale})
     else:
         for finding in findings:
             click.echo(f"{finding}\n")
@@ -196,7 +214,7 @@ def _check_lock(options: dict[str, Any]) -> None:
     registry = load(options["registry"] or lock["registry"], options["overlay"], options["trust"])
     drifts = drift(lock, registry, path)
     if options["as_json"]:
-        click.echo(json.dumps({"registry": registry.title, "drift": [d.to_dict() for d in drifts]}, indent=2))
+        _print_json({"registry": registry.title, "drift": [d.to_dict() for d in drifts]})
     else:
         for item in drifts:
             click.echo("\n".join(item.lines()))
@@ -286,7 +304,7 @@ def diff(before: str, after: str, **options: Any) -> None:
         limit=options["limit"],
     )
     if options["as_json"]:
-        click.echo(json.dumps(difference.to_dict(), indent=2))
+        _print_json(difference.to_dict())
     else:
         print_diff(difference, terminal())
     raise click.exceptions.Exit(1 if difference.changes else 0)
@@ -302,7 +320,7 @@ def doctor(**options: Any) -> None:
     registry = load(options["registry"], options["overlay"], options["trust"])
     report = examine(registry)
     if options["as_json"]:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+        _print_json(report.to_dict())
     else:
         print_report(report, terminal())
 
@@ -334,7 +352,7 @@ def verify(backends: Sequence[str], **options: Any) -> None:
     given = {name: options[name] for name in ("device", "size", "record", "jobs")}
     found = verified(backends, registry=registry, platform=platforms[0], **given)
     if options["as_json"]:
-        click.echo(json.dumps({e.backend: {**e.to_dict(), "problems": e.problems} for e in found}, indent=2))
+        _print_json({e.backend: {**e.to_dict(), "problems": e.problems} for e in found})
     else:
         click.echo("\n".join(line for evidence in found for line in evidence.lines()))
     raise click.exceptions.Exit(1 if any(e.problems for e in found) else 0)

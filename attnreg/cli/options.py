@@ -217,13 +217,11 @@ def platforms_of(
 
 def questions_of(options: dict[str, Any], platforms: Sequence[Platform], registry: Registry) -> Any:
     """The questions that the options ask, the line that names them, what was assumed, and a model's KV cache."""
-    from attnreg.explain.answers import PLATFORM_NAMES, platform_title
+    from attnreg.explain.answers import title_of
     from attnreg.request import AttentionRequest
     from attnreg.selection.question import Question
+    from attnreg.selection.wording import request_words
 
-    where = PLATFORM_NAMES.get(platforms[0].platform, platforms[0].platform)
-    if len(platforms) == 1:
-        where = f"{where} {platform_title(platforms[0], registry)}"
     given = {name: options[name] for name in (*_WORDS, *_INTEGERS) if options[name] is not None}
     if given.get("kv_dtype") == "none":
         given["kv_dtype"] = None
@@ -232,13 +230,13 @@ def questions_of(options: dict[str, Any], platforms: Sequence[Platform], registr
     if options["model"] is None:
         request = AttentionRequest(**{"head_size": 128, **given}, features=features, extra=extra)  # type: ignore[arg-type]
         assumed = [] if "head_size" in given else ["no --head-size and no --model: head_size 128 was assumed"]
-        title = f"{where} · registry {registry.title}"
         for name in ("draft", "layer", "lengths"):
             if options[name] not in (None, ()):
                 raise click.UsageError(f"--{name.removesuffix('s')} says something of a model; give --model too")
         if options["tp"] != 1:
             raise click.UsageError("--tp shares out a model's heads; without --model, give the heads of one rank")
-        return [Question(request, _request_label(request))], title, assumed, None
+        question = Question(request, " · ".join(request_words(request)))
+        return [question], title_of(platforms, registry), assumed, None
     from attnreg.models.questions import ModelOptions, model_questions
 
     asked = model_questions(
@@ -254,28 +252,7 @@ def questions_of(options: dict[str, Any], platforms: Sequence[Platform], registr
         ),
         registry,
     )
-    return asked.questions, f"{asked.title} · {where} · registry {registry.title}", asked.notes, asked.memory
-
-
-def _request_label(request: Any) -> str:
-    heads = (
-        f"{request.num_heads}/{request.num_kv_heads or request.num_heads} heads of "
-        if request.num_heads
-        else "head size "
-    )
-    parts = [f"{heads}{request.head_size}", request.dtype, f"KV cache {request.kv_dtype or 'not given'}"]
-    parts += [
-        v
-        for v, usual in (
-            (request.attention, "mha"),
-            (request.attn_type, "decoder"),
-            (request.role, "target"),
-            (request.phase, "any"),
-        )
-        if v != usual
-    ]
-    parts += sorted(request.features)
-    return " · ".join(parts)
+    return asked.questions, title_of(platforms, registry, asked.title), asked.notes, asked.memory
 
 
 def pair(item: str) -> tuple[str, Any]:

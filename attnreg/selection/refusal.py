@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnreg.selection.selector import evaluate
+from attnreg.selection.wording import trace_lines
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -86,11 +87,7 @@ def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:
         first = f"No backend accepts this request on {where} (order `{order.title}`, {order.where.short}):"
     else:
         first = f"{selection.registry.title} has no order for {where}."
-    lines = [first]
-    width = max((len(c.title) for c in selection.candidates), default=0)
-    for c in selection.candidates:
-        for i, reason in enumerate(c.reasons):
-            lines.append(f"  {c.title if i == 0 else '':<{width}}  {reason.text}  [{reason.where.short}]")
+    lines = [first, *(f"  {line}" for line in trace_lines(selection))]
     if alternatives:
         by_name = "would accept it" if selection.requested else "would accept it if asked for by name"
         lines.append(f"  help: {by_name}: {', '.join(alternatives)}")

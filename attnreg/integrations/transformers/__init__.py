@@ -89,7 +89,7 @@ def explanation(model: Any, *, name: str = NAME, width: int = 100) -> str:
 
     from rich.console import Console
 
-    from attnreg.explain.answers import render
+    from attnreg.explain import render
 
     out = io.StringIO()
     render(explain(model, name=name), Console(file=out, width=width, color_system=None))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnreg.explain.answers import Answer, Explanation, Verdict
+from attnreg.explain.answers import Answer, Explanation, Verdict, title_of
 from attnreg.integrations.transformers.engine import Engine, Run
 from attnreg.models.groups import describe_indices
 from attnreg.models.reader import requests_from_model
@@ -27,8 +27,7 @@ def explain_runs(engine: Engine, model: Any) -> Explanation:
             notes.append(f"{_layers(same)}: dense attention, through PyTorch, because {first.dense}")
         verdicts = (Verdict((first.selection,)),) if first.selection else ()
         answers.append(Answer(Question(first.asked.request, label, _layers(same)), verdicts))
-    title = f"{type(model).__name__} · {_place(engine, model)}"
-    return Explanation(engine.registry, title, tuple(answers), tuple(notes))
+    return Explanation(engine.registry, _title(engine, model), tuple(answers), tuple(notes))
 
 
 def plan_of(engine: Engine, model: Any) -> Explanation:
@@ -42,15 +41,13 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
         if group.request is not None:
             verdicts = (Verdict((engine.evaluate(group.request, device),)),)
         answers.append(Answer(question, verdicts))
-    title = f"{type(model).__name__} · {_place(engine, model)}"
     notes = ("the model has not run yet: this is what its config asks for", *layers.assumptions)
-    return Explanation(engine.registry, title, tuple(answers), notes)
+    return Explanation(engine.registry, _title(engine, model), tuple(answers), notes)
 
 
-def _place(engine: Engine, model: Any) -> str:
+def _title(engine: Engine, model: Any) -> str:
     device: torch.device = model.device
-    platform = engine.platform(device)
-    return f"{platform.platform} {platform.arch} · registry {engine.registry.title}"
+    return title_of([engine.platform(device)], engine.registry, type(model).__name__)
 
 
 def _layers(same: list[Run]) -> str:

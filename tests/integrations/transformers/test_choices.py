@@ -51,9 +51,8 @@ def test_the_explanation_before_and_after(default: Registry) -> None:
     assert "note: the model has not run yet: this is what its config asks for" in before
     by("attnreg", model, logits(**tokens(5)))
     after = attention.explanation(model)
-    assert after.startswith(
-        f"GptOssForCausalLM · cpu {Platform.detect_all(default.vocabulary)[-1].arch} · registry default"
-    )
+    arch = Platform.detect_all(default.vocabulary)[-1].arch
+    assert after.startswith(f"GptOssForCausalLM · CPU {default.vocabulary.architectures[arch].title} · registry")
     for text in (before, after):
         assert text.count("▸ CPU_ATTN") == 2
         assert "TORCH_SDPA  sinks is not supported" in text

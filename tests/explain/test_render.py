@@ -1,9 +1,8 @@
-"""Explanations as a person and as a program read them: the answer first, every verdict with its line, at any width."""
+"""Explanations as a person reads them: the answer first, every verdict with its line, at any width."""
 
 from __future__ import annotations
 
 import io
-import json
 import re
 from typing import Any
 
@@ -15,7 +14,8 @@ from support import asking
 from support.asking import BASE, at
 
 from attnreg import AttentionRequest, Platform, Registry, load_registry
-from attnreg.explain.answers import Explanation, explain, render
+from attnreg.explain import explain, render
+from attnreg.explain.answers import Explanation
 from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
 
@@ -104,13 +104,13 @@ def test_one_platform_needs_no_heading(default: Registry) -> None:
 
 HOW: list[tuple[str, dict[str, Any], str | None, list[Any], list[str]]] = [
     ("asked for", {}, "TRITON_ATTN", [], ["▸ TRITON_ATTN   requested"]),
-    ("required", {}, None, [{"require": "TRITON_ATTN"}], ["▸ TRITON_ATTN   required (<overlay>:*)"]),
+    ("required", {}, None, [{"require": "TRITON_ATTN"}], ["▸ TRITON_ATTN   required by <overlay>:*"]),
     (
         "preferred",
         {},
         None,
         [{"prefer": "TRITON_ATTN"}],
-        ["▸ TRITON_ATTN   preferred (order cuda/mha, priorities.yaml:*)"],
+        ["▸ TRITON_ATTN   preferred by <overlay>:* (order cuda/mha, priorities.yaml:*)"],
     ),
     (
         "preferred in vain",
@@ -176,25 +176,6 @@ def test_any_request_at_any_width(default: Registry, data: st.DataObject) -> Non
                 # a line of data may stand within a wrapped reason
                 said = re.escape(verdict.asked(c.rank, i).text.split()[0])
                 assert re.search(rf"{said}.*?{re.escape(c.reasons[i].where.file.rpartition('/')[2])}:\*", words)
-
-
-def test_the_json_form_is_the_whole_trace(default: Registry) -> None:
-    platforms = [at("gfx942", default), at("gfx1201 +aiter", default)]
-    explanation = explain([GPT_OSS], platforms, default, title="t", notes=["n"])
-    data = explanation.to_dict()
-    assert json.loads(json.dumps(data)) == data
-    assert (data["registry"], data["title"], data["notes"]) == (default.title, "t", ["n"])
-    (answer,) = data["answers"]
-    assert (answer["label"], answer["layers"]) == (GPT_OSS.label, GPT_OSS.layers)
-    here, there = answer["selections"]
-    assert here["platform"]["arch"] == "gfx942"
-    assert here["backend"] == {"name": "TRITON_ATTN", "variant": None}
-    assert there["backend"] == {"name": "ROCM_AITER_UNIFIED_ATTN", "variant": None}
-    rocm, opt_in = here["candidates"][:2]
-    assert rocm["would_win"] == {"text": "with --backend ROCM_ATTN", "changes": [], "by_name": "ROCM_ATTN"}
-    assert [c["value"] for c in opt_in["would_win"]["changes"]] == ["aiter", "aiter_mha"]
-    assert here["candidates"][3]["would_win"] is None
-    assert rocm["reasons"][0]["where"].startswith("registry/backends.yaml:")
 
 
 def test_a_derived_value_cites_the_case_that_spoke(default: Registry) -> None:

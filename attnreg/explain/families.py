@@ -1,0 +1,71 @@
+"""Model families as text for a terminal and as JSON-ready values: how their configs are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attnreg.models.families import Families
+
+
+def family_dict(families: Families, name: str) -> dict[str, Any]:
+    """What is known of a model family, as JSON-ready values; ``groups`` are those of a config without any field."""
+    from attnreg.models.questions import group_layers
+    from attnreg.models.reader import ConfigError, requests_from_model
+
+    try:
+        groups = requests_from_model({"model_type": name}, families=families).groups
+    except ConfigError:
+        # the class itself has no default for something that every file says
+        groups = ()
+    return {
+        "model_type": name,
+        "like": families.like(name) or None,
+        "note": families.note(name) or None,
+        "source": families.source(name),
+        "where": str(families.where(name)),
+        "rule": families.text(name),
+        "groups": [{"layers": group_layers(g), "label": g.label} for g in groups],
+    }
+
+
+def print_families(families: Families, names: Sequence[str], console: Console) -> None:
+    """Print model families, each with the layers that its class has by default."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=f"{len(names)} model families", title_justify="left", pad_edge=False)
+    table.add_column("model_type", no_wrap=True)
+    table.add_column("like", no_wrap=True, style="dim")
+    table.add_column("layers of its class by default", ratio=1)
+    for item in (family_dict(families, name) for name in names):
+        lines = [f"{g['layers']}  {g['label']}" for g in item["groups"]]
+        table.add_row(item["model_type"], item["like"] or "", "\n".join(lines))
+    console.print(table)
+
+
+def print_family(families: Families, name: str, console: Console) -> None:
+    """Print how a family's configs are read: its entry, those that it is like, and what its class has by default."""
+    from rich.text import Text
+
+    found = family_dict(families, name)
+    chain = [name]
+    while like := families.like(chain[-1]):
+        chain.append(like)
+    for member in chain:
+        heading = Text(member, style="bold").append(
+            "" if member == name else f"   which {chain[0]} is like", style="dim"
+        )
+        console.print(heading.append(f"   {families.where(member).short}", style="blue"))
+        # without its first line, which is the name again
+        for line in families.text(member).splitlines()[1:]:
+            console.print(Text(line), soft_wrap=True)
+        console.print()
+    console.print(Text("a config without any other field", style="bold"))
+    for item in found["groups"]:
+        console.print(Text(f"  {item['layers']}   {item['label']}"))
+    if not found["groups"]:
+        console.print(Text("  cannot be read: the class has no default for something that every file says"))
