@@ -16,7 +16,10 @@ if not Path("/dev/kfd").exists() and not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
 
 # a registry is loaded within many an example
-settings.register_profile("attnreg", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("attnreg", _ANY_TIME)
+# a tenth of the examples: make quick
+settings.register_profile("quick", _ANY_TIME, max_examples=10)
 settings.load_profile("attnreg")
 
 

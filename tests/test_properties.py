@@ -10,9 +10,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 from support import ROOT, asking, tiny
+from support.examples import examples
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RequestError, Selection, select
 from attnreg.selection.memory import answers_of
@@ -45,7 +46,7 @@ def outcome(fields: dict[str, Any], where: dict[str, Any], registry: Registry, b
 
 
 @given(data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_select_raises_nothing_but_its_typed_errors(default: Registry, data: st.DataObject) -> None:
     words = {
         name: st.sampled_from(sorted(f.words)) for name, f in default.vocabulary.facets.items() if f.kind == "word"
@@ -68,7 +69,7 @@ def test_select_raises_nothing_but_its_typed_errors(default: Registry, data: st.
 
 
 @given(registry=tiny.registries(), data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_facets_that_a_registry_declares_take_anything_too(registry: Registry, data: st.DataObject) -> None:
     names = st.sampled_from(sorted(registry.vocabulary.facets))
     for extra in data.draw(st.lists(st.dictionaries(names, ANYTHING, max_size=2), min_size=5, max_size=5)):
@@ -109,7 +110,7 @@ def check_reordering(registry: Registry, request: AttentionRequest, platform: Pl
 
 
 @given(data=st.data(), random=st.randoms(use_true_random=True))
-@settings(max_examples=150)
+@examples(150)
 def test_the_order_of_refused_candidates_does_not_matter(
     default: Registry, data: st.DataObject, random: Random
 ) -> None:
@@ -118,7 +119,7 @@ def test_the_order_of_refused_candidates_does_not_matter(
 
 
 @given(tiny.registries(), st.randoms(use_true_random=True))
-@settings(max_examples=40)
+@examples(40)
 def test_nor_in_registries_at_random(registry: Registry, random: Random) -> None:
     plain = dataclasses.replace(registry, choices=())
     for request, platform in tiny.questions(random, registry, 30):
@@ -126,7 +127,7 @@ def test_nor_in_registries_at_random(registry: Registry, random: Random) -> None
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_what_was_asked_before_does_not_matter(default: Registry, data: st.DataObject) -> None:
     request, platform = data.draw(asking.requests(default)), data.draw(asking.platforms(default))
     fresh = dataclasses.replace(default)
@@ -182,7 +183,7 @@ def test_hash_seeds_do_not_matter() -> None:
 
 @pytest.mark.parametrize("absent", ["block_size", "num_heads", "index_topk", "dimensions"])
 @given(data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_what_is_not_given_constrains_nothing(default: Registry, absent: str, data: st.DataObject) -> None:
     request, platform = data.draw(asking.requests(default)), data.draw(asking.platforms(default))
     dimensions = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import docs_evidence
@@ -59,11 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 and a diff if docs are stale")
     check = parser.parse_args(arguments).check
     root = Path(__file__).resolve().parent.parent
+    generated = outputs(root)
     if check:
-        difference = stale(root)
+        difference = stale(root, generated)
         print(difference or "docs are up to date")
         return 1 if difference else 0
-    for name, text in outputs(root).items():
+    for name, text in generated.items():
         path = root / name
         if _read(path) != text:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,10 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def stale(root: Path) -> str:
-    """What the generator would change in the checkout at ``root``, as a diff and the command; empty if nothing."""
+def stale(root: Path, generated: Mapping[str, str] | None = None) -> str:
+    """What the generator would change in the checkout at ``root``, as a diff and the command; empty if nothing.
+
+    generated: what `outputs` gave for it, where it is at hand.
+    """
     differences = []
-    for name, text in outputs(root).items():
+    for name, text in (outputs(root) if generated is None else generated).items():
         before = _read(root / name).splitlines(keepends=True)
         lines = difflib.unified_diff(
             before, text.splitlines(keepends=True), f"{name} (as it is)", f"{name} (generated)"

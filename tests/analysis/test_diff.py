@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import ROOT, tiny
+from support.examples import examples
 from support.tiny import row
 
 from attnreg import Registry, load_registry
@@ -90,7 +91,7 @@ def small_registries(draw: st.DrawFn) -> Registry:
 
 
 @given(small_registries(), small_registries())
-@settings(max_examples=25)
+@examples(25)
 def test_counts_are_exact_and_boxes_cover_each_change_once(before: Registry, after: Registry) -> None:
     difference = diff(before, after, any_packages=True, limit=EVERYTHING)
     assume(difference.size <= 4000)
@@ -110,7 +111,7 @@ def test_counts_are_exact_and_boxes_cover_each_change_once(before: Registry, aft
 
 
 @given(small_registries(), small_registries(), st.integers(0, 3))
-@settings(max_examples=20)
+@examples(20)
 def test_a_limit_leaves_boxes_out_and_says_how_much_is_in_them(before: Registry, after: Registry, limit: int) -> None:
     whole, part = diff(before, after, limit=EVERYTHING), diff(before, after, limit=limit)
     assert counts(part) == counts(whole)
@@ -120,7 +121,7 @@ def test_a_limit_leaves_boxes_out_and_says_how_much_is_in_them(before: Registry,
 
 
 @given(small_registries())
-@settings(max_examples=10)
+@examples(10)
 def test_a_registry_does_not_differ_from_itself(registry: Registry) -> None:
     assert diff(registry, registry, any_packages=True).changes == ()
 

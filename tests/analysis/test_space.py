@@ -10,9 +10,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import asking, tiny
+from support.examples import examples
 
 from attnreg import AttentionRequest, Platform, Registry, load_registry
 from attnreg.analysis.diagram import Diagrams, Node
@@ -167,7 +168,7 @@ def chosen(default: Registry) -> Exact:
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_the_default_registry_at_random(exact: Exact, chosen: Exact, data: st.DataObject) -> None:
     request, platform = data.draw(asking.requests(exact.registry)), data.draw(asking.platforms(exact.registry))
     exact.compare(request, platform)
@@ -175,7 +176,7 @@ def test_the_default_registry_at_random(exact: Exact, chosen: Exact, data: st.Da
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_every_point_of_the_default_registry_has_an_example(exact: Exact, data: st.DataObject) -> None:
     point = [data.draw(st.integers(0, size - 1)) for size in exact.space.diagrams.sizes]
     if exact.holds(exact.space.possible, point):
@@ -183,7 +184,7 @@ def test_every_point_of_the_default_registry_has_an_example(exact: Exact, data: 
 
 
 @given(tiny.registries(), st.randoms(use_true_random=True))
-@settings(max_examples=60)
+@examples(60)
 def test_registries_at_random(registry: Registry, random: Random) -> None:
     exact = Exact(registry)
     for request, platform in tiny.questions(random, registry, 40):
@@ -195,7 +196,7 @@ def test_registries_at_random(registry: Registry, random: Random) -> None:
 
 
 @given(tiny.registries(by_name=True), st.randoms(use_true_random=True))
-@settings(max_examples=60)
+@examples(60)
 def test_registries_that_tell_requests_by_name_from_others(registry: Registry, random: Random) -> None:
     exact = Exact(registry)
     assert all(v.facet != "asked" for v in exact.space.variables)

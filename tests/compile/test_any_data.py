@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from support.files import write
 
 import attnreg
@@ -113,7 +114,7 @@ def test_the_overlay_that_says_something_of_everything_is_right(small: Path) -> 
     assert attnreg.load_registry(small, EVERYTHING).name == f"{small.name}+overlay"
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_any_data_is_a_registry_or_a_refusal_and_any_registry_answers(small: Path, data: st.DataObject) -> None:
     overlay = copy.deepcopy(EVERYTHING)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import asking
+from support.examples import examples
 from support.files import brief, refusal
 from support.overlays import NEW, chosen
 
@@ -115,7 +116,7 @@ def test_an_overlay_file_of_nothing_is_what_it_extends(tree: Path) -> None:
     assert attnreg.load_registry("mine.yaml").title == attnreg.load_registry("base").title
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data())
 def test_an_overlay_of_nothing_changes_no_selection(default: Registry, empty: Registry, data: st.DataObject) -> None:
     request, platform = data.draw(asking.requests(default)), data.draw(asking.platforms(default))

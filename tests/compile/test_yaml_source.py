@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 from attnreg.compile.yaml_source import Document, Float, as_data
 from attnreg.errors import RegistryError
@@ -169,7 +170,7 @@ YAMLISH = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=400, deadline=2000)
+@examples(400)
 @given(st.text(st.characters(), max_size=60) | YAMLISH)
 def test_any_text_is_a_document_or_a_located_refusal(text: str) -> None:
     try:
@@ -191,7 +192,6 @@ DATA = st.recursive(
 )
 
 
-@settings(deadline=2000)
 @given(DATA)
 def test_json_is_read_as_it_is_and_every_key_found(data: Any) -> None:
     text = json.dumps(data, ensure_ascii=False, indent=1)

@@ -7,11 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support import asking
 from support.asking import BASE, at
+from support.examples import examples
 
 from attnreg import AttentionRequest, Platform, Registry, load_registry
 from attnreg.explain import explain, render
@@ -153,7 +154,7 @@ def test_how_the_answer_was_come_to(
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_any_request_at_any_width(default: Registry, data: st.DataObject) -> None:
     request, width = data.draw(asking.requests(default)), data.draw(st.integers(60, 130))
     platforms = data.draw(st.lists(asking.platforms(default), min_size=1, max_size=4, unique=True))

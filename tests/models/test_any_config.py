@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.configs import LLAMA
+from support.examples import examples
 
 from attnreg.models.reader import ConfigError, bundled_families, requests_from_model
 
@@ -53,7 +54,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     return config | ({part: draw(st.dictionaries(names, VALUE, max_size=6))} if part else {})
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(configs())
 @example(LLAMA | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True, "layer_types": ["mamba"] * 4})
 @example(LLAMA | {"model_type": "deepseek_v3", "rope_scaling": {"rope_type": "yarn", "factor": 1e308}})

@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import asking, tiny
 from support.asking import BASE, MLA, at
+from support.examples import examples
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, Selection, load_registry
 from attnreg.selection.remedies import Change, Remedy, remedy
@@ -65,7 +66,7 @@ def holds(answer: Remedy, selection: Selection, name: str) -> bool:
 
 
 @given(data=st.data())
-@settings(max_examples=120)
+@examples(120)
 def test_a_remedy_does_what_it_says_and_no_part_of_it_is_idle(default: Registry, data: st.DataObject) -> None:
     request, platform = data.draw(asking.requests(default)), data.draw(asking.platforms(default))
     backend = data.draw(st.none() | st.sampled_from(sorted(default.backends)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -18,23 +17,10 @@ COMMAND = "python tools/gen_docs.py"
 
 
 @pytest.fixture
-def gen_docs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/gen_docs.py, imported as `stale_docs` does."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    spec = importlib.util.spec_from_file_location("gen_docs_under_test", ROOT / "tools/gen_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, gen_docs: ModuleType) -> Path:
-    """A copy of what the generator reads and writes in a checkout, with fresh docs."""
-    for name in ("docs", "tools", "examples", "benchmarks"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, text in gen_docs.outputs(tmp_path).items():
+def checkout(tmp_path: Path, generated: Mapping[str, str]) -> Path:
+    """A directory that holds the generated files, as they are generated."""
+    for name, text in generated.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
 
@@ -42,14 +28,14 @@ def checkout(tmp_path: Path, gen_docs: ModuleType) -> Path:
 # the generated files -------------------------------------------------------------------------------------------------
 
 
-def test_docs_are_fresh() -> None:
+def test_docs_are_fresh(gen_docs: ModuleType, generated: Mapping[str, str]) -> None:
     """The failure is the diff and the command that mends it."""
-    difference = stale_docs()
+    difference = gen_docs.stale(ROOT, generated)
     assert difference == "", difference
 
 
-def test_generating_twice_gives_the_same_bytes(gen_docs: ModuleType) -> None:
-    assert gen_docs.outputs(ROOT) == gen_docs.outputs(ROOT)
+def test_generating_twice_gives_the_same_bytes(gen_docs: ModuleType, generated: Mapping[str, str]) -> None:
+    assert gen_docs.outputs(ROOT) == generated
 
 
 @pytest.mark.parametrize(
@@ -61,13 +47,15 @@ def test_generating_twice_gives_the_same_bytes(gen_docs: ModuleType) -> None:
         ("docs/images/explain.svg", "TRITON_ATTN", "TRITON_BTTN"),
     ],
 )
-def test_stale_file_is_found(checkout: Path, name: str, text: str, other: str) -> None:
-    assert stale_docs(checkout) == ""
+def test_stale_file_is_found(
+    gen_docs: ModuleType, generated: Mapping[str, str], checkout: Path, name: str, text: str, other: str
+) -> None:
+    assert gen_docs.stale(checkout, generated) == ""
     file = checkout / name
     before = file.read_text(encoding="utf-8")
     assert text in before
     file.write_text(before.replace(text, other), encoding="utf-8")
-    difference = stale_docs(checkout)
+    difference = gen_docs.stale(checkout, generated)
     assert difference
     assert f"--- {name} (as it is)" in difference
     assert other in "".join(line for line in difference.splitlines() if line.startswith("-"))
@@ -75,16 +63,20 @@ def test_stale_file_is_found(checkout: Path, name: str, text: str, other: str) -
     assert difference.endswith(f"Run: {COMMAND}")
 
 
-def test_missing_file_is_stale(checkout: Path) -> None:
+def test_missing_file_is_stale(gen_docs: ModuleType, generated: Mapping[str, str], checkout: Path) -> None:
     (checkout / "docs/images/explain.svg").unlink()
-    assert "+++ docs/images/explain.svg (generated)" in (stale_docs(checkout) or "")
+    assert "+++ docs/images/explain.svg (generated)" in gen_docs.stale(checkout, generated)
 
 
-def test_prose_is_left_alone(checkout: Path) -> None:
+def test_prose_is_left_alone(gen_docs: ModuleType, generated: Mapping[str, str]) -> None:
     """What people write between the blocks is theirs."""
-    file = checkout / "docs/attention_backends.md"
-    file.write_text(file.read_text(encoding="utf-8").replace("# Attention backends\n", "# Backends\n\nMore.\n", 1))
-    assert stale_docs(checkout) == ""
+    name = "docs/attention_backends.md"
+    page = generated[name]
+    edited = page.replace("# Attention backends\n", "# Backends\n\nMore.\n", 1)
+    # what stands between the markers and the empty lines beside them
+    blocks = {m[2]: m[0][len(m[1]) + 1 : -len(m[3]) - 2] for m in gen_docs._BLOCK.finditer(page)}
+    assert edited != page
+    assert gen_docs.fill(name, edited, blocks) == edited
 
 
 def test_without_a_checkout_there_is_nothing_to_check(tmp_path: Path) -> None:
@@ -98,9 +90,14 @@ def test_the_module_path_is_left_as_it_was() -> None:
 
 
 def test_check_writes_nothing_and_exits_with_1(
-    gen_docs: ModuleType, checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gen_docs: ModuleType,
+    generated: Mapping[str, str],
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(gen_docs, "__file__", str(checkout / "tools/gen_docs.py"))
+    monkeypatch.setattr(gen_docs, "outputs", lambda root: generated)
     assert gen_docs.main(["--check"]) == 0
     file = checkout / "docs/images/explain.svg"
     stale = file.read_text(encoding="utf-8").replace("TRITON_ATTN", "TRITON_BTTN")

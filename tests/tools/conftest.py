@@ -1,0 +1,30 @@
+"""Fixtures of the tests of the tools: the generator of the docs, and what it generates."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
+
+import pytest
+from support import ROOT
+
+
+@pytest.fixture(scope="session")
+def gen_docs() -> ModuleType:
+    """tools/gen_docs.py as a module, with those beside it."""
+    spec = importlib.util.spec_from_file_location("gen_docs_under_test", ROOT / "tools/gen_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tools"))
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def generated(gen_docs: ModuleType) -> Mapping[str, str]:
+    """Every generated file by its path below the checkout: generated once, for all tests."""
+    outputs: dict[str, str] = gen_docs.outputs(ROOT)
+    return MappingProxyType(outputs)
