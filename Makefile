@@ -9,7 +9,7 @@ VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test lint types unit test-vllm test-models test-gpu docs bench bench-gpu fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm test-models test-gpu docs bench bench-gpu fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +32,12 @@ types: .venv/dev  ## mypy, strict
 	$(BIN)/mypy
 
 unit: .venv/dev  ## the test suite
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# of the tests of whatever runs attention, none; of the slow ones, none; of the examples of a property, a tenth
+quick: lint types  ## what to run while changing data or the core: under a minute
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow' --hypothesis-profile quick \
+	  $(addprefix --ignore tests/,gpu kernels runtime conformance integrations)
 
 test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM's own Python sources; downloads its wheel once
 	.venv-vllm/bin/pytest --confcutdir tests/integrations/vllm tests/integrations/vllm

@@ -163,6 +163,7 @@ print(*check(registry), sep="\\n")
 """
 
 
+@pytest.mark.slow(reason="two processes check, diff and explain")
 def test_hash_seeds_do_not_matter() -> None:
     root = str(ROOT)
 

@@ -101,8 +101,20 @@ def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
         for most in range(_MOST_CHANGES + 1):
             changes = _reach(start, most)
             if changes is not None:
-                return Remedy(changes, None if backend == requested else name)
+                enough = backend == requested or _chosen(dataclasses.replace(start, backend=requested), changes)
+                return Remedy(changes, None if enough else name)
     return None
+
+
+def _chosen(here: _Try, changes: Iterable[Change]) -> bool:
+    """Whether the order leads to the backend too, after changes that were found for requests by name."""
+    for change in changes:
+        after = here.after(change)
+        if after is None:
+            return False
+        here = after
+    candidate = here.candidate()
+    return candidate is not None and candidate.accepted
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from support.layers import spec
 
 from attnreg.kernels import flex_attention, reference
@@ -17,7 +18,7 @@ lengths = st.lists(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     lengths=lengths,
     causal=st.booleans(),

@@ -186,6 +186,7 @@ def test_mixers_have_no_request() -> None:
     assert [g.request is None for g in model.groups] == [True, True, True, False]
 
 
+@pytest.mark.slow(reason="imports transformers and torch")
 class TestTransformers:
     """The configs that transformers builds, as objects and as the dicts that it would save."""
 

@@ -68,6 +68,7 @@ def test_each_fact_is_a_reason_of_its_own(
         assert reason.where.file == "registry/backends.yaml"
 
 
+@pytest.mark.slow(reason="imports a kernel module, and torch with it")
 def test_without_aiter_to_run_is_one_more_reason(default: Registry) -> None:
     platform = Platform(platform="rocm", arch="gfx942", flags=frozenset(BOTH), packages=())
     selection = evaluate(PLAIN, platform, default, "ROCM_AITER_FA", to_run=True)

@@ -27,6 +27,7 @@ from attnreg.selection.memory import answers_of
 from attnreg.selection.selector import evaluate
 
 
+@pytest.mark.slow(reason="imports a kernel module, and torch with it")
 def test_to_run_asks_for_a_module_that_loads(monkeypatch: pytest.MonkeyPatch, default: Registry) -> None:
     package, good = types.ModuleType("kernels_of_a_test"), types.ModuleType("kernels_of_a_test.good")
     monkeypatch.setitem(sys.modules, "kernels_of_a_test", package)

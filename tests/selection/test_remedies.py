@@ -44,6 +44,13 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("xe2", {"block_size": 16}, "FLASH_ATTN", "with --block-size 64"),
     ("gfx942 +aiter +aiter_mla", {**MLA, "num_heads": 12}, "ROCM_AITER_MLA", "for num_heads 16"),
     ("sm100", {**MLA, "qk_nope_head_dim": 96}, "FLASHINFER_MLA", "with --qk-nope-head-dim 128"),
+    # between the request and the one that is served lie requests whose order does not name the backend
+    (
+        "x86_64",
+        {"attention": "mla_sparse", "phase": "prefill", "head_size": 32, "num_kv_heads": None},
+        "CPU_MLA",
+        "for attention mla, phase any, head_size 576",
+    ),
 ]
 
 

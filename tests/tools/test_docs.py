@@ -14,12 +14,25 @@ from support import ROOT
 from attnreg.cli.docs import stale_docs
 
 COMMAND = "python tools/gen_docs.py"
+# generated files, a text in each, and one that would be wrong in its place
+STALE = {
+    "docs/attention_backends.md": ("[TURBOQUANT]", "[TURBOJET]"),
+    "docs/explain.md": ("TRITON_ATTN   4th", "TRITON_ATTN   1st"),
+    "docs/schema/overlay.schema.json": ('"sm90"', '"sm91"'),
+    "docs/images/explain.svg": ("TRITON_ATTN", "TRITON_BTTN"),
+}
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, generated: Mapping[str, str]) -> Path:
-    """A directory that holds the generated files, as they are generated."""
-    for name, text in generated.items():
+def written() -> dict[str, str]:
+    """Some generated files as they stand in this checkout, by their paths."""
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in STALE}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, written: Mapping[str, str]) -> Path:
+    """A directory that holds them."""
+    for name, text in written.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
@@ -38,24 +51,15 @@ def test_generating_twice_gives_the_same_bytes(gen_docs: ModuleType, generated: 
     assert gen_docs.outputs(ROOT) == generated
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "other"),
-    [
-        ("docs/attention_backends.md", "[TURBOQUANT]", "[TURBOJET]"),
-        ("docs/explain.md", "TRITON_ATTN   4th", "TRITON_ATTN   1st"),
-        ("docs/schema/overlay.schema.json", '"sm90"', '"sm91"'),
-        ("docs/images/explain.svg", "TRITON_ATTN", "TRITON_BTTN"),
-    ],
-)
-def test_stale_file_is_found(
-    gen_docs: ModuleType, generated: Mapping[str, str], checkout: Path, name: str, text: str, other: str
-) -> None:
-    assert gen_docs.stale(checkout, generated) == ""
+@pytest.mark.parametrize("name", STALE)
+def test_stale_file_is_found(gen_docs: ModuleType, written: Mapping[str, str], checkout: Path, name: str) -> None:
+    text, other = STALE[name]
+    assert gen_docs.stale(checkout, written) == ""
     file = checkout / name
     before = file.read_text(encoding="utf-8")
     assert text in before
     file.write_text(before.replace(text, other), encoding="utf-8")
-    difference = gen_docs.stale(checkout, generated)
+    difference = gen_docs.stale(checkout, written)
     assert difference
     assert f"--- {name} (as it is)" in difference
     assert other in "".join(line for line in difference.splitlines() if line.startswith("-"))
@@ -63,15 +67,15 @@ def test_stale_file_is_found(
     assert difference.endswith(f"Run: {COMMAND}")
 
 
-def test_missing_file_is_stale(gen_docs: ModuleType, generated: Mapping[str, str], checkout: Path) -> None:
+def test_missing_file_is_stale(gen_docs: ModuleType, written: Mapping[str, str], checkout: Path) -> None:
     (checkout / "docs/images/explain.svg").unlink()
-    assert "+++ docs/images/explain.svg (generated)" in gen_docs.stale(checkout, generated)
+    assert "+++ docs/images/explain.svg (generated)" in gen_docs.stale(checkout, written)
 
 
-def test_prose_is_left_alone(gen_docs: ModuleType, generated: Mapping[str, str]) -> None:
+def test_prose_is_left_alone(gen_docs: ModuleType, written: Mapping[str, str]) -> None:
     """What people write between the blocks is theirs."""
     name = "docs/attention_backends.md"
-    page = generated[name]
+    page = written[name]
     edited = page.replace("# Attention backends\n", "# Backends\n\nMore.\n", 1)
     # what stands between the markers and the empty lines beside them
     blocks = {m[2]: m[0][len(m[1]) + 1 : -len(m[3]) - 2] for m in gen_docs._BLOCK.finditer(page)}
@@ -91,13 +95,13 @@ def test_the_module_path_is_left_as_it_was() -> None:
 
 def test_check_writes_nothing_and_exits_with_1(
     gen_docs: ModuleType,
-    generated: Mapping[str, str],
+    written: Mapping[str, str],
     checkout: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(gen_docs, "__file__", str(checkout / "tools/gen_docs.py"))
-    monkeypatch.setattr(gen_docs, "outputs", lambda root: generated)
+    monkeypatch.setattr(gen_docs, "outputs", lambda root: written)
     assert gen_docs.main(["--check"]) == 0
     file = checkout / "docs/images/explain.svg"
     stale = file.read_text(encoding="utf-8").replace("TRITON_ATTN", "TRITON_BTTN")
