@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnreg.errors import RequestError, validate_word, word_set
-
-if TYPE_CHECKING:
-    from attnreg.language.vocabulary import Vocabulary
 
 Packages = tuple[tuple[str, str], ...]
 
@@ -55,14 +52,12 @@ class Platform:
         return {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
 
     @classmethod
-    def detect(cls, vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None) -> Platform:
-        """This machine's first accelerator, or its processor: `attnreg.detect`."""
+    def detect(cls, vocabulary: Any = None, *, environ: Mapping[str, str] | None = None) -> Platform:
+        """This machine's first accelerator, or its processor: `attnreg.detect`, which has the types too."""
         return cls.detect_all(vocabulary, environ=environ)[0]
 
     @classmethod
-    def detect_all(
-        cls, vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None
-    ) -> tuple[Platform, ...]:
+    def detect_all(cls, vocabulary: Any = None, *, environ: Mapping[str, str] | None = None) -> tuple[Platform, ...]:
         """Every kind of device of this machine, accelerators first and its processor last."""
         # by name, as kernels are reached: looking at a machine takes more than describing one, and stands above it
         found: tuple[Platform, ...] = importlib.import_module("attnreg.machine.detect").detect_all(
