@@ -22,7 +22,7 @@ from typing import Any
 import attnreg
 from attnreg.analysis.check import check
 from attnreg.analysis.diff import diff
-from attnreg.selection.selector import _select
+from attnreg.selection.selector import evaluate_anew
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "selection.json"
@@ -77,17 +77,22 @@ def measure() -> list[dict[str, Any]]:
         _row("load_registry('default')", call_us(lambda: attnreg.load_registry("default"), 1.0) / 1e3, "ms", None),
         _row(
             "select, uncached, 5 candidates, ROCm",
-            call_us(lambda: _select(request, rocm, registry, None, False)),
+            call_us(lambda: evaluate_anew(request, rocm, registry, None, False)),
             "µs",
             None,
         ),
         _row(
             "select, uncached, 5 candidates, CUDA",
-            call_us(lambda: _select(request, cuda, registry, None, False)),
+            call_us(lambda: evaluate_anew(request, cuda, registry, None, False)),
             "µs",
             None,
         ),
-        _row("select, uncached, 10 candidates", call_us(lambda: _select(request, rocm, ten, None, False)), "µs", 150),
+        _row(
+            "select, uncached, 10 candidates",
+            call_us(lambda: evaluate_anew(request, rocm, ten, None, False)),
+            "µs",
+            150,
+        ),
         _row("select, cached", call_us(lambda: attnreg.select(request, rocm, registry)), "µs", 1),
         *_engine_rows(request),
         _row("check, every invariant and all dead data", _once(lambda: check(registry)) * 1e3, "ms", 10_000),
@@ -105,11 +110,16 @@ def _engine_rows(request: attnreg.AttentionRequest) -> list[dict[str, Any]]:
         _row("load_registry('vllm-0.33.0')", load, "ms", 60),
         _row(
             "vllm-0.33.0: select, uncached, 6 candidates",
-            call_us(lambda: _select(plain, cuda, new, None, False)),
+            call_us(lambda: evaluate_anew(plain, cuda, new, None, False)),
             "µs",
             70,
         ),
-        _row("  the same with sinks and a window", call_us(lambda: _select(request, cuda, new, None, False)), "µs", 70),
+        _row(
+            "  the same with sinks and a window",
+            call_us(lambda: evaluate_anew(request, cuda, new, None, False)),
+            "µs",
+            70,
+        ),
         _row("vllm-0.33.0: select, cached", call_us(lambda: attnreg.select(plain, cuda, new)), "µs", 1),
         _row("diff of vllm-0.20.0 and vllm-0.33.0, whole", _once(lambda: diff(old, new)) * 1e3, "ms", 10_000),
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError
 from attnreg.request import AttentionRequest
-from attnreg.selection.selector import _select
+from attnreg.selection.selector import evaluate_anew
 from attnreg.selection.trace import Candidate, Reason, Selection
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class _Try:
     def candidate(self) -> Candidate | None:
         """Its verdict here; None where it is not even tried."""
         try:
-            selection = _select(self.request, self.platform, self.registry, self.backend, to_run=False)
+            selection = evaluate_anew(self.request, self.platform, self.registry, self.backend, to_run=False)
         except RequestError:
             return None
         if selection.chosen and selection.chosen.name == self.name:

@@ -24,7 +24,7 @@ import support
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, Selection, load_registry, select
 from attnreg.errors import RequestError
 from attnreg.integrations.vllm.inputs import request_from_selector_row
-from attnreg.selection.selector import Candidate
+from attnreg.selection.trace import Candidate
 
 DATA = support.DATA / "vllm"
 VERSIONS = ("0.33.0", "0.20.0")

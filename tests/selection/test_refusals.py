@@ -61,8 +61,8 @@ def test_a_refusal_looks_for_alternatives_only_when_it_is_read(
     default: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str | None] = []
-    judge = selector._select
-    monkeypatch.setattr(selector, "_select", lambda *args: asked.append(args[3]) or judge(*args))
+    judge = selector.evaluate_anew
+    monkeypatch.setattr(selector, "evaluate_anew", lambda *args: asked.append(args[3]) or judge(*args))
     registry = dataclasses.replace(default)
     request = AttentionRequest(**BASE, **features("sinks"))
     with pytest.raises(NoBackendError) as caught:
@@ -82,13 +82,13 @@ def test_a_refusal_looks_for_alternatives_only_when_it_is_read(
 def test_sending_a_refusal_elsewhere_selects_nothing(default: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = evaluate(AttentionRequest(**BASE, **features("sinks")), at("sm120", default), default, "FLASH_ATTN")
     error = NoBackendError(refused)
-    monkeypatch.setattr(selector, "_select", None)
+    monkeypatch.setattr(selector, "evaluate_anew", None)
     assert pickle.loads(pickle.dumps(refused)) == copy.deepcopy(refused) == refused
     assert pickle.loads(pickle.dumps(error)).selection == refused
     monkeypatch.undo()
     # what was read travels with the error, as it may be another answer elsewhere
     assert error.alternatives == ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
-    monkeypatch.setattr(selector, "_select", None)
+    monkeypatch.setattr(selector, "evaluate_anew", None)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 

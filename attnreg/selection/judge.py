@@ -1,0 +1,208 @@
+"""Judge: the verdict on one backend at one point, with every reason against it and its line of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnreg.errors import Location
+from attnreg.language.conditions import Clause, Condition
+from attnreg.request import AttentionRequest
+from attnreg.selection.trace import Candidate, Kind, Reason
+
+if TYPE_CHECKING:
+    from attnreg.language.matchers import Requirement
+    from attnreg.platforms import Packages
+    from attnreg.registry import Backend, Choice, Claim, Registry, Variant, Waiver
+    from attnreg.selection.point import Point
+
+
+class Judge:
+    """Says of each backend whether it accepts the request of one point, and if not, why."""
+
+    __slots__ = ("denied", "features", "point", "registry", "to_run", "waived")
+
+    def __init__(self, registry: Registry, point: Point, denied: Mapping[str, Choice], to_run: bool) -> None:
+        self.registry = registry
+        self.point = point
+        self.denied = denied
+        self.to_run = to_run
+        self.features: frozenset[str] = point["features"]
+        # facet -> what says that no claim on it is looked at
+        self.waived: dict[str, Waiver] = {}
+        for waiver in registry.waivers:
+            if waiver.when.holds(point):
+                self.waived |= dict.fromkeys(waiver.facets, waiver)
+
+    def candidate(self, rank: int, name: str, where: Location, condition: Condition | None = None) -> Candidate:
+        """The verdict on a backend; ``condition`` is the order's, None where the backend was asked for by name."""
+        row = self.registry.backends[name]
+        reasons: list[Reason] = []
+        if name in self.denied:
+            choice = self.denied[name]
+            sentence = f"denied{': ' + choice.because if choice.because else ' by the overlay'}"
+            reasons.append(Reason("denied", (), choice.where, sentence=sentence))
+        if condition is not None:
+            if not condition.holds(self.point):
+                reasons += _unmet(condition, self.point, "order")
+            if row.status == "experimental":
+                reasons.append(Reason("status", (), row.where, sentence="experimental: never chosen automatically"))
+        variant, against = self._best_variant(row)
+        reasons += against
+        if self.to_run:
+            reasons += self._unloadable(row)
+        emulates = () if variant is None else tuple(sorted(self.features & variant.emulated.keys()))
+        return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates)
+
+    def _best_variant(self, row: Backend) -> tuple[Variant | None, list[Reason]]:
+        """The first variant that serves natively, else the first that accepts, else the one with least against it.
+
+        Where the `when` of no variant holds, it is among the reasons: of the nearest that is made for this platform.
+        """
+        emulating: Variant | None = None
+        nearest: tuple[Variant | None, list[Reason]] | None = None
+        for variant in row.variants:
+            if not variant.when.holds(self.point):
+                continue
+            reasons = self._reasons(variant)
+            if not reasons:
+                if not variant.emulated or not self.features & variant.emulated.keys():
+                    return variant, reasons
+                emulating = emulating or variant
+            elif nearest is None or len(reasons) < len(nearest[1]):
+                nearest = variant, reasons
+        if emulating is not None:
+            return emulating, []
+        if nearest is not None:
+            return nearest
+        excluded = [(self._excluded(v), self._reach(v)) for v in row.variants]
+        return None, min(excluded, key=lambda e: (e[1] == 0, len(e[0]), -e[1]))[0]
+
+    def _excluded(self, variant: Variant) -> list[Reason]:
+        """All that speaks against a variant whose `when` does not hold; what it requires anyway is said once."""
+        reasons = self._reasons(variant)
+        said = {(r.facets, r.asked) for r in reasons if r.kind == "requires"}
+        return [r for r in _unmet(variant.when, self.point, "variant") if (r.facets, r.asked) not in said] + reasons
+
+    def _reach(self, variant: Variant) -> int:
+        """For how many architectures of this platform a variant is made."""
+        here = self.registry.vocabulary.architectures_of(self.point["platform"])
+        facts = [{"platform": a.platform, "arch": a.name} for a in here]
+        clauses = [c for c in variant.when.clauses if c.facet in ("platform", "arch")]
+        return sum(all(c.holds(f) for c in clauses) for f in facts)
+
+    def _reasons(self, variant: Variant) -> list[Reason]:
+        point = self.point
+        out: list[Reason] = []
+        if not variant.requires.holds(point):
+            out += _unmet(variant.requires, point, "requires")
+        for claim in variant.claims:
+            value = point[claim.facet]
+            if value is not None and not claim.matcher.matches(value) and claim.facet not in self.waived:
+                out.append(_mismatch("claim", claim, point))
+        if not self.features <= variant.served:
+            out += [
+                Reason("feature", ("features", feature), variant.features_at, feature)
+                for feature in sorted(self.features - variant.served)
+            ]
+        for rule in variant.rules:
+            if rule.when.holds(point):
+                out.append(Reason("rule", rule.facets, rule.where, sentence=rule.reject))
+        return out
+
+    def _unloadable(self, row: Backend) -> list[Reason]:
+        from attnreg.loader import load_kernel
+
+        try:
+            load_kernel(self.registry, row.name)
+        # a kernel module may fail to import in any way; each is a reason, with its text
+        except Exception as e:
+            sentence = f"cannot be run: {type(e).__name__}: {e}"
+            return [Reason("module", (), row.module_at or row.where, sentence=sentence)]
+        return []
+
+    def passed_over(self, candidate: Candidate, winner: Candidate) -> Candidate:
+        """A candidate that accepts but would emulate what the winner serves natively."""
+        emulated = self._variant(candidate).emulated
+        words = ", ".join(candidate.emulates)
+        them = "them" if len(candidate.emulates) > 1 or words.endswith("s") else "it"
+        sentence = f"emulates {words} (slow); {winner.title} serves {them} natively"
+        where = emulated[candidate.emulates[0]][1]
+        reason = Reason("emulated", ("features", *candidate.emulates), where, words, sentence=sentence)
+        return replace(candidate, reasons=(reason,))
+
+    def warnings(self, candidate: Candidate) -> list[str]:
+        """What was let through without a look, and what is slow, in sentences."""
+        variant, out = self._variant(candidate), list[str]()
+        for claim in variant.claims if self.waived else ():
+            waiver, value = self.waived.get(claim.facet), self.point[claim.facet]
+            if waiver is not None and value is not None and not claim.matcher.matches(value):
+                is_for = f"{claim.facet} is {value}, and {candidate.title} is for {claim.matcher.text}"
+                out.append(f"{is_for}: {waiver.because} ({waiver.where.short})")
+        unchecked = variant.unchecked
+        usual = AttentionRequest.__dataclass_fields__
+        asked = [w for w in unchecked if w in self.features or (w in usual and self.point[w] != usual[w].default)]
+        if asked:
+            places = ", ".join(dict.fromkeys(unchecked[w].short for w in asked))
+            out.append(f"{candidate.title} does not check {', '.join(asked)} here ({places})")
+        if candidate.emulates:
+            why = "; ".join(variant.emulated[feature][0] for feature in candidate.emulates)
+            out.append(f"{candidate.title} emulates {', '.join(candidate.emulates)} (slow): {why}")
+        return out
+
+    def _variant(self, candidate: Candidate) -> Variant:
+        return next(v for v in self.registry.backends[candidate.name].variants if v.name == candidate.variant)
+
+
+def _unmet(condition: Condition, point: Point, kind: Kind) -> list[Reason]:
+    """A reason for each part of a condition that does not hold."""
+    out: list[Reason] = []
+    for clause in condition.clauses:
+        if clause.holds(point):
+            continue
+        if clause.facet == "packages":
+            wanted = sorted(clause.matcher.mentions, key=str)
+            installed = point["packages"]
+            out += [_missing_package(r, installed, clause.where, kind) for r in wanted if not r.met_by(installed)]
+        elif clause.matcher.form:
+            out += _wrong_words(clause, point[clause.facet], kind)
+        else:
+            out.append(_mismatch(kind, clause, point))
+    for group in condition.any_of:
+        if not any(c.holds(point) for c in group):
+            facets = tuple(dict.fromkeys(f for c in group for f in c.facets))
+            text = "needs " + " or ".join(c.describe() for c in group)
+            out.append(Reason(kind, facets, group[0].where, sentence=text))
+    for part in condition.none_of:
+        if part.holds(point):
+            out.append(Reason(kind, part.facets, part.where, sentence=f"not for {part.describe()}"))
+    return out
+
+
+def _mismatch(kind: Kind, test: Clause | Claim, point: Point) -> Reason:
+    derived = point.registry.derived.get(test.facet)
+    case = None if derived is None else derived.case(point)
+    # a claim is a list of what is supported
+    wanted = test.matcher.text if kind == "claim" else test.matcher.in_words
+    return Reason(kind, (test.facet,), test.where, point[test.facet], wanted, case=case)
+
+
+def _wrong_words(clause: Clause, held: frozenset[str], kind: Kind) -> Iterator[Reason]:
+    """A reason for each word that a set lacks, or has too much."""
+    words, form = clause.matcher.mentions, clause.matcher.form
+    for word in sorted(words - held) if form == "all" else ():
+        # a flag that is off is so common that `Reason` has words for it
+        sentence = "" if clause.facet == "flags" else f"only for requests with {word}"
+        yield Reason(kind, (clause.facet,), clause.where, word, sentence=sentence)
+    for word in sorted(held & words if form == "none" else held - words if form == "only" else ()):
+        sentence = f"flag {word} is on; needs it off" if clause.facet == "flags" else f"not for requests with {word}"
+        yield Reason(kind, (clause.facet,), clause.where, word, sentence=sentence)
+
+
+def _missing_package(requirement: Requirement, installed: Packages, where: Location, kind: Kind) -> Reason:
+    version = dict(installed).get(requirement.package)
+    sentence = ""
+    if version is not None:
+        sentence = f"package {requirement.package} is version {version}; needs {requirement.versions}"
+    return Reason(kind, ("packages",), where, requirement.package, requirement.versions, sentence)
