@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnreg.integrations.transformers.masks import MaskSource, Ranged, Sight
+from attnreg.integrations.transformers.masks import MaskSource
+from attnreg.integrations.transformers.meanings import Ranged
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.layer import Attention
+from attnreg.runtime.masks import Band
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +26,7 @@ class Packed:
     keys: batch and position of each key, None for all before ``key_stop``.
     """
 
-    sight: Sight
+    band: Band
     crossed: bool
     batch: BatchMetadata
     queries: Tensor | None
@@ -60,23 +62,23 @@ def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
     return source.memo[key]  # type: ignore[no-any-return]
 
 
-def packed_plainly(size: int, queries: int, keys: int, sight: Sight, crossed: bool, device: torch.device) -> Packed:
+def packed_plainly(size: int, queries: int, keys: int, band: Band, crossed: bool, device: torch.device) -> Packed:
     """A batch without a mask; the queries are the last tokens among the keys, unless ``crossed``."""
-    batch = BatchMetadata.build([queries] * size, [keys] * size, device=device, causal=sight.causal)
-    return Packed(sight, crossed, batch, None, None, keys)
+    batch = BatchMetadata.build([queries] * size, [keys] * size, device=device, causal=band.causal)
+    return Packed(band, crossed, batch, None, None, keys)
 
 
 def _pack(source: MaskSource, crossed: bool) -> Packed | str:
-    found = source.sight()
+    found = source.meaning()
     if found is None:
         return "its mask is neither causal, windowed nor a prefix"
-    sight, ranges = found if isinstance(found, Ranged) else (found, None)
+    band, ranges = found if isinstance(found, Ranged) else (found, None)
     end = source.begin + source.queries
     # a causal mask compares positions, which only one text has
-    crossed = not sight.causal and (crossed or (source.begin == 0 and source.queries != source.keys))
-    if crossed and sight.window is not None:
+    crossed = not band.causal and (crossed or (source.begin == 0 and source.queries != source.keys))
+    if crossed and band.window is not None:
         return "its window is on keys of another text"
-    if not crossed and (source.begin < 0 or end > source.keys or (not sight.causal and end != source.keys)):
+    if not crossed and (source.begin < 0 or end > source.keys or (not band.causal and end != source.keys)):
         return f"its {source.queries} queries begin at {source.begin} of {source.keys} keys"
     # what a static cache holds behind the last query is no key yet
     stop = source.keys if crossed else end
@@ -85,7 +87,7 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         query_lens, seq_lens = [source.queries] * source.batch, [stop] * source.batch
         rows = places = None
     else:
-        if (sight.window is not None or ranges is not None) and _has_holes(padding):
+        if (band.window is not None or ranges is not None) and _has_holes(padding):
             return "its padding lies between tokens, where a window or a prefix counts"
         tokens = (
             torch.ones(source.batch, source.queries, dtype=torch.bool, device="cpu")
@@ -102,10 +104,10 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         query_lens,
         seq_lens,
         device=source.device,
-        causal=sight.causal,
+        causal=band.causal,
         mm_prefix=None if ranges is None else ranges.to(source.device),
     )
-    return Packed(sight, crossed, batch, rows, places, stop)
+    return Packed(band, crossed, batch, rows, places, stop)
 
 
 def _has_holes(padding: Tensor) -> bool:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from attnreg.integrations.transformers.batches import Packed, packed_mask, packed_plainly
-from attnreg.integrations.transformers.masks import LazyMask, Sight, visible
+from attnreg.integrations.transformers.masks import LazyMask
 from attnreg.models.fields import ConfigError
 from attnreg.models.reader import requests_from_model
-from attnreg.request import AttentionRequest
+from attnreg.request import AttentionRequest, features_of
+from attnreg.runtime.masks import Band
 
 if TYPE_CHECKING:
     from attnreg.models.facts import LayerFacts
@@ -31,7 +32,7 @@ class Asked:
 
 
 @dataclass(eq=False)
-class Call:
+class TransformersCall:
     """The arguments of one call that mean something.
 
     query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. causal: what a call without a
@@ -73,7 +74,7 @@ class Call:
             causal = self.causal or (self.queries == 1 and not crossed and getattr(self.module, "is_causal", True))
             # a window compares positions, which only one text has
             crossed = not causal and self.window is None and (crossed or self.queries != keys)
-            return packed_plainly(size, self.queries, keys, Sight(causal, self.window), crossed, self.query.device)
+            return packed_plainly(size, self.queries, keys, Band(causal, self.window), crossed, self.query.device)
         if not isinstance(self.mask, LazyMask):
             return "its mask is given as a tensor"
         source = self.mask.source.on(self.query.device)
@@ -85,26 +86,18 @@ class Call:
         """The mask whole; None where every query sees every key."""
         if isinstance(self.mask, LazyMask):
             return self.mask.source.on(self.query.device).dense()
-        sight = Sight(self.causal and self.queries > 1, self.window)
-        if self.mask is None and sight != Sight(False, None):
+        band = Band(self.causal and self.queries > 1, self.window)
+        if self.mask is None and band != Band(False, None):
             positions = torch.arange(self.key.shape[2], device=self.query.device)
-            return visible(sight, positions[-self.queries :, None], positions)
+            return band.sees(positions[-self.queries :, None], positions)
         return self.mask
 
     def asked(self, packed: Packed | None) -> Asked:
         """What is asked of the layer, under the batch that the call is, if it is one."""
-        sight = packed.sight if packed else Sight(self.causal, None)
-        asks = {
-            "sliding_window": sight.window is not None,
-            "softcap": self.softcap is not None,
-            "sinks": self.sinks is not None,
-            "score_bias": self.bias is not None,
-            "mm_prefix": packed is not None and packed.batch.mm_prefix is not None,
-        }
+        band = packed.band if packed else Band(self.causal, None)
         heads, size = self.query.shape[1], self.query.shape[3]
-        crossed = packed.crossed if packed else not sight.causal and _is_crossed(self.module)
-        attn_type, role = ("encoder_decoder", "target") if crossed else _kind(self.module, heads, size, sight.causal)
-        asks["non_causal"] = attn_type == "decoder" and not sight.causal
+        crossed = packed.crossed if packed else not band.causal and _is_crossed(self.module)
+        attn_type, role = ("encoder_decoder", "target") if crossed else _kind(self.module, heads, size, band.causal)
         config = getattr(self.module, "config", None)
         request = AttentionRequest(
             head_size=size,
@@ -114,10 +107,18 @@ class Call:
             dtype=str(self.query.dtype).removeprefix("torch."),
             attn_type=attn_type,
             role=role,
-            features=frozenset(word for word, asked in asks.items() if asked),
+            features=features_of(
+                attn_type=attn_type,
+                causal=band.causal,
+                sliding_window=band.window,
+                softcap=self.softcap,
+                sinks=self.sinks,
+                score_bias=self.bias,
+                mm_prefix=packed.batch.mm_prefix if packed else None,
+            ),
             model=getattr(config, "model_type", None) or None,
         )
-        return Asked(request, size**-0.5 if self.scale is None else self.scale, sight.window, self.softcap)
+        return Asked(request, size**-0.5 if self.scale is None else self.scale, band.window, self.softcap)
 
 
 def _is_crossed(module: torch.nn.Module) -> bool:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnreg.runtime.dense import attend_by_scores, scores_of
+
 
 def dense_attention(
     query: Tensor,
@@ -27,19 +29,13 @@ def dense_attention(
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scale, enable_gqa=grouped)
         return out.transpose(1, 2).contiguous()
-    group = query.shape[1] // key.shape[1]
-    k, v = (x.float().repeat_interleave(group, 1) for x in (key, value))
-    scores = query.float() @ k.mT * scale
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
-    if added is not None:
-        scores = scores.masked_fill(~added, -torch.inf) if added.dtype == torch.bool else scores + added
-    total = scores.logsumexp(-1, keepdim=True)
-    if sinks is not None:
-        total = torch.logaddexp(total, sinks.float()[:, None, None])
-    # a row without a key: -inf less -inf
-    weights = torch.where(total == -torch.inf, 0.0, (scores - total).exp())
-    return (weights @ v).to(query.dtype).transpose(1, 2).contiguous()
+    scores = scores_of(query, key, scale=scale, softcap=softcap)
+    if added is not None and added.dtype == torch.bool:
+        scores.masked_fill_(~added, -torch.inf)
+    elif added is not None:
+        scores += added
+    out, _ = attend_by_scores(scores, value, sinks)
+    return out.to(query.dtype).transpose(1, 2).contiguous()
 
 
 def _added(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnreg.integrations.transformers.batches import Packed
-from attnreg.integrations.transformers.calls import Asked, Call
+from attnreg.integrations.transformers.calls import Asked, TransformersCall
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
@@ -108,7 +108,7 @@ class Engine:
         """
         self.refuse_unknown(module, dropout, more)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        call = Call(
+        call = TransformersCall(
             module, query, key, value, attention_mask, causal, scaling, sliding_window, softcap, s_aux, position_bias
         )
         with torch.no_grad():
@@ -119,7 +119,7 @@ class Engine:
                 out = self._dense(call, call.batch)
         return _without_gradient(out, query, key, value), None
 
-    def layer(self, call: Call, packed: Packed) -> Attention:
+    def layer(self, call: TransformersCall, packed: Packed) -> Attention:
         """The attention of a call's module by the backend that is selected. Raises `NoBackendError`."""
         asked = call.asked(packed)
         layers = self._layers.setdefault(call.module, {})
@@ -188,7 +188,7 @@ class Engine:
             for warning in selection.warnings:
                 _log.warning("%s", warning)
 
-    def _dense(self, call: Call, why: str) -> Tensor:
+    def _dense(self, call: TransformersCall, why: str) -> Tensor:
         """What no batch can say, through PyTorch: logged once for each kind of layer, and counted."""
         asked = call.asked(None)
         if not self.dense:

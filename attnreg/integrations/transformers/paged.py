@@ -14,10 +14,10 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.transformers.batches import Packed
-from attnreg.integrations.transformers.calls import Call
+from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
-from attnreg.integrations.transformers.masks import Sight
 from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.masks import Band
 
 # what transformers takes for continuous batching, beside flash kernels; "sdpa" it refuses models with sinks or softcap
 _NAMES = ("sdpa", "paged|eager")
@@ -75,8 +75,8 @@ def _attend(
     if isinstance(attention_mask, dict):
         attention_mask = attention_mask[_kind(module)]
     batch = _batch(attention_mask, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"], query.device)
-    packed = Packed(Sight(True, sliding_window), False, batch, None, None, key.shape[2])
-    call = Call(module, query, key, value, attention_mask, True, scaling, sliding_window, softcap, s_aux)
+    packed = Packed(Band(True, sliding_window), False, batch, None, None, key.shape[2])
+    call = TransformersCall(module, query, key, value, attention_mask, True, scaling, sliding_window, softcap, s_aux)
     layer = engine.layer(call, packed)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # rows after the last request are padding, which the model still multiplies

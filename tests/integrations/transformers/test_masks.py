@@ -11,7 +11,9 @@ from transformers import masking_utils as theirs
 
 from attnreg.integrations.transformers import masks
 from attnreg.integrations.transformers.batches import Packed, packed_mask
-from attnreg.integrations.transformers.masks import LazyMask, Ranged, Sight, lazy_mask, sight_of
+from attnreg.integrations.transformers.masks import LazyMask, lazy_mask
+from attnreg.integrations.transformers.meanings import Ranged, band_of, identity
+from attnreg.runtime.masks import Band
 
 Function = Callable[..., Any]
 
@@ -33,15 +35,15 @@ def early_only(batch: Any, head: Any, query: Any, key: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "sight"),
+    ("function", "band"),
     [
-        (theirs.causal_mask_function, Sight(True, None)),
-        (theirs.bidirectional_mask_function, Sight(False, None)),
-        (theirs.sliding_window_causal_mask_function(1), Sight(True, 1)),
-        (theirs.sliding_window_causal_mask_function(4096), Sight(True, 4096)),
-        (theirs.sliding_window_causal_mask_function(131072), Sight(True, 131072)),
-        (theirs.sliding_window_bidirectional_mask_function(5), Sight(False, 6)),
-        (theirs.or_masks(theirs.causal_mask_function, lambda *_: torch.tensor(True)), Sight(False, None)),
+        (theirs.causal_mask_function, Band(True, None)),
+        (theirs.bidirectional_mask_function, Band(False, None)),
+        (theirs.sliding_window_causal_mask_function(1), Band(True, 1)),
+        (theirs.sliding_window_causal_mask_function(4096), Band(True, 4096)),
+        (theirs.sliding_window_causal_mask_function(131072), Band(True, 131072)),
+        (theirs.sliding_window_bidirectional_mask_function(5), Band(False, 6)),
+        (theirs.or_masks(theirs.causal_mask_function, lambda *_: torch.tensor(True)), Band(False, None)),
         (every_other, None),
         (far_gap, None),
         (uneven, None),
@@ -50,21 +52,21 @@ def early_only(batch: Any, head: Any, query: Any, key: Any) -> Any:
     ],
 )
 def test_functions_of_positions_mean_what_they_do_whatever_they_are_called(
-    function: Function, sight: Sight | None
+    function: Function, band: Band | None
 ) -> None:
-    assert sight_of(function) == sight
+    assert band_of(function) == band
 
 
 def test_a_function_is_asked_once_and_again_where_it_holds_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(masks, "_sights", {})
-    monkeypatch.setattr(masks, "sight_of", lambda function: asked.append(function) or sight_of(function))
+    monkeypatch.setattr(masks, "_bands", {})
+    monkeypatch.setattr(masks, "band_of", lambda function: asked.append(function) or band_of(function))
     for window in (3, 4, 3, 4):
         mask = lazy_mask(1, 8, 8, mask_function=theirs.sliding_window_causal_mask_function(window))
-        assert mask.source.sight() == Sight(True, window)
+        assert mask.source.meaning() == Band(True, window)
     assert len(asked) == 2
     # what holds a tensor is computed each time
-    assert masks._meaning(theirs.blockwise_overlay(torch.zeros(1, 8))) is None
+    assert identity(theirs.blockwise_overlay(torch.zeros(1, 8))) is None
 
 
 def image(*ids: int) -> torch.Tensor:
@@ -76,16 +78,16 @@ def test_ranges_are_found_and_held_against_every_element(window: int | None) -> 
     base = theirs.causal_mask_function if window is None else theirs.sliding_window_causal_mask_function(window)
     block = theirs.blockwise_overlay(image(-1, 0, 0, 0, -1, 1, 1, -1, -1, -1))
     source = lazy_mask(1, 10, 10, mask_function=theirs.or_masks(base, block)).source
-    found = source.sight()
+    found = source.meaning()
     assert isinstance(found, Ranged)
-    assert found.sight == Sight(True, window)
+    assert found.band == Band(True, window)
     assert found.ranges.tolist() == [[[1, 4], [5, 7]]]
     # one that has a hole is no range
     block = theirs.blockwise_overlay(image(0, -1, 0, -1, -1, -1, -1, -1, -1, -1))
-    assert lazy_mask(1, 10, 10, mask_function=theirs.or_masks(base, block)).source.sight() is None
-    # and without an image there is only the sight
+    assert lazy_mask(1, 10, 10, mask_function=theirs.or_masks(base, block)).source.meaning() is None
+    # and without an image there is only the band
     block = theirs.blockwise_overlay(image(*[-1] * 10))
-    assert lazy_mask(1, 10, 10, mask_function=theirs.or_masks(base, block)).source.sight() == Sight(True, window)
+    assert lazy_mask(1, 10, 10, mask_function=theirs.or_masks(base, block)).source.meaning() == Band(True, window)
 
 
 def test_packed_sequences_are_no_batch_of_ours() -> None:
@@ -160,4 +162,4 @@ def test_a_lazy_mask_is_the_mask_to_whoever_looks_into_it(monkeypatch: pytest.Mo
     elsewhere = mask.to("meta")
     assert isinstance(elsewhere, LazyMask)
     assert elsewhere.device == elsewhere.source.device == torch.device("meta")
-    assert repr(mask) == "LazyMask((2, 1, 4, 4), Sight(causal=True, window=2))"
+    assert repr(mask) == "LazyMask((2, 1, 4, 4), Band(causal=True, window=2))"
