@@ -115,38 +115,6 @@ def in_words(condition: Condition, always: str) -> str:
     return always if text == "always" else f"`{text}`"
 
 
-# what a condition still asks once some facets are known --------------------------------------------------------------
-
-
-def holds(condition: Condition, known: Known) -> bool | None:
-    """Whether a condition holds where only some facets are known; None: that depends on the others."""
-    parts = [clause.holds(known) if clause.facet in known else None for clause in condition.clauses]
-    parts += [_negated(_all(_negated(holds(c, known)) for c in group)) for group in condition.any_of]
-    parts += [_negated(holds(inner, known)) for inner in condition.none_of]
-    return _all(parts)
-
-
-def remainder(condition: Condition, known: Known) -> Condition:
-    """The parts of a condition that known facets leave open."""
-    clauses = tuple(c for c in condition.clauses if c.facet not in known)
-    groups = [
-        tuple(remainder(c, known) for c in group if holds(c, known) is None)
-        for group in condition.any_of
-        if not any(holds(c, known) for c in group)
-    ]
-    none_of = tuple(remainder(c, known) for c in condition.none_of if holds(c, known) is None)
-    return Condition(clauses, tuple(groups), none_of, condition.where)
-
-
-def _all(parts: Iterable[bool | None]) -> bool | None:
-    parts = list(parts)
-    return False if False in parts else None if None in parts else True
-
-
-def _negated(value: bool | None) -> bool | None:
-    return None if value is None else not value
-
-
 def on(arch: Architecture) -> Known:
     return {"platform": arch.platform, "arch": arch.name}
 
@@ -154,9 +122,9 @@ def on(arch: Architecture) -> Known:
 def serves(row: Backend, variant: Variant, arch: Architecture) -> bool:
     """Whether a variant can serve anything at all on an architecture."""
     known = on(arch)
-    if arch.platform not in row.platforms or any(holds(rule.when, known) for rule in variant.rules):
+    if arch.platform not in row.platforms or any(rule.when.decided(known) for rule in variant.rules):
         return False
-    return holds(variant.when, known) is not False and holds(variant.requires, known) is not False
+    return variant.when.decided(known) is not False and variant.requires.decided(known) is not False
 
 
 # orders by architecture ----------------------------------------------------------------------------------------------
@@ -175,8 +143,8 @@ def lines_of(registry: Registry, arch: Architecture) -> Iterator[Line]:
     """The orders that requests on an architecture can come to; one that asks what an earlier one asked gets none."""
     seen = set()
     for order in registry.orders.get(arch.platform, ()):
-        applies = holds(order.when, on(arch))
-        requests = in_words(remainder(order.when, on(arch)), "everything else")
+        applies = order.when.decided(on(arch))
+        requests = in_words(order.when.remainder(on(arch)), "everything else")
         if applies is False or requests in seen:
             continue
         seen.add(requests)
@@ -184,8 +152,8 @@ def lines_of(registry: Registry, arch: Architecture) -> Iterator[Line]:
         for entry in order.entries:
             row = registry.backends[entry.backend]
             variants = [v for v in row.variants if serves(row, v, arch)]
-            if variants and holds(entry.condition, on(arch)) is not False:
-                found.append(_candidate(entry.backend, variants, remainder(entry.condition, on(arch))))
+            if variants and entry.condition.decided(on(arch)) is not False:
+                found.append(_candidate(entry.backend, variants, entry.condition.remainder(on(arch))))
         yield Line(order, requests, " → ".join(found) or "none runs here")
         if applies:
             return

@@ -11,7 +11,7 @@ all of which must hold. For set facets a list asks for all of its words. A value
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,6 +73,36 @@ class Condition:
                 return False
         return True
 
+    def decided(self, known: Mapping[str, Any]) -> bool | None:
+        """Whether the condition holds where only some facets are known; None where that depends on the others."""
+        parts = [clause.holds(known) if clause.facet in known else None for clause in self.clauses]
+        parts += [_negated(_all(_negated(c.decided(known)) for c in group)) for group in self.any_of]
+        parts += [_negated(condition.decided(known)) for condition in self.none_of]
+        return _all(parts)
+
+    def refuted(self, known: Mapping[str, Any]) -> Condition:
+        """The parts of the condition that known facets show not to hold; `ALWAYS` but for its place where none is."""
+        return Condition(
+            tuple(clause for clause in self.clauses if clause.facet in known and not clause.holds(known)),
+            tuple(group for group in self.any_of if all(c.decided(known) is False for c in group)),
+            tuple(condition for condition in self.none_of if condition.decided(known)),
+            self.where,
+        )
+
+    def remainder(self, known: Mapping[str, Any]) -> Condition:
+        """What the condition still asks of the other facets, where known facets refute no part of it."""
+        groups = [
+            tuple(c.remainder(known) for c in group if c.decided(known) is None)
+            for group in self.any_of
+            if not any(c.decided(known) for c in group)
+        ]
+        return Condition(
+            tuple(clause for clause in self.clauses if clause.facet not in known),
+            tuple(groups),
+            tuple(condition.remainder(known) for condition in self.none_of if condition.decided(known) is None),
+            self.where,
+        )
+
     def describe(self) -> str:
         """The condition in words."""
         parts = [clause.describe() for clause in self.clauses]
@@ -96,3 +126,13 @@ class Condition:
 
 
 ALWAYS = Condition()
+
+
+def _all(parts: Iterable[bool | None]) -> bool | None:
+    """Whether all parts hold: False if one does not, else None if one is open."""
+    found = list(parts)
+    return False if False in found else None if None in found else True
+
+
+def _negated(value: bool | None) -> bool | None:
+    return None if value is None else not value

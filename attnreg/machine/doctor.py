@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnreg.environment import FLAGS_VARIABLE, environment_problems
+from attnreg.language.conditions import Condition
 from attnreg.machine.detect import detect_all
 from attnreg.version import __version__
 
@@ -67,29 +69,30 @@ def examine(registry: Registry) -> Report:
             devices.append((platform, ()))
             continue
         rows = [r for r in registry.backends.values() if platform.platform in r.platforms]
-        devices.append((platform, tuple(_usability(row, platform, registry) for row in rows)))
+        devices.append((platform, tuple(_usability(row, platform) for row in rows)))
     return Report(registry, tuple(devices), tuple(dict.fromkeys(problems)))
 
 
-def _usability(row: Backend, platform: Platform, registry: Registry) -> Usability:
+def _usability(row: Backend, platform: Platform) -> Usability:
     """What keeps a row from this device whatever the request: architecture, packages, flags."""
-    nearest: list[str] | None = None
-    for variant in row.variants:
-        missing = []
-        for clause in (*variant.when.clauses, *variant.requires.clauses):
-            facts = platform.facts()
-            if clause.facet not in facts or clause.matcher.matches(facts[clause.facet]):
-                continue
-            if clause.facet == "packages":
-                wanted = sorted(clause.matcher.mentions, key=str)
-                missing += [f"package {r}" for r in wanted if not r.met_by(platform.packages)]
-            elif clause.facet == "flags":
-                missing += [f"flag {f}" for f in sorted(clause.matcher.mentions - platform.flags)]
-            else:
-                missing.append(f"{clause.facet} {clause.matcher.text}")
-        if nearest is None or len(missing) < len(nearest):
-            nearest = missing
-    return Usability(row.name, tuple(nearest or ()), row.module is not None)
+    missing = [(*_missing(v.when, platform), *_missing(v.requires, platform)) for v in row.variants]
+    return Usability(row.name, min(missing, key=len), row.module is not None)
+
+
+def _missing(condition: Condition, platform: Platform) -> Iterator[str]:
+    """What a platform would need for a condition to hold for some request."""
+    refuted = condition.refuted(platform.facts())
+    for clause in refuted.clauses:
+        if clause.facet == "packages":
+            yield from (
+                f"package {r}" for r in sorted(clause.matcher.mentions, key=str) if not r.met_by(platform.packages)
+            )
+        elif clause.facet == "flags" and clause.matcher.form == "all":
+            yield from (f"flag {flag}" for flag in sorted(clause.matcher.mentions - platform.flags))
+        else:
+            yield clause.describe()
+    yield from (Condition(any_of=(group,)).describe() for group in refuted.any_of)
+    yield from (Condition(none_of=(part,)).describe() for part in refuted.none_of)
 
 
 def print_report(report: Report, console: Console) -> None:

@@ -89,8 +89,7 @@ class Judge:
         """For how many architectures of this platform a variant is made."""
         here = self.registry.vocabulary.architectures_of(self.point["platform"])
         facts = [{"platform": a.platform, "arch": a.name} for a in here]
-        clauses = [c for c in variant.when.clauses if c.facet in ("platform", "arch")]
-        return sum(all(c.holds(f) for c in clauses) for f in facts)
+        return sum(variant.when.decided(f) is not False for f in facts)
 
     def _reasons(self, variant: Variant) -> list[Reason]:
         point = self.point

@@ -89,3 +89,36 @@ def test_integer_range_shows_every_answer(raws: list[Any]) -> None:
     seen = {tuple(t.matches(v) for t in tests) for v in integer_range(tests)}
     far = range(max(integer_range(tests)), max(integer_range(tests)) + 3000)
     assert {tuple(t.matches(v) for t in tests) for v in far} <= seen
+
+
+KNOWN = st.sets(
+    st.sampled_from(["kv_dtype", "arch", "head_size", "eager", "quantized", "features", "flags", "packages"])
+)
+
+
+@given(CONDITIONS, POINTS, KNOWN)
+def test_what_known_facets_decide_holds_whatever_the_others_are(raw: Any, point: Any, names: set[str]) -> None:
+    whole, known = condition(raw), {name: point[name] for name in names}
+    assert whole.decided(known) in (None, whole.holds(point))
+    assert whole.decided(point) is whole.holds(point)
+
+
+@given(CONDITIONS, POINTS, KNOWN)
+def test_a_remainder_asks_the_same_of_the_other_facets(raw: Any, point: Any, names: set[str]) -> None:
+    whole, known = condition(raw), {name: point[name] for name in names}
+    rest = whole.remainder(known)
+    assert not names & set(rest.facets)
+    assert rest.where == whole.where
+    if whole.decided(known) is not False:
+        assert rest.holds(point) is whole.holds(point)
+
+
+@given(CONDITIONS, POINTS, KNOWN)
+def test_a_condition_is_refuted_by_the_parts_that_are(raw: Any, point: Any, names: set[str]) -> None:
+    whole, known = condition(raw), {name: point[name] for name in names}
+    refuted = whole.refuted(known)
+    assert (refuted.describe() != "always") is (whole.decided(known) is False)
+    assert set(refuted.clauses) <= set(whole.clauses)
+    assert not any(clause.holds(point) for clause in refuted.clauses)
+    assert not any(part.holds(point) for group in refuted.any_of for part in group)
+    assert all(part.holds(point) for part in refuted.none_of)

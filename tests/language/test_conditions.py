@@ -110,3 +110,30 @@ def test_conditions_in_words(text: str, words: str, facets: Any) -> None:
 def test_every_clause_knows_its_place() -> None:
     parsed, _ = parse("arch: g9\nany:\n  - {role: draft}\n  - {without: [sinks]}\n")
     assert [str(clause.where) for clause in parsed.walk()] == ["c.yaml:1:1", "c.yaml:3:6", "c.yaml:4:6"]
+
+
+GPU = {"arch": "g10", "flags": frozenset({"fast"})}
+# a condition -> whether it is decided on a g10 with the flag `fast`, what refutes it, and what is left of it
+PARTLY_KNOWN: list[tuple[str, bool | None, str, str]] = [
+    ("{arch: g10, flags: [fast]}", True, "always", "always"),
+    ("{arch: g9, head_size: 64}", False, "arch g9", "head_size 64"),
+    ("{arch: {min: g10}, head_size: 64}", None, "always", "head_size 64"),
+    ("{without: [fast], role: draft}", False, "without fast", "role draft"),
+    ("{any: [{arch: g10}, {head_size: 64}]}", True, "always", "always"),
+    ("{any: [{arch: g9}, {arch: g10, head_size: 64}, {role: draft}]}", None, "always", "(head_size 64 or role draft)"),
+    ("{any: [{arch: g9}, {flags: [slow]}]}", False, "(arch g9 or flag slow)", "()"),
+    ("{not: {arch: g10}}", False, "not (arch g10)", "always"),
+    ("{not: {arch: g9, head_size: 64}}", True, "always", "always"),
+    ("{not: {arch: g10, head_size: 64}}", None, "always", "not (head_size 64)"),
+]
+
+
+@pytest.mark.parametrize(("text", "decided", "refuted", "rest"), PARTLY_KNOWN, ids=[p[0] for p in PARTLY_KNOWN])
+def test_what_a_condition_says_where_some_facets_are_known(
+    text: str, decided: bool | None, refuted: str, rest: str
+) -> None:
+    whole, problems = parse(text)
+    assert problems == []
+    assert whole.decided(GPU) is decided
+    assert whole.refuted(GPU).describe() == refuted
+    assert whole.remainder(GPU).describe() == rest

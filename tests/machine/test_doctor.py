@@ -1,0 +1,86 @@
+"""What the doctor says that a machine lacks, and what it says of a machine that the registry does not know."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support import tiny
+from support.tiny import row
+
+from attnreg import Platform
+from attnreg.machine import doctor
+from attnreg.machine.doctor import Report, examine, print_report
+
+HERE = Platform(platform="gpu", arch="g1", flags=frozenset({"fast"}), packages={"lib": "1.0"})  # type: ignore[arg-type]
+
+
+def report_on(monkeypatch: pytest.MonkeyPatch, rows: dict[str, Any], platform: Platform) -> Report:
+    monkeypatch.setattr(doctor, "detect_all", lambda vocabulary: [platform])
+    monkeypatch.setattr(doctor.os, "environ", {})
+    return examine(tiny.load(rows, {"gpu": [{"name": "all", "order": [name for name in rows if name != "ELSEWHERE"]}]}))
+
+
+MISSING: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("nothing", {"requires": {"flags": ["fast"], "packages": ["lib>=1"]}}, ()),
+    ("a version", {"requires": {"packages": ["lib>=2"]}}, ("package lib>=2",)),
+    ("an architecture", {"requires": {"arch": "g2"}}, ("arch g2",)),
+    ("a flag that is on", {"requires": {"without": ["fast"]}}, ("without fast",)),
+    (
+        "one of several",
+        {"requires": {"any": [{"arch": "g2"}, {"packages": ["lib>=2"]}]}},
+        ("(arch g2 or package lib>=2)",),
+    ),
+    ("not this one", {"requires": {"not": {"arch": "g1"}}}, ("not (arch g1)",)),
+    # what a request may still be says nothing of the machine
+    ("a request", {"requires": {"any": [{"arch": "g2"}, {"head_size": 64}]}}, ()),
+    (
+        "the nearest of its variants",
+        {
+            "variants": [
+                {"name": "A", "when": {"arch": "g2"}, "requires": {"packages": ["lib>=2"]}},
+                {"name": "B", "requires": {"packages": ["lib>=3"]}},
+            ]
+        },
+        ("package lib>=3",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "missing"), [m[1:] for m in MISSING], ids=[m[0] for m in MISSING])
+def test_what_a_machine_lacks(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], missing: tuple[str, ...]
+) -> None:
+    report = report_on(monkeypatch, {"A": row(**changes), "ELSEWHERE": row(platforms=["npu"])}, HERE)
+    ((_, (usability,)),) = report.devices
+    assert (usability.backend, usability.missing) == ("A", missing)
+
+
+def test_a_machine_that_the_registry_does_not_know_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = Platform(platform="gpu", arch="g9", flags=frozenset({"fats"}))
+    report = report_on(monkeypatch, {"A": row()}, unknown)
+    assert [(platform, usable) for platform, usable in report.devices] == [(unknown, ())]
+    assert any("names 'fats', which" in problem for problem in report.problems)
+    assert any(problem.startswith("g9 is no architecture of") for problem in report.problems)
+
+
+def test_the_report_is_printed_and_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"A": row(), "B": row(requires={"arch": "g2"})}
+    report = report_on(monkeypatch, rows, HERE)
+    console = Console(width=100, file=io.StringIO(), highlight=False)
+    print_report(report, console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert lines[2:] == [
+        "gpu g1   f",
+        "  packages  lib 1.0",
+        "  flags     fast",
+        f"  ✓ {'A':<24}usable · no kernel module in attnreg",
+        f"  ✗ {'B':<24}needs arch g2 · no kernel module in attnreg",
+    ]
+    (device,) = report.to_dict()["devices"]
+    assert [(b["name"], b["usable"], b["missing"]) for b in device["backends"]] == [
+        ("A", True, []),
+        ("B", False, ["arch g2"]),
+    ]
