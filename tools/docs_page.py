@@ -11,7 +11,8 @@ from typing import Any
 
 import jinja2
 
-from attnreg.analysis.diff import diff, facets_text
+from attnreg.analysis.boxes import facets_text
+from attnreg.analysis.diff import diff
 from attnreg.compile.bundled import registry_root
 from attnreg.compile.yaml_source import Document
 from attnreg.language.conditions import Condition

@@ -140,7 +140,7 @@ def print_diff(difference: Diff, console: Console) -> None:
     """Print what changes between two registries: for each pair of backends its boxes and counts."""
     from rich.text import Text
 
-    from attnreg.analysis.diff import facets_text
+    from attnreg.analysis.boxes import facets_text
 
     title = Text(f"{difference.before.title} → {difference.after.title}", style="bold")
     console.print(title)

@@ -16,7 +16,8 @@ from support.examples import examples
 from support.tiny import row
 
 from attnreg import Registry, load_registry
-from attnreg.analysis.diff import Change, Diff, Region, diff, facets_text
+from attnreg.analysis.boxes import Region, facets_text
+from attnreg.analysis.diff import Change, Diff, diff
 from attnreg.analysis.space import Space
 from attnreg.cli.commands import main
 from attnreg.selection.selector import evaluate

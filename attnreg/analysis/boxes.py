@@ -1,0 +1,201 @@
+"""Boxes: a region of the space covered by a few large ones, each said in words, facet by facet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnreg.analysis.value_classes import Variable, every_clause
+from attnreg.language.matchers import Requirement
+
+if TYPE_CHECKING:
+    from attnreg.analysis.diagram import Box, Node
+    from attnreg.analysis.space import Space
+    from attnreg.platforms import Platform
+    from attnreg.request import AttentionRequest
+
+# what a reader wants to know first is widened last
+_WIDEN_LAST = ("arch", "attention", "role", "phase", "kv_dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box of configurations that all change alike: what it narrows of its change's frame, facet by facet, in words.
+
+    ``count`` is how many configurations it adds to the boxes before it; ``example`` is one of them.
+    """
+
+    facets: tuple[tuple[str, str], ...]
+    count: int
+    example: tuple[AttentionRequest, Platform]
+
+    @property
+    def text(self) -> str:
+        return facets_text(self.facets) or "all of them"
+
+
+def facets_text(facets: Iterable[tuple[str, str]]) -> str:
+    """``arch sm90 · kv_dtype fp8 · sinks``."""
+    bare = ("features", "packages")
+    return " · ".join(v if n in bare and not v.startswith("at most") else f"{n} {v}" for n, v in facets)
+
+
+def cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Region], int]:
+    """Boxes inside a region that cover it, each as large as it can be, and how many points the limit left out."""
+    d, out, left = space.diagrams, list[Region](), region
+    # a box may hold what no request can be
+    spread = d.ite(space.possible, region, d.true)
+    while left != d.false and len(out) < limit:
+        point = space.cheapest(left)
+        assert point is not None
+        box = _widened(space, spread, point)
+        inside = d.box(box)
+        facets = tuple(described(space, _narrowed(box, frame), frame))
+        out.append(Region(facets, d.count(d.conjoin([left, inside])), space.example(point)))
+        left = d.ite(inside, d.false, left)
+    return out, d.count(left)
+
+
+def _narrowed(box: Box, frame: Box) -> Box:
+    """What a box says beyond its frame."""
+    inside = {level: classes & frame[level] for level, classes in box.items()}
+    return {level: classes for level, classes in inside.items() if classes != frame[level]}
+
+
+def _widened(space: Space, region: Node, point: list[int]) -> Box:
+    """The largest box around a point inside a region that widening one facet after the other finds."""
+    d = space.diagrams
+    box: Box = {level: frozenset({c}) for level, c in enumerate(point)}
+    order = sorted(
+        box, key=lambda level: _WIDEN_LAST.index(v) if (v := space.variables[level].facet) in _WIDEN_LAST else -1
+    )
+    for level in order:
+        free = {k: v for k, v in box.items() if k != level}
+        if d.contains(region, free):
+            box = free
+    for level in [level for level in order if level in box]:
+        for c in range(d.sizes[level]):
+            wider = {**box, level: box[level] | {c}}
+            if d.contains(region, wider):
+                box = wider
+    return box
+
+
+def described(space: Space, box: Box, frame: Box | None = None) -> Iterator[tuple[str, str]]:
+    """The facets that a box restricts, and to what, in words; inside a frame, if one is given."""
+    on: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
+    off: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
+    for level in sorted(box):
+        variable = space.variables[level]
+        if variable.facet == "packages":
+            there, text = _package_text(space, variable, box[level])
+            (on if there else off)["packages"].append(text)
+        elif variable.word is not None:
+            (on if box[level] == {1} else off)[variable.facet].append(variable.name)
+        else:
+            yield variable.name, _values_text(variable, box[level])
+    free = [w for w in _open_features(space, frame) if w not in (*on["features"], *off["features"])]
+    if len(off["features"]) > max(len(free), 2):
+        # what it may have says it shorter than what it must not have
+        yield "features", _at_most(on.pop("features"), free)
+    for facet in on:
+        if on[facet]:
+            yield facet, ", ".join(on[facet])
+        if off[facet]:
+            yield facet, "without " + ", ".join(off[facet])
+
+
+def _open_features(space: Space, frame: Box | None) -> list[str]:
+    """The features that a frame leaves open."""
+    features = [(level, v.name) for level, v in enumerate(space.variables) if v.facet == "features"]
+    return [name for level, name in features if frame is None or len(frame[level]) == 2]
+
+
+def _at_most(asked: list[str], free: list[str]) -> str:
+    if not asked:
+        return f"at most {', '.join(free)}" if free else "none"
+    return f"{', '.join(asked)}, and at most {', '.join(free)}" if free else f"{', '.join(asked)} alone"
+
+
+def _package_text(space: Space, variable: Variable, classes: frozenset[int]) -> tuple[bool, str]:
+    """Whether a package is there, and in which versions."""
+    asked = {m for r in space.registries for c in every_clause(r) if c.facet == "packages" for m in c.matcher.mentions}
+    some = frozenset(i for i, c in enumerate(variable.classes) if c[0] is not None)
+    every = frozenset(range(len(variable.classes)))
+    for requirement in [Requirement(variable.name), *sorted(asked, key=str)]:
+        if requirement.package == variable.name:
+            met = frozenset(i for i, c in enumerate(variable.classes) if requirement.met_by(_one(variable.name, c[0])))
+            if classes in (met, every - met):
+                return classes == met, str(requirement)
+            if classes == some - met:
+                return True, f"{variable.name} (not {requirement.versions})"
+    versions = [str(variable.classes[c][0] or "none") for c in sorted(classes)]
+    return True, f"{variable.name} ({', '.join(versions)})"
+
+
+def _one(package: str, version: str | None) -> tuple[tuple[str, str], ...]:
+    return () if version is None else ((package, version),)
+
+
+def _values_text(variable: Variable, classes: frozenset[int]) -> str:
+    """Some classes of a facet in words: what they hold, or what they leave out, whichever is shorter."""
+    values = [v for c in sorted(classes) for v in variable.classes[c]]
+    others = [v for i, c in enumerate(variable.classes) if i not in classes for v in c]
+    if others == [None]:
+        return "given"
+    if variable.facet == "arch":
+        return _arch_text(values, others)
+    if variable.top is not None:
+        texts = [_integers_text(group, variable.top) for group in (values, others)]
+        return texts[0] if len(texts[0]) <= len(f"not {texts[1]}") else f"not {texts[1]}"
+    names, rest = ([_word(v) for v in group] for group in (values, others))
+    return f"not {', '.join(rest)}" if len(rest) < len(names) else ", ".join(names)
+
+
+def _arch_text(values: list[Any], others: list[Any]) -> str:
+    platforms = dict.fromkeys(p for p, _ in values)
+    whole = [p for p in platforms if not any(o[0] == p for o in others)]
+    parts = [f"every {p} architecture" for p in whole]
+    parts += [a for p, a in values if p not in whole]
+    return ", ".join(parts)
+
+
+def _integers_text(values: list[Any], top: int) -> str:
+    """Integers in words: runs of them, or a first few and the step; those that pass ``top`` go on for ever."""
+    none = ["not given"] if None in values else []
+    numbers = sorted(v for v in values if v is not None and v <= top)
+    return ", ".join([*none, *(_steps_text(numbers, top) or _runs_text(numbers, top))])
+
+
+def _steps_text(numbers: list[int], top: int) -> list[str]:
+    """Integers of one step between them, where they are many or go on for ever; else nothing."""
+    steps = {b - a for a, b in itertools.pairwise(numbers)}
+    step = steps.pop() if len(steps) == 1 else 1
+    endless = bool(numbers) and numbers[-1] > top - step
+    if step == 1 or not (endless or len(numbers) > 4):
+        return []
+    if endless and numbers[0] == step:
+        return [f"multiples of {step}"]
+    last = "" if endless else f" {numbers[-1]}"
+    return [f"{numbers[0]}, {numbers[1]}, …{last} (every {step})"]
+
+
+def _runs_text(numbers: list[int], top: int) -> list[str]:
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    texts = [_run_text(run[0], run[-1], top) for run in runs]
+    return texts if len(texts) <= 8 else [*texts[:3], f"… ({len(numbers):,} up to {top:,})"]
+
+
+def _run_text(first: int, last: int, top: int) -> str:
+    return f"{first} or more" if last == top else str(first) if first == last else f"{first} to {last}"
+
+
+def _word(value: Any) -> str:
+    return "not given" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
