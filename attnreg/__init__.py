@@ -8,30 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from attnreg.conformance.verify import verify
-    from attnreg.errors import RegistryError, RequestError
-    from attnreg.loader import bundled_registries, load_registry
-    from attnreg.machine.detect import detect
-    from attnreg.models.fields import ConfigError
-    from attnreg.models.reader import ModelLayers, requests_from_model
-    from attnreg.platforms import Platform
-    from attnreg.registry import Registry
-    from attnreg.request import AttentionRequest
-    from attnreg.runtime import ops
-    from attnreg.runtime.interface import (
-        AttentionSpec,
-        BatchError,
-        BatchMetadata,
-        KVCache,
-        SpecError,
-        UnclaimedError,
-    )
-    from attnreg.runtime.layer import Attention
-    from attnreg.selection.refusal import NoBackendError, select
-    from attnreg.selection.trace import Candidate, Reason, Selection
-    from attnreg.version import __version__
-
+# public name -> the module that it comes from
 _HOME = {
     "Attention": "runtime.layer",
     "AttentionRequest": "request",
@@ -60,46 +37,49 @@ _HOME = {
     "select": "selection.refusal",
     "verify": "conformance.verify",
 }
-__all__ = [
-    "Attention",
-    "AttentionRequest",
-    "AttentionSpec",
-    "BatchError",
-    "BatchMetadata",
-    "Candidate",
-    "ConfigError",
-    "KVCache",
-    "ModelLayers",
-    "NoBackendError",
-    "Platform",
-    "Reason",
-    "Registry",
-    "RegistryError",
-    "RequestError",
-    "Selection",
-    "SpecError",
-    "UnclaimedError",
-    "__version__",
-    "bundled_registries",
-    "detect",
-    "load_registry",
-    "ops",
-    "requests_from_model",
-    "select",
-    "verify",
-]
+__all__ = list(_HOME)
 
+# the same names as type checkers see them, each said to be public
+if TYPE_CHECKING:
+    from attnreg.conformance.verify import verify as verify
+    from attnreg.errors import RegistryError as RegistryError
+    from attnreg.errors import RequestError as RequestError
+    from attnreg.loader import bundled_registries as bundled_registries
+    from attnreg.loader import load_registry as load_registry
+    from attnreg.machine.detect import detect as detect
+    from attnreg.models.fields import ConfigError as ConfigError
+    from attnreg.models.reader import ModelLayers as ModelLayers
+    from attnreg.models.reader import requests_from_model as requests_from_model
+    from attnreg.platforms import Platform as Platform
+    from attnreg.registry import Registry as Registry
+    from attnreg.request import AttentionRequest as AttentionRequest
+    from attnreg.runtime import ops as ops
+    from attnreg.runtime.interface import AttentionSpec as AttentionSpec
+    from attnreg.runtime.interface import BatchError as BatchError
+    from attnreg.runtime.interface import BatchMetadata as BatchMetadata
+    from attnreg.runtime.interface import KVCache as KVCache
+    from attnreg.runtime.interface import SpecError as SpecError
+    from attnreg.runtime.interface import UnclaimedError as UnclaimedError
+    from attnreg.runtime.layer import Attention as Attention
+    from attnreg.selection.refusal import NoBackendError as NoBackendError
+    from attnreg.selection.refusal import select as select
+    from attnreg.selection.trace import Candidate as Candidate
+    from attnreg.selection.trace import Reason as Reason
+    from attnreg.selection.trace import Selection as Selection
+    from attnreg.version import __version__ as __version__
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'attnreg' has no attribute {name!r}")
-    import importlib
+else:
+    # a type checker that saw this would take any name for a public one
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'attnreg' has no attribute {name!r}")
+        import importlib
 
-    home = importlib.import_module(f"attnreg.{_HOME[name]}")
-    # what its home does not define is a module of it
-    value = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
-    globals()[name] = value
-    return value
+        home = importlib.import_module(f"attnreg.{_HOME[name]}")
+        # what its home does not define is a module of it
+        value = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -67,9 +68,21 @@ def test_a_command_brings_no_framework_and_no_templates(command: str) -> None:
     assert loaded(code) & (FRAMEWORKS | {"jinja2"}) == set()
 
 
+def test_type_checkers_see_the_names_that_are_public() -> None:
+    tree = ast.parse((ROOT / "attnreg/__init__.py").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {}
+    for statement in block.body:
+        assert isinstance(statement, ast.ImportFrom)
+        # under its own name a second time: so checkers know that it is public
+        assert all(alias.name == alias.asname for alias in statement.names)
+        seen |= {alias.name: str(statement.module).removeprefix("attnreg.") for alias in statement.names}
+    assert seen == attnreg._HOME
+    assert attnreg.__all__ == sorted(attnreg._HOME)
+
+
 @pytest.mark.slow(reason="imports all that attnreg offers, and torch with it")
 def test_every_public_name_is_where_the_package_says() -> None:
-    assert attnreg.__all__ == list(attnreg._HOME)
     for name, home in attnreg._HOME.items():
         value = getattr(attnreg, name)
         assert value is getattr(importlib.import_module(f"attnreg.{home}"), name)
