@@ -23,10 +23,11 @@ generate: .venv/dev  ## a model generates through attnreg: on this machine's GPU
 
 test: lint types unit  ## lint, types, tests: what CI runs
 
-lint: .venv/dev  ## ruff, lint and format; which way imports run
+lint: .venv/dev  ## ruff, lint and format; which way imports run; whether the generated docs are fresh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python tools/gen_docs.py --check
 
 types: .venv/dev  ## mypy, strict
 	$(BIN)/mypy

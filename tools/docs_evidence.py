@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from docs_page import table
+from docs_markdown import table
 
 from attnreg.compile.bundled import registry_root
 from attnreg.registry import Backend, Registry

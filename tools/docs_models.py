@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from docs_page import plain, table
+from docs_markdown import plain, table
 
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.models.facts import MIXERS, LayerFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from docs_page import table
+from docs_markdown import table
 
 
 def speed_block(root: Path) -> str:

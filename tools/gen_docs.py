@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import io
 import json
 import re
 import sys
@@ -16,40 +15,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import docs_evidence
+import docs_explain
 import docs_model_schema
 import docs_models
 import docs_page
 import docs_schemas
 import docs_speed
-from rich.console import Console
-from rich.terminal_theme import TerminalTheme
 
-from attnreg.cli import commands as cli
-from attnreg.cli.options import platforms_of, questions_of
 from attnreg.errors import RegistryError
-from attnreg.explain import explain, render
 from attnreg.loader import bundled_registries, load_registry
-from attnreg.registry import Registry
 
 COMMAND = "python tools/gen_docs.py"
-PICTURE = "docs/images/explain.svg"
-MODEL = "examples/configs/gpt-oss-120b"
-# blocks of docs/explain.md, and the arguments of `attnreg explain` whose answer each one shows
-EXAMPLES = {
-    "model": f"--platform rocm --arch gfx942 --model {MODEL}",
-    "platforms": "--platform rocm --attention mla --phase prefill --head-size 192",
-    "by-name": "--arch sm90 --head-size 128 --backend FLASHMLA",
-}
-WIDTH = 104
-# background, foreground, and the eight colours of a terminal: readable on dark, whatever surrounds the picture
-_COLOURS = (
-    (22, 27, 34),
-    (230, 237, 243),
-    [
-        *((72, 79, 88), (255, 123, 114), (86, 211, 100), (227, 179, 65)),
-        *((121, 192, 255), (210, 168, 255), (86, 212, 221), (230, 237, 243)),
-    ],
-)
 _BLOCK = re.compile(r"(<!-- begin generated: (\S+) -->\n).*?(<!-- end generated: (\S+) -->\n)", re.DOTALL)
 _MARKER = re.compile(r"<!-- (?:begin|end) generated")
 
@@ -97,7 +73,7 @@ def outputs(root: Path) -> dict[str, str]:
             **docs_page.blocks(registry),
             "evidence": docs_evidence.evidence_block(registry),
         },
-        "docs/explain.md": {name: transcript(root, registry, text) for name, text in EXAMPLES.items()},
+        "docs/explain.md": docs_explain.transcripts(root, registry),
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},
     }
     for name, path in bundled_registries().items():
@@ -111,7 +87,7 @@ def outputs(root: Path) -> dict[str, str]:
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
     out["docs/schema/models.schema.json"] = json.dumps(docs_model_schema.model_schema(), indent=2) + "\n"
-    return out | {PICTURE: picture(root, registry)}
+    return out | {docs_explain.PICTURE: docs_explain.picture(root, registry)}
 
 
 def fill(name: str, page: str, blocks: dict[str, str]) -> str:
@@ -131,15 +107,6 @@ def fill(name: str, page: str, blocks: dict[str, str]) -> str:
     return _BLOCK.sub(lambda match: f"{match[1]}\n{blocks[match[2]]}\n\n{match[3]}", page)
 
 
-def transcript(root: Path, registry: Registry, arguments: str) -> str:
-    """A command and what it prints, as Markdown."""
-    console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, _environ={})
-    with console.capture() as capture:
-        _explain(root, registry, arguments, console)
-    lines = [line.rstrip() for line in capture.get().strip().split("\n")]
-    return "\n".join(["```console", f"$ attnreg explain {arguments}", *lines, "```"])
-
-
 def refusal(page: str) -> str:
     """What the loader says of a page's example of an overlay with mistakes, as Markdown."""
     example = re.search(r"^```yaml error\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
@@ -153,42 +120,6 @@ def refusal(page: str) -> str:
         except RegistryError as e:
             return f"```text\n{str(e).replace(str(overlay), overlay.name)}\n```"
     raise ValueError("the example of an overlay with mistakes has none")
-
-
-def picture(root: Path, registry: Registry) -> str:
-    """What `attnreg explain` prints of a model, as an SVG that needs no font from elsewhere."""
-    console = Console(
-        record=True,
-        width=WIDTH,
-        file=io.StringIO(),
-        force_terminal=True,
-        color_system="truecolor",
-        highlight=False,
-        # neither NO_COLOR nor COLUMNS may change the picture
-        _environ={},
-    )
-    _explain(root, registry, EXAMPLES["model"], console)
-    svg = console.export_svg(
-        title=f"attnreg explain {EXAMPLES['model']}",
-        theme=TerminalTheme(*_COLOURS),
-        code_format=(docs_page.TEMPLATES / "terminal.svg").read_text(encoding="utf-8"),
-        font_aspect_ratio=0.6,
-        unique_id="explain",
-    )
-    # no clip for each line, no text that is only a line's end, and one text a line: a change is a change of few lines
-    svg = re.sub(r' clip-path="url\(#explain-line-\d+\)"|<text[^>]*>\s*</text>', "", svg)
-    svg = svg.replace("</text><text", "</text>\n<text")
-    return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"
-
-
-def _explain(root: Path, registry: Registry, arguments: str, console: Console) -> None:
-    """Print what the command does; files are found from ``root``."""
-    words = [str(root / word) if word.startswith("examples/") else word for word in arguments.split()]
-    options = cli.explain.make_context("explain", words).params
-    platforms = platforms_of(registry, options["platform"], options["arch"], options["flags"], options["packages"])
-    questions, title, notes, memory = questions_of(options, platforms, registry)
-    backend = options["backend"]
-    render(explain(questions, platforms, registry, backend=backend, title=title, notes=notes, memory=memory), console)
 
 
 def _read(path: Path) -> str:

@@ -166,16 +166,15 @@ def models(words: Sequence[str], as_json: bool) -> None:
 # check, diff, doctor -------------------------------------------------------------------------------------------------
 
 
-@cli.command(short_help="Check a registry: invariants, dead data, stale docs; or a lock.")
+@cli.command(short_help="Check a registry: invariants, dead data; or a lock.")
 @registry_options
 @click.option("--lock", metavar="FILE", help="Hold the selections of a lock file against the registry instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(**options: Any) -> None:
-    """Check a registry: schema, invariants, data that is never reached, and (in a checkout) the generated docs."""
+    """Check a registry: schema, invariants, and data that is never reached."""
     if options["lock"]:
         _check_lock(options)
     from attnreg.analysis.check import check as findings_of
-    from attnreg.cli.docs import stale_docs
     from attnreg.errors import RegistryError
     from attnreg.models.reader import bundled_families
 
@@ -184,24 +183,20 @@ def check(**options: Any) -> None:
     ours = not (options["registry"] or options["overlay"] or os.environ.get("ATTNREG_REGISTRY"))
     if ours and (problems := bundled_families().check()):
         raise RegistryError(problems)
-    stale = stale_docs() if ours else None
     if options["as_json"]:
         data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
-        _print_json({"registry": registry.title, "findings": data, "stale_docs": stale})
+        _print_json({"registry": registry.title, "findings": data})
     else:
         for finding in findings:
             click.echo(f"{finding}\n")
-        if stale:
-            click.echo(stale)
         orders = sum(map(len, registry.orders.values()))
         held = len(registry.kept) - sum(f.kind == "violated invariant" for f in findings)
         click.echo(
             f"{registry.title}: {len(registry.backends)} backends, {orders} orders, "
             f"{held} of {len(registry.invariants)} invariants hold, {_counted(findings, registry)}"
-            + ("" if stale is None else ", docs are stale" if stale else ", docs are up to date")
         )
     # another engine's faults are worth knowing; only our own are ours to mend
-    raise click.exceptions.Exit(1 if (findings and registry.imports) or stale else 0)
+    raise click.exceptions.Exit(1 if findings and registry.imports else 0)
 
 
 def _check_lock(options: dict[str, Any]) -> None:

@@ -1,10 +1,9 @@
-"""Fixtures of the tests of the tools: the generator of the docs, and what it generates."""
+"""Fixtures of the tests of the tools: the generator of the docs."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 
 import pytest
 from support import ROOT
@@ -21,10 +20,3 @@ def gen_docs() -> ModuleType:
         patch.syspath_prepend(str(ROOT / "tools"))
         spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="session")
-def generated(gen_docs: ModuleType) -> Mapping[str, str]:
-    """Every generated file by its path below the checkout: generated once, for all tests."""
-    outputs: dict[str, str] = gen_docs.outputs(ROOT)
-    return MappingProxyType(outputs)

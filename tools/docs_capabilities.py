@@ -1,0 +1,167 @@
+"""The tables of what backends accept: rows by the requests that they compete for, with the notes that are numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from docs_markdown import plain, slug, table
+
+from attnreg.language.conditions import Condition
+from attnreg.language.vocabulary import Architecture
+from attnreg.registry import Backend, Registry, Variant
+
+NATIVE, EMULATED, UNCHECKED = "✓", "◐", "?"
+
+
+@dataclass
+class Family:
+    """Rows that compete for the same requests, with the notes that their tables number."""
+
+    name: str
+    rows: list[tuple[Backend, Variant]]
+    registry: Registry
+    found: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, text: str, source: str = "") -> str:
+        """The number of a note; the same text has the same number, and all sources of those that say it."""
+        sources = self.found.setdefault(text, [])
+        if source and source not in sources:
+            sources.append(source)
+        return str(list(self.found).index(text) + 1)
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes in the order of their numbers; ask after the tables."""
+        return [" · ".join(filter(None, (text, ", ".join(sources)))) for text, sources in self.found.items()]
+
+    def values(self) -> str:
+        """The table of everything but features."""
+        claims = self.registry.vocabulary.claims
+        used = {c.key for _, v in self.rows for c in v.claims}
+        keys = [key for key, facet in claims.items() if facet.stated or key in used]
+        columns = [("backend", 32), ("runs on", 28), ("needs", 32), *((f"[{key}]", 28) for key in keys)]
+        body = []
+        seen = set()
+        for row, variant in self.rows:
+            stated = {c.key: c.matcher.text for c in variant.claims}
+            numbers = ", ".join(sorted((self.note(*texts) for texts in _notes(self.registry, row, variant)), key=int))
+            # at the end of the line, where it moves no column
+            anchor = "" if row.name in seen else f'<a id="{slug(row.name)}"></a>'
+            seen.add(row.name)
+            cells = [runs_on(self.registry, row, variant), needs(variant), *(plain(stated.get(k, "any")) for k in keys)]
+            body.append([row.name + suffix(variant), *cells, numbers + anchor])
+        return table([*columns, ("notes", 10)], body)
+
+    def features(self) -> str:
+        """The matrix of features: the columns that some row here serves."""
+        served = frozenset[str]().union(*(v.served for _, v in self.rows))
+        names = [name for name in self.registry.vocabulary.features if name in served]
+        body = []
+        for row, variant in self.rows:
+            marks = dict.fromkeys(variant.unchecked, UNCHECKED) | dict.fromkeys(variant.features, NATIVE)
+            for name, (reason, _) in variant.emulated.items():
+                marks[name] = f"{EMULATED} {self.note(f'{EMULATED} {name}: {plain(reason)}')}"
+            body.append([f"[{row.name}]" + suffix(variant), *(marks.get(name, "") for name in names)])
+        return table([("backend", 32), *((f"[{name}]", len(name) + 2) for name in names)], body)
+
+    @property
+    def unserved(self) -> list[str]:
+        served = frozenset[str]().union(*(v.served for _, v in self.rows))
+        return [name for name in self.registry.vocabulary.features if name not in served]
+
+
+def families(registry: Registry) -> list[Family]:
+    """The families in the order of the vocabulary; rows that serve prompts only are one of their own, the last."""
+    found: dict[str, list[tuple[Backend, Variant]]] = {}
+    for name in (*registry.vocabulary.words["attention"], "prefill"):
+        for row in registry.backends.values():
+            prefill = row.phases == frozenset({"prefill"})
+            if prefill if name == "prefill" else name in row.attention and not prefill:
+                found.setdefault(name, []).extend((row, variant) for variant in row.variants)
+    return [Family(name, rows, registry) for name, rows in found.items()]
+
+
+def suffix(variant: Variant) -> str:
+    return f"/{variant.name}" if variant.name else ""
+
+
+def runs_on(registry: Registry, row: Backend, variant: Variant) -> str:
+    """The architectures on which a variant can serve anything, by platform; a platform's name alone stands for all."""
+    parts = []
+    for platform in (name for name in registry.vocabulary.words["platforms"] if name in row.platforms):
+        every = registry.vocabulary.architectures_of(platform)
+        some = [arch for arch in every if serves(row, variant, arch)]
+        if some:
+            parts.append(platform if len(some) == len(every) else f"{platform} {_ranges(every, some)}")
+    return ", ".join(parts) or "by name only"
+
+
+def _ranges(every: Sequence[Architecture], some: Sequence[Architecture]) -> str:
+    """``sm80–sm90, sm110``: three or more neighbours of one series are a range."""
+    texts = []
+    for (_, inside), group in groupby(every, key=lambda arch: (arch.series, arch in some)):
+        names = [arch.name for arch in group]
+        if inside:
+            texts += [f"{names[0]}–{names[-1]}"] if len(names) > 2 else names
+    return ", ".join(texts)
+
+
+def needs(variant: Variant) -> str:
+    """What a variant asks for beside the architecture: packages, flags, and the requests it is for."""
+    parts = []
+    for condition in (variant.requires, variant.when):
+        for clause in condition.clauses:
+            if clause.facet in ("packages", "flags"):
+                noun = "flag " if clause.facet == "flags" else ""
+                parts += [f"{noun}`{word}`" for word in sorted(map(str, clause.matcher.mentions))]
+            elif clause.facet not in ("platform", "arch"):
+                parts.append(f"`{clause.describe()}`")
+        for rest in (Condition(any_of=(g,)) for g in condition.any_of):
+            parts += [f"`{rest.describe()}`"] if {*rest.facets} - {"platform", "arch"} else []
+        for rest in (Condition(none_of=(c,)) for c in condition.none_of):
+            parts += [f"`{rest.describe()}`"] if {*rest.facets} - {"platform", "arch"} else []
+    # a version says that the package is needed, too
+    bare = {part for part in parts if any(other.startswith(part.rstrip("`") + c) for other in parts for c in "<>=!~")}
+    return ", ".join(part for part in dict.fromkeys(parts) if part not in bare)
+
+
+def _notes(registry: Registry, row: Backend, variant: Variant) -> Iterator[tuple[str, str]]:
+    """What is to be said of a variant beside its values: each text with its source."""
+    for rule in variant.rules:
+        yield f"{plain(rule.reject)} · `{rule.when.describe()}`", link(registry, rule.source)
+    for text in (*row.notes, *variant.notes):
+        yield plain(text), ""
+    if row.status != "stable":
+        yield row.status + (": never chosen automatically" if row.status == "experimental" else ""), ""
+    if row.only_on_request:
+        yield f"only on request: {plain(row.only_on_request)}", ""
+
+
+def on(arch: Architecture) -> Mapping[str, Any]:
+    return {"platform": arch.platform, "arch": arch.name}
+
+
+def serves(row: Backend, variant: Variant, arch: Architecture) -> bool:
+    """Whether a variant can serve anything at all on an architecture."""
+    known = on(arch)
+    if arch.platform not in row.platforms or any(rule.when.decided(known) for rule in variant.rules):
+        return False
+    return variant.when.decided(known) is not False and variant.requires.decided(known) is not False
+
+
+def link(registry: Registry, source: str | None) -> str:
+    """A source as a link to its file, where that is in a repository on GitHub."""
+    if not source:
+        return ""
+    return f"[`{source}`]" if url_of(registry, source) else f"`{source}`"
+
+
+def url_of(registry: Registry, source: str) -> str | None:
+    """Where the file of a source can be read, at the version that was."""
+    name, _, place = source.partition(":")
+    ref = registry.sources[name]
+    path = place.partition("#")[0]
+    return f"{ref.url}/blob/v{ref.version}/{path}" if ref.url.startswith("https://github.com/") else None

@@ -1,0 +1,123 @@
+"""The generated blocks of docs/explain.md, and the README's picture: what `attnreg explain` prints of some examples."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from docs_page import TEMPLATES
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+
+from attnreg.explain import Question, explain, render
+from attnreg.explain.answers import Explanation, title_of
+from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.platforms import Platform
+from attnreg.registry import Registry
+from attnreg.request import AttentionRequest
+from attnreg.selection.wording import request_words
+
+PICTURE = "docs/images/explain.svg"
+WIDTH = 104
+# background, foreground, and the eight colours of a terminal: readable on dark, whatever surrounds the picture
+_COLOURS = (
+    (22, 27, 34),
+    (230, 237, 243),
+    [
+        *((72, 79, 88), (255, 123, 114), (86, 211, 100), (227, 179, 65)),
+        *((121, 192, 255), (210, 168, 255), (86, 212, 221), (230, 237, 243)),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A run of `attnreg explain`: the arguments that a page shows, and what they mean to the library.
+
+    ``archs`` are all of the platform's, if none is named; ``asked`` is a request, or the config of a model below the
+    checkout.
+    """
+
+    arguments: str
+    platform: str
+    asked: AttentionRequest | str
+    archs: tuple[str, ...] = ()
+    backend: str | None = None
+
+    def explanation(self, root: Path, registry: Registry) -> Explanation:
+        """What the library answers; files are found from ``root``."""
+        archs = self.archs or [arch.name for arch in registry.vocabulary.architectures_of(self.platform)]
+        platforms = [Platform(platform=self.platform, arch=arch) for arch in archs]
+        if isinstance(self.asked, AttentionRequest):
+            question = Question(self.asked, " · ".join(request_words(self.asked)))
+            return explain([question], platforms, registry, backend=self.backend, title=title_of(platforms, registry))
+        model = model_questions(str(root / self.asked), ModelOptions(), registry)
+        return explain(
+            model.questions,
+            platforms,
+            registry,
+            backend=self.backend,
+            title=title_of(platforms, registry, model.title),
+            notes=model.notes,
+            memory=model.memory,
+        )
+
+
+_MODEL = "examples/configs/gpt-oss-120b"
+# block of docs/explain.md -> what it shows
+EXAMPLES = {
+    "model": Example(f"--platform rocm --arch gfx942 --model {_MODEL}", "rocm", _MODEL, ("gfx942",)),
+    "platforms": Example(
+        "--platform rocm --attention mla --phase prefill --head-size 192",
+        "rocm",
+        AttentionRequest(attention="mla", phase="prefill", head_size=192),
+    ),
+    "by-name": Example(
+        "--arch sm90 --head-size 128 --backend FLASHMLA",
+        "cuda",
+        AttentionRequest(head_size=128),
+        ("sm90",),
+        backend="FLASHMLA",
+    ),
+}
+
+
+def transcripts(root: Path, registry: Registry) -> dict[str, str]:
+    """Name of each generated block -> a command and what it prints, as Markdown."""
+    out = {}
+    for name, example in EXAMPLES.items():
+        console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, _environ={})
+        with console.capture() as capture:
+            render(example.explanation(root, registry), console)
+        lines = [line.rstrip() for line in capture.get().strip().split("\n")]
+        out[name] = "\n".join(["```console", f"$ attnreg explain {example.arguments}", *lines, "```"])
+    return out
+
+
+def picture(root: Path, registry: Registry) -> str:
+    """What `attnreg explain` prints of a model, as an SVG that needs no font from elsewhere."""
+    console = Console(
+        record=True,
+        width=WIDTH,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        highlight=False,
+        # neither NO_COLOR nor COLUMNS may change the picture
+        _environ={},
+    )
+    example = EXAMPLES["model"]
+    render(example.explanation(root, registry), console)
+    svg = console.export_svg(
+        title=f"attnreg explain {example.arguments}",
+        theme=TerminalTheme(*_COLOURS),
+        code_format=(TEMPLATES / "terminal.svg").read_text(encoding="utf-8"),
+        font_aspect_ratio=0.6,
+        unique_id="explain",
+    )
+    # no clip for each line, no text that is only a line's end, and one text a line: a change is a change of few lines
+    svg = re.sub(r' clip-path="url\(#explain-line-\d+\)"|<text[^>]*>\s*</text>', "", svg)
+    svg = svg.replace("</text><text", "</text>\n<text")
+    return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"
