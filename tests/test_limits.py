@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def test_no_circle_of_imports(imports: dict[str, set[str]]) -> None:
 def test_imports_in_functions_and_for_types_count(imports: dict[str, set[str]]) -> None:
     assert "attnreg.loader" in imports["attnreg.selection.trace"]
     assert "attnreg.selection.trace" in imports["attnreg.selection.refusal"]
+
+
+def test_every_floor_of_the_core_is_kept_from_frameworks() -> None:
+    contracts = {
+        c["id"]: c for c in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    }
+    core = set(contracts["floors"]["layers"]) - {"integrations", "conformance", "kernels", "runtime"}
+    assert contracts["frameworks"]["source_modules"] == sorted(f"attnreg.{floor}" for floor in core)
 
 
 @pytest.mark.parametrize("folder", MOST_LINES)
