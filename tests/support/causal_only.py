@@ -1,16 +1,11 @@
-"""Prints what the attention kernel compiles to for causal batches, as it is and with its other path cut out.
+"""What the attention kernel compiles to for causal batches, as it is and with its other path cut out.
 
-A program of its own, as compiling.py is: python causal_only.py TARGET [cut]. One line for each launch: a digest of the
-machine's instructions.
+It is imported by a process that compiles alone (compiler.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
-
-os.environ |= {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
 
 import triton
 import triton.language as tl
@@ -32,25 +27,28 @@ def _visible_keys(position, kv_len, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     return begin, end
 
 
-def main(target: str, *, cut: bool) -> None:
-    """Compile every causal case of the suite for a target."""
-    if cut:
-        attention._visible_keys = _visible_keys
-    compiled, compile_ = [], triton.compile
+def cut() -> None:
+    """Cut the other path out, before any kernel is compiled."""
+    attention._visible_keys = _visible_keys
+
+
+def digests(target: str) -> list[tuple[str, str, str]]:
+    """The case, the kernel, and a digest of its instructions for each launch of every causal case of the suite."""
+    compiled, compile_, report, found = [], triton.compile, compiling._report, []
 
     def remember(*args, **kwargs):  # type: ignore[no-untyped-def]
         compiled.append(compile_(*args, **kwargs))
         return compiled[-1]
 
-    triton.compile = remember
-    for case in (case for case in DEFAULT if case.causal):
-        compiled.clear()
-        compiling.compile_case(case, target)
-        for kernel in compiled:
-            text = kernel.asm[INSTRUCTIONS[kernel.metadata.target.backend]]
-            digest = hashlib.sha256(text.encode()).hexdigest()
-            sys.stdout.write(f"{case.name} {kernel.metadata.name} {digest}\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], cut="cut" in sys.argv[2:])
+    # what a kernel uses is not asked here, and takes its time to find out
+    triton.compile, compiling._report = remember, lambda compiled: (0, 0, False)
+    try:
+        for case in (case for case in DEFAULT if case.causal):
+            compiled.clear()
+            compiling.compile_case(case, target)
+            for kernel in compiled:
+                text = kernel.asm[INSTRUCTIONS[kernel.metadata.target.backend]]
+                found.append((case.name, kernel.metadata.name, hashlib.sha256(text.encode()).hexdigest()))
+    finally:
+        triton.compile, compiling._report = compile_, report
+    return found

@@ -1,0 +1,92 @@
+"""A process that compiles for many tests: to import torch and Triton takes longer than to compile some of the kernels.
+
+A process of its own, because a kernel module that was imported for Triton's interpreter cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from support import compiling
+from support.compiling import Case, Usage
+
+# what debuggers read is left out, so that equal instructions are equal text
+ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
+
+
+class CompileError(Exception):
+    """What went wrong in the other process."""
+
+
+class Compiler:
+    """A process that compiles; it begins with the first question.
+
+    causal_only: the attention kernel has no path there but that of causal batches.
+    """
+
+    def __init__(self, *, causal_only: bool = False) -> None:
+        self.causal_only = causal_only
+        self._pool: ProcessPoolExecutor | None = None
+
+    def usages(self, cases: tuple[Case, ...], target: str) -> list[Usage]:
+        """What each kernel of some cases uses."""
+        found: list[Usage] = self._run(_usages, cases, target)
+        return found
+
+    def digests(self, target: str) -> list[tuple[str, str, str]]:
+        """What `causal_only.digests` says of a target."""
+        found: list[tuple[str, str, str]] = self._run(_digests, target)
+        return found
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin, (self.causal_only,))
+        try:
+            found, error = self._pool.submit(_call, function, arguments).result()
+        except BrokenProcessPool as e:
+            # a compiler may crash: the next question gets a process anew
+            self.close()
+            raise CompileError(f"the process that compiles ended: {e}") from None
+        if error:
+            raise CompileError(error)
+        return found
+
+
+# in that process -----------------------------------------------------------------------------------------------------
+
+
+def _begin(causal_only: bool) -> None:
+    os.environ |= ENVIRONMENT
+    if causal_only:
+        from support import causal_only as module
+
+        module.cut()
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, str]:
+    """The result, or the traceback as text: not every exception of a compiler travels between processes."""
+    try:
+        return function(*arguments), ""
+    except Exception:
+        return None, traceback.format_exc()[-3000:]
+
+
+def _usages(cases: tuple[Case, ...], target: str) -> list[Usage]:
+    return [usage for case in cases for usage in compiling.compile_case(case, target)]
+
+
+def _digests(target: str) -> list[tuple[str, str, str]]:
+    from support import causal_only
+
+    return causal_only.digests(target)
