@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from attnreg.errors import RequestError, validate_word, word_set
 
@@ -13,11 +14,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 FacetValue = str | int | bool | None
-
-_COUNTS = ("head_size", "head_size_v", "num_heads", "num_kv_heads", "block_size", "index_topk")
-# 0 has a meaning for these: a latent head without a rotary or a nope part
-_DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_WORDS = ("dtype", "attention", "attn_type", "role", "phase")
+# 0 has a meaning for some integers: a latent head without a rotary or a nope part
+_FROM_ZERO = {"least": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +49,10 @@ class AttentionRequest:
     phase: str = "any"
     features: frozenset[str] = frozenset()
     head_size_v: int | None = None
-    kv_lora_rank: int | None = None
-    qk_nope_head_dim: int | None = None
-    qk_rope_head_dim: int | None = None
-    v_head_dim: int | None = None
+    kv_lora_rank: int | None = field(default=None, metadata=_FROM_ZERO)
+    qk_nope_head_dim: int | None = field(default=None, metadata=_FROM_ZERO)
+    qk_rope_head_dim: int | None = field(default=None, metadata=_FROM_ZERO)
+    v_head_dim: int | None = field(default=None, metadata=_FROM_ZERO)
     index_topk: int | None = None
     model: str | None = None
     extra: tuple[tuple[str, FacetValue], ...] = ()
@@ -63,14 +61,10 @@ class AttentionRequest:
     def __post_init__(self) -> None:
         if self.head_size is None:
             raise RequestError("head_size is None; every request needs one (elements per head, for example 128)")
-        for name in _COUNTS:
-            _check_integer(name, getattr(self, name), least=1)
-        for name in _DIMS:
-            _check_integer(name, getattr(self, name), least=0)
-        for name in _WORDS:
-            validate_word(name, getattr(self, name))
-        for name in ("kv_dtype", "model"):
-            if getattr(self, name) is not None:
+        for name, least in _INTEGERS:
+            _validate_integer(name, getattr(self, name), least)
+        for name, optional in _WORDS:
+            if not (optional and getattr(self, name) is None):
                 validate_word(name, getattr(self, name))
         if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise RequestError(
@@ -155,6 +149,28 @@ def features_of(
     return frozenset(feature for feature, value in given.items() if value is not None and value is not False)
 
 
+class FieldType(NamedTuple):
+    """What a field of a request or a platform holds; ``least`` is the least value of an integer."""
+
+    type: type
+    optional: bool
+    least: int
+
+
+def field_types(cls: type[Any]) -> dict[str, FieldType]:
+    """What each facet among the fields of a dataclass holds, as its annotation says."""
+    hints, out = get_type_hints(cls), dict[str, FieldType]()
+    for f in fields(cls):
+        if f.init and f.name != "extra":
+            types = get_args(hints[f.name]) if NoneType in get_args(hints[f.name]) else (hints[f.name],)
+            held = next(t for t in types if t is not NoneType)
+            out[f.name] = FieldType(get_origin(held) or held, NoneType in types, f.metadata.get("least", 1))
+    return out
+
+
+_TYPES = field_types(AttentionRequest)
+_INTEGERS = tuple((name, held.least) for name, held in _TYPES.items() if held.type is int)
+_WORDS = tuple((name, held.optional) for name, held in _TYPES.items() if held.type is str)
 _REQUEST_FIELDS = tuple(f.name for f in fields(AttentionRequest) if f.init)
 _REQUEST_FACETS = tuple(name for name in _REQUEST_FIELDS if name != "extra")
 _FACTS = operator.attrgetter(*_REQUEST_FACETS)
@@ -164,7 +180,7 @@ def _rebuild(cls: type[AttentionRequest], values: dict[str, Any]) -> AttentionRe
     return cls(**values)
 
 
-def _check_integer(name: str, value: object, least: int) -> None:
+def _validate_integer(name: str, value: object, least: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):

@@ -8,9 +8,8 @@ from typing import Any
 from docs_markdown import table
 
 from attnreg.compile.bundled import registry_root
+from attnreg.language.facets import PROVEN
 from attnreg.registry import Backend, Registry
-
-_FACETS = ("dtype", "kv_dtype", "attn_type", "head_size", "head_size_v", "block_size", "features")
 
 
 def evidence_block(registry: Registry) -> str:
@@ -53,7 +52,7 @@ def _details(row: Backend, records: list[dict[str, Any]]) -> str:
     out = []
     for record, found in _found(row, records):
         lines = []
-        for facet in (name for name in _FACETS if name in found["claims"]):
+        for facet in (name for name in (*PROVEN, "features") if name in found["claims"]):
             values = ", ".join(
                 f"{value} ({tally['cases']}; {tally['error']:.1e})" for value, tally in found["claims"][facet].items()
             )

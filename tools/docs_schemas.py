@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -25,6 +24,7 @@ FILES: dict[str, type[BaseModel]] = {
 }
 _MORE = (schema.BackendData, schema.BackendPatch, schema.EntryData)
 _GLOB = {"type": "string", "pattern": "[*?]"}
+_TEXT = {"type": "string", "pattern": "^[^*?]*$"}
 _BACKEND = {"$ref": "#/$defs/backend_id"}
 _LOCAL = (
     "Completion and checks know the words of the default registry. An overlay may name backends that it adds, written "
@@ -137,7 +137,7 @@ def _matcher(registry: Registry, facet: Facet) -> Schema:
     if facet.kind == "packages":
         one = {"$ref": "#/$defs/package"}
         return {"anyOf": [one, {"type": "array", "items": one}]}
-    words = _ordered(registry, facet)
+    words = list(facet.words)
     if facet.kind == "words":
         several = _list(words, least=0)
         only = {"type": "object", "properties": {"only": several}, "required": ["only"], "additionalProperties": False}
@@ -149,27 +149,12 @@ def _matcher(registry: Registry, facet: Facet) -> Schema:
     if facet.kind == "arch":
         values.append(bound)
     else:
-        values.append({"enum": words} if words else {"type": "integer" if facet.kind == "integer" else "string"})
+        values.append({"enum": words} if words else {"type": "integer"} if facet.kind == "integer" else _TEXT)
     values += [_GLOB] if any(isinstance(word, str) for word in words) else []
     operators = {op: {"type": "integer", "minimum": 1} if op == "multiple_of" else bound for op in allowed}
     operators["not"] = me
     mapping = {"type": "object", "properties": operators, "minProperties": 1, "additionalProperties": False}
     return {"anyOf": [*values, {"type": "array", "items": me, "minItems": 1}, mapping]}
-
-
-def _ordered(registry: Registry, facet: Facet) -> list[Any]:
-    """The words of a facet in the order of the data."""
-    vocabulary = registry.vocabulary
-    if facet.kind == "derived":
-        values = (value for _, value, _ in registry.derived[facet.name].cases if value is not None)
-        # 1 and True are equal, and not the same value
-        return list({(type(value), value): value for value in values}.values())
-    if facet.kind == "boolean":
-        return [True, False]
-    groups: Iterable[Iterable[str]] = (
-        *vocabulary.words.values(), vocabulary.features, vocabulary.flags, vocabulary.architectures
-    )  # fmt: skip
-    return next((list(g) for g in groups if facet.words and frozenset(g) == facet.words), [])
 
 
 def _claim(facet: Facet) -> Schema:

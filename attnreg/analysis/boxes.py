@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnreg.analysis.value_classes import Variable, every_clause
+from attnreg.language.facets import TOLD_FIRST
 from attnreg.language.matchers import Requirement
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from attnreg.analysis.space import Space
     from attnreg.platforms import Platform
     from attnreg.request import AttentionRequest
-
-# what a reader wants to know first is widened last
-_WIDEN_LAST = ("arch", "attention", "role", "phase", "kv_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,9 @@ def _widened(space: Space, region: Node, point: list[int]) -> Box:
     """The largest box around a point inside a region that widening one facet after the other finds."""
     d = space.diagrams
     box: Box = {level: frozenset({c}) for level, c in enumerate(point)}
+    # what a reader wants to know first is widened last
     order = sorted(
-        box, key=lambda level: _WIDEN_LAST.index(v) if (v := space.variables[level].facet) in _WIDEN_LAST else -1
+        box, key=lambda level: TOLD_FIRST.index(v) if (v := space.variables[level].facet) in TOLD_FIRST else -1
     )
     for level in order:
         free = {k: v for k, v in box.items() if k != level}

@@ -248,8 +248,8 @@ def _words(registry: Registry) -> Iterator[Finding]:
         # whoever does not look at a value does not accept it either
         looks = [v for row in rows for v in row.variants if facet.name not in v.unchecked]
         claims = [next((c.matcher for c in v.claims if c.key == key), ANY) for v in looks]
-        words = next((g for g in vocabulary.words.values() if frozenset(g) == facet.words), {})
-        unclaimed = [w for w in words.values() if not any(m.matches(w.name) for m in claims)]
+        words = vocabulary.words_of(facet.name).values()
+        unclaimed = [w for w in words if not any(m.matches(w.name) for m in claims)]
         unused += [(w, f"no backend accepts {facet.name} {w.name}") for w in unclaimed]
     served = {f for row in rows for v in row.variants for f in v.served}
     unused += [(w, f"no backend serves {w.name}") for w in vocabulary.features.values() if w.name not in served]

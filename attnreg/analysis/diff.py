@@ -138,7 +138,7 @@ def _words(these: Registry, those: Registry) -> dict[str, tuple[str, ...]]:
     out = {}
     for name, facet in these.vocabulary.facets.items():
         other = those.vocabulary.facets.get(name)
-        words = sorted(facet.words - other.words) if other and facet.kind in ("word", "arch", "words") else []
+        words = sorted(facet.known - other.known) if other and facet.kind in ("word", "arch", "words") else []
         if words:
             out[name] = tuple(words)
     return out

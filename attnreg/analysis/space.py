@@ -10,7 +10,8 @@ from itertools import product
 from typing import Any
 
 from attnreg.analysis.diagram import Diagrams, Node
-from attnreg.analysis.value_classes import LINKED, ORDINARY, variables
+from attnreg.analysis.value_classes import variables
+from attnreg.language.facets import LINKED, ordinary
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
 from attnreg.request import AttentionRequest
@@ -76,11 +77,11 @@ class Space:
 
 
 def _configuration(values: Mapping[tuple[str, str | None], Any]) -> tuple[AttentionRequest, Platform]:
-    fields: dict[str, Any] = {"head_size": ORDINARY["head_size"]}
+    fields: dict[str, Any] = {"head_size": ordinary("head_size")}
     extra: dict[str, Any] = {}
     words: dict[str, set[str]] = {"features": set(), "flags": set()}
     packages: dict[str, str] | None = None
-    platform, arch = ORDINARY["arch"]
+    platform, arch = ordinary("platform"), ordinary("arch")
     for (facet, word), value in values.items():
         if facet == "arch":
             platform, arch = value

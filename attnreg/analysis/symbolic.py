@@ -170,7 +170,7 @@ class Model:
             facet = vocabulary.facets.get(variable.facet)
             if facet is not None and facet.kind in ("word", "arch"):
                 words = [c[0][1] if variable.facet == "arch" else c[0] for c in variable.classes]
-                known = [i for i, word in enumerate(words) if word is None or word in facet.words]
+                known = [i for i, word in enumerate(words) if word is None or word in facet.known]
                 parts.append(self.d.among(level, known))
         return self.d.conjoin(parts)
 

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from attnreg.language.conditions import Clause
+from attnreg.language.facets import CORE, ordinary, partner_of
 from attnreg.language.matchers import Matcher, Requirement, integer_range
 from attnreg.language.vocabulary import Facet
 from attnreg.registry import Registry
 
 Signature = Callable[[Any], Hashable]
-# what an ordinary request looks like: a counterexample differs from it in as little as possible
-ORDINARY: dict[str, Any] = {
-    "arch": ("cuda", "sm90"),
-    "attention": "mha",
-    "attn_type": "decoder",
-    "dtype": "bfloat16",
-    "kv_dtype": "auto",
-    "head_size": 128,
-    "role": "target",
-    "phase": "any",
-}
-_REQUIRED = ("head_size", "attention", "attn_type", "dtype", "role", "phase")
-_FROM_ONE = ("head_size", "head_size_v", "num_heads", "num_kv_heads", "block_size", "index_topk")
-# pairs of facets of which a request refuses some values together, and what it takes
-LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
-    ("head_size", "head_size_v", lambda size, size_v: size != size_v),
-    ("num_heads", "num_kv_heads", lambda heads, kv_heads: heads % kv_heads == 0),
-)
 _MOST_VALUES = 4096
 
 
@@ -56,7 +38,7 @@ class Variable:
     @property
     def ordinary(self) -> int:
         """The class of an ordinary request; packages are installed."""
-        usual = "" if self.facet == "packages" else ORDINARY.get(self.facet)
+        usual = "" if self.facet == "packages" else _ordinary(self.facet)
         return next((i for i, c in enumerate(self.classes) if usual in c), 0)
 
     def class_of(self, value: Any) -> int:
@@ -68,7 +50,7 @@ class Variable:
 
     def usual(self, index: int) -> list[Any]:
         """The values of a class, the ordinary one first."""
-        values, usual = self.classes[index], ORDINARY.get(self.facet)
+        values, usual = self.classes[index], _ordinary(self.facet)
         return [usual, *(v for v in values if v != usual)] if usual in values else list(values)
 
     def value_in(self, facts: Mapping[str, Any]) -> Any:
@@ -81,37 +63,54 @@ class Variable:
         return facts.get(self.facet) if self.word is None else self.word in facts[self.facet]
 
 
+def _ordinary(facet: str) -> Any:
+    # platform and architecture are one variable
+    return (ordinary("platform"), ordinary("arch")) if facet == "arch" else ordinary(facet)
+
+
 def variables(registries: tuple[Registry, ...]) -> Iterator[Variable]:
     """Every dimension in which some of the registries tell values apart, platform and architecture first."""
     matchers: dict[str, list[Matcher]] = {}
     for registry in registries:
         for clause in every_clause(registry):
             matchers.setdefault(clause.facet, []).append(clause.matcher)
-    facets = _facets(registries)
-    yield _devices(registries, matchers)
-    sets: list[Variable] = []
-    for name, facet in facets.items():
-        asked = list({id(m): m for m in matchers.get(name, ())}.values())
-        if facet.kind == "words":
-            # a feature that no row serves is one that every row refuses
-            every = name == "features" or any(m.form == "only" for m in asked)
-            words = sorted(facet.words) if every else sorted({w for m in asked for w in m.mentions})
-            sets += [_split(name, word, (False, True), lambda value: value) for word in words]
-        elif facet.kind == "packages":
-            wanted = {r for m in asked for r in m.mentions}
-            sets += [_package(p, [r for r in wanted if r.package == p]) for p in sorted({r.package for r in wanted})]
-        elif facet.of == "selection":
-            # which of its values is meant is a matter of the model, not of a request
-            continue
-        elif facet.kind == "integer":
-            partner = next((b if name == a else a for a, b, _ in LINKED if name in (a, b)), "")
-            if asked or (name in _REQUIRED and partner in matchers):
-                yield _integers(name, asked, matchers.get(partner, []))
-        elif asked and facet.kind != "derived" and name not in ("platform", "arch"):
-            values = _texts(asked) if facet.kind == "text" else sorted(facet.words, key=str)
-            optional = [] if name in _REQUIRED else [None]
-            yield _split(name, None, [*optional, *values], _word_signature(name, facet, asked, registries))
-    yield from sets
+    asked = {name: list({id(m): m for m in found}.values()) for name, found in matchers.items()}
+    facets = _facets(registries).values()
+    yield _devices(registries, asked)
+    for facet in facets:
+        yield from _of_one_value(facet, asked, registries)
+    for facet in facets:
+        yield from _of_a_set(facet, asked.get(facet.name, []))
+
+
+def _of_one_value(
+    facet: Facet, asked: Mapping[str, list[Matcher]], registries: tuple[Registry, ...]
+) -> Iterator[Variable]:
+    """The dimension of a facet that holds one value, if there is one."""
+    # a derived facet follows from others; which value the selection's own has is a matter of the model of a selection
+    if facet.of in ("derived", "selection") or facet.name in ("platform", "arch"):
+        return
+    own, required = asked.get(facet.name, []), facet.name in CORE and CORE[facet.name].required
+    if facet.kind == "integer":
+        linked = asked.get(partner_of(facet.name) or "", [])
+        if own or (required and linked):
+            yield _integers(facet.name, own, linked)
+    elif own and facet.kind not in ("words", "packages"):
+        values = _texts(own) if facet.kind == "text" else sorted(facet.words, key=str)
+        yield _split(facet.name, None, values if required else [None, *values], _word_signature(facet, own, registries))
+
+
+def _of_a_set(facet: Facet, asked: list[Matcher]) -> Iterator[Variable]:
+    """The dimensions of a facet that holds a set: one for each word or package that some registry asks for."""
+    if facet.kind == "words":
+        # a feature that no row serves is one that every row refuses
+        every = facet.name == "features" or any(m.form == "only" for m in asked)
+        words = sorted(facet.words) if every else sorted({w for m in asked for w in m.mentions})
+        yield from (_split(facet.name, word, (False, True), lambda value: value) for word in words)
+    elif facet.kind == "packages":
+        wanted = {r for m in asked for r in m.mentions}
+        for package in sorted({r.package for r in wanted}):
+            yield _package(package, [r for r in wanted if r.package == package])
 
 
 def every_clause(registry: Registry) -> Iterator[Clause]:
@@ -145,8 +144,8 @@ def _facets(registries: Iterable[Registry]) -> dict[str, Facet]:
     facets: dict[str, Facet] = {}
     for registry in registries:
         for name, facet in registry.vocabulary.facets.items():
-            words = facet.words | facets[name].words if name in facets else facet.words
-            facets[name] = Facet(name, facet.of, facet.kind, facet.legend, facet.where, words)
+            words = (*facet.words, *facets[name].words) if name in facets else facet.words
+            facets[name] = Facet(name, facet.of, facet.kind, facet.legend, facet.where, tuple(dict.fromkeys(words)))
     return facets
 
 
@@ -174,8 +173,8 @@ def _devices(registries: tuple[Registry, ...], matchers: Mapping[str, list[Match
     return _split("arch", None, devices, signature)
 
 
-def _word_signature(name: str, facet: Facet, asked: list[Matcher], registries: tuple[Registry, ...]) -> Signature:
-    vocabularies = [r.vocabulary.facets[name].words for r in registries if name in r.vocabulary.facets]
+def _word_signature(facet: Facet, asked: list[Matcher], registries: tuple[Registry, ...]) -> Signature:
+    vocabularies = [f.known for r in registries if (f := r.vocabulary.facets.get(facet.name))]
 
     def signature(value: Any) -> Hashable:
         # a value that is not given passes every claim, so it is always a class of its own
@@ -186,15 +185,15 @@ def _word_signature(name: str, facet: Facet, asked: list[Matcher], registries: t
 
 
 def _integers(name: str, asked: list[Matcher], linked: list[Matcher]) -> Variable:
-    first = 1 if name in _FROM_ONE else 0
+    core, usual = CORE.get(name), ordinary(name)
     # twice the range, so that what repeats is seen to do so
     stop = 2 * integer_range([*asked, *linked]).stop
     if asked and linked and name in ("num_heads", "num_kv_heads"):
         # far enough to hold, for each class of the one, a multiple in each class of the other that has one
         stop = min(stop * stop, _MOST_VALUES)
-    optional = [] if name in _REQUIRED else [None]
-    usual = [ORDINARY[name]] if ORDINARY.get(name, 0) >= stop else []
-    values = [*optional, *range(first, stop), *usual]
+    optional = [] if core and core.required else [None]
+    beyond = [usual] if usual is not None and usual >= stop else []
+    values = [*optional, *range(core.least if core else 0, stop), *beyond]
     return _split(name, None, values, lambda v: (v is None, *(m.matches(v) for m in asked)), stop - 1)
 
 
@@ -213,37 +212,9 @@ def _package(package: str, wanted: list[Requirement]) -> Variable:
 
 
 def _texts(matchers: list[Matcher]) -> list[str]:
-    """Texts that show every way in which patterns can match: a walk over all of them at once, the shortest first."""
-    patterns = sorted({str(w) for m in matchers for w in m.mentions if w is not None})
-    named = {c for p in patterns for c in p} - set("*?")
-    alphabet = [next(c for c in "abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, range(192, 512))) if c not in named)]
-    alphabet += sorted(named)
-    found: dict[tuple[bool, ...], str] = {}
-    queue = deque([("", tuple(_after(p, frozenset({0}), "") for p in patterns))])
-    seen: set[tuple[frozenset[int], ...]] = set()
-    while queue:
-        text, states = queue.popleft()
-        if text:
-            found.setdefault(tuple(len(p) in s for p, s in zip(patterns, states, strict=True)), text)
-        for letter in alphabet:
-            following = tuple(_after(p, s, letter) for p, s in zip(patterns, states, strict=True))
-            if following not in seen:
-                seen.add(following)
-                queue.append((text + letter, following))
-    return ["(another)", *found.values()]
-
-
-def _after(pattern: str, places: frozenset[int], letter: str) -> frozenset[int]:
-    """The places in a pattern where its match can stand after one more letter ("": after none)."""
-    out = set(places) if not letter else set[int]()
-    for place in places if letter else ():
-        if pattern[place : place + 1] == "*":
-            out.add(place)
-        elif pattern[place : place + 1] in ("?", letter):
-            out.add(place + 1)
-    # a star may also stand for nothing
-    for place in sorted(out):
-        while pattern[place : place + 1] == "*":
-            place += 1
-            out.add(place)
-    return frozenset(out)
+    """The texts that matchers name, and before them one that none of them names."""
+    named = sorted(word for word in {w for m in matchers for w in m.mentions} if word is not None)
+    another = "(another)"
+    while another in named:
+        another += "'"
+    return [another, *named]

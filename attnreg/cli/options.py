@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from attnreg.language.facets import CORE, ordinary
+from attnreg.language.facets import options as facet_options
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
     from rich.console import Console
@@ -19,27 +22,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PIPED_WIDTH = 110
-_INTEGERS = {
-    "head_size": "Elements per head; 128, if neither it nor a model is given.",
-    "num_heads": "Query heads per rank.",
-    "num_kv_heads": "KV heads per rank.",
-    "block_size": "Tokens per KV-cache block.",
-    "head_size_v": "Elements per value head, where it differs.",
-    "kv_lora_rank": "MLA: the latent without its rotary part.",
-    "qk_nope_head_dim": "MLA: elements of a query head without position.",
-    "qk_rope_head_dim": "MLA: elements of a query head with position.",
-    "v_head_dim": "MLA: elements of an expanded value head.",
-    "index_topk": "Sparse MLA: tokens kept for each query.",
-}
-# facet -> its set of words, and what to say of it
-_WORDS = {
-    "dtype": ("dtypes", "What the model computes in: bfloat16, float16, float32."),
-    "kv_dtype": ("kv_dtypes", "How the KV cache is stored: auto, fp8, ...; none: not given."),
-    "attention": ("attention", "mha, mla or mla_sparse."),
-    "attn_type": ("attn_types", "decoder, encoder, encoder_only or encoder_decoder."),
-    "role": ("roles", "target, draft, encoder or vision."),
-    "phase": ("phases", "any, prefill or decode."),
-}
 
 
 def _completer(words: Callable[[Vocabulary], Sequence[tuple[str, str]]]) -> Any:
@@ -65,8 +47,8 @@ def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str
     return [CompletionItem(r.name, help=r.summary) for r in rows if r.name.startswith(incomplete)]
 
 
-def _words_of(name: str) -> Callable[[Vocabulary], Sequence[tuple[str, str]]]:
-    return lambda v: [(w.name, w.legend) for w in {**v.words, "features": v.features, "flags": v.flags}[name].values()]
+def _words_of(facet: str) -> Callable[[Vocabulary], Sequence[tuple[str, str]]]:
+    return lambda vocabulary: [(word.name, word.legend) for word in vocabulary.words_of(facet).values()]
 
 
 def registry_options(command: F) -> F:
@@ -100,11 +82,12 @@ def request_options(command: F) -> F:
             help="Count the KV cache at this many tokens; repeatable.",
         ),
     ]
-    for name, (group, text) in _WORDS.items():
-        options.append(
-            click.option(_flag(name), metavar="WORD", shell_complete=_completer(_words_of(group)), help=text)
-        )
-    options += [click.option(_flag(name), type=int, metavar="N", help=text) for name, text in _INTEGERS.items()]
+    for facet in facet_options("word"):
+        complete = _completer(_words_of(facet.name))
+        options.append(click.option(_flag(facet.name), metavar="WORD", shell_complete=complete, help=facet.help))
+    options += [
+        click.option(_flag(facet.name), type=int, metavar="N", help=facet.help) for facet in facet_options("integer")
+    ]
     options += [
         click.option(
             "--feature",
@@ -112,7 +95,7 @@ def request_options(command: F) -> F:
             multiple=True,
             metavar="WORD",
             shell_complete=_completer(_words_of("features")),
-            help="A feature that the layer asks for; repeatable.",
+            help=CORE["features"].help,
         ),
         click.option(
             "--set", "extra", multiple=True, metavar="FACET=VALUE", help="A facet that the registry declares."
@@ -128,24 +111,24 @@ def platform_options(command: F) -> F:
         click.option(
             "--platform",
             metavar="WORD",
-            shell_complete=_completer(_words_of("platforms")),
-            help="cuda, rocm, xpu or cpu; this machine's, if left out.",
+            shell_complete=_completer(_words_of("platform")),
+            help=CORE["platform"].help,
         ),
-        click.option("--arch", multiple=True, metavar="WORD", shell_complete=archs, help="Architecture; repeatable."),
+        click.option("--arch", multiple=True, metavar="WORD", shell_complete=archs, help=CORE["arch"].help),
         click.option(
             "--flag",
             "flags",
             multiple=True,
             metavar="WORD",
             shell_complete=_completer(_words_of("flags")),
-            help="A flag that is on; repeatable.",
+            help=CORE["flags"].help,
         ),
         click.option(
             "--package",
             "packages",
             multiple=True,
             metavar="NAME[==VERSION]",
-            help="An installed package; repeatable. Without any, every package is assumed.",
+            help=CORE["packages"].help,
         ),
     ]
     return _with_options(command, options)
@@ -222,14 +205,16 @@ def questions_of(options: dict[str, Any], platforms: Sequence[Platform], registr
     from attnreg.selection.question import Question
     from attnreg.selection.wording import request_words
 
-    given = {name: options[name] for name in (*_WORDS, *_INTEGERS) if options[name] is not None}
+    names = [facet.name for kind in ("word", "integer") for facet in facet_options(kind)]
+    given = {name: options[name] for name in names if options[name] is not None}
     if given.get("kv_dtype") == "none":
         given["kv_dtype"] = None
     features = frozenset(options["features"])
     extra = dict(pair(item) for item in options["extra"])
     if options["model"] is None:
-        request = AttentionRequest(**{"head_size": 128, **given}, features=features, extra=extra)  # type: ignore[arg-type]
-        assumed = [] if "head_size" in given else ["no --head-size and no --model: head_size 128 was assumed"]
+        size = ordinary("head_size")
+        request = AttentionRequest(**{"head_size": size, **given}, features=features, extra=extra)  # type: ignore[arg-type]
+        assumed = [] if "head_size" in given else [f"no --head-size and no --model: head_size {size} was assumed"]
         for name in ("draft", "layer", "lengths"):
             if options[name] not in (None, ()):
                 raise click.UsageError(f"--{name.removesuffix('s')} says something of a model; give --model too")

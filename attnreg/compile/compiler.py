@@ -103,7 +103,8 @@ class _Compiler(Reporter):
                 self.source(part, None if part.borrowed else data.source, *here)
                 where = part.key_at(*here)
                 out[name] = Derived(name, cases, where)
-                values = frozenset(value for _, value, _ in cases if value is not None)
+                # 1 and True are equal, and not the same value
+                values = tuple({(type(value), value): value for _, value, _ in cases if value is not None}.values())
                 facet = Facet(name, "derived", "derived", data.legend, where, values, data.claim)
                 self.vocabulary = self.vocabulary.with_facets([facet])
         return out

@@ -30,7 +30,6 @@ from attnreg.language.matchers import (
     field_bounded,
     field_equals,
     field_glob,
-    glob,
     installed,
     integer,
     integer_range,
@@ -196,7 +195,9 @@ class Parser:
             self.problem(path, f"expected text, got {shown(raw)}", "quote it")
             return ANY
         if _GLOB.search(raw):
-            return glob(raw)
+            help_ = "text has no list of words for a pattern to choose from; name each, as in [llama, llama4]"
+            self.problem(path, f"`{raw}` is a pattern, and text is compared as a whole", help_)
+            return ANY
         return equals(raw, raw)
 
     def _operators(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
@@ -281,7 +282,7 @@ class Parser:
         if not isinstance(items, list):
             self.problem(path, f"expected a list of {facet.name}, got {shown(raw)}")
             return frozenset()
-        known = frozenset(w for w in items if isinstance(w, str) and w in facet.words)
+        known = frozenset(w for w in items if isinstance(w, str) and w in facet.known)
         for i, word in enumerate(items):
             if not isinstance(word, str) or word not in known:
                 self._unknown(word, facet, (*path, i))
@@ -300,7 +301,7 @@ class Parser:
                 self.problem((*path, i), f"{what} {shown(word)}", did_you_mean(as_written(word), known))
         named = frozenset(w for w in items if isinstance(w, str))
         where = self.doc.key_at(*path)
-        return [_absent(facet, words, where) for facet in sets if (words := named & facet.words)]
+        return [_absent(facet, words, where) for facet in sets if (words := named & facet.known)]
 
     def _packages_test(self, raw: Any, path: Path_) -> Matcher:
         wanted: list[Requirement] = []

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from attnreg.compile import schema
 from attnreg.compile.parts import VocabularyPart
 from attnreg.errors import Location, Problem, did_you_mean
+from attnreg.language.facets import CORE
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, Architecture, Facet, Vocabulary, Word
-from attnreg.platforms import Platform
-from attnreg.request import AttentionRequest
-
-
-def _core() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The facets that every request and platform has: whose they are, and the kinds that hold their values."""
-    kinds = {"int": ("integer",), "frozenset[str]": ("words",), "Packages": ("packages",), "str": ("word", "text")}
-    core = {
-        f.name: (of, kinds[str(f.type).removesuffix(" | None")])
-        for cls, of in ((AttentionRequest, "request"), (Platform, "platform"))
-        for f in fields(cls)
-        if f.init and f.name != "extra"
-    }
-    return core | {"platform": ("platform", ("word",)), "arch": ("platform", ("arch",))}
-
-
-_CORE = _core()
 
 
 def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> Vocabulary:
@@ -42,8 +25,8 @@ def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> 
     sets = {data.words for part in parts for data in part.model.facets.values() if data.words}
     for part in parts:
         _check_words(part, vocabulary, sets, problems)
-    for name in _CORE.keys() - facets.keys():
-        message = f"the facet `{name}` is missing: every {_CORE[name][0]} has it"
+    for name in CORE.keys() - facets.keys():
+        message = f"the facet `{name}` is missing: every {CORE[name].of} has it"
         path = (*parts[0].path, "facets")
         problems.append(parts[0].document.problem(path, message, "add it, or use `extends`", key=True))
     return vocabulary.with_facets(facets.values())
@@ -139,15 +122,16 @@ def _facet(
         words = vocabulary.architectures
     elif data.kind == "boolean":
         words = (True, False)
-    of, kinds = _CORE.get(name, (data.of, ("word", "arch", "integer", "text", "boolean")))
-    if name not in _CORE and (name == ASKED or data.of == "selection"):
+    core = CORE.get(name)
+    of, kinds = (core.of, core.kinds) if core else (data.of, ("word", "arch", "integer", "text", "boolean"))
+    if core is None and (name == ASKED or data.of == "selection"):
         _check_asked(part, name, data, frozenset(words), problems)
     elif data.of != of or data.kind not in kinds:
         message = f"facets.{name}: expected a facet of the {of}, of kind {', '.join(kinds)}"
-        help_ = "" if name in _CORE else "sets of words are asked for as features or flags"
+        help_ = "" if core else "sets of words are asked for as features or flags"
         problems.append(part.document.problem(here, message, help_, key=True))
     where = part.document.key_at(*here)
-    return Facet(name, data.of, data.kind, data.legend, where, frozenset(words), data.claim, data.stated)
+    return Facet(name, data.of, data.kind, data.legend, where, tuple(words), data.claim, data.stated, data.words)
 
 
 def _check_asked(

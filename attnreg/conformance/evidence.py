@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnreg.language.facets import PROVEN
 from attnreg.version import __version__
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from attnreg.conformance.proof import Outcome
     from attnreg.conformance.trial import Case
     from attnreg.platforms import Platform
-
-# the facets of a request whose claimed values are counted
-_FACETS = ("attn_type", "dtype", "kv_dtype", "block_size", "head_size", "head_size_v")
 
 
 @dataclass
@@ -66,7 +64,7 @@ class Evidence:
         self.cases += 1
         if outcome.problem:
             self.problems.append(f"{case.name}: {outcome.problem}")
-        values = [(facet, getattr(case.request, facet)) for facet in _FACETS]
+        values = [(facet, getattr(case.request, facet)) for facet in PROVEN]
         for facet, value in [*values, *(("features", f) for f in sorted(case.request.features))]:
             if value is not None:
                 self.claims.setdefault(facet, {}).setdefault(str(value), Tally()).add(outcome)

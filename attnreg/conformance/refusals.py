@@ -11,6 +11,7 @@ import torch
 
 from attnreg.conformance.proof import attend
 from attnreg.conformance.trial import prepare
+from attnreg.language.facets import PROVEN
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import SpecError, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -19,9 +20,6 @@ from attnreg.selection.refusal import NoBackendError
 if TYPE_CHECKING:
     from attnreg.conformance.claims import Claims
     from attnreg.registry import Claim
-
-# the claims on a single word; each is held against every word of the vocabulary
-_WORDS = {"attn_type": "attn_types", "dtype": "dtypes", "kv_dtype": "kv_dtypes"}
 
 
 class _LaunchedError(Exception):
@@ -54,8 +52,9 @@ def _unclaimed_requests(claims: Claims) -> Iterator[tuple[AttentionRequest, str]
     """Plain requests with one value or one feature that no claim of the row mentions."""
     vocabulary, plain = claims.registry.vocabulary, claims.plain.request
     variants = claims.registry.backends[claims.backend].variants
-    for facet, group in _WORDS.items():
-        for word in vocabulary.words[group]:
+    # each claim on a single word is held against every word of the vocabulary
+    for facet in (f for f in PROVEN if vocabulary.facets[f].kind == "word"):
+        for word in vocabulary.facets[facet].words:
             if not any(_claimed(c, facet, word) for v in variants for c in v.claims):
                 yield _with(plain, facet, word), facet
     for facet in ("block_size", "head_size"):

@@ -125,11 +125,6 @@ def integer(value: int) -> Matcher:
     return Matcher(str(value), partial(operator.eq, value), constants=frozenset({value}))
 
 
-def glob(pattern: str) -> Matcher:
-    """Text that a pattern with ``*`` and ``?`` matches."""
-    return Matcher(pattern, partial(_globbed, pattern), mentions=frozenset({pattern}))
-
-
 def _globbed(pattern: str, value: Any) -> bool:
     return isinstance(value, str) and fnmatchcase(value, pattern)
 

@@ -53,16 +53,25 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """One dimension of a configuration: whose it is, what values it takes, and the capability that constrains it."""
+    """One dimension of a configuration: whose it is, what values it takes, and the capability that constrains it.
+
+    ``words`` are its values in the order of the data, ``known`` the same as a set; ``word_set`` is the name under which
+    the vocabulary keeps them.
+    """
 
     name: str
     of: Literal["request", "platform", "selection", "derived", "config"]
     kind: Kind
     legend: str
     where: Location
-    words: frozenset[Any] = frozenset()
+    words: tuple[Any, ...] = ()
     claim: str | None = None
     stated: bool = False
+    word_set: str | None = None
+    known: frozenset[Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", frozenset(self.words))
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,11 @@ class Vocabulary:
     def claims(self) -> Mapping[str, Facet]:
         """Capability key -> the facet that it constrains, in the order of the facets."""
         return FrozenDict({f.claim: f for f in self.facets.values() if f.claim})
+
+    def words_of(self, facet: str) -> Mapping[str, Word]:
+        """The words that a facet takes its values from, with what is said of each; none for a facet without words."""
+        sets = {**self.words, "features": self.features, "flags": self.flags}
+        return sets.get(self.facets[facet].word_set or "", {})
 
     def architectures_of(self, platform: str) -> tuple[Architecture, ...]:
         """The architectures of one platform, in capability order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError, did_you_mean
@@ -47,10 +47,10 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
     for name, value in facts.items():
         facet = facets[name]
         if facet.kind == "word" or facet.kind == "arch":
-            if value is not None and value not in facet.words:
+            if value is not None and value not in facet.known:
                 raise _unknown(value, name, facet.words, registry)
-        elif facet.kind == "words" and not value <= facet.words:
-            raise _unknown(min(value - facet.words), name, facet.words, registry)
+        elif facet.kind == "words" and not value <= facet.known:
+            raise _unknown(min(value - facet.known), name, facet.words, registry)
     architecture = registry.vocabulary.architectures[platform.arch]
     if architecture.platform != platform.platform:
         raise RequestError(
@@ -80,12 +80,12 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
         if not isinstance(value, str):
             raise RequestError(f"{name} is {value!r}; expected text")
         return value
-    if value not in facet.words:
+    if value not in facet.known:
         raise _unknown(value, name, facet.words, registry)
     # 1 and True are one value in Python, and so in the cache of answers
     return bool(value) if facet.kind == "boolean" else value
 
 
-def _unknown(word: Any, facet: str, known: frozenset[Any], registry: Registry) -> RequestError:
+def _unknown(word: Any, facet: str, known: Iterable[Any], registry: Registry) -> RequestError:
     hint = did_you_mean(word, map(str, known))
     return RequestError(f"{facet} names {word!r}, which {registry.title} does not know; {hint}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError
+from attnreg.language.facets import CORE
 from attnreg.request import AttentionRequest
 from attnreg.selection.selector import evaluate_anew
 from attnreg.selection.trace import Candidate, Reason, Selection
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
 
 _MOST_CHANGES = 5
-_SETS = ("features", "flags", "packages")
-_MODEL_FACTS = ("head_size", "head_size_v", "num_heads", "num_kv_heads", "attention", "attn_type", "role", "phase")
+_SETS = frozenset(f.name for f in CORE.values() if f.is_set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Change:
             return "with", f"package {self.value}"
         if self.facet == "arch":
             return "on", str(self.value)
-        if self.facet in _MODEL_FACTS:
-            return "for", f"{self.facet} {self.value}"
-        if self.facet in AttentionRequest.__dataclass_fields__:
+        if self.facet in CORE:
+            if CORE[self.facet].decided_by == "model":
+                return "for", f"{self.facet} {self.value}"
             return "with", f"--{self.facet.replace('_', '-')} {self.value}"
         value = str(self.value).lower() if isinstance(self.value, bool) else self.value
         return "with", f"--set {self.facet}={value}"
@@ -186,7 +186,7 @@ def _steps(here: _Try, candidate: Candidate) -> Iterator[tuple[Change, _Try]]:
 
 def _same(reason: Reason) -> Any:
     """What makes a reason the same after a change: for a set its word, not for a value what was asked."""
-    word = reason.asked if set(reason.facets[:1]) & set(_SETS) else None
+    word = reason.asked if set(reason.facets[:1]) & _SETS else None
     return reason.kind, reason.where, reason.facets, word
 
 
@@ -218,8 +218,7 @@ def _changes(here: _Try, facet: str, reason: Reason) -> Iterator[Change]:
     elif about.kind == "arch":
         yield from (Change(facet, a.name) for a in vocabulary.architectures_of(here.platform.platform) if a.name != now)
     elif about.kind in ("word", "boolean") and facet != "platform":
-        words = next((list(g) for g in vocabulary.words.values() if frozenset(g) == about.words), [True, False])
-        yield from (Change(facet, word) for word in words if word != now)
+        yield from (Change(facet, word) for word in about.words if word != now)
     elif about.kind == "integer":
         values = _integers(here, facet, now or 0)
         yield from (Change(facet, v) for v in sorted(values, key=lambda v: (v < (now or 0), abs(v - (now or 0)))))

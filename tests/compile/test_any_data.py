@@ -75,7 +75,7 @@ EVERYTHING: dict[str, Any] = {
         "gpu": [{"name": "mine", "when": {"role": "draft"}, "order": ["C", {"backend": "A", "if": {"arch": "g1"}}]}]
     },
     "place": [{"backend": "C", "before": "A", "orders": ["gpu/all"], "if": {"head_size": {"not": None}}}],
-    "choices": [{"when": {"role": "draft"}, "prefer": "C"}, {"deny": ["B"]}, {"require": "A", "when": {"model": "x*"}}],
+    "choices": [{"when": {"role": "draft"}, "prefer": "C"}, {"deny": ["B"]}, {"require": "A", "when": {"model": "x"}}],
     "invariants": [{"name": "i", "says": "s", "when": {"arch": "g1"}, "chosen": ["A", None], "while": "native"}],
 }
 WORDS = st.sampled_from(

@@ -8,6 +8,7 @@ from support.conditions import condition, parse
 from attnreg.language.matchers import integer_range
 
 MEND = "mend its bounds, or remove it"
+TEXT = "text has no list of words for a pattern to choose from; name each, as in [llama, llama4]"
 NUMBER = "write it without quotes or a point"
 FACETS = (
     "known: any, arch, attention, attn_type, block_size, dtype, eager, features, flags, head_size, head_size_v, "
@@ -121,6 +122,8 @@ REFUSALS: list[tuple[str, str, str, str]] = [
     ("{kind: odl}", "odl", "kind: unknown kind 'odl'", "did you mean `old`? (also: new)"),
     ("{model: 5}", "5", "model: expected text, got `5`", "quote it"),
     ("{model: 9.10}", "9.10", "model: expected text, got the number 9.10", "quote it"),
+    ("{model: 'deepseek*'}", "'deepseek*'", "model: `deepseek*` is a pattern, and text is compared as a whole", TEXT),
+    ("{model: [a, {not: 'b?'}]}", "'b?'", "model.not: `b?` is a pattern, and text is compared as a whole", TEXT),
     ("{model: {min: a}}", "min", "model.min: unknown operator `min`", "known: not"),
     ("{features: [sink]}", "sink", "features: unknown feature 'sink'", "did you mean `sinks`? (also: alibi)"),
     ("{features: []}", "[", "features: the list is empty", "name at least one feature; `{only: []}` asks for none"),

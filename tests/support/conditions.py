@@ -116,8 +116,9 @@ MATCHERS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("ranks", "{min: 2}", "2 or more", [2], [1, None]),
     # text
     ("model", "deepseek_v3", "deepseek_v3", ["deepseek_v3"], ["deepseek", None]),
-    ("model", "'deepseek*'", "deepseek*", ["deepseek", "deepseek_v3"], ["llama", None]),
-    ("model", "{not: 'deepseek*'}", "not deepseek*", ["llama", None], ["deepseek_v3"]),
+    ("model", "[llama, deepseek]", "llama, deepseek", ["deepseek", "llama"], ["deepseek_v3", None]),
+    ("model", "{not: deepseek}", "not deepseek", ["llama", None], ["deepseek"]),
+    ("model", "{not: null}", "given", ["llama"], [None]),
     ("model", "null", "not given", [None], ["llama"]),
     ("model", "'9.10'", "9.10", ["9.10"], ["9.1", None]),
     # booleans and derived facets

@@ -1,0 +1,122 @@
+"""The facets that every request and every platform has: what each takes, who decides it, and what it is linked to.
+
+What a field of `AttentionRequest` or `Platform` says itself (its type, its default, its least value) is read
+there. What a registry says of a facet (its words, its legend, its claim) is in its vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal
+
+from attnreg.platforms import Platform
+from attnreg.request import AttentionRequest, field_types
+
+DecidedBy = Literal["model", "user", "platform"]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreFacet:
+    """One facet of a request or a platform.
+
+    kinds: what a vocabulary may declare it to be. least: the least value of an integer. required: whether it always has
+    a value. ordinary: its value in an ordinary configuration. decided_by: who changes it when no backend is found; the
+    model's facts stand, and a user asks for the rest. help: of the command's option, "" where it has none.
+    """
+
+    name: str
+    of: Literal["request", "platform"]
+    kinds: tuple[str, ...]
+    least: int
+    required: bool
+    ordinary: Any
+    decided_by: DecidedBy
+    help: str
+
+    @property
+    def is_set(self) -> bool:
+        """Whether its value is a set: of words, or of packages with their versions."""
+        return self.kinds in (("words",), ("packages",))
+
+
+_KINDS: dict[type, tuple[str, ...]] = {
+    int: ("integer",),
+    str: ("word", "text"),
+    frozenset: ("words",),
+    tuple: ("packages",),
+}
+# what a field's type leaves open
+_NARROWER = {"platform": ("word",), "arch": ("arch",)}
+# what an ordinary configuration has where the field has no default
+_ORDINARY = {"platform": "cuda", "arch": "sm90", "head_size": 128}
+# `attnreg verify` tries each value that a row claims of these
+PROVEN = ("dtype", "kv_dtype", "attn_type", "head_size", "head_size_v", "block_size")
+_ABOUT: dict[str, tuple[DecidedBy, str]] = {
+    "platform": ("platform", "cuda, rocm, xpu or cpu; this machine's, if left out."),
+    "arch": ("platform", "Architecture; repeatable."),
+    "flags": ("user", "A flag that is on; repeatable."),
+    "packages": ("platform", "An installed package; repeatable. Without any, every package is assumed."),
+    "head_size": ("model", f"Elements per head; {_ORDINARY['head_size']}, if neither it nor a model is given."),
+    "num_heads": ("model", "Query heads per rank."),
+    "num_kv_heads": ("model", "KV heads per rank."),
+    "dtype": ("user", "What the model computes in: bfloat16, float16, float32."),
+    "kv_dtype": ("user", "How the KV cache is stored: auto, fp8, ...; none: not given."),
+    "block_size": ("user", "Tokens per KV-cache block."),
+    "attention": ("model", "mha, mla or mla_sparse."),
+    "attn_type": ("model", "decoder, encoder, encoder_only or encoder_decoder."),
+    "role": ("model", "target, draft, encoder or vision."),
+    "phase": ("model", "any, prefill or decode."),
+    "features": ("model", "A feature that the layer asks for; repeatable."),
+    "head_size_v": ("model", "Elements per value head, where it differs."),
+    # the model's too, but a request may leave these out, and what helps is to state them
+    "kv_lora_rank": ("user", "MLA: the latent without its rotary part."),
+    "qk_nope_head_dim": ("user", "MLA: elements of a query head without position."),
+    "qk_rope_head_dim": ("user", "MLA: elements of a query head with position."),
+    "v_head_dim": ("user", "MLA: elements of an expanded value head."),
+    "index_topk": ("user", "Sparse MLA: tokens kept for each query."),
+    # no option of its own: it is read from the config that `--model` names
+    "model": ("model", ""),
+}
+
+
+def _core(cls: type[Any], of: Literal["request", "platform"]) -> dict[str, CoreFacet]:
+    defaults = {f.name: None if f.default is MISSING else f.default for f in fields(cls)}
+    return {
+        name: CoreFacet(
+            name,
+            of,
+            kinds=_NARROWER.get(name, _KINDS[held.type]),
+            least=held.least,
+            required=not held.optional,
+            ordinary=_ORDINARY.get(name, defaults[name]),
+            decided_by=_ABOUT[name][0],
+            help=_ABOUT[name][1],
+        )
+        for name, held in field_types(cls).items()
+    }
+
+
+CORE: Mapping[str, CoreFacet] = _core(Platform, "platform") | _core(AttentionRequest, "request")
+# pairs of facets of which a request takes some values only apart, and which it takes together
+LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
+    ("head_size", "head_size_v", lambda size, size_v: size != size_v),
+    ("num_heads", "num_kv_heads", lambda heads, kv_heads: heads % kv_heads == 0),
+)
+# what a reader of a difference wants to know first
+TOLD_FIRST = ("arch", "attention", "role", "phase", "kv_dtype")
+
+
+def partner_of(facet: str) -> str | None:
+    """The facet that a facet is linked to, None where it stands alone."""
+    return next((b if facet == a else a for a, b, _ in LINKED if facet in (a, b)), None)
+
+
+def ordinary(facet: str) -> Any:
+    """The value of a facet in an ordinary configuration, None for one that a registry declares."""
+    return CORE[facet].ordinary if facet in CORE else None
+
+
+def options(kind: str) -> tuple[CoreFacet, ...]:
+    """The facets of a request of one kind (``word`` or ``integer``) that are options of the command."""
+    return tuple(f for f in CORE.values() if f.of == "request" and f.kinds[0] == kind and f.help)
