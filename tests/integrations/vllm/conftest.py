@@ -1,7 +1,7 @@
 """Fixtures for vLLM 0.33.0's own Python on a machine without a GPU.
 
 Not part of `make test`: the wheel is large, and vLLM wants packages that nothing else here does. `make test-vllm`
-unpacks the wheel's Python files and runs these tests. The directory is not called `vllm`: it would be importable as it.
+unpacks the wheel's Python files and runs these tests.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 from engine import CAPABILITIES, Engine, SwitchOn, missing, recorded
 
 import attnreg
-from attnreg.integrations.vllm import plugin as vllm_plugin
+from attnreg.integrations.vllm.layers import describe as describe_asked
 
 # torch and vLLM warn of their own future
 pytestmark = pytest.mark.filterwarnings("default")
@@ -98,7 +98,7 @@ def test_every_word_of_vllm_is_known(engine: Engine) -> None:
 def describe(engine: Engine, row: dict[str, Any], platform: Any = None) -> tuple[Any, Any]:
     with engine.row(row) as (asked, num_heads):
         registry = attnreg.load_registry("vllm-0.33.0")
-        return vllm_plugin._described(platform or engine.platform, asked, num_heads, registry, {"triton": "3.7.1"})
+        return describe_asked(platform or engine.platform, asked, num_heads, registry, {"triton": "3.7.1"})
 
 
 def test_the_model_and_the_run_are_read_from_vllms_configuration(engine: Engine) -> None:

@@ -1,0 +1,115 @@
+"""The layer that vLLM asks about while it runs, and the machine that it is on, in the registry's words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import attnreg
+from attnreg.integrations.vllm.inputs import request_from_selector_row
+
+# the fields of a model's configuration that vLLM's backends read when they are selected
+_MODEL_FIELDS = (
+    "attn_logit_softcapping",
+    "index_topk",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
+
+
+def describe(
+    cls: Any, config: Any, num_heads: int | None, registry: attnreg.Registry, packages: dict[str, str]
+) -> tuple[attnreg.AttentionRequest, attnreg.Platform]:
+    """The layer that vLLM asks about, and the machine that it is on, in the registry's words.
+
+    ``config`` is vLLM's AttentionSelectorConfig; like vLLM's backends this reads the current configuration beside it.
+    """
+    from vllm.config import get_current_vllm_config_or_none
+
+    vllm_config = get_current_vllm_config_or_none()
+    platform = cls._enum.name.lower()
+    row = {
+        **{name: getattr(value, "value", value) for name, value in config._asdict().items()},
+        "dtype": str(config.dtype).removeprefix("torch."),
+        "num_heads": num_heads,
+        "platform": platform,
+        "arch": _architecture(cls, platform, registry),
+    }
+    extra: dict[str, Any] = {}
+    model_type = None
+    if vllm_config is not None:
+        run_dtype = getattr(vllm_config.cache_config, "cache_dtype", None)
+        row |= {
+            "run_kv_cache_dtype": None if run_dtype == config.kv_cache_dtype else run_dtype,
+            "flash_attn_version": vllm_config.attention_config.flash_attn_version,
+            "use_trtllm_attention": vllm_config.attention_config.use_trtllm_attention,
+        }
+        model, ranks = vllm_config.model_config, vllm_config.parallel_config
+        if model is not None:
+            row["model"] = _model_row(model, ranks, registry)
+            extra["gathered_heads"] = row["model"]["num_heads"] * ranks.decode_context_parallel_size
+            model_type = getattr(model.hf_text_config, "model_type", None)
+    request, machine = request_from_selector_row(row)
+    # a recorded row says less of the model and of the machine than vLLM does here
+    request = replace(
+        request,
+        role=role(),
+        model=request.model and (model_type or request.model),
+        extra=tuple((dict(request.extra) | extra).items()),
+    )
+    flags = _flags(platform) & registry.vocabulary.flags.keys()
+    return request, replace(machine, flags=flags, packages=tuple(packages.items()))
+
+
+def _model_row(model: Any, ranks: Any, registry: attnreg.Registry) -> dict[str, Any]:
+    """What vLLM's configurations of a model and of its ranks say, as a recorded row has it."""
+    known = registry.vocabulary.facets["attn_type"].words
+    return {
+        "num_heads": model.get_num_attention_heads(ranks),
+        "num_kv_heads": model.get_num_kv_heads(ranks),
+        "head_size": model.get_head_size(),
+        # some models mix several types, or have none
+        "attn_type": model.attn_type if model.attn_type in known else None,
+        "is_diffusion": model.is_diffusion,
+        "hf": {name: getattr(model.hf_text_config, name, None) for name in _MODEL_FIELDS},
+    }
+
+
+def _architecture(cls: Any, platform: str, registry: attnreg.Registry) -> str:
+    if platform == "cuda":
+        capability = cls.get_device_capability()
+        return f"sm{capability.major}{capability.minor}"
+    if platform == "rocm":
+        from vllm.platforms.rocm import _GCN_ARCH
+
+        # gfx942:sramecc+:xnack-
+        name: str = _GCN_ARCH.partition(":")[0]
+        return name
+    here = attnreg.Platform.detect_all(registry.vocabulary)
+    # a platform that is not found here is one that the registry does not know either, and is refused by name
+    return next((p.arch for p in here if p.platform == platform), platform)
+
+
+def _flags(platform: str) -> frozenset[str]:
+    """What the user switched on, as vLLM reads it: its parts for MHA and MLA count where aiter itself is on."""
+    from vllm import envs
+
+    flags = set()
+    if platform == "rocm" and envs.VLLM_ROCM_USE_AITER:
+        flags = {"aiter"}
+        flags |= {"aiter_mha"} if envs.VLLM_ROCM_USE_AITER_MHA else set()
+        flags |= {"aiter_mla"} if envs.VLLM_ROCM_USE_AITER_MLA else set()
+    if platform == "rocm" and os.environ.get("FLASH_ATTENTION_TRITON_AMD_ENABLE") == "TRUE":
+        flags.add("flash_attn_triton")
+    return frozenset(flags)
+
+
+def role() -> str:
+    """The part that the model plays whose layers vLLM is building: it tags those that draft."""
+    # not imported: where nobody has, no tag was set
+    tag = getattr(sys.modules.get("vllm.compilation.backends"), "model_tag", "")
+    return "draft" if tag == "draft_model" or tag.endswith("_head") else "target"

@@ -1,0 +1,51 @@
+"""Which registry decides inside vLLM: one that $ATTNREG_VLLM names, or the bundled one of the vLLM that runs."""
+
+from __future__ import annotations
+
+import os
+
+import attnreg
+from attnreg.environment import REGISTRY_VARIABLE, VLLM_VARIABLE
+from attnreg.errors import Location, Problem, did_you_mean
+from attnreg.integrations.vllm.inputs import request_from_selector_row
+from attnreg.selection.point import point_of
+
+
+def deciding_registry(source: str) -> attnreg.Registry:
+    """The registry that the variable stands for; it knows every facet that the plugin describes a layer by."""
+    if source != "1":
+        registry = attnreg.load_registry(source)
+    elif os.environ.get(REGISTRY_VARIABLE):
+        registry = attnreg.load_registry()
+    else:
+        registry = attnreg.load_registry(_bundled())
+    _check_facets(registry)
+    return registry
+
+
+def _bundled() -> str:
+    """The name of the bundled registry for the vLLM that runs."""
+    import vllm
+
+    name, known = f"vllm-{vllm.__version__.partition('+')[0]}", attnreg.bundled_registries()
+    if name not in known:
+        cure = f"set {VLLM_VARIABLE} to another, or to an overlay; {did_you_mean(name, known)}"
+        raise _problem(f"${VLLM_VARIABLE}", f"there is no bundled registry for vLLM {vllm.__version__}", cure)
+    return name
+
+
+def _check_facets(registry: attnreg.Registry) -> None:
+    """Raise `RegistryError` for a registry that does not declare the facets that a layer is described by."""
+    layer = {"head_size": 128, "dtype": "bfloat16", "run_kv_cache_dtype": "auto", "flash_attn_version": 2}
+    model = {"num_heads": 8, "attn_type": "decoder"}
+    row = {**layer, "use_trtllm_attention": False, "model": model, "platform": "cuda", "arch": "sm90"}
+    try:
+        point_of(*request_from_selector_row(row), registry)
+    except attnreg.RequestError as e:
+        engines = ", ".join(name for name in attnreg.bundled_registries() if name.startswith("vllm-"))
+        cure = f"a registry that decides for vLLM extends one of: {engines}"
+        raise _problem(registry.files[-1], f"{registry.title} does not describe vLLM: {e}", cure) from None
+
+
+def _problem(file: str, message: str, cure: str) -> attnreg.RegistryError:
+    return attnreg.RegistryError([Problem(Location(file, 1, 1), message, cure)])
