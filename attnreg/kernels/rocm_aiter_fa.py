@@ -12,14 +12,14 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from attnreg.kernels.aiter import common, upstream
+from attnreg.kernels.aiter import common, record
 from attnreg.kernels.aiter import packed as aiter_packed
 from attnreg.kernels.aiter import unified as aiter_unified
+from attnreg.kernels.aiter.common import write_kv
 from attnreg.kernels.aiter.packed import Lengths
 from attnreg.kernels.aiter.unified import Paged
 from attnreg.kernels.dense.cache import Places, gather, places
 from attnreg.runtime.interface import (
-    NO_PARAMS,
     AttentionSpec,
     BatchMetadata,
     Call,
@@ -27,6 +27,8 @@ from attnreg.runtime.interface import (
     KVCacheShape,
     LayerParams,
 )
+
+__all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "ROCM_AITER_FA"
 # gathered keys of one call; a single request may have more
@@ -36,7 +38,7 @@ PARTITION = 256
 # query heads per KV head that it is compiled for
 LARGEST_GROUP = 16
 
-_paged_attention = upstream.function("paged_attention_v1")
+_paged_attention = record.PAGED_ATTENTION_V1.load()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +59,7 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class FlashPlan:
     """The calls of a batch, in the order of its rows."""
 
     work: tuple[Prompts | Decodes, ...]
@@ -69,14 +71,14 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     return common.kv_cache_shape(spec, num_blocks, BACKEND)
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlashPlan:
     """The calls of a batch: one without a cache, else one for each run of requests of a kind."""
     if batch.paged:
-        common.check_cache(spec, BACKEND)
-        return Plan(tuple(_runs(spec, batch)), batch.slot_mapping)
+        common.validate_cache(spec, BACKEND)
+        return FlashPlan(tuple(_runs(spec, batch)), batch.slot_mapping)
     starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
     lengths = Lengths(batch.query_start_loc, starts, batch.max_query_len, batch.max_seq_len, batch.causal)
-    return Plan((Prompts(slice(0, batch.num_tokens), lengths, None),), None)
+    return FlashPlan((Prompts(slice(0, batch.num_tokens), lengths, None),), None)
 
 
 def _runs(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[Prompts | Decodes]:
@@ -127,14 +129,7 @@ def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> 
     return Prompts(rows, lengths, places(spec, batch, known[0], known[1]))
 
 
-def write_kv(
-    spec: AttentionSpec, plan: Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
-) -> None:
-    """Stores the batch's new keys and values in the cache."""
-    common.write_kv(spec, plan.slot_mapping, key, value, kv_cache, params)
-
-
-def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: FlashPlan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``; there is no LSE."""
     for work in plan.work:
         q, out = call.query[work.rows], call.output[work.rows]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnreg.kernels.aiter import common, upstream
+from attnreg.kernels.aiter import common, record
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,
@@ -42,12 +42,12 @@ GROUP = 16
 # queries of one request that decoding takes at once
 MOST_QUERIES = 4
 
-_decode = upstream.function("mla_decode_fwd")
-_prefill = upstream.function("mla_prefill_fwd")
+_decode = record.MLA_DECODE.load()
+_prefill = record.MLA_PREFILL.load()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class MlaPlan:
     """One call for a batch.
 
     form: ``whole`` requests, ``single`` queries with groups of heads, or ``prompts``. query_starts, kv_starts: prefix
@@ -66,13 +66,13 @@ class Plan:
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     """The shape of one layer's cache; its value is no memory of its own, but ``key[..., :head_size_v]``."""
-    _check(spec)
+    _validate(spec)
     return common.kv_cache_shape(spec, num_blocks, BACKEND)
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
     """The one call of a batch. Raises `SpecError` for a layer that is no MLA, `BatchError` without a cache."""
-    _check(spec)
+    _validate(spec)
     if batch.block_table is None:
         raise BatchError(["there is no block_table: MLA in its latent form reads the cache"])
     lengths = batch.query_start_loc_cpu.diff()
@@ -98,7 +98,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
         request = lengths.nonzero().flatten()
         seen, starts = batch.seq_lens_cpu[request], pad(lengths[request].cumsum(0), (1, 0))
     device = batch.seq_lens.device
-    return Plan(
+    return MlaPlan(
         num_tokens=batch.num_tokens,
         form=form,
         query_starts=common.int32(starts, device),
@@ -110,8 +110,8 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
     )
 
 
-def _check(spec: AttentionSpec) -> None:
-    common.check_cache(spec, BACKEND)
+def _validate(spec: AttentionSpec) -> None:
+    common.validate_cache(spec, BACKEND)
     if spec.num_kv_heads != 1 or spec.head_size_v >= spec.head_size:
         sizes = f"head_size {spec.head_size} and head_size_v {spec.head_size_v}"
         raise SpecError(
@@ -139,15 +139,21 @@ def _slots(spec: AttentionSpec, batch: BatchMetadata, request: Tensor, seen: Ten
 
 
 def write_kv(
-    spec: AttentionSpec, plan: Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
+    spec: AttentionSpec,
+    plan: MlaPlan,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: KVCache,
+    *,
+    params: LayerParams = NO_PARAMS,
 ) -> None:
     """Stores the batch's new latents, which are the keys; values are a part of them and are not read."""
     _latents(spec, kv_cache)
     scales = LayerParams(k_scale=params.k_scale, v_scale=params.k_scale)
-    common.write_kv(spec, plan.slot_mapping, key, key[..., : spec.head_size_v], kv_cache, scales)
+    common.write_kv(spec, plan, key, key[..., : spec.head_size_v], kv_cache, params=scales)
 
 
-def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:
     """Writes the attention of the batch's queries to the latents into ``output``, and into ``lse``.
 
     Source of what the arguments mean: aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu.
@@ -174,11 +180,10 @@ def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
     if plan.form == "prompts":
         _prefill(q=q, o=out, **given)
     else:
-        scales = {}
+        q_scale = kv_scale = None
         if spec.quantised:
-            q, q_scale = _as_fp8(q)
-            scales = {"q_scale": q_scale, "kv_scale": common.one_scale(call.params.k_scale, query)}
-        found = _decode(q=q, o=out, return_lse=lse is not None, **given, **scales)[1]
+            (q, q_scale), kv_scale = _as_fp8(q), common.one_scale(call.params.k_scale, query)
+        found = _decode(q=q, o=out, q_scale=q_scale, kv_scale=kv_scale, return_lse=lse is not None, **given)[1]
         if lse is not None:
             lse[:, :tokens] = found.view(tokens, heads)[:, : spec.num_heads].T
     if not in_place:

@@ -15,18 +15,19 @@ from torch import Tensor
 from attnreg.kernels.aiter import common
 from attnreg.kernels.aiter import packed as aiter_packed
 from attnreg.kernels.aiter import unified as aiter_unified
+from attnreg.kernels.aiter.common import write_kv
 from attnreg.kernels.aiter.packed import Lengths
 from attnreg.kernels.aiter.unified import Paged
 from attnreg.runtime.interface import (
-    NO_PARAMS,
     AttentionSpec,
     BatchMetadata,
     Call,
     KVCache,
     KVCacheShape,
-    LayerParams,
     UnclaimedError,
 )
+
+__all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "ROCM_AITER_UNIFIED_ATTN"
 
@@ -36,7 +37,7 @@ BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class UnifiedPlan:
     """One call for a batch: over packed keys, or over a cache.
 
     empty: rows of queries without a key, int64. copied: the slots that packed keys are copied to, int64, and their
@@ -55,18 +56,18 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     return common.kv_cache_shape(spec, num_blocks, BACKEND)
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
     """The one call of a batch. Raises `UnclaimedError` for a decoder's batch that is not causal."""
     if spec.attn_type in ("encoder", "encoder_only"):
         lengths = Lengths(
             batch.query_start_loc, batch.query_start_loc, batch.max_query_len, batch.max_seq_len, batch.causal
         )
-        return Plan(batch.num_tokens, lengths)
+        return UnifiedPlan(batch.num_tokens, lengths)
     copied = None
     if batch.block_table is None:
         batch, copied = _in_blocks(batch)
     else:
-        common.check_cache(spec, BACKEND)
+        common.validate_cache(spec, BACKEND)
     assert batch.block_table is not None
     if not batch.causal and spec.attn_type != "encoder_decoder":
         raise UnclaimedError("non_causal: aiter's unified kernel is causal only", BACKEND)
@@ -74,7 +75,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
     alone = not batch.causal or ({"alibi", "sinks"} <= spec.features and batch.max_query_len > 1)
     paged = Paged(batch.query_start_loc, batch.seq_lens, batch.block_table, batch.max_query_len, batch.max_seq_len)
     work, empty = _one_query_each(batch) if alone else (paged, None)
-    return Plan(batch.num_tokens, work, empty, batch.slot_mapping, copied)
+    return UnifiedPlan(batch.num_tokens, work, empty, batch.slot_mapping, copied)
 
 
 def _in_blocks(batch: BatchMetadata) -> tuple[BatchMetadata, tuple[Tensor, int]]:
@@ -111,14 +112,7 @@ def _one_query_each(batch: BatchMetadata) -> tuple[Paged, Tensor | None]:
     return paged, empty.to(device, non_blocking=True) if empty.numel() else None
 
 
-def write_kv(
-    spec: AttentionSpec, plan: Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
-) -> None:
-    """Stores the batch's new keys and values in the cache."""
-    common.write_kv(spec, plan.slot_mapping, key, value, kv_cache, params)
-
-
-def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: UnifiedPlan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``; there is no LSE."""
     query, output = call.query[: plan.num_tokens], call.output[: plan.num_tokens]
     if not plan.num_tokens:

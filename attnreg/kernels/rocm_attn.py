@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 
 from attnreg.kernels import triton_attn
-from attnreg.kernels.triton_attn import Plan, kv_cache_shape, plan, write_kv
+from attnreg.kernels.triton_attn import TritonPlan, kv_cache_shape, plan, write_kv
 from attnreg.runtime.interface import AttentionSpec, Call
 
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 
-def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``."""
     sinks = call.params.sinks
     if sinks is None:

@@ -23,7 +23,7 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
     return paged_cache_shape(spec, num_blocks)
 
 
-def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> TritonPlan:
     """The launches for a batch, which all layers of this spec share, and where their keys are written."""
     starts = batch.query_start_loc_cpu
     layer = Layer(
@@ -52,10 +52,10 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Plan:
         ranges=batch.mm_prefix if "mm_prefix" in spec.features else None,
         causal=batch.causal,
     )
-    return Plan(layer, lengths, batch.slot_mapping, batch.num_tokens)
+    return TritonPlan(layer, lengths, batch.slot_mapping, batch.num_tokens)
 
 
-class Plan(AttentionPlan):
+class TritonPlan(AttentionPlan):
     """An attention plan that also knows the slots of the batch's new keys, and the rows that are no padding."""
 
     def __init__(self, layer: Layer, batch: Batch, slot_mapping: Tensor | None, num_tokens: int) -> None:
@@ -65,7 +65,7 @@ class Plan(AttentionPlan):
 
 def write_kv(
     spec: AttentionSpec,
-    plan: Plan,
+    plan: TritonPlan,
     key: Tensor,
     value: Tensor,
     kv_cache: KVCache,
@@ -86,7 +86,7 @@ def write_kv(
         )
 
 
-def forward(spec: AttentionSpec, plan: Plan, call: Call) -> None:
+def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``, and into ``lse``."""
     query, kv_cache, output, key, value, lse, params = call
     if kv_cache is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import attnreg
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.bounds import bounds
 from attnreg.kernels import reference
-from attnreg.kernels.aiter import upstream
+from attnreg.kernels.aiter import record
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchMetadata,
@@ -24,18 +23,27 @@ from attnreg.runtime.layer import Attention
 MHA = ("ROCM_AITER_FA", "ROCM_AITER_UNIFIED_ATTN")
 
 
-def functions_of(row: str) -> set[str]:
-    return {n.name for n in upstream.record().of(row) if n.parameters}
+# what the kernel module of a row calls
+FUNCTIONS = {
+    "ROCM_AITER_FA": (
+        record.FLASH_ATTN_VARLEN, record.MHA_BATCH_PREFILL, record.PAGED_ATTENTION_V1, record.UNIFIED_ATTENTION
+    ),
+    "ROCM_AITER_MLA": (record.MLA_DECODE, record.MLA_PREFILL),
+    "ROCM_AITER_UNIFIED_ATTN": (record.FLASH_ATTN_VARLEN, record.MHA_BATCH_PREFILL, record.UNIFIED_ATTENTION),
+}  # fmt: skip
 
 
 def check_calls(calls: list[tuple[str, dict[str, Any]]], row: str) -> None:
-    """Each call is one that the record has for the row; together they pass just what the record says is passed."""
-    given = defaultdict[str, set[str]](set)
+    """Each call is of a function that the row's module loads, and passes just what the record says is passed."""
+    recorded = {function.name: function for function in FUNCTIONS[row]}
     for name, arguments in calls:
-        given[name] |= arguments.keys()
-    assert given.keys() <= functions_of(row)
-    for name, passed in given.items():
-        assert passed <= {p.name for p in upstream.record().functions[name].parameters if p.passed}, name
+        assert arguments.keys() == set(recorded[name].passes), name
+
+
+def check_all_is_called(calls: list[tuple[str, dict[str, Any]]], row: str) -> None:
+    """As `check_calls`, and every function that the row's module loads was called."""
+    check_calls(calls, row)
+    assert {name for name, _ in calls} == {function.name for function in FUNCTIONS[row]}
 
 
 def make(registry: Registry, platform: Platform, backend: str, **fields: Any) -> Attention:

@@ -1,8 +1,8 @@
-"""A stand-in for AMD's aiter, made from the record: its functions have the recorded signatures, and they compute.
+"""A stand-in for AMD's aiter, made from the record: its functions have the recorded parameters, and they compute.
 
 Each one asserts what the real one takes for granted, does what the real one does wrong where an adapter has to go round
 it, and computes the rest with the float64 reference. What the kernels demand was read in aiter's sources, at the
-revisions of registry/upstream.yaml.
+commits that the record names.
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels import reference
-from attnreg.kernels.aiter import upstream
-from attnreg.kernels.aiter.upstream import Needed
+from attnreg.kernels.aiter import record
+from attnreg.kernels.aiter.upstream import Function
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
 
 FP8 = torch.float8_e4m3fn
 HALVES = (torch.float16, torch.bfloat16)
+
+
+def signature_of(recorded: Function) -> inspect.Signature:
+    """The signature of a function: what adapters pass has no default here, so that they cannot forget it."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    required = [inspect.Parameter(name, kind) for name in recorded.passes]
+    return inspect.Signature(
+        [*required, *(inspect.Parameter(n, kind, default=d) for n, d in recorded.defaults.items())]
+    )
 
 
 class Fake:
@@ -31,10 +40,9 @@ class Fake:
     def __init__(self, fp8: torch.dtype = FP8) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.modules: dict[str, ModuleType] = {}
-        record = upstream.record()
-        for needed in record.functions.values():
-            self.set(needed.modules[0], needed.name, self.function(needed))
-        self.set(record.values["fp8"].modules[0], "fp8", fp8)
+        for recorded in record.FUNCTIONS:
+            self.set(recorded.modules[0], recorded.name, self.function(recorded))
+        self.set(record.FP8.modules[0], "fp8", fp8)
 
     def set(self, module: str, name: str, value: Any) -> None:
         """Put something into a module, which is made, with those that it is in, where it does not exist."""
@@ -48,16 +56,16 @@ class Fake:
                     setattr(self.modules[".".join(parts[: i - 1])], parts[i - 1], made)
         setattr(self.modules[module], name, value)
 
-    def function(self, needed: Needed, signature: inspect.Signature | None = None) -> Callable[..., Any]:
+    def function(self, recorded: Function, signature: inspect.Signature | None = None) -> Callable[..., Any]:
         """A function of the record, with its signature or another one."""
-        accepted = signature or needed.signature
+        accepted = signature or signature_of(recorded)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             assert not args, "adapters pass by keyword"
             bound = accepted.bind(**kwargs)
-            self.calls.append((needed.name, dict(bound.arguments)))
+            self.calls.append((recorded.name, dict(bound.arguments)))
             bound.apply_defaults()
-            return globals()[f"_{needed.name}"](**bound.arguments)
+            return globals()[f"_{recorded.name}"](**bound.arguments)
 
         call.__signature__ = accepted  # type: ignore[attr-defined]
         return call

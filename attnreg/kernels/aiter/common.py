@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from attnreg.kernels.aiter import upstream
+from attnreg.kernels.aiter import record
 from attnreg.kernels.triton.launchers import write_kv as _write_kv
 from attnreg.runtime.interface import (
     NO_PARAMS,
@@ -20,18 +20,18 @@ from attnreg.runtime.interface import (
     paged_cache_shape,
 )
 
-FP8: torch.dtype = upstream.value("fp8")
+FP8: torch.dtype = record.FP8.load()
 # kernels read indices in whole vectors: behind the last one there is memory, and what is in it names a row that exists
 SPARE_INDICES = 256
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int, backend: str) -> KVCacheShape:
     """The shape of one layer's cache. Raises `UnclaimedError` for fp8 of another kind than this GPU computes with."""
-    check_cache(spec, backend)
+    validate_cache(spec, backend)
     return paged_cache_shape(spec, num_blocks)
 
 
-def check_cache(spec: AttentionSpec, backend: str) -> None:
+def validate_cache(spec: AttentionSpec, backend: str) -> None:
     """Raise `UnclaimedError` where the cache's 8-bit format is not the one that aiter's kernels read here."""
     if spec.quantised and spec.cache_dtype != FP8:
         formats = [str(dtype).removeprefix("torch.") for dtype in (spec.cache_dtype, FP8)]
@@ -40,22 +40,24 @@ def check_cache(spec: AttentionSpec, backend: str) -> None:
         )
 
 
+class _Plan(Protocol):
+    """A plan that knows the slots of a batch's new keys."""
+
+    @property
+    def slot_mapping(self) -> Tensor | None: ...
+
+
 def write_kv(
-    spec: AttentionSpec,
-    slot_mapping: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: KVCache,
-    params: LayerParams = NO_PARAMS,
+    spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
 ) -> None:
-    """Stores new keys and values with attnreg's own kernel, whose rounding and saturation are proven."""
-    if slot_mapping is not None:
+    """Store the batch's new keys and values with attnreg's own kernel, whose rounding and saturation are proven."""
+    if plan.slot_mapping is not None:
         _write_kv(
             key,
             value,
             kv_cache.key,
             kv_cache.value,
-            slot_mapping,
+            plan.slot_mapping,
             layout=spec.kv_layout,
             k_scale=params.k_scale,
             v_scale=params.v_scale,

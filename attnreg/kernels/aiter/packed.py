@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnreg.kernels.aiter import common, upstream
+from attnreg.kernels.aiter import common, record
 from attnreg.runtime.interface import AttentionSpec, LayerParams
 
-_varlen = upstream.function("flash_attn_varlen_func")
-_batch_prefill = upstream.function("mha_batch_prefill_func")
+_varlen = record.FLASH_ATTN_VARLEN.load()
+_batch_prefill = record.MHA_BATCH_PREFILL.load()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attnreg.kernels.aiter import common, upstream
+from attnreg.kernels.aiter import common, record
 from attnreg.runtime.interface import AttentionSpec, KVCache, LayerParams, by_token
 
-_unified = upstream.function("unified_attention")
+_unified = record.UNIFIED_ATTENTION.load()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

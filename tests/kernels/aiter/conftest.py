@@ -10,9 +10,10 @@ import pytest
 from support import fake_aiter
 
 from attnreg import Platform, Registry
-from attnreg.kernels.aiter import upstream
+from attnreg.kernels.aiter import record, upstream
 from attnreg.kernels.triton import launchers
 
+_KEPT = (record.__name__, upstream.__name__)
 _ADAPTERS = ("attnreg.kernels.aiter.", "attnreg.kernels.rocm_aiter_")
 
 
@@ -45,7 +46,7 @@ def mi350() -> Platform:
 
 
 def _forget() -> None:
-    for name in [m for m in sys.modules if m.startswith(_ADAPTERS) and m != upstream.__name__]:
+    for name in [m for m in sys.modules if m.startswith(_ADAPTERS) and m not in _KEPT]:
         del sys.modules[name]
         package, _, short = name.rpartition(".")
         if hasattr(sys.modules[package], short):

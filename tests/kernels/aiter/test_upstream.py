@@ -6,116 +6,55 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support.fake_aiter import Fake
+from support.aiter_layers import FUNCTIONS
+from support.fake_aiter import Fake, signature_of
 
 import attnreg
-from attnreg import AttentionRequest, Platform, Registry, RegistryError
-from attnreg.compile.bundled import registry_root
-from attnreg.kernels.aiter import upstream
-from attnreg.kernels.aiter.upstream import load_record
+from attnreg import AttentionRequest, Platform, Registry
+from attnreg.kernels.aiter import record, upstream
+from attnreg.kernels.aiter.upstream import Function, Value
 from attnreg.loader import load_kernel
 from attnreg.selection.selector import evaluate
 
 PLAIN = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, block_size=16)
 MLA = AttentionRequest(attention="mla", head_size=576, num_heads=16, num_kv_heads=1, block_size=16)
 ROWS = ("ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_AITER_UNIFIED_ATTN")
-# line of the record by what it says
-LINES = (registry_root() / upstream.FILE).read_text().splitlines()
 
 
-def line(*words: str) -> int:
-    """The line that says the last word, after those that say the others."""
-    at = 0
-    for word in words:
-        at = next(i for i in range(at, len(LINES)) if re.search(rf"^\s*(- )?{{?{re.escape(word)}\b", LINES[i])) + 1
-    return at
+def says(function: Value, *changes: str) -> str:
+    """What is said of a function that has changed."""
+    return f"aiter's {function.name} {', and '.join(changes)} {written_for(function)}"
 
 
-def says(sentence: str, *words: str) -> str:
-    """A sentence that cites the line of the record."""
-    return f"{sentence} (upstream.yaml:{line(*words)})"
+def written_for(value: Value) -> str:
+    return f"(the adapter was written for {value.source.split('/')[6][:12]})"
 
 
 # the record ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_row_that_needs_aiter_and_runs_has_its_functions_on_record(default: Registry) -> None:
+def test_every_row_that_calls_aiter_requires_it(default: Registry) -> None:
     rows = {r.name for r in default.backends.values() if (r.module or "").startswith("attnreg.kernels.rocm_aiter_")}
-    assert rows == set(ROWS)
-    used = {
-        row for n in (*upstream.record().functions.values(), *upstream.record().values.values()) for row in n.used_by
-    }
-    assert used == rows
+    assert rows == set(ROWS) == FUNCTIONS.keys()
     for row in rows:
-        # what must be there: the package that the row requires
-        packages = {n.package for n in upstream.record().of(row)}
-        wanted = {r.package for c in default.backends[row].variants[0].requires.clauses for r in c.matcher.mentions
-                  if c.facet == "packages"}  # fmt: skip
-        assert packages == wanted == {"aiter"}
+        clauses = default.backends[row].variants[0].requires.clauses
+        wanted = {r.package for c in clauses for r in c.matcher.mentions if c.facet == "packages"}
+        assert wanted == {function.package for function in FUNCTIONS[row]} == {"aiter"}
 
 
-def test_the_record_names_its_revisions(default: Registry) -> None:
-    for needed in (*upstream.record().functions.values(), *upstream.record().values.values()):
-        assert re.fullmatch("[0-9a-f]{40}", needed.revision)
-        assert needed.source.partition("#")[2] == needed.name
-        assert needed.where.file == "registry/upstream.yaml"
-        assert needed.where.line == line(needed.name)
+def test_the_record_names_the_commits_that_were_read() -> None:
+    for value in (*record.FUNCTIONS, record.FP8):
+        assert re.fullmatch(r"https://github\.com/\w+/aiter/blob/[0-9a-f]{40}/aiter/[\w/]+\.py", value.source)
 
 
-def test_the_record_is_read_without_torch() -> None:
-    import subprocess
-
-    code = "import sys, attnreg.kernels.aiter.upstream as u; u.record(); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-BROKEN = """\
-sources:
-  pkg: {url: "https://example.org", read: 2026-11-21}
-functions:
-  f:
-    module: pkg
-    source: "pgk:pkg/f.py#f"
-    revision: 0123
-    used_by: [A]
-    passes: [x, z]
-    parameters: [x, y, x, {w: 1}, v, {a: 1, b: 2}]
-  g:
-    module: pkg
-    source: "pkg:pkg/g.py"
-    revision: "0123456789012345678901234567890123456789"
-    used_by: []
-    passes: [x]
-    parameters: [x]
-    oops: 1
-"""
-
-
-def test_a_record_that_is_wrong_says_so_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "upstream.yaml"
-    file.write_text(BROKEN.replace("0123\n", '"0123456789012345678901234567890123456789"\n').replace("[]", "[A]"))
-    with pytest.raises(RegistryError) as caught:
-        load_record(file, "upstream.yaml")
-    assert [f"{p.where.line}: {p.message}" for p in caught.value.problems] == [
-        "6: `pgk:pkg/f.py#f` is not <name>:<path>#<symbol>",
-        "9: `y` must be passed",
-        "9: no parameter `z`",
-        "10: the parameter x is given twice",
-        "10: v has no default, and one before it has",
-        "10: a parameter is a name, or one name with its default",
-        "13: `pkg:pkg/g.py` is not <name>:<path>#<symbol>",
-        "18: functions.g: unknown key `oops`",
-    ]
-    file.write_text(BROKEN)
-    with pytest.raises(RegistryError) as caught:
-        load_record(file, "upstream.yaml")
-    assert {p.where.line for p in caught.value.problems} >= {7, 15}
+def test_no_parameter_is_both_passed_and_counted_on() -> None:
+    for function in record.FUNCTIONS:
+        assert len(set(function.passes)) == len(function.passes)
+        assert function.defaults.keys().isdisjoint(function.passes)
 
 
 # what is installed ---------------------------------------------------------------------------------------------------
@@ -137,12 +76,11 @@ def test_what_fits_the_record_loads(fake: Fake, registry: Registry, mi350: Platf
     assert [callable(getattr(module, c)) for c in ("kv_cache_shape", "plan", "write_kv", "forward")] == [True] * 4
 
 
-def changed(name: str, change: Callable[[inspect.Signature], inspect.Signature]) -> Callable[[Fake], None]:
+def changed(function: Function, change: Callable[[inspect.Signature], inspect.Signature]) -> Callable[[Fake], None]:
     """A change of one function's signature."""
 
     def apply(fake: Fake) -> None:
-        needed = upstream.record().functions[name]
-        fake.set(needed.modules[0], name, fake.function(needed, change(needed.signature)))
+        fake.set(function.modules[0], function.name, fake.function(function, change(signature_of(function))))
 
     return apply
 
@@ -196,117 +134,104 @@ CHANGES: list[tuple[str, str, Callable[[Fake], None], str | None]] = [
     (
         "a parameter that is passed is gone",
         "ROCM_AITER_MLA",
-        changed("mla_decode_fwd", without("sm_scale")),
-        says("aiter's mla_decode_fwd has no parameter `sm_scale` any more", "mla_decode_fwd", "parameters", "sm_scale"),
+        changed(record.MLA_DECODE, without("sm_scale")),
+        says(record.MLA_DECODE, "has no parameter `sm_scale` any more"),
     ),
     (
         "one that is not passed is gone",
         "ROCM_AITER_MLA",
-        changed("mla_decode_fwd", without("cp_rank", "causal")),
+        changed(record.MLA_DECODE, without("cp_rank", "causal")),
         None,
     ),
     (
         "a new one must be given",
         "ROCM_AITER_UNIFIED_ATTN",
-        changed("unified_attention", with_first(parameter("layout"))),
-        says("aiter's unified_attention now requires `layout`, which the record does not know", "unified_attention"),
+        changed(record.UNIFIED_ATTENTION, with_first(parameter("layout"))),
+        says(record.UNIFIED_ATTENTION, "now requires `layout`"),
     ),
     (
         "a new one has a default",
         "ROCM_AITER_UNIFIED_ATTN",
-        changed("unified_attention", with_last(parameter("layout", default="NHD"), parameter("rest", "VAR_KEYWORD"))),
+        changed(
+            record.UNIFIED_ATTENTION, with_last(parameter("layout", default="NHD"), parameter("rest", "VAR_KEYWORD"))
+        ),
         None,
     ),
     (
         "one that is not passed has lost its default",
         "ROCM_AITER_FA",
         changed(
-            "paged_attention_v1",
+            record.PAGED_ATTENTION_V1,
             lambda s: s.replace(
                 parameters=[
                     p.replace(default=p.empty) if p.name == "fp8_out_scale" else p for p in s.parameters.values()
                 ]
             ),
         ),
-        says(
-            "aiter's paged_attention_v1 now requires `fp8_out_scale`",
-            "paged_attention_v1",
-            "parameters",
-            "fp8_out_scale",
-        ),
+        says(record.PAGED_ATTENTION_V1, "now requires `fp8_out_scale`"),
     ),
     (
         "a default that adapters rely on has changed",
         "ROCM_AITER_FA",
-        changed("paged_attention_v1", with_default("partition_size", 512)),
-        says(
-            "aiter's paged_attention_v1 has 512 as default of `partition_size`, formerly 256",
-            "paged_attention_v1",
-            "parameters",
-            "partition_size",
-        ),
+        changed(record.PAGED_ATTENTION_V1, with_default("partition_size", 512)),
+        says(record.PAGED_ATTENTION_V1, "has 512 as default of `partition_size`, formerly 256"),
     ),
     (
         "false is no zero",
         "ROCM_AITER_FA",
-        changed("mha_batch_prefill_func", with_default("sink_size", False)),
-        says(
-            "aiter's mha_batch_prefill_func has False as default of `sink_size`, formerly 0",
-            "mha_batch_prefill_func",
-            "parameters",
-            "sink_size",
-        ),
+        changed(record.MHA_BATCH_PREFILL, with_default("sink_size", False)),
+        says(record.MHA_BATCH_PREFILL, "has False as default of `sink_size`, formerly 0"),
     ),
     (
         "a default of one that is passed",
         "ROCM_AITER_FA",
-        changed("flash_attn_varlen_func", with_default("window_size", (-1, -1))),
+        changed(
+            record.FLASH_ATTN_VARLEN,
+            lambda s: with_last(parameter("window_size", default=(-1, -1)))(without("window_size")(s)),
+        ),
         None,
     ),
     (
         "the same default written otherwise",
         "ROCM_AITER_MLA",
-        changed("mla_decode_fwd", with_default("logit_cap", 0)),
+        changed(record.MLA_DECODE, with_default("logit_cap", 0)),
         None,
     ),
     (
         "only by position",
         "ROCM_AITER_FA",
-        changed("flash_attn_varlen_func", only_by_position),
-        says("aiter's flash_attn_varlen_func takes `q` by position only", "flash_attn_varlen_func", "parameters", "q"),
+        changed(record.FLASH_ATTN_VARLEN, only_by_position),
+        says(record.FLASH_ATTN_VARLEN, "takes `q` by position only"),
     ),
     (
         "the function is gone",
         "ROCM_AITER_FA",
         gone("aiter", "paged_attention_v1"),
-        says("aiter has no aiter.paged_attention_v1 any more", "paged_attention_v1"),
+        f"aiter has no aiter.paged_attention_v1 any more {written_for(record.PAGED_ATTENTION_V1)}",
     ),
     (
         "it is no function any more",
         "ROCM_AITER_FA",
         put("aiter", "paged_attention_v1", "see pa_decode"),
-        says("aiter has no aiter.paged_attention_v1 any more", "paged_attention_v1"),
+        says(record.PAGED_ATTENTION_V1, "is no function any more"),
     ),
     (
         "a value is gone",
         "ROCM_AITER_UNIFIED_ATTN",
         gone("aiter.utility.dtypes", "fp8"),
-        says("aiter has no aiter.utility.dtypes.fp8 any more", "values", "fp8"),
+        f"aiter has no aiter.utility.dtypes.fp8 any more {written_for(record.FP8)}",
     ),
     (
         "a signature that cannot be read",
         "ROCM_AITER_FA",
         put("aiter", "paged_attention_v1", UNREADABLE),
-        says("aiter's paged_attention_v1 has no signature to compare with the record", "paged_attention_v1"),
+        says(record.PAGED_ATTENTION_V1, "has no signature to compare with the adapter's call"),
     ),
     (
         "two changes are two reasons in one",
         "ROCM_AITER_MLA",
-        changed("mla_prefill_fwd", without("o", "q")),
-        "; ".join(
-            says(f"aiter's mla_prefill_fwd has no parameter `{p}` any more", "mla_prefill_fwd", "parameters", p)
-            for p in ("q", "o")
-        ),
+        changed(record.MLA_PREFILL, without("o", "q")),
+        says(record.MLA_PREFILL, "has no parameter `q` any more", "has no parameter `o` any more"),
     ),
     ("another row's function is gone", "ROCM_AITER_UNIFIED_ATTN", gone("aiter", "paged_attention_v1"), None),
 ]
@@ -361,7 +286,7 @@ IMPORTS: list[tuple[str, str, Exception, str]] = [
         "the module is gone",
         "aiter.mla",
         ModuleNotFoundError("No module named 'aiter.mla'", name="aiter.mla"),
-        says("aiter has no module aiter.mla any more", "mla_decode_fwd"),
+        f"aiter has no module aiter.mla any more {written_for(record.MLA_DECODE)}",
     ),
     (
         "the GPU is not known to it",
@@ -390,15 +315,15 @@ def test_an_aiter_that_cannot_be_imported_is_a_reason(
 def test_a_function_is_found_where_it_was_formerly(
     fake: Fake, registry: Registry, mi350: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = upstream.record().functions["unified_attention"]
-    now, formerly = needed.modules
+    function = record.UNIFIED_ATTENTION
+    now, formerly = function.modules
     monkeypatch.delitem(sys.modules, now)
     monkeypatch.delitem(sys.modules, now.rpartition(".")[0])
     monkeypatch.setattr(fake, "modules", {})
     older = ModuleType(formerly)
     # the signature of aiter 80ecc7784a618f1261dafcdaff3657cc64ec04f4, before queries had scales of their own
-    shorter = without("q_scales", "shuffled_kv_cache", "skip_reduce", "backend")(needed.signature)
-    older.unified_attention = fake.function(needed, shorter)  # type: ignore[attr-defined]
+    shorter = without("q_scales", "shuffled_kv_cache", "skip_reduce", "backend")(signature_of(function))
+    older.unified_attention = fake.function(function, shorter)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, formerly, older)
     assert reasons(registry, mi350, "ROCM_AITER_UNIFIED_ATTN") == []
 
@@ -409,16 +334,11 @@ def test_another_package_of_that_name(
     other = ModuleType("aiter")
     monkeypatch.setitem(sys.modules, "aiter", other)
     assert reasons(registry, mi350, "ROCM_AITER_FA") == [
-        says("cannot be run: UpstreamError: aiter has no module aiter.utility any more", "values", "fp8")
+        f"cannot be run: UpstreamError: aiter has no module aiter.utility any more {written_for(record.FP8)}"
     ]
 
 
-def test_signatures_are_read_as_python_reads_them(fake: Fake) -> None:
-    needed = upstream.record().functions["mla_prefill_fwd"]
-
-    assert list(needed.changes(UNREADABLE)) == [
-        says("aiter's mla_prefill_fwd has no signature to compare with the record", "mla_prefill_fwd")
-    ]
-    hidden = list(needed.changes(lambda *args, **kwargs: None))
-    assert len(hidden) == sum(p.passed for p in needed.parameters)
-    assert replace(needed, parameters=()).signature == inspect.Signature()
+def test_a_signature_that_tells_nothing_is_refused() -> None:
+    assert list(record.MLA_PREFILL.changes(UNREADABLE)) == ["has no signature to compare with the adapter's call"]
+    hidden = list(record.MLA_PREFILL.changes(lambda *args, **kwargs: None))
+    assert hidden == [f"has no parameter `{name}` any more" for name in record.MLA_PREFILL.passes]
