@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from attnreg.integrations.transformers.engine import Engine, Run
 from attnreg.integrations.transformers.masks import lazy_mask
+from attnreg.integrations.transformers.outside import stand_aside
 from attnreg.integrations.transformers.paged import continuous_batching as _continuous_batching
 from attnreg.integrations.transformers.report import explain_runs, plan_of
 
@@ -52,11 +53,16 @@ def register(
     backend: asks for one by name. dense: whether what no batch can say may run densely; if not, it raises. ignore:
     keyword arguments of attention calls that attnreg does not know and that carry no meaning for attention.
     """
+    if "flash" in name:
+        raise ValueError(
+            f"the name {name!r} holds `flash`: transformers takes it for a flash-attention kernel; use another"
+        )
     engine = Engine(name, registry, platform=platform, backend=backend, dense=dense, ignore=ignore)
     # one without the other would run without masks, silently
     AttentionMaskInterface.register(name, lazy_mask)
     AttentionInterface.register(name, engine.attend)
     _engines[name] = engine
+    stand_aside(_engines)
 
 
 def continuous_batching(model: Any = None, *, name: str = NAME) -> AbstractContextManager[None]:

@@ -1,21 +1,54 @@
 """transformers' padded rectangles as attnreg's packed batches, and the way back.
 
-Rows that are padding are left out; their outputs are zero. Nothing is copied for one request without padding, whose
-keys are a view of transformers' cache; otherwise keys and values are gathered once per layer and step.
+Keys that are padding are left out. A query that is padding is computed where its mask shows it a key, as by
+transformers' own functions: models pool at such rows, convolve over them and decode them. Where it sees none its output
+is zero. Nothing is copied for one request without padding, whose keys are a view of transformers' cache; otherwise keys
+and values are gathered once per layer and step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.masks import MaskSource
 from attnreg.integrations.transformers.meanings import Ranged
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.masks import Band
+
+
+class Rest(NamedTuple):
+    """Queries that are padding and see a key all the same: what no batch can say of them.
+
+    rows: [batch, most] their places among the queries, filled up with 0. real: [batch, most] bool, which of them are no
+    filling. mask: [batch, 1, most, keys] bool, true where a key takes part.
+    """
+
+    rows: Tensor
+    real: Tensor
+    mask: Tensor
+
+    def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+        """Write these rows of output [batch, queries, heads, head_size_v], from tensors as transformers has them."""
+        places = self.rows[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+        keys = self.mask.shape[3]
+        found = dense_attention(
+            query.gather(2, places),
+            key[:, :, :keys],
+            value[:, :, :keys],
+            mask=self.mask,
+            bias=None,
+            scale=layer.spec.softmax_scale,
+            softcap=layer.spec.softcap,
+            sinks=layer.params.sinks,
+        )
+        request, at = self.real.nonzero().unbind(1)
+        output[request, self.rows[request, at]] = found[request, at]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +65,7 @@ class Packed:
     queries: Tensor | None
     keys: tuple[Tensor, Tensor] | None
     key_stop: int
+    rest: Rest | None = None
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[batch, queries, heads, head_size_v] from query [batch, heads, queries, size], key and value likewise."""
@@ -43,7 +77,10 @@ class Packed:
         else:
             packed = layer.forward(q[self.queries], self._keys(key), self._keys(value), None, self.batch)
             output.zero_()[self.queries] = packed
-        return output.view(size, queries, *output.shape[1:])
+        output = output.view(size, queries, *output.shape[1:])
+        if self.rest is not None:
+            self.rest.attend(layer, query, key, value, output)
+        return output
 
     def _keys(self, x: Tensor) -> Tensor:
         if self.keys is not None:
@@ -85,7 +122,7 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
     padding = None if source.padding is None else source.padding[:, :stop]
     if padding is None or bool(padding.all()):
         query_lens, seq_lens = [source.queries] * source.batch, [stop] * source.batch
-        rows = places = None
+        rows = places = rest = None
     else:
         if (band.window is not None or ranges is not None) and _has_holes(padding):
             return "its padding lies between tokens, where a window or a prefix counts"
@@ -96,6 +133,7 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         )
         query_lens, seq_lens = tokens.sum(1).tolist(), padding.sum(1).tolist()
         rows = None if bool(tokens.all()) else tokens.flatten().nonzero().flatten().to(source.device)
+        rest = None if crossed else _rest(source, found, padding, ~tokens)
         request, position = padding.nonzero().unbind(1)
         places = request.to(source.device), position.to(source.device)
         if ranges is not None:
@@ -107,7 +145,28 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         causal=band.causal,
         mm_prefix=None if ranges is None else ranges.to(source.device),
     )
-    return Packed(band, crossed, batch, rows, places, stop)
+    return Packed(band, crossed, batch, rows, places, stop, rest)
+
+
+def _rest(source: MaskSource, found: Band | Ranged, padding: Tensor, left: Tensor) -> Rest | None:
+    """The queries among those left out, [batch, queries] bool, that see a key; None where none does."""
+    keys = torch.arange(padding.shape[1], device="cpu")
+    if isinstance(found, Ranged):
+        seen = source.dense()[:, 0, :, : len(keys)].cpu()
+    else:
+        queries = torch.arange(source.begin, source.begin + source.queries, device="cpu")
+        seen = found.sees(queries[:, None], keys)[None]
+    left = left & (seen & padding[:, None, :]).any(-1)
+    most = int(left.sum(1).max())
+    if not most:
+        return None
+    # the places of the rows first, then filling
+    order = left.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    real = left.gather(1, order)
+    rows = order.where(real, 0)
+    chosen = seen.expand(len(rows), -1, -1).gather(1, rows[:, :, None].expand(-1, -1, len(keys)))
+    mask = (chosen & padding[:, None, :])[:, None]
+    return Rest(*(x.to(source.device) for x in (rows, real, mask)))
 
 
 def _has_holes(padding: Tensor) -> bool:

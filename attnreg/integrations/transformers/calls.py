@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnreg.integrations.transformers.batches import Packed, packed_mask, packed_plainly
-from attnreg.integrations.transformers.masks import LazyMask
+from attnreg.integrations.transformers.masks import BooleanMask, LazyMask
 from attnreg.models.fields import ConfigError
 from attnreg.models.reader import requests_from_model
 from attnreg.request import AttentionRequest, features_of
@@ -36,7 +36,8 @@ class TransformersCall:
     """The arguments of one call that mean something.
 
     query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. causal: what a call without a
-    mask means. window counts for such a call only: a mask has its own.
+    mask means. window counts for such a call only: a mask has its own. chosen: [batch, queries, chosen] the keys that
+    an indexer selected.
     """
 
     module: torch.nn.Module
@@ -50,6 +51,7 @@ class TransformersCall:
     softcap: float | None = None
     sinks: Tensor | None = None
     bias: Tensor | None = None
+    chosen: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.mask is None and self.causal and self.queries > 1:
@@ -66,6 +68,8 @@ class TransformersCall:
         size, keys = self.query.shape[0], self.key.shape[2]
         if self.bias is not None:
             return "a bias is added to its scores"
+        if self.chosen is not None:
+            return "an indexer chose its keys"
         if self.key.shape[0] != size:
             return "its queries and keys are of different batches"
         crossed = _is_crossed(self.module)
@@ -84,13 +88,23 @@ class TransformersCall:
 
     def dense_mask(self) -> Tensor | None:
         """The mask whole; None where every query sees every key."""
+        mask = self._whole_mask()
+        if self.chosen is None:
+            return mask
+        sees = torch.zeros(*self.chosen.shape[:2], self.key.shape[2], dtype=torch.bool, device=self.query.device)
+        sees = sees.scatter(-1, self.chosen.long(), True)[:, None]
+        if mask is None or mask.dtype == torch.bool:
+            return sees if mask is None else mask & sees
+        return mask.masked_fill(~sees, torch.finfo(mask.dtype).min)
+
+    def _whole_mask(self) -> Tensor | None:
         if isinstance(self.mask, LazyMask):
             return self.mask.source.on(self.query.device).dense()
         band = Band(self.causal and self.queries > 1, self.window)
         if self.mask is None and band != Band(False, None):
             positions = torch.arange(self.key.shape[2], device=self.query.device)
             return band.sees(positions[-self.queries :, None], positions)
-        return self.mask
+        return self.mask.whole() if isinstance(self.mask, BooleanMask) else self.mask
 
     def asked(self, packed: Packed | None) -> Asked:
         """What is asked of the layer, under the batch that the call is, if it is one."""

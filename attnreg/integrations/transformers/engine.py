@@ -30,12 +30,17 @@ _log = logging.getLogger("attnreg.integrations.transformers")
 _HARMLESS = frozenset(
     {
         "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "input_ids", "inputs_embeds", "is_causal",
-        "labels", "max_length_k", "max_length_q", "num_items_in_batch", "position_embeddings", "position_ids",
-        "token_type_ids", "use_cache",
+        "labels", "logits_to_keep", "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states",
+        "position_embeddings", "position_ids", "return_dict", "token_type_ids", "use_cache",
     }
 )  # fmt: skip
-# what changes the result wherever it is given
-_MEANT = frozenset({"block_indices", "indices", "output_attentions", "sinks"})
+# what changes the result wherever it is given: no word of a user's makes it ignorable
+_MEANT = frozenset(
+    {
+        "alibi", "attention_bias", "bias", "block_indices", "block_mask", "head_mask", "indices", "output_attentions",
+        "relative_bias", "sinks", "temperature", "use_alibi", "window", "window_size",
+    }
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -77,6 +82,11 @@ class Engine:
         self.backend = backend
         self.dense = dense
         self._platform = platform
+        meant = sorted(_MEANT & set(ignore))
+        if meant:
+            raise ValueError(
+                f"ignore names {', '.join(meant)}, which changes what attention computes: it cannot be ignored"
+            )
         self._harmless = _HARMLESS | set(ignore)
         self._platforms: dict[torch.device, Platform] = {}
         self._layers: WeakKeyDictionary[torch.nn.Module, dict[Asked, Attention]] = WeakKeyDictionary()
@@ -99,17 +109,30 @@ class Engine:
         softcap: float | None = None,
         s_aux: Tensor | None = None,
         position_bias: Tensor | None = None,
+        indices: Tensor | None = None,
         **more: Any,
     ) -> tuple[Tensor, None]:
         """transformers' attention function: [batch, queries, heads, size_v], and no weights.
 
-        query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. A query that is padding
-        gets zeros. Raises `NoBackendError` and `UnclaimedError`.
+        query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. A query without a key
+        gets zeros. indices: [batch, queries, chosen] the keys that an indexer chose for each query; none other takes
+        part. Raises `NoBackendError` and `UnclaimedError`.
         """
         self.refuse_unknown(module, dropout, more)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         call = TransformersCall(
-            module, query, key, value, attention_mask, causal, scaling, sliding_window, softcap, s_aux, position_bias
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            causal,
+            scaling,
+            sliding_window,
+            softcap,
+            s_aux,
+            position_bias,
+            indices,
         )
         with torch.no_grad():
             if isinstance(call.batch, Packed):
@@ -117,7 +140,7 @@ class Engine:
                 out = call.batch.attend(layer, call.query, call.key, call.value)
             else:
                 out = self._dense(call, call.batch)
-        return _without_gradient(out, query, key, value), None
+        return _without_gradient(out, query, key, value, s_aux, position_bias), None
 
     def layer(self, call: TransformersCall, packed: Packed) -> Attention:
         """The attention of a call's module by the backend that is selected. Raises `NoBackendError`."""
@@ -167,12 +190,12 @@ class Engine:
         for name, given in more.items():
             if given is None or given is False or name in self._harmless:
                 continue
-            if name in _MEANT or isinstance(given, Tensor | float):
-                raise UnclaimedError(
-                    f"{type(module).__name__} passes {name} to its attention, and attnreg does not serve it; use "
-                    f"another attn_implementation, or register(ignore=({name!r},)) if attention does not need it",
-                    self.name,
-                )
+            cure = f", or register(ignore=({name!r},)) if attention does not need it" if name not in _MEANT else ""
+            raise UnclaimedError(
+                f"{type(module).__name__} passes {name} to its attention, and attnreg does not serve it; use another "
+                f"attn_implementation{cure}",
+                self.name,
+            )
 
     def _record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> None:
         seen = self._runs.setdefault(module, {})
@@ -237,7 +260,8 @@ class _NoBackward(torch.autograd.Function):
         raise RuntimeError("attnreg computes no gradients; train with another attn_implementation")
 
 
-def _without_gradient(out: Tensor, *inputs: Tensor) -> Tensor:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        return _NoBackward.apply(out, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+def _without_gradient(out: Tensor, *inputs: Tensor | None) -> Tensor:
+    given = [x for x in inputs if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return _NoBackward.apply(out, *given)  # type: ignore[no-any-return, no-untyped-call]
     return out

@@ -1,26 +1,29 @@
-"""transformers' masks, kept as they are described: a tensor that is only computed where something looks into it.
+"""transformers' masks, kept as what they mean: a tensor that is computed only where something looks into it.
 
-transformers describes a mask by a function of positions, a 2D padding mask and offsets.
+A mask of attnreg's is boolean: true where a key takes part. A class that computes attention by itself, outside
+transformers' attention interface, expects numbers to add to its scores; adding this mask would leave it without
+causality and without padding, and nothing would say so. So the mask allows what has one meaning for a mask of booleans
+(indexing, logic, a condition, PyTorch's own attention) and raises `UnclaimedError` for everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, band_of, fitted, identity
+from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, fitted, known_band
+from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
 aten = torch.ops.aten
-# what each mask function means, by what it computes
-_bands: dict[Hashable, Band | None] = {}
 _CAUSAL: Any = causal_mask_function
+# a mask of more elements than this is not looked through to find what it means
+LARGEST = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,16 +78,14 @@ class MaskSource:
         return self.memo["meaning"]  # type: ignore[no-any-return]
 
     def _meaning(self) -> Band | Ranged | None:
-        function: MaskFunction = self.arguments["mask_function"]
-        key = identity(function)
-        # here, wherever the caller has tensors made
+        known = known_band(self.arguments["mask_function"])
+        if known is not None:
+            return known
+        if self.batch * self.queries * self.keys > LARGEST:
+            return None
+        # in host memory, wherever the caller has tensors made
         with torch.device("cpu"):
-            if key is None:
-                fits = self.begin >= 0 and self.begin + self.queries <= self.keys
-                return fitted(self.dense()[:, 0].cpu(), self.padding, self.begin) if fits else None
-            if key not in _bands:
-                _bands[key] = band_of(function)
-        return _bands[key]
+            return fitted(self.dense()[:, 0].cpu(), self.padding, self.begin)
 
     def on(self, device: torch.device) -> MaskSource:
         """The same mask on another device, the same object for every layer there."""
@@ -97,8 +98,65 @@ class MaskSource:
         return self.memo["on", device]  # type: ignore[no-any-return]
 
 
-class LazyMask(Tensor):
-    """A boolean mask [batch, 1, queries, keys] that is computed as soon as anything but attnreg works with it."""
+# what has one meaning for a mask of booleans, and what comes of it is such a mask again
+_LOGIC = {
+    aten.alias, aten.cat, aten.clone, aten.detach, aten.diagonal, aten.expand, aten.permute, aten.repeat, aten.select,
+    aten.slice, aten.split, aten.split_with_sizes, aten.squeeze, aten.stack, aten.t, aten.transpose, aten.unbind,
+    aten.unsqueeze, aten.view, aten._unsafe_view, aten._reshape_alias, aten.flip, aten.roll, aten.tril, aten.triu,
+    aten.all, aten.any, aten.bitwise_and, aten.bitwise_not, aten.bitwise_or, aten.logical_and, aten.logical_not,
+    aten.logical_or, aten.nonzero,
+}  # fmt: skip
+_PICKED = {aten.gather, aten.index, aten.index_select}
+# only its shape and its device are looked at
+_MADE_LIKE = {aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros, aten.empty_like, aten.ones_like,
+              aten.zeros_like, aten.full_like, aten.rand_like}  # fmt: skip
+# where a mask says what is done to numbers
+_CONDITIONS = {aten.masked_fill: 1, aten.masked_fill_: 1, aten.where: 0}
+_ATTENTION = "scaled_dot_product"
+
+
+class BooleanMask(Tensor):
+    """A mask of booleans, true where a key takes part, that nobody can take for numbers.
+
+    Reading it as numbers (adding it to scores, converting its dtype, comparing it with 0, filling it with -inf) raises
+    `UnclaimedError`: for transformers' own masks of numbers 0 means that a key takes part, here it would mean the
+    opposite.
+    """
+
+    values: Tensor
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> BooleanMask:
+        made: BooleanMask = torch.Tensor._make_wrapper_subclass(
+            cls, values.shape, values.stride(), dtype=torch.bool, device=values.device
+        )
+        made.values = values
+        return made
+
+    def __init__(self, values: Tensor) -> None: ...
+
+    def whole(self) -> Tensor:
+        """The mask as an ordinary tensor, computed if it was not."""
+        return self.values
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        kwargs = kwargs or {}
+        same = _same_mask(func, args, kwargs)
+        if same is not None:
+            return same
+        if not _is_logic(func, args, kwargs):
+            raise UnclaimedError(_misread(func), "attnreg")
+        plain = tree_map(lambda x: x.whole() if isinstance(x, BooleanMask) else x, (args, kwargs))
+        found = func(*plain[0], **plain[1])
+        return found if func.overloadpacket in _MADE_LIKE else tree_map(_guarded, found)
+
+
+class LazyMask(BooleanMask):
+    """A mask [batch, 1, queries, keys] that is computed as soon as anything but attnreg works with it."""
 
     source: MaskSource
 
@@ -111,20 +169,67 @@ class LazyMask(Tensor):
 
     def __init__(self, source: MaskSource) -> None: ...
 
+    def whole(self) -> Tensor:
+        return self.source.dense()
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"LazyMask({tuple(self.shape)}, {self.source.meaning()})"
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        kwargs = kwargs or {}
-        name, first = func.overloadpacket, args[0] if args else None
-        if isinstance(first, LazyMask):
-            if name in (aten.detach, aten.alias, aten.clone):
-                return cls(first.source)
-            if name is aten._to_copy and kwargs.get("dtype") in (None, torch.bool):
-                return cls(first.source.on(torch.device(kwargs.get("device") or first.device)))
-        args, kwargs = tree_map(lambda x: x.source.dense() if isinstance(x, LazyMask) else x, (args, kwargs))
-        return func(*args, **kwargs)
+
+def _guarded(value: Any) -> Any:
+    return BooleanMask(value) if type(value) is Tensor and value.dtype == torch.bool else value
+
+
+def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
+    """The mask again, uncomputed, where it is only copied or moved."""
+    first = args[0] if args else None
+    if isinstance(first, LazyMask):
+        if func.overloadpacket in (aten.detach, aten.alias, aten.clone):
+            return LazyMask(first.source)
+        if func.overloadpacket is aten._to_copy and kwargs.get("dtype") in (None, torch.bool):
+            return LazyMask(first.source.on(torch.device(kwargs.get("device") or first.device)))
+    return None
+
+
+def _is_logic(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation reads a mask as what it is: booleans that say which keys take part."""
+    name = func.overloadpacket
+    if name is aten._to_copy:
+        return kwargs.get("dtype") in (None, torch.bool)
+    if name is aten._local_scalar_dense:
+        return True
+    if name is aten.copy_:
+        return not isinstance(args[0], BooleanMask) and args[0].dtype == torch.bool
+    if name in _CONDITIONS:
+        place = _CONDITIONS[name]
+        rest = [a for i, a in enumerate(args) if i != place]
+        if not any(isinstance(a, BooleanMask) for a in rest):
+            return True
+        # a mask filled, or chosen from, by booleans is one still
+        return all(isinstance(a, bool) or (isinstance(a, Tensor) and a.dtype == torch.bool) for a in rest)
+    if _ATTENTION in str(name):
+        # as the mask of PyTorch's attention, never as query, key or value
+        return not any(isinstance(a, BooleanMask) for a in args[:3])
+    if name in _MADE_LIKE:
+        return True
+    if name is aten.index and not isinstance(args[0], BooleanMask):
+        # the mask says which elements are meant
+        return True
+    if name in _PICKED:
+        return isinstance(args[0], BooleanMask)
+    given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+    if name in (aten.cat, aten.stack):
+        # what stands beside a mask may have been numbers, of which 0 says the opposite
+        return all(isinstance(x, BooleanMask) for x in given)
+    return name in _LOGIC and all(x.dtype == torch.bool for x in given)
+
+
+def _misread(func: Any) -> str:
+    return (
+        f"a class reads attnreg's mask as numbers (by {func.overloadpacket}); the mask is boolean, true where a key "
+        "takes part. The class computes attention outside transformers' attention interface: load it with "
+        'attn_implementation="eager"'
+    )
 
 
 # a compiler would trace into it, and need not

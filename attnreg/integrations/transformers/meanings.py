@@ -1,18 +1,20 @@
-"""What a mask of transformers means: a band of keys, a band with ranges beside it, or nothing that a batch can say.
+"""What a mask function of transformers means: causal or not, with or without a window, and ranges of keys.
 
-A mask function that holds no tensor means the same at every position, so asking it at far positions tells what it is:
-causal or not, with or without a window. One that holds tensors (image tokens that see each other, packed sequences) is
-computed, and what is found is compared with every element. Nothing here knows a mask function by its name.
+A function made of transformers' own parts (causal, bidirectional, sliding windows, their unions and intersections) is
+read from those parts, and the reading is held against the function itself, once for each combination. Every other
+function is held against the whole mask, element by element, each time that a mask is made of it: one that depends on
+the batch, on what its module holds or on tensors means what it says there and then, and nothing is remembered of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import masking_utils as theirs
 
 from attnreg.runtime.masks import Band, together
 
@@ -26,90 +28,136 @@ class Ranged(NamedTuple):
     ranges: Tensor
 
 
-_PLAIN = (int, float, bool, str, bytes, type(None))
+# functions made of transformers' own parts ---------------------------------------------------------------------------
+
+
+class Reach(NamedTuple):
+    """Keys from ``before`` positions before a query to ``after`` behind it; None: without end."""
+
+    before: int | None
+    after: int | None
+
+    def within(self, other: Reach) -> Reach:
+        """The intersection of two reaches."""
+        return Reach(_least(self.before, other.before), _least(self.after, other.after))
+
+    @property
+    def band(self) -> Band | None:
+        """The reach as a band of the kernels' contract; None for one that it does not have."""
+        if self.after == 0:
+            return Band(True, None if self.before is None else self.before + 1)
+        if self.after == self.before:
+            return Band(False, None if self.before is None else self.before + 1)
+        return None
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _inner(maker: str, name: str) -> CodeType | None:
+    """The code of the function ``name`` that one of transformers' makers returns; None where there is none such."""
+    made_by = getattr(theirs, maker, None)
+    codes = made_by.__code__.co_consts if isinstance(made_by, FunctionType) else ()
+    return next((c for c in codes if isinstance(c, CodeType) and c.co_name == name), None)
+
+
+_CAUSAL = theirs.causal_mask_function.__code__
+_BIDIRECTIONAL = theirs.bidirectional_mask_function.__code__
+_WINDOW = _inner("sliding_window_overlay", "inner_mask")
+_WINDOW_BOTH = _inner("sliding_window_bidirectional_overlay", "inner_mask")
+_AND = _inner("and_masks", "and_mask")
+# the parts and numbers of a function -> its band
+_bands: dict[Hashable, Band | None] = {}
 # far from both ends, and no multiple of anything
 _FAR = 3 * (1 << 20) + 12_345
-_NEAR = 4096
+_NEAR = 64
 
 
-def identity(value: Any) -> Hashable | None:
-    """What a function computes, as something to compare; None where it holds what may differ from call to call."""
-    if isinstance(value, _PLAIN):
-        return (type(value), value)
-    if isinstance(value, tuple):
-        return _all(value)
-    if not isinstance(value, FunctionType):
+def known_band(function: MaskFunction) -> Band | None:
+    """The band of a function that is made of transformers' own parts alone; None for every other."""
+    reach = _reach(function)
+    if reach is None:
         return None
-    held = _all(cell.cell_contents for cell in value.__closure__ or ())
-    defaults = _all((*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()))
-    return None if held is None or defaults is None else (value.__code__, held, defaults)
+    key = _parts(function)
+    if key not in _bands:
+        band = reach.band
+        _bands[key] = band if band is not None and _agrees(function, band, reach) else None
+    return _bands[key]
 
 
-def _all(values: Any) -> Hashable | None:
-    found = tuple(map(identity, values))
-    return None if None in found else found
+def _held(function: FunctionType) -> list[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
-def band_of(function: MaskFunction) -> Band | None:
-    """What a function of positions means, found by asking it; None for anything but a band of keys."""
-    zero = torch.zeros((), dtype=torch.long)
-
-    def sees(query: int, keys: Tensor) -> Tensor:
-        return function(zero, zero, torch.tensor(query), keys).expand(keys.shape)
-
-    def reach(direction: int) -> int:
-        """How many keys in a row are seen on one side of a query that is far from both ends."""
-        low, high = 0, 1
-        while high <= _FAR and bool(sees(_FAR, torch.tensor([_FAR + direction * high]))):
-            low, high = high, high * 2
-        high = min(high, _FAR + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            seen = bool(sees(_FAR, torch.tensor([_FAR + direction * middle])))
-            low, high = (middle, high) if seen else (low, middle)
-        return low
-
-    try:
-        before, after = reach(-1), reach(1)
-        window = None if before == _FAR else before + 1
-        band = Band(after == 0, window)
-        # a band is what it looks like where the search ended; what lies between and elsewhere has to agree
-        for query in (0, 1, 7, 63, 1000, _FAR, _FAR + 1, 2 * _FAR):
-            edges = [torch.arange(_NEAR) + near - _NEAR // 2 for near in (query, query - before, query + after)]
-            keys = torch.cat([*edges, torch.arange(0, 2 * _FAR, 9973)])
-            keys = keys[keys >= 0]
-            if not torch.equal(sees(query, keys), band.sees(torch.tensor(query), keys)):
+def _reach(function: Any) -> Reach | None:
+    if not isinstance(function, FunctionType):
+        return None
+    code, held = function.__code__, _held(function)
+    if code is _CAUSAL:
+        return Reach(None, 0)
+    if code is _BIDIRECTIONAL:
+        return Reach(None, None)
+    if code in (_WINDOW, _WINDOW_BOTH) and len(held) == 1 and type(held[0]) is int and held[0] > 0:
+        return Reach(held[0] - 1, None) if code is _WINDOW else Reach(held[0], held[0])
+    if code is _AND and len(held) == 1 and isinstance(held[0], tuple) and held[0]:
+        whole = Reach(None, None)
+        for part in map(_reach, held[0]):
+            if part is None:
                 return None
-    except (RuntimeError, IndexError, TypeError):
-        # it needs more than positions
-        return None
-    return band
+            whole = whole.within(part)
+        return whole
+    return None
+
+
+def _parts(function: Any) -> Hashable:
+    """What a function of known parts is made of, as something to compare."""
+    held = (tuple(map(_parts, h)) if isinstance(h, tuple) else h for h in _held(function))
+    return (function.__code__, *held)
+
+
+def _agrees(function: MaskFunction, band: Band, reach: Reach) -> bool:
+    """Whether the function says what was read from its parts, at its edges and around them."""
+    zero = torch.zeros((), dtype=torch.long)
+    with torch.device("cpu"):
+        for at in (0, 1, 63, _FAR):
+            query = torch.tensor(at)
+            edges = [at, *(at + step for step in (-(reach.before or 0), reach.after or 0))]
+            keys = torch.cat([torch.arange(edge - _NEAR, edge + _NEAR) for edge in edges])
+            keys = keys[keys >= 0]
+            if not torch.equal(function(zero, zero, query, keys).expand(keys.shape), band.sees(query, keys)):
+                return False
+    return True
+
+
+# every other function ------------------------------------------------------------------------------------------------
 
 
 def fitted(seen: Tensor, padding: Tensor | None, begin: int) -> Band | Ranged | None:
-    """A causal band, with a window or without, and ranges; None unless a mask says just that at every element.
+    """The band, or the causal band with ranges, that a mask is at every element; None where it is neither.
 
-    seen: the mask, [batch, queries, keys] bool. padding: [batch, keys] bool, false where a key is none. begin: the
-    position of the first query among the keys.
+    seen: [batch, queries, keys] bool in host memory. padding: [batch, keys] bool, the keys that are tokens, None for
+    all; rows and columns of padding are not looked at. begin: the position of the first query among the keys.
     """
-    keys = torch.arange(seen.shape[2], dtype=torch.int32)
-    queries = keys[begin : begin + seen.shape[1]]
+    queries_in, keys_in = seen.shape[1:]
+    if begin < 0 or begin + queries_in > keys_in:
+        return None
+    keys = torch.arange(keys_in, dtype=torch.int32)
+    queries = keys[begin : begin + queries_in]
     tokens = torch.ones((), dtype=torch.bool)
     if padding is not None:
-        # what the mask says of padding is no part of its meaning
-        tokens = padding[:, None, :] & padding[:, begin:][:, : seen.shape[1], None]
+        tokens = padding[:, None, :] & padding[:, begin:][:, :queries_in, None]
         seen = seen & tokens
+    # a window shows where it cuts: it is as wide as the furthest sight
+    first = torch.where(seen, keys, keys_in).amin(-1)
+    furthest = int((queries - first).clamp(min=0).max()) + 1
+    for band in (Band(True, None), Band(True, furthest), Band(False, None), Band(False, furthest)):
+        if torch.equal(seen, (band.sees(queries[:, None], keys) & tokens).expand_as(seen)):
+            return band
     ranges = _ranges(seen, queries, keys)
     inside = _in_one_range(ranges, queries, keys)
-    # a window shows where it cuts: it is as wide as the furthest key that is seen
-    first = torch.where(seen, keys, len(keys)).amin(-1)
-    furthest = int((queries - first).clamp(min=0).max())
-    for window in (None, furthest + 1):
-        band = Band(True, window)
-        near = band.sees(queries[:, None], keys)
-        if torch.equal(seen, (near & tokens).expand_as(seen)):
-            return band
-        if torch.equal(seen, (near | inside) & tokens):
+    for band in (Band(True, None), Band(True, furthest)):
+        if torch.equal(seen, (band.sees(queries[:, None], keys) | inside) & tokens):
             return Ranged(band, ranges)
     return None
 

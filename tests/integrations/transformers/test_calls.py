@@ -118,9 +118,17 @@ def call(**more: Any) -> Tensor:
     [
         {"dropout": 0.1},
         {"output_attentions": True},
-        {"indices": torch.zeros(1)},
+        {"block_indices": torch.zeros(1)},
         {"logit_cap": 3.0},
         {"bias": torch.zeros(1)},
+        {"bias": [torch.zeros(1)]},
+        {"window": 3},
+        {"window_size": (2, 0)},
+        {"use_alibi": True},
+        {"temperature": 2},
+        {"block_mask": object()},
+        {"relative_bias": {"a": 1}},
+        {"note": "x"},
     ],
     ids=lambda more: next(iter(more)),
 )
@@ -131,9 +139,43 @@ def test_what_may_mean_something_is_refused(more: dict[str, Any]) -> None:
 
 def test_what_means_nothing_passes_and_so_does_what_the_caller_says_means_nothing(default: Registry) -> None:
     position_ids = torch.arange(3)[None]
-    assert call(position_ids=position_ids, use_cache=True, softcap=None, note="x").shape == (1, 3, 4, 16)
-    attention.register(registry=default, ignore=("logit_cap",))
-    assert call(logit_cap=3.0).shape == (1, 3, 4, 16)
+    assert call(position_ids=position_ids, use_cache=True, softcap=None, note=None).shape == (1, 3, 4, 16)
+    attention.register(registry=default, ignore=("logit_cap", "note"))
+    assert call(logit_cap=3.0, note="x").shape == (1, 3, 4, 16)
+
+
+@pytest.mark.parametrize("name", ["indices", "output_attentions", "window", "sinks"])
+def test_what_changes_the_result_cannot_be_ignored_and_is_not_offered_to_be(default: Registry, name: str) -> None:
+    with pytest.raises(ValueError, match=f"ignore names {name}, which changes what attention computes"):
+        attention.register(registry=default, ignore=(name,))
+    if name != "indices":
+        with pytest.raises(UnclaimedError) as caught:
+            call(**{name: torch.ones(1)})
+        assert "register(ignore" not in str(caught.value)
+
+
+def test_a_name_that_transformers_takes_for_a_flash_kernel_is_refused(default: Registry) -> None:
+    with pytest.raises(ValueError, match="'my_flash_attnreg' holds `flash`"):
+        attention.register("my_flash_attnreg", registry=default)
+
+
+@pytest.mark.parametrize("trained", ["s_aux", "position_bias"])
+def test_whoever_trains_sinks_or_a_bias_alone_is_told(trained: str) -> None:
+    given = torch.zeros(4) if trained == "s_aux" else torch.zeros(1, 4, 3, 3)
+    out = call(**{trained: given.requires_grad_()})
+    with pytest.raises(RuntimeError, match="attnreg computes no gradients"):
+        out.sum().backward()
+
+
+def test_the_keys_that_an_indexer_chose_are_those_that_take_part() -> None:
+    chosen = torch.tensor([[[0, 0], [1, 1], [0, 2]]])
+    torch.manual_seed(1)
+    out = call(indices=chosen)
+    torch.manual_seed(1)
+    query, key, value = (torch.randn(size) for size in ((1, 4, 3, 16), (1, 2, 3, 16), (1, 2, 3, 16)))
+    sees = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=sees, enable_gqa=True)
+    assert torch.allclose(out, expected.transpose(1, 2), atol=1e-6)
 
 
 def test_there_is_no_gradient_and_who_asks_for_one_is_told() -> None:

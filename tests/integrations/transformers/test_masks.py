@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import masking_utils as theirs
 
-from attnreg.integrations.transformers import masks
+from attnreg import UnclaimedError
+from attnreg.integrations.transformers import masks, meanings
 from attnreg.integrations.transformers.batches import Packed, packed_mask
-from attnreg.integrations.transformers.masks import LazyMask, lazy_mask
-from attnreg.integrations.transformers.meanings import Ranged, band_of, identity
+from attnreg.integrations.transformers.masks import BooleanMask, LazyMask, lazy_mask
+from attnreg.integrations.transformers.meanings import Ranged, known_band
 from attnreg.runtime.masks import Band
 
 Function = Callable[..., Any]
@@ -22,20 +23,8 @@ def every_other(batch: Any, head: Any, query: Any, key: Any) -> Any:
     return (key <= query) & (key % 2 == query % 2)
 
 
-def far_gap(batch: Any, head: Any, query: Any, key: Any) -> Any:
-    return (key <= query) & (query - key != 2000)
-
-
-def uneven(batch: Any, head: Any, query: Any, key: Any) -> Any:
-    return (key <= query + 2) & (key > query - 8)
-
-
-def early_only(batch: Any, head: Any, query: Any, key: Any) -> Any:
-    return (key <= query) & (query < 1000)
-
-
 @pytest.mark.parametrize(
-    ("function", "band"),
+    ("function", "sight"),
     [
         (theirs.causal_mask_function, Band(True, None)),
         (theirs.bidirectional_mask_function, Band(False, None)),
@@ -43,30 +32,66 @@ def early_only(batch: Any, head: Any, query: Any, key: Any) -> Any:
         (theirs.sliding_window_causal_mask_function(4096), Band(True, 4096)),
         (theirs.sliding_window_causal_mask_function(131072), Band(True, 131072)),
         (theirs.sliding_window_bidirectional_mask_function(5), Band(False, 6)),
-        (theirs.or_masks(theirs.causal_mask_function, lambda *_: torch.tensor(True)), Band(False, None)),
+        (theirs.and_masks(theirs.causal_mask_function, theirs.causal_mask_function), Band(True, None)),
+        # a part that is not transformers' own: the whole mask decides
+        (theirs.and_masks(theirs.causal_mask_function, lambda *_: torch.tensor(True)), None),
         (every_other, None),
-        (far_gap, None),
-        (uneven, None),
-        (early_only, None),
-        (lambda *_: torch.tensor(False), None),
     ],
 )
-def test_functions_of_positions_mean_what_they_do_whatever_they_are_called(
-    function: Function, band: Band | None
-) -> None:
-    assert band_of(function) == band
+def test_functions_of_transformers_own_parts_are_read_from_them(function: Function, sight: Band | None) -> None:
+    assert known_band(function) == sight
 
 
-def test_a_function_is_asked_once_and_again_where_it_holds_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(masks, "_bands", {})
-    monkeypatch.setattr(masks, "band_of", lambda function: asked.append(function) or band_of(function))
+def test_a_reading_is_held_against_the_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    monkeypatch.setattr(meanings, "_bands", {})
+    agrees = meanings._agrees
+    monkeypatch.setattr(meanings, "_agrees", lambda *given: held.append(given) or agrees(*given))
     for window in (3, 4, 3, 4):
         mask = lazy_mask(1, 8, 8, mask_function=theirs.sliding_window_causal_mask_function(window))
         assert mask.source.meaning() == Band(True, window)
-    assert len(asked) == 2
-    # what holds a tensor is computed each time
-    assert identity(theirs.blockwise_overlay(torch.zeros(1, 8))) is None
+    assert len(held) == 2
+    # parts that came to mean something else are believed no more
+    monkeypatch.setattr(meanings, "_bands", {})
+    monkeypatch.setattr(meanings, "_WINDOW", meanings._WINDOW_BOTH)
+    assert known_band(theirs.sliding_window_bidirectional_mask_function(5)) is None
+
+
+WIDTH, START = 3, torch.tensor([0, 4])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda b, h, q, k: (b == 0) | (k >= 4) | (k == q),
+        lambda b, h, q, k: (k >= START[b]) | (k == q),
+        lambda b, h, q, k: (q < 100) | (q > 200) | (q - k < 8),
+        lambda b, h, q, k: q - k != 150,
+        every_other,
+    ],
+    ids=["by the batch", "by a global tensor", "between the ends", "one distance", "every other"],
+)
+def test_what_no_batch_can_say_is_never_taken_for_a_band(function: Function) -> None:
+    mask = lazy_mask(2, 300, 300, mask_function=theirs.and_masks(theirs.causal_mask_function, function))
+    assert mask.source.meaning() is None
+    expected = theirs.sdpa_mask(
+        2, 300, 300, mask_function=theirs.and_masks(theirs.causal_mask_function, function), allow_is_causal_skip=False
+    )
+    assert torch.equal(mask.whole(), expected.expand(2, 1, 300, 300))
+
+
+def test_nothing_is_remembered_of_a_function_that_reads_a_global(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = theirs.and_masks(theirs.causal_mask_function, lambda b, h, q, k: q - k < WIDTH)
+    assert lazy_mask(1, 20, 20, mask_function=function).source.meaning() == Band(True, 3)
+    monkeypatch.setitem(globals(), "WIDTH", 6)
+    assert lazy_mask(1, 20, 20, mask_function=function).source.meaning() == Band(True, 6)
+
+
+def test_a_mask_too_large_to_be_looked_through_is_no_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "LARGEST", 99)
+    function = theirs.and_masks(theirs.causal_mask_function, lambda b, h, q, k: q - k < 3)
+    assert lazy_mask(1, 10, 10, mask_function=function).source.meaning() is None
+    assert lazy_mask(1, 10, 10).source.meaning() == Band(True, None)
 
 
 def image(*ids: int) -> torch.Tensor:
@@ -85,7 +110,7 @@ def test_ranges_are_found_and_held_against_every_element(window: int | None) -> 
     # one that has a hole is no range
     block = theirs.blockwise_overlay(image(0, -1, 0, -1, -1, -1, -1, -1, -1, -1))
     assert lazy_mask(1, 10, 10, mask_function=theirs.or_masks(base, block)).source.meaning() is None
-    # and without an image there is only the band
+    # and without an image there is only the sight
     block = theirs.blockwise_overlay(image(*[-1] * 10))
     assert lazy_mask(1, 10, 10, mask_function=theirs.or_masks(base, block)).source.meaning() == Band(True, window)
 
@@ -156,10 +181,66 @@ def test_a_lazy_mask_is_the_mask_to_whoever_looks_into_it(monkeypatch: pytest.Mo
     assert same.source is mask.source
     assert (mask.shape, mask.dtype, mask.source.memo) == ((2, 1, 4, 4), torch.bool, {})
     whole = theirs.sdpa_mask(2, 4, 4, **arguments, allow_is_causal_skip=False)
-    assert type(mask[:, :, 1:]) is torch.Tensor
-    assert torch.equal(mask & True, whole)
+    assert type(mask[:, :, 1:]) is BooleanMask
+    assert torch.equal((mask & True).whole(), whole)
     assert torch.equal(torch.where(mask, 0.0, -1.0), torch.where(whole, 0.0, -1.0))
     elsewhere = mask.to("meta")
     assert isinstance(elsewhere, LazyMask)
     assert elsewhere.device == elsewhere.source.device == torch.device("meta")
     assert repr(mask) == "LazyMask((2, 1, 4, 4), Band(causal=True, window=2))"
+
+
+# A mask of booleans that is added to scores leaves no causality and no padding, and nothing would say so.
+NUMBERS: dict[str, Function] = {
+    "added": lambda mask: torch.zeros(2, 4, 4, 4) + mask,
+    "added after a cut": lambda mask: torch.zeros(2, 4, 4, 3) + mask[:, :, :, :3],
+    "added after logic": lambda mask: torch.zeros(2, 4, 4, 4) + (mask & True),
+    "added in place": lambda mask: torch.zeros(2, 1, 4, 4).add_(mask),
+    "multiplied": lambda mask: mask * -1e9,
+    "converted": lambda mask: mask.to(torch.float32),
+    "turned round": lambda mask: 1.0 - mask,
+    "compared with 0": lambda mask: mask == 0,
+    "filled with -inf": lambda mask: mask.masked_fill(torch.ones(4, 4, dtype=torch.bool), -torch.inf),
+    "chosen beside numbers": lambda mask: torch.where(torch.ones(4, 4, dtype=torch.bool), mask, -1.0),
+    "beside numbers that were made booleans": lambda mask: torch.cat(
+        [mask, torch.zeros(2, 1, 4, 2).to(mask.dtype)], -1
+    ),
+    "beside zeros of its kind": lambda mask: torch.cat([mask, mask.new_zeros(2, 1, 4, 2)], -1),
+    "padded": lambda mask: torch.nn.functional.pad(mask, (1, 0), value=0.0),
+    "copied into numbers": lambda mask: torch.zeros(2, 1, 4, 4).copy_(mask),
+    "summed": lambda mask: mask.sum(-1),
+    "the largest": lambda mask: mask.amax(-1),
+}
+
+
+@pytest.mark.parametrize("read", NUMBERS.values(), ids=NUMBERS)
+def test_a_mask_that_is_read_as_numbers_raises(read: Function) -> None:
+    with pytest.raises(UnclaimedError, match="reads attnreg's mask as numbers"):
+        read(lazy_mask(2, 4, 4))
+
+
+LOGIC: dict[str, Function] = {
+    "both": lambda mask: mask & torch.ones(4, 4, dtype=torch.bool).triu(),
+    "neither": lambda mask: ~mask,
+    "every": lambda mask: mask.all(-1),
+    "a part": lambda mask: mask[1:, 0, :, :2].transpose(1, 2).unsqueeze(0).expand(3, -1, -1, -1).clone(),
+    "next to another": lambda mask: torch.cat([mask, mask], -1),
+    "filled by a condition": lambda mask: mask.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(), False),
+    "says where": lambda mask: torch.arange(32.0).view(2, 1, 4, 4).masked_fill(~mask, -torch.inf),
+    "chooses": lambda mask: torch.arange(32.0).view(2, 1, 4, 4)[mask],
+    "of attention": lambda mask: torch.nn.functional.scaled_dot_product_attention(
+        *torch.randn(3, 2, 2, 4, 8, generator=torch.Generator().manual_seed(1)).unbind(), attn_mask=mask
+    ),
+}
+
+
+@pytest.mark.parametrize("use", LOGIC.values(), ids=LOGIC)
+def test_a_mask_that_is_read_as_booleans_is_the_mask(use: Function) -> None:
+    mask = lazy_mask(2, 4, 4)
+    found, expected = use(mask), use(mask.whole())
+    assert torch.equal(found.whole() if isinstance(found, BooleanMask) else found, expected)
+
+
+def test_a_mask_tells_whether_it_is_empty() -> None:
+    assert bool(lazy_mask(1, 4, 4).any())
+    assert not bool(lazy_mask(1, 4, 4).all())

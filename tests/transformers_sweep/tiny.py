@@ -1,0 +1,231 @@
+"""A tiny random model of any architecture of transformers: its default configuration with every size made small."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+Config = dict[str, Any]
+VOCABULARY = 128
+# what a text may hold: above it are the special tokens of composites, below it padding and the like
+TEXT_TOKENS = (5, 96)
+_HEADS, _HEAD_SIZE = 4, 16
+_HIDDEN = _HEADS * _HEAD_SIZE
+
+# field name -> the small value; where the original is smaller still, it stays
+_SIZES: tuple[tuple[str, int], ...] = (
+    (r"(num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|depth|num_(en|de)coder_layers|"
+     r"(en|de)coder_num_hidden_layers|num_hidden_groups|(temporal|spatial|text|context|fusion)_(num_)?layers|"
+     r"num_local_layers|prenet_layers|n_local_layers)", 2),
+    (r"(num_key_value_heads|n_kv_heads?|kv_n_heads|num_kv_heads|multi_query_group_num|num_key_value_groups|"
+     r"(en|de)coder_num_key_value_heads|swa_num_key_value_heads|n_head_kv|num_query_groups)", 2),
+    (r"(num_attention_heads|n_heads?|num_heads|attention_heads|(en|de)coder_attention_heads|"
+     r"(en|de)coder_num_attention_heads|num_(en|de)coder_attention_heads|num_mlp_heads|swa_num_attention_heads|"
+     r"index_n_heads|linear_num_(key|value)_heads)", _HEADS),
+    (r"(head_dim|attention_head_size|kv_channels|d_kv|head_size|attention_key_dim|global_head_dim|swa_head_dim|"
+     r"linear_(key|value)_head_dim|qk_nope_head_dim|v_head_dim|key_value_proj_dim|index_head_dim|dim_head|"
+     r"lightning_head_dim|cross_attn_head_dim|attention_head_dim)", _HEAD_SIZE),
+    (r"(qk_rope_head_dim|rotary_dim|rotary_ndims|index_rope_head_dim)", 8),
+    (r"(hidden_size|d_model|n_embd|embed_dim|dim|width|model_dim|hidden_dim|embedding_size|projection_dim|"
+     r"(en|de)coder_hidden_size|out_hidden_size|output_dim|cross_hidden_size|encoder_dim|decoder_dim|"
+     r"word_embed_proj_dim|text_hidden_size|vision_hidden_size|audio_hidden_size|d_embed|proj_size|token_dim|"
+     r"embedding_dim|vision_embed_dim|codebook_dim|mm_hidden_size|image_embed_dim)", _HIDDEN),
+    (r"(intermediate_size|ffn_dim|d_ff|n_inner|(en|de)coder_ffn_dim|ffn_hidden_size|ffw_hidden_size|mlp_dim|"
+     r"(en|de)coder_intermediate_size|intermediate_dim|feed_forward_size|moe_intermediate_size|shared_expert_"
+     r"intermediate_size|moe_shared_expert_intermediate_size|mlp_hidden_size|expert_ffn_hidden_size|"
+     r"shared_intermediate_size|intermediate_size_mlp|moe_ffn_hidden_size|ffn_intermediate_size)", 48),
+    (r"(vocab_size|n_vocab|text_vocab_size|vocabulary_size|image_vocab_size|audio_vocab_size|"
+     r"(en|de)coder_vocab_size|(src|tgt)_vocab_size|vocab_size_per_layer_input|entity_vocab_size)", VOCABULARY),
+    (r"(max_position_embeddings|n_positions|max_source_positions|max_target_positions|max_seq_len|"
+     r"max_(en|de)coder_position_embeddings|max_sequence_length|seq_length|max_seq_length|n_ctx)", 128),
+    (r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|n_experts)", 4),
+    (r"(num_experts_per_tok|num_experts_per_token|moe_topk|moe_top_k|num_selected_experts|top_k_experts|moe_k|"
+     r"experts_per_token)", 2),
+    (r"(n_group|topk_group|n_shared_experts|num_shared_experts|num_expert_group|first_k_dense_replace|"
+     r"num_nextn_predict_layers|num_dense_layers|moe_layer_start_index|num_limited_groups)", 1),
+    (r"(q_lora_rank|kv_lora_rank|o_lora_rank|attn_rank)", 32),
+    (r"(image_size|img_size|force_image_size|input_size)", 32),
+    (r"(sliding_window|sliding_window_size|local_attention|window_size|local_window_size|attention_window)", 5),
+    (r"(attention_chunk_size|chunk_size)", 8),
+    (r"index_topk", 6),
+    (r"(mamba_d_state|ssm_state_size|state_size|mamba_d_ssm|conv_dim_out|lru_width)", 16),
+    (r"(mamba_n_groups|n_groups)", 1),
+    (r"(num_mel_bins|n_mels|num_mel_filters)", 16),
+    (r"(num_queries|num_latents|num_query_tokens|query_length|n_queries)", 4),
+    (r"(hidden_size_per_layer_input|laurel_rank|altup_num_inputs)", 8),
+    (r"relative_attention_num_buckets", 32),
+    (r"projector_hidden_(size|dim)", 48),
+)  # fmt: skip
+_RULES = tuple((re.compile(f"{pattern}\\Z"), size) for pattern, size in _SIZES)
+# wide: scores of several units, so that attention looks at some tokens and not at their mean
+_RANGES = re.compile(r"(initializer_range|init_std|init_range|initializer_factor)\Z")
+_TOKEN = re.compile(r"_(token_id|token_index|id)\Z|\A(boi|eoi|image_token|audio_token).*(id|index)\Z")
+
+
+# what a class cannot be built or run with as it stands, or what the rules make wrong
+_OVERRIDES: dict[str, Config] = {
+    "autoformer": {"prediction_length": 4}, "informer": {"prediction_length": 4},
+    "time_series_transformer": {"prediction_length": 4},
+    "chameleon": {"vocabulary_map": {"<image>": 100}},
+    "cohere_compass_text": {"rope_parameters": {k: {"rope_type": "default", "rope_theta": 10000.0}
+                                                for k in ("full_attention", "sliding_attention")}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1, "position_embedding_type": "rotary"},
+    "esmc": {"num_key_value_heads": 4},
+    "glm5_next_text": {"num_key_value_heads": 4},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "altup_num_inputs": 2},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"],
+                "num_layers": 2, "window_size": 5},
+    "led": {"attention_window": [4, 4]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longformer": {"attention_window": [4, 4]},
+    "mobilebert": {"intra_bottleneck_size": 64, "embedding_size": 64},
+    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+                       "indexer_compress_ratio": 4},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32]},
+    "wav2vec2-bert": {"vocab_size": 32}, "wav2vec2-conformer": {"vocab_size": 32},
+    "xlnet": {"d_head": 16},
+}  # fmt: skip
+# where a null stands for what is taken from the sizes that are no longer there
+_NULLS = {"head_dim": _HEAD_SIZE, "num_key_value_heads": _HEADS}
+_DERIVED = ("out_features", "out_indices", "stage_names")
+_KINDS = ("layer_types", "layers_block_type")
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def small(data: Config) -> Config:
+    """The content of a config.json with its sizes made small; what is derived from sizes is left to the class."""
+    out: Config = PreTrainedConfig._decode_special_floats(copy.deepcopy(data))
+    _shrink(out, iter(range(TEXT_TOKENS[1], VOCABULARY)))
+    return out
+
+
+def _shrink(data: Config, ids: Iterator[int]) -> None:
+    per_layer = data.pop("per_layer_config", None)
+    for name in _DERIVED:
+        data.pop(name, None)
+    if any(name in data for name in ("num_attention_heads", "n_head", "num_heads")):
+        data |= {k: v for k, v in _NULLS.items() if k in data and data[k] is None}
+    for name, value in list(data.items()):
+        if isinstance(value, dict):
+            if name in ("rope_parameters", "rope_scaling"):
+                _rope(value)
+            else:
+                _shrink(value, ids)
+        elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+            for item in value:
+                _shrink(item, ids)
+        elif isinstance(value, bool):
+            continue
+        elif isinstance(value, int):
+            data[name] = _number(name, value, ids)
+        elif isinstance(value, float) and _RANGES.match(name):
+            data[name] = 0.2 if name != "initializer_factor" else 1.0
+        elif isinstance(value, float) and re.search(r"drop", name):
+            data[name] = 0.0
+        elif isinstance(value, list) and _RULES[4][0].match(name):
+            data[name] = [_number(name, v, ids) for v in value]
+    for name in _KINDS:
+        if isinstance(kinds := data.get(name), list) and kinds:
+            _layer_types(data, name, kinds, per_layer)
+    if "qk_rope_head_dim" in data and "head_dim" in data:
+        data["head_dim"] = data["qk_rope_head_dim"]
+    if "kv_lora_rank" in data and "num_key_value_heads" in data:
+        data["num_key_value_heads"] = data["num_attention_heads"]
+    data |= copy.deepcopy(_OVERRIDES.get(str(data.get("model_type")), {}))
+
+
+def _number(name: str, value: int, ids: Iterator[int]) -> int:
+    if _TOKEN.search(name):
+        return value if 0 <= value < TEXT_TOKENS[0] or value < 0 else next(ids, value % VOCABULARY)
+    for pattern, size in _RULES:
+        if pattern.match(name):
+            return min(value, size) if value > 0 else value
+    return value
+
+
+def _layer_types(data: Config, key: str, kinds: list[Any], per_layer: Config | None) -> None:
+    """As many layers as there are kinds of them, two at least, in the order in which they first stand."""
+    first = list(dict.fromkeys(kinds))
+    chosen = first if len(first) > 1 else first * 2
+    data[key] = chosen
+    for name in _COUNTS:
+        if name in data:
+            data[name] = len(chosen)
+    for name, value in data.items():
+        if isinstance(value, list) and name != key and len(value) == len(kinds):
+            data[name] = value[: len(chosen)]
+    given = {int(index): change for index, change in (per_layer or {}).items()}
+    changes = {str(i): given[kinds.index(kind)] for i, kind in enumerate(chosen) if kinds.index(kind) in given}
+    if changes:
+        data["per_layer_config"] = {i: {k: 32 if k == "head_dim" else v for k, v in c.items()}
+                                    for i, c in changes.items()}  # fmt: skip
+
+
+def _rope(parameters: Config) -> None:
+    section = parameters.get("mrope_section")
+    if isinstance(section, list):
+        parameters["mrope_section"] = [2, 3, 3] if len(section) == 3 else [4, 4]
+    for value in parameters.values():
+        if isinstance(value, dict):
+            _rope(value)
+
+
+def randomise(model: nn.Module, seed: int = 0) -> None:
+    """Random weights of which scores of several units come; biases, sinks and norms too, so that none is neutral."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.is_floating_point():
+                continue
+            if parameter.ndim > 1:
+                fan = parameter[0].numel()
+                parameter.normal_(0, min(0.25, 1.6 * fan**-0.5), generator=generator)
+            else:
+                around = 1.0 if bool((parameter == 1).all()) else 0.0
+                parameter.normal_(around, 0.1, generator=generator)
+
+
+def classes(model_type: str) -> dict[str, type[PreTrainedModel]]:
+    """task -> the class that transformers has for it."""
+    config = CONFIG_MAPPING[model_type]
+    out: dict[str, type[PreTrainedModel]] = {}
+    for task, name in (
+        ("causal_lm", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+        ("seq2seq", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
+        ("image_text", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
+        ("speech", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
+        ("ctc", "MODEL_FOR_CTC_MAPPING"),
+        ("masked_lm", "MODEL_FOR_MASKED_LM_MAPPING"),
+        ("base", "MODEL_MAPPING"),
+    ):
+        mapping = getattr(modeling_auto, name)
+        try:
+            found = mapping[config] if config in mapping else None
+        except (ImportError, KeyError, AttributeError):
+            found = None
+        if found is not None:
+            out[task] = found[0] if isinstance(found, list | tuple) else found
+    return out
+
+
+def build(cls: type[PreTrainedModel], data: Config, seed: int = 0) -> PreTrainedModel:
+    """The model with random weights, attention by eager."""
+    config = CONFIG_MAPPING[data["model_type"]].from_dict(copy.deepcopy(data))
+    torch.manual_seed(seed)
+    model = cls._from_config(config, attn_implementation="eager", experts_implementation="eager")
+    randomise(model, seed)
+    made: PreTrainedModel = model.eval()
+    return made
+
+
+__all__ = ["TEXT_TOKENS", "VOCABULARY", "build", "classes", "small", "transformers"]
