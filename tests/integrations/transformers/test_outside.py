@@ -52,7 +52,7 @@ def test_a_class_outside_the_interface_runs_by_its_own_code_and_says_so(
 def test_without_dense_attention_such_a_class_is_refused(default: Registry) -> None:
     attention.register(registry=default, dense=False)
     cls, config = OUTSIDE["Bloom"]
-    with pytest.raises(UnclaimedError, match="Bloom.* computes attention by itself, .*load it with .eager."):
+    with pytest.raises(UnclaimedError, match=r"Bloom.* computes attention by itself, .*load it with .eager."):
         cls._from_config(copy.deepcopy(config), attn_implementation="attnreg")
 
 
