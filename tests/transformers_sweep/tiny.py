@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -20,51 +19,58 @@ TEXT_TOKENS = (5, 96)
 _HEADS, _HEAD_SIZE = 4, 16
 _HIDDEN = _HEADS * _HEAD_SIZE
 
-# field name -> the small value; where the original is smaller still, it stays
-_SIZES: tuple[tuple[str, int], ...] = (
-    (r"(num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|depth|num_(en|de)coder_layers|"
-     r"(en|de)coder_num_hidden_layers|num_hidden_groups|(temporal|spatial|text|context|fusion)_(num_)?layers|"
-     r"num_local_layers|prenet_layers|n_local_layers)", 2),
-    (r"(num_key_value_heads|n_kv_heads?|kv_n_heads|num_kv_heads|multi_query_group_num|num_key_value_groups|"
-     r"(en|de)coder_num_key_value_heads|swa_num_key_value_heads|n_head_kv|num_query_groups)", 2),
-    (r"(num_attention_heads|n_heads?|num_heads|attention_heads|(en|de)coder_attention_heads|"
-     r"(en|de)coder_num_attention_heads|num_(en|de)coder_attention_heads|num_mlp_heads|swa_num_attention_heads|"
-     r"index_n_heads|linear_num_(key|value)_heads)", _HEADS),
-    (r"(head_dim|attention_head_size|kv_channels|d_kv|head_size|attention_key_dim|global_head_dim|swa_head_dim|"
-     r"linear_(key|value)_head_dim|qk_nope_head_dim|v_head_dim|key_value_proj_dim|index_head_dim|dim_head|"
-     r"lightning_head_dim|cross_attn_head_dim|attention_head_dim)", _HEAD_SIZE),
-    (r"(qk_rope_head_dim|rotary_dim|rotary_ndims|index_rope_head_dim)", 8),
-    (r"(hidden_size|d_model|n_embd|embed_dim|dim|width|model_dim|hidden_dim|embedding_size|projection_dim|"
-     r"(en|de)coder_hidden_size|out_hidden_size|output_dim|cross_hidden_size|encoder_dim|decoder_dim|"
-     r"word_embed_proj_dim|text_hidden_size|vision_hidden_size|audio_hidden_size|d_embed|proj_size|token_dim|"
-     r"embedding_dim|vision_embed_dim|codebook_dim|mm_hidden_size|image_embed_dim)", _HIDDEN),
-    (r"(intermediate_size|ffn_dim|d_ff|n_inner|(en|de)coder_ffn_dim|ffn_hidden_size|ffw_hidden_size|mlp_dim|"
-     r"(en|de)coder_intermediate_size|intermediate_dim|feed_forward_size|moe_intermediate_size|shared_expert_"
-     r"intermediate_size|moe_shared_expert_intermediate_size|mlp_hidden_size|expert_ffn_hidden_size|"
-     r"shared_intermediate_size|intermediate_size_mlp|moe_ffn_hidden_size|ffn_intermediate_size)", 48),
-    (r"(vocab_size|n_vocab|text_vocab_size|vocabulary_size|image_vocab_size|audio_vocab_size|"
-     r"(en|de)coder_vocab_size|(src|tgt)_vocab_size|vocab_size_per_layer_input|entity_vocab_size)", VOCABULARY),
-    (r"(max_position_embeddings|n_positions|max_source_positions|max_target_positions|max_seq_len|"
-     r"max_(en|de)coder_position_embeddings|max_sequence_length|seq_length|max_seq_length|n_ctx)", 128),
-    (r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|n_experts)", 4),
-    (r"(num_experts_per_tok|num_experts_per_token|moe_topk|moe_top_k|num_selected_experts|top_k_experts|moe_k|"
-     r"experts_per_token)", 2),
-    (r"(n_group|topk_group|n_shared_experts|num_shared_experts|num_expert_group|first_k_dense_replace|"
-     r"num_nextn_predict_layers|num_dense_layers|moe_layer_start_index|num_limited_groups)", 1),
-    (r"(q_lora_rank|kv_lora_rank|o_lora_rank|attn_rank)", 32),
-    (r"(image_size|img_size|force_image_size|input_size)", 32),
-    (r"(sliding_window|sliding_window_size|local_attention|window_size|local_window_size|attention_window)", 5),
-    (r"(attention_chunk_size|chunk_size)", 8),
-    (r"index_topk", 6),
-    (r"(mamba_d_state|ssm_state_size|state_size|mamba_d_ssm|conv_dim_out|lru_width)", 16),
-    (r"(mamba_n_groups|n_groups)", 1),
-    (r"(num_mel_bins|n_mels|num_mel_filters)", 16),
-    (r"(num_queries|num_latents|num_query_tokens|query_length|n_queries)", 4),
-    (r"(hidden_size_per_layer_input|laurel_rank|altup_num_inputs)", 8),
-    (r"relative_attention_num_buckets", 32),
-    (r"projector_hidden_(size|dim)", 48),
-)  # fmt: skip
-_RULES = tuple((re.compile(f"{pattern}\\Z"), size) for pattern, size in _SIZES)
+# the small value of each field of these names; where the original is smaller still, it stays
+_LAYERS = """num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth num_encoder_layers
+    num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers num_hidden_groups temporal_num_layers
+    spatial_num_layers num_local_layers prenet_layers n_local_layers"""
+_KV_HEADS = """num_key_value_heads n_kv_head n_kv_heads kv_n_heads num_kv_heads multi_query_group_num
+    num_key_value_groups encoder_num_key_value_heads decoder_num_key_value_heads swa_num_key_value_heads n_head_kv
+    num_query_groups"""
+_QUERY_HEADS = """num_attention_heads n_head n_heads num_heads attention_heads encoder_attention_heads
+    decoder_attention_heads encoder_num_attention_heads decoder_num_attention_heads num_encoder_attention_heads
+    num_decoder_attention_heads num_mlp_heads swa_num_attention_heads index_n_heads linear_num_key_heads
+    linear_num_value_heads"""
+_HEAD_SIZES = """head_dim attention_head_size kv_channels d_kv head_size attention_key_dim global_head_dim swa_head_dim
+    linear_key_head_dim linear_value_head_dim qk_nope_head_dim v_head_dim key_value_proj_dim index_head_dim dim_head
+    lightning_head_dim cross_attn_head_dim attention_head_dim"""
+_WIDTHS = """hidden_size d_model n_embd embed_dim dim width model_dim hidden_dim embedding_size projection_dim
+    encoder_hidden_size decoder_hidden_size out_hidden_size output_dim cross_hidden_size encoder_dim decoder_dim
+    word_embed_proj_dim text_hidden_size vision_hidden_size audio_hidden_size d_embed proj_size token_dim embedding_dim
+    vision_embed_dim codebook_dim mm_hidden_size image_embed_dim"""
+_INNER = """intermediate_size ffn_dim d_ff n_inner encoder_ffn_dim decoder_ffn_dim ffn_hidden_size ffw_hidden_size
+    mlp_dim encoder_intermediate_size decoder_intermediate_size intermediate_dim feed_forward_size
+    moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size mlp_hidden_size
+    expert_ffn_hidden_size shared_intermediate_size intermediate_size_mlp moe_ffn_hidden_size ffn_intermediate_size
+    projector_hidden_size projector_hidden_dim"""
+_WORDS = """vocab_size n_vocab text_vocab_size vocabulary_size image_vocab_size audio_vocab_size encoder_vocab_size
+    decoder_vocab_size src_vocab_size tgt_vocab_size vocab_size_per_layer_input entity_vocab_size"""
+_POSITIONS = """max_position_embeddings n_positions max_source_positions max_target_positions max_seq_len
+    max_encoder_position_embeddings max_decoder_position_embeddings max_sequence_length seq_length max_seq_length
+    n_ctx"""
+_SIZES = {
+    _LAYERS: 2,
+    _KV_HEADS: 2,
+    _QUERY_HEADS: _HEADS,
+    _HEAD_SIZES: _HEAD_SIZE,
+    "qk_rope_head_dim rotary_dim rotary_ndims index_rope_head_dim": 8,
+    _WIDTHS: _HIDDEN,
+    _INNER: 48,
+    _WORDS: VOCABULARY,
+    _POSITIONS: 128,
+    "num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts n_experts": 4,
+    "num_experts_per_tok num_experts_per_token moe_topk moe_top_k num_selected_experts top_k_experts moe_k": 2,
+    "n_group topk_group n_shared_experts num_shared_experts num_expert_group first_k_dense_replace": 1,
+    "num_nextn_predict_layers num_dense_layers moe_layer_start_index num_limited_groups": 1,
+    "mamba_n_groups n_groups": 1,
+    "q_lora_rank kv_lora_rank o_lora_rank attn_rank relative_attention_num_buckets": 32,
+    "image_size img_size force_image_size input_size": 32,
+    "sliding_window sliding_window_size local_attention window_size local_window_size attention_window": 5,
+    "attention_chunk_size chunk_size hidden_size_per_layer_input laurel_rank": 8,
+    "index_topk": 6,
+    "mamba_d_state ssm_state_size state_size mamba_d_ssm conv_dim_out lru_width num_mel_bins n_mels": 16,
+    "num_queries num_latents num_query_tokens query_length n_queries": 4,
+}
+_SMALL = {name: size for names, size in _SIZES.items() for name in names.split()}
 # wide: scores of several units, so that attention looks at some tokens and not at their mean
 _RANGES = re.compile(r"(initializer_range|init_std|init_range|initializer_factor)\Z")
 _TOKEN = re.compile(r"_(token_id|token_index|id)\Z|\A(boi|eoi|image_token|audio_token).*(id|index)\Z")
@@ -116,24 +122,7 @@ def _shrink(data: Config, ids: Iterator[int]) -> None:
     if any(name in data for name in ("num_attention_heads", "n_head", "num_heads")):
         data |= {k: v for k, v in _NULLS.items() if k in data and data[k] is None}
     for name, value in list(data.items()):
-        if isinstance(value, dict):
-            if name in ("rope_parameters", "rope_scaling"):
-                _rope(value)
-            else:
-                _shrink(value, ids)
-        elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
-            for item in value:
-                _shrink(item, ids)
-        elif isinstance(value, bool):
-            continue
-        elif isinstance(value, int):
-            data[name] = _number(name, value, ids)
-        elif isinstance(value, float) and _RANGES.match(name):
-            data[name] = 0.2 if name != "initializer_factor" else 1.0
-        elif isinstance(value, float) and re.search(r"drop", name):
-            data[name] = 0.0
-        elif isinstance(value, list) and _RULES[4][0].match(name):
-            data[name] = [_number(name, v, ids) for v in value]
+        data[name] = _smaller(name, value, ids)
     for name in _KINDS:
         if isinstance(kinds := data.get(name), list) and kinds:
             _layer_types(data, name, kinds, per_layer)
@@ -144,13 +133,27 @@ def _shrink(data: Config, ids: Iterator[int]) -> None:
     data |= copy.deepcopy(_OVERRIDES.get(str(data.get("model_type")), {}))
 
 
+def _smaller(name: str, value: Any, ids: Iterator[int]) -> Any:
+    if isinstance(value, dict):
+        (_rope if name in ("rope_parameters", "rope_scaling") else lambda part: _shrink(part, ids))(value)
+    elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+        for item in value:
+            _shrink(item, ids)
+    elif isinstance(value, list) and name in _INNER.split():
+        return [_number(name, v, ids) for v in value]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        return _number(name, value, ids)
+    elif isinstance(value, float) and _RANGES.match(name):
+        return 0.2 if name != "initializer_factor" else 1.0
+    elif isinstance(value, float) and "drop" in name:
+        return 0.0
+    return value
+
+
 def _number(name: str, value: int, ids: Iterator[int]) -> int:
     if _TOKEN.search(name):
         return value if 0 <= value < TEXT_TOKENS[0] or value < 0 else next(ids, value % VOCABULARY)
-    for pattern, size in _RULES:
-        if pattern.match(name):
-            return min(value, size) if value > 0 else value
-    return value
+    return min(value, _SMALL[name]) if name in _SMALL and value > 0 else value
 
 
 def _layer_types(data: Config, key: str, kinds: list[Any], per_layer: Config | None) -> None:
@@ -210,7 +213,7 @@ def classes(model_type: str) -> dict[str, type[PreTrainedModel]]:
     ):
         mapping = getattr(modeling_auto, name)
         try:
-            found = mapping[config] if config in mapping else None
+            found = mapping.get(config, None)
         except (ImportError, KeyError, AttributeError):
             found = None
         if found is not None:
@@ -226,6 +229,3 @@ def build(cls: type[PreTrainedModel], data: Config, seed: int = 0) -> PreTrained
     randomise(model, seed)
     made: PreTrainedModel = model.eval()
     return made
-
-
-__all__ = ["TEXT_TOKENS", "VOCABULARY", "build", "classes", "small", "transformers"]
