@@ -123,21 +123,21 @@ class BooleanMask(Tensor):
     opposite.
     """
 
-    values: Tensor
+    booleans: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> BooleanMask:
         made: BooleanMask = torch.Tensor._make_wrapper_subclass(
             cls, values.shape, values.stride(), dtype=torch.bool, device=values.device
         )
-        made.values = values
+        made.booleans = values
         return made
 
     def __init__(self, values: Tensor) -> None: ...
 
     def whole(self) -> Tensor:
         """The mask as an ordinary tensor, computed if it was not."""
-        return self.values
+        return self.booleans
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({tuple(self.shape)})"

@@ -46,4 +46,4 @@ def stand_aside(engines: Mapping[str, Engine]) -> None:
         return "eager"
 
     decided.attnreg = True  # type: ignore[attr-defined]
-    PreTrainedModel.get_correct_attn_implementation = decided
+    PreTrainedModel.get_correct_attn_implementation = decided  # type: ignore[method-assign]
