@@ -242,20 +242,30 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
 
 def _words(registry: Registry) -> Iterator[Finding]:
     """Words that a request may use and that no backend accepts anywhere; borrowed words are their owner's business."""
-    rows, vocabulary = registry.backends.values(), registry.vocabulary
-    unused: list[tuple[Word, str]] = []
-    for key, facet in vocabulary.claims.items():
-        # whoever does not look at a value does not accept it either
-        looks = [v for row in rows for v in row.variants if facet.name not in v.unchecked]
-        claims = [next((c.matcher for c in v.claims if c.key == key), ANY) for v in looks]
-        words = vocabulary.words_of(facet.name).values()
-        unclaimed = [w for w in words if not any(m.matches(w.name) for m in claims)]
-        unused += [(w, f"no backend accepts {facet.name} {w.name}") for w in unclaimed]
-    served = {f for row in rows for v in row.variants for f in v.served}
-    unused += [(w, f"no backend serves {w.name}") for w in vocabulary.features.values() if w.name not in served]
-    for word, message in unused:
-        if PurePath(word.where.file).parent in _own(registry):
+    own = _own(registry)
+    for word, message in (*_unclaimed(registry), *_unserved(registry)):
+        if PurePath(word.where.file).parent in own:
             yield Finding("unused word", word.where, message, "remove the word, or claim it")
+
+
+def _unclaimed(registry: Registry) -> Iterator[tuple[Word, str]]:
+    """Values that every claim refuses."""
+    variants = [v for row in registry.backends.values() for v in row.variants]
+    for key, facet in registry.vocabulary.claims.items():
+        # whoever does not look at a value does not accept it either
+        looks = [v for v in variants if facet.name not in v.unchecked]
+        matchers = [next((c.matcher for c in v.claims if c.key == key), ANY) for v in looks]
+        for word in registry.vocabulary.words_of(facet.name).values():
+            if not any(m.matches(word.name) for m in matchers):
+                yield word, f"no backend accepts {facet.name} {word.name}"
+
+
+def _unserved(registry: Registry) -> Iterator[tuple[Word, str]]:
+    """Features that no variant serves."""
+    served = frozenset[str]().union(*(v.served for row in registry.backends.values() for v in row.variants))
+    for word in registry.vocabulary.features.values():
+        if word.name not in served:
+            yield word, f"no backend serves {word.name}"
 
 
 def _derived(registry: Registry) -> Iterator[Finding]:

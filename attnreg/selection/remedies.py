@@ -15,8 +15,9 @@ from attnreg.selection.selector import evaluate_anew
 from attnreg.selection.trace import Candidate, Reason, Selection
 
 if TYPE_CHECKING:
-    from attnreg.platforms import Platform
-    from attnreg.registry import Registry
+    from attnreg.language.conditions import Clause
+    from attnreg.platforms import Packages, Platform
+    from attnreg.registry import Claim, Registry
 
 _MOST_CHANGES = 5
 _SETS = frozenset(f.name for f in CORE.values() if f.is_set)
@@ -204,35 +205,54 @@ def _plain_facets(facets: Iterable[str], registry: Registry) -> tuple[str, ...]:
 
 def _changes(here: _Try, facet: str, reason: Reason) -> Iterator[Change]:
     """Other values of a facet, the nearest first."""
-    vocabulary = here.registry.vocabulary
-    about = vocabulary.facets[facet]
-    now = {**here.request.facts(), **here.platform.facts()}.get(facet)
+    about = here.registry.vocabulary.facets[facet]
+    now: Any = {**here.request.facts(), **here.platform.facts()}.get(facet)
     if facet == "packages":
-        missing = [p for p in vocabulary.packages if p not in dict(now or ())]
-        asked = [f"{reason.asked}{reason.supported}"] if reason.asked in vocabulary.packages else missing
-        yield from (Change(facet, package) for package in asked)
-    elif facet in _SETS:
-        yield from (Change(facet, word, drop=True) for word in sorted(now or ()))
-        # whoever switches a flag on asks for it; a feature is the model's
-        yield from (Change(facet, word) for word in vocabulary.flags if facet == "flags" and word not in now)  # type: ignore[operator]
-    elif about.kind == "arch":
-        yield from (Change(facet, a.name) for a in vocabulary.architectures_of(here.platform.platform) if a.name != now)
+        return _packages(here, now, reason)
+    if facet in _SETS:
+        return _set_changes(here, facet, now)
+    values: Iterable[Any] = ()
+    if about.kind == "arch":
+        values = (a.name for a in here.registry.vocabulary.architectures_of(here.platform.platform))
     elif about.kind in ("word", "boolean") and facet != "platform":
-        yield from (Change(facet, word) for word in about.words if word != now)
+        values = about.words
     elif about.kind == "integer":
         values = _integers(here, facet, now or 0)
-        yield from (Change(facet, v) for v in sorted(values, key=lambda v: (v < (now or 0), abs(v - (now or 0)))))
+    return (Change(facet, value) for value in values if value != now)
 
 
-def _integers(here: _Try, facet: str, now: int) -> set[int]:
-    """Integers at which something about the backend, or an order, changes its mind."""
-    row = here.registry.backends[here.name]
-    conditions = [c for v in row.variants for c in (v.when, v.requires, *(r.when for r in v.rules))]
-    for order in here.registry.orders.get(here.platform.platform, ()):
-        conditions += [order.when, *(e.condition for e in order.entries if e.backend == here.name)]
-    matchers = [c.matcher for condition in conditions for c in condition.walk() if c.facet == facet]
-    matchers += [c.matcher for v in row.variants for c in v.claims if c.facet == facet]
+def _packages(here: _Try, installed: Packages | None, reason: Reason) -> Iterator[Change]:
+    """The package that the reason asks for; where it names none, each that is missing."""
+    known = here.registry.vocabulary.packages
+    missing = [p for p in known if p not in dict(installed or ())]
+    asked = [f"{reason.asked}{reason.supported}"] if reason.asked in known else missing
+    return (Change("packages", package) for package in asked)
+
+
+def _set_changes(here: _Try, facet: str, words: frozenset[str]) -> Iterator[Change]:
+    """A set with one word less; flags with one more too: a user switches one on, while features are the model's."""
+    yield from (Change(facet, word, drop=True) for word in sorted(words))
+    if facet == "flags":
+        yield from (Change(facet, flag) for flag in here.registry.vocabulary.flags if flag not in words)
+
+
+def _integers(here: _Try, facet: str, now: int) -> list[int]:
+    """Integers at which something about the backend, or an order, changes its mind: the nearest first, upwards."""
+    matchers = [test.matcher for test in _tests(here) if test.facet == facet]
     edges = {now, *(n for m in matchers for n in m.constants)}
     steps = {1, *(n for m in matchers for n in m.moduli)}
     near = {n for edge in edges for step in steps for n in (edge // step * step, -(-edge // step) * step)}
-    return {n for n in near if n > 0 and n != now}
+    return sorted((n for n in near if n > 0), key=lambda n: (n < now, abs(n - now)))
+
+
+def _tests(here: _Try) -> Iterator[Clause | Claim]:
+    """Every test that a request must pass on its way to the backend: the backend's own, and those of orders."""
+    for variant in here.registry.backends[here.name].variants:
+        yield from variant.claims
+        for condition in (variant.when, variant.requires, *(rule.when for rule in variant.rules)):
+            yield from condition.walk()
+    for order in here.registry.orders.get(here.platform.platform, ()):
+        yield from order.when.walk()
+        for entry in order.entries:
+            if entry.backend == here.name:
+                yield from entry.condition.walk()
