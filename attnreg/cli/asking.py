@@ -1,0 +1,132 @@
+"""The commands that say what the data says: `explain`, `list`, `show`, `models` and `doctor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, read_inputs
+from attnreg.cli.options import complete_backend, json_option, platform_options, registry_options, request_options
+from attnreg.cli.output import print_json, terminal
+
+
+@click.command()
+@platform_options
+@request_options
+@click.option("--backend", metavar="NAME", shell_complete=complete_backend, help="Ask for this backend by name.")
+@click.option("--prefer", metavar="NAME", shell_complete=complete_backend, help="Take this backend where it is valid.")
+@click.option("--deny", multiple=True, metavar="NAME", shell_complete=complete_backend, help="Never this backend.")
+@registry_options
+@json_option
+def explain(
+    source: RegistryInputs,
+    where: PlatformInputs,
+    asked: RequestInputs,
+    backend: str | None,
+    prefer: str | None,
+    deny: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say which backend each layer gets, and why not the others.
+
+    \b
+    attnreg explain --platform rocm --model gpt-oss-120b/config.json
+    attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
+    """
+    from attnreg.explain import explain as answers_of
+    from attnreg.explain import render
+
+    choices: list[dict[str, Any]] = [{"prefer": prefer}] if prefer else []
+    choices += [{"deny": list(deny)}] if deny else []
+    inputs = read_inputs(source, where, asked, choices)
+    explanation = answers_of(
+        inputs.questions,
+        inputs.platforms,
+        inputs.registry,
+        backend=backend,
+        title=inputs.title,
+        notes=inputs.notes,
+        memory=inputs.memory,
+    )
+    if as_json:
+        print_json(explanation.to_dict())
+    else:
+        render(explanation, terminal())
+    raise click.exceptions.Exit(0 if explanation.found else 1)
+
+
+@click.command(name="list", short_help="List backends, and the orders of a platform.")
+@platform_options
+@registry_options
+@json_option
+def list_(source: RegistryInputs, where: PlatformInputs, as_json: bool) -> None:
+    """List the backends: for a platform or an architecture, in the orders that apply there."""
+    from attnreg.explain.tables import backend_dict, backends_on, print_backends
+
+    registry = source.load()
+    platforms = where.platforms(registry) if where.named else []
+    if as_json:
+        print_json([backend_dict(row) for row in backends_on(registry, platforms)])
+    else:
+        print_backends(registry, platforms, terminal())
+
+
+@click.command(short_help="Show one backend, or the rule of one model family.")
+@click.argument("name", metavar="BACKEND|MODEL_TYPE", shell_complete=complete_backend)
+@registry_options
+@json_option
+def show(source: RegistryInputs, name: str, as_json: bool) -> None:
+    """Show everything that the registry says of one backend, or how the configs of a model family are read."""
+    from attnreg.errors import did_you_mean
+    from attnreg.explain.families import family_dict, print_family
+    from attnreg.explain.tables import backend_dict, print_backend
+    from attnreg.models.reader import bundled_families
+
+    families = bundled_families()
+    if name in families:
+        if as_json:
+            print_json(family_dict(families, name))
+        else:
+            print_family(families, name, terminal())
+        return
+    registry = source.load()
+    if name not in registry.backends:
+        known = {**registry.backends, **dict.fromkeys(families)}
+        raise click.UsageError(f"no backend and no model family {name!r}; {did_you_mean(name, known, 40)}")
+    if as_json:
+        print_json(backend_dict(registry.backends[name]))
+    else:
+        print_backend(registry, registry.backends[name], terminal())
+
+
+@click.command(short_help="List the model families whose configs are known.")
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@json_option
+def models(words: tuple[str, ...], as_json: bool) -> None:
+    """List the model families that are known, or those whose model_type has one of the WORDs in it."""
+    from attnreg.explain.families import family_dict, print_families
+    from attnreg.models.reader import bundled_families
+
+    families = bundled_families()
+    names = [name for name in families if not words or any(word in name for word in words)]
+    if not names:
+        raise click.UsageError(f"no model family has {' or '.join(map(repr, words))} in its name")
+    if as_json:
+        print_json([family_dict(families, name) for name in names])
+    else:
+        print_families(families, names, terminal())
+
+
+@click.command(short_help="Look at this machine, and what is usable on it.")
+@registry_options
+@json_option
+def doctor(source: RegistryInputs, as_json: bool) -> None:
+    """Look at this machine: devices, packages, flags, and which backends are usable here and why not."""
+    from attnreg.machine.doctor import examine, print_report
+
+    report = examine(source.load())
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_report(report, terminal())

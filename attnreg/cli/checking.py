@@ -1,0 +1,210 @@
+"""The commands that say whether something holds: `check`, `lock`, `diff` and `verify`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, facet_value
+from attnreg.cli.options import complete_backend, json_option, platform_options, registry_options
+from attnreg.cli.output import print_json, terminal
+
+if TYPE_CHECKING:
+    from attnreg.analysis.check import Finding
+    from attnreg.registry import Registry
+
+
+@click.command(short_help="Check a registry: invariants, dead data; or a lock.")
+@registry_options
+@click.option("--lock", metavar="FILE", help="Hold the selections of a lock file against the registry instead.")
+@json_option
+def check(source: RegistryInputs, lock: str | None, as_json: bool) -> None:
+    """Check a registry: schema, invariants, and data that is never reached."""
+    if lock is not None:
+        _check_lock(source, lock, as_json)
+        return
+    from attnreg.analysis.check import check as findings_of
+    from attnreg.errors import RegistryError
+    from attnreg.models.reader import bundled_families
+
+    registry = source.load()
+    findings = findings_of(registry)
+    if source.ours and (problems := bundled_families().check()):
+        raise RegistryError(problems)
+    if as_json:
+        data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
+        print_json({"registry": registry.title, "findings": data})
+    else:
+        for finding in findings:
+            click.echo(f"{finding}\n")
+        click.echo(_checked(registry, findings))
+    # another engine's faults are worth knowing; only our own are ours to mend
+    raise click.exceptions.Exit(1 if findings and registry.imports else 0)
+
+
+def _checked(registry: Registry, findings: Sequence[Finding]) -> str:
+    orders = sum(map(len, registry.orders.values()))
+    held = len(registry.kept) - sum(f.kind == "violated invariant" for f in findings)
+    noun = "finding" if registry.imports else "warning"
+    known = f" ({len(registry.known)} known)" if registry.known else ""
+    return (
+        f"{registry.title}: {len(registry.backends)} backends, {orders} orders, "
+        f"{held} of {len(registry.invariants)} invariants hold, "
+        f"{len(findings)} {noun}{'s' * (len(findings) != 1)}{known}"
+    )
+
+
+def _check_lock(source: RegistryInputs, file: str, as_json: bool) -> None:
+    from pathlib import Path
+
+    from attnreg.analysis.lock import drift, read_lock
+
+    path = Path(file)
+    lock = read_lock(path)
+    registry = source.load(otherwise=lock["registry"])
+    drifts = drift(lock, registry, path)
+    if as_json:
+        print_json({"registry": registry.title, "drift": [d.to_dict() for d in drifts]})
+    else:
+        for item in drifts:
+            click.echo("\n".join(item.lines()))
+        total = len(lock["selections"])
+        click.echo(f"{registry.title}: {total - len(drifts)} of {total} locked selections hold")
+    raise click.exceptions.Exit(1 if drifts else 0)
+
+
+@click.command(short_help="Write down what models get on some platforms.")
+@platform_options
+@click.option("--model", "models", multiple=True, required=True, metavar="CONFIG", help="A model to lock; repeatable.")
+@click.option("--dtype", metavar="WORD", help="What the models compute in, where it is not what their configs say.")
+@click.option("--kv-dtype", metavar="WORD", help="How the KV cache is stored.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks of tensor parallelism.")
+@click.option("--output", "-o", default="-", metavar="FILE", help="Where to write; standard output, if left out.")
+@registry_options
+def lock(
+    source: RegistryInputs,
+    where: PlatformInputs,
+    models: tuple[str, ...],
+    dtype: str | None,
+    kv_dtype: str | None,
+    tp: int,
+    output: str,
+) -> None:
+    """Write down which backend every layer of some models gets on some platforms.
+
+    \b
+    attnreg lock --platform rocm --model llama/ --model gpt-oss/ -o attnreg.lock
+    attnreg check --lock attnreg.lock
+    """
+    from pathlib import Path
+
+    from attnreg.analysis.lock import write_lock
+
+    registry = source.load()
+    platforms = where.platforms(registry)
+    facets = {name: word for name, word in (("dtype", dtype), ("kv_dtype", kv_dtype)) if word is not None}
+    asked = RequestInputs(tp=tp, facets=facets)
+    locked = [(of.name, of.questions) for of in (asked.of_model(model, registry) for model in models)]
+    text = json.dumps(write_lock(registry, source.source, locked, platforms), indent=1, ensure_ascii=False) + "\n"
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        Path(output).write_text(text)
+
+
+@click.command(short_help="Compare two registries: what changes, exactly.")
+@click.argument("before")
+@click.argument("after")
+@click.option("--platform", metavar="WORD", help="Only this platform.")
+@click.option("--arch", multiple=True, metavar="WORD", help="Only these architectures; repeatable.")
+@click.option(
+    "--facet", "facets", multiple=True, metavar="FACET=VALUE", help="Only where a facet has a value; repeatable."
+)
+@click.option("--model", metavar="CONFIG", help="Only what the layers of a model ask for.")
+@click.option("--any-packages", is_flag=True, help="Let packages be missing, instead of taking all as installed.")
+@click.option("--limit", default=8, show_default=True, help="Boxes to list for each pair of backends.")
+@json_option
+def diff(
+    before: str,
+    after: str,
+    platform: str | None,
+    arch: tuple[str, ...],
+    facets: tuple[str, ...],
+    model: str | None,
+    any_packages: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Compare two registries: exactly which configurations change their backend.
+
+    BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY.
+    """
+    from attnreg.analysis.diff import diff as difference_of
+    from attnreg.analysis.revisions import load_revision
+    from attnreg.explain.tables import print_diff
+
+    within: dict[str, Any] = {"platform": platform} if platform else {}
+    within |= {"arch": list(arch)} if arch else {}
+    for name, value in (facet_value("--facet", item) for item in facets):
+        within.setdefault({"feature": "features", "flag": "flags"}.get(name, name), []).append(value)
+    old, new = load_revision(before), load_revision(after)
+    questions = RequestInputs().of_model(model, new).questions if model else ()
+    difference = difference_of(
+        old,
+        new,
+        within=within,
+        requests=[question.request for question in questions if question.request is not None],
+        any_packages=any_packages,
+        limit=limit,
+    )
+    if as_json:
+        print_json(difference.to_dict())
+    else:
+        print_diff(difference, terminal())
+    raise click.exceptions.Exit(1 if difference.changes else 0)
+
+
+@click.command(short_help="Prove what backends claim, by running them.")
+@click.argument("backends", nargs=-1, metavar="[BACKEND]...", shell_complete=complete_backend)
+@platform_options
+@registry_options
+@click.option("--device", metavar="NAME", help="Where to run, as PyTorch calls it; the platform's, if left out.")
+@click.option(
+    "--size", type=click.Choice(["claims", "pairs"]), default="pairs", show_default=True, help="How many cases."
+)
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that try cases side by side.")
+@click.option("--record", metavar="FILE|DIR", help="Keep the evidence in a file, or in a directory's <device>.json.")
+@json_option
+def verify(
+    source: RegistryInputs,
+    where: PlatformInputs,
+    backends: tuple[str, ...],
+    device: str | None,
+    size: Literal["claims", "pairs"],
+    jobs: int,
+    record: str | None,
+    as_json: bool,
+) -> None:
+    """Prove what backends claim: cases made from the registry's rows, run and held against float64. Exit 1: refuted.
+
+    Without a BACKEND, all that have a kernel module for this machine. Needs PyTorch.
+    """
+    registry = source.load()
+    platforms = where.platforms(registry)
+    if len(platforms) != 1:
+        raise click.UsageError("verify runs on one device; give one --arch")
+    try:
+        from attnreg.conformance.verify import verify as verified
+    except ImportError as e:
+        raise click.ClickException(f"verify runs the backends and needs PyTorch: {e}") from None
+    found = verified(
+        backends, registry=registry, platform=platforms[0], device=device, size=size, jobs=jobs, record=record
+    )
+    if as_json:
+        print_json({e.backend: {**e.to_dict(), "problems": e.problems} for e in found})
+    else:
+        click.echo("\n".join(line for evidence in found for line in evidence.lines()))
+    raise click.exceptions.Exit(1 if any(e.problems for e in found) else 0)

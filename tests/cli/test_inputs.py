@@ -1,0 +1,108 @@
+"""What options mean: the registry, the platforms, and the questions that they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from support import ROOT
+
+from attnreg import AttentionRequest, Platform, Registry
+from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, facet_value, read_inputs
+from attnreg.machine import detect as detection
+
+GPT_OSS = str(ROOT / "examples/configs/gpt-oss-120b")
+
+
+def test_a_registry_is_loaded_with_its_overlays_and_choices(tmp_path: Path, default: Registry) -> None:
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text("choices: [{deny: [FLASH_ATTN]}]\n")
+    registry = RegistryInputs(registry="default", overlay=(str(overlay),)).load([{"prefer": "TRITON_ATTN"}])
+    assert [(c.strength, c.backends) for c in registry.choices] == [
+        ("deny", ("FLASH_ATTN",)),
+        ("prefer", ("TRITON_ATTN",)),
+    ]
+    assert RegistryInputs().load(otherwise="vllm-0.33.0").name == "vllm-0.33.0"
+    assert RegistryInputs(registry="default").load(otherwise="vllm-0.33.0").title == default.title
+
+
+def test_only_the_registry_as_it_is_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATTNREG_REGISTRY", raising=False)
+    assert (RegistryInputs().ours, RegistryInputs().source) == (True, "default")
+    assert not RegistryInputs(registry="default").ours
+    assert not RegistryInputs(overlay=("mine.yaml",)).ours
+    monkeypatch.setenv("ATTNREG_REGISTRY", "vllm-0.33.0")
+    assert (RegistryInputs().ours, RegistryInputs().source) == (False, "vllm-0.33.0")
+    assert RegistryInputs(registry="default").source == "default"
+
+
+PLATFORMS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
+    ({"arch": ("sm90", "gfx942")}, [("cuda", "sm90"), ("rocm", "gfx942")]),
+    ({"platform": "xpu"}, [("xpu", "xe_hpc"), ("xpu", "xe2")]),
+    ({"platform": "rocm", "arch": ("gfx942",)}, [("rocm", "gfx942")]),
+]
+
+
+@pytest.mark.parametrize(("options", "found"), PLATFORMS, ids=[str(p[0]) for p in PLATFORMS])
+def test_platforms_are_those_that_are_named(
+    default: Registry, options: dict[str, Any], found: list[tuple[str, str]]
+) -> None:
+    platforms = PlatformInputs(**options, flags=("aiter",)).platforms(default)
+    assert [(p.platform, p.arch) for p in platforms] == found
+    assert all(p.flags == {"aiter"} and p.packages is None for p in platforms)
+
+
+def test_packages_that_are_named_are_all_that_there_are(default: Registry) -> None:
+    (platform,) = PlatformInputs(arch=("sm90",), packages=("flash-attn==2.8.1", "triton")).platforms(default)
+    assert platform.packages == (("flash-attn", "2.8.1"), ("triton", ""))
+
+
+def test_without_a_name_it_is_this_machine(default: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Platform(platform="rocm", arch="gfx942", flags=frozenset({"aiter"}), packages={"triton": "3.7"})  # type: ignore[arg-type]
+    monkeypatch.setattr(detection, "detect", lambda vocabulary: here)
+    assert not PlatformInputs(flags=("aiter_mha",)).named
+    (found,) = PlatformInputs(flags=("aiter_mha",)).platforms(default)
+    assert (found.arch, found.flags, found.packages) == ("gfx942", {"aiter", "aiter_mha"}, here.packages)
+    (found,) = PlatformInputs(packages=("aiter",)).platforms(default)
+    assert found.packages == (("aiter", ""),)
+
+
+def test_facets_make_a_request() -> None:
+    asked = RequestInputs(facets={"num_heads": 8, "kv_dtype": "none"}, features=("sinks",), extra=("run_kv_dtype=fp8",))
+    request = AttentionRequest(
+        head_size=128, num_heads=8, kv_dtype=None, features={"sinks"}, extra={"run_kv_dtype": "fp8"}
+    )
+    assert asked.request() == request
+    assert RequestInputs(facets={"head_size": 64}).request().head_size == 64
+
+
+@pytest.mark.parametrize(
+    ("item", "value"),
+    [("a=b", "b"), ("a=1", 1), ("a=-1", -1), ("a=true", True), ("a=false", False), ("a=null", None), ("a=", "")],
+)
+def test_values_of_facets(item: str, value: Any) -> None:
+    name, found = facet_value("--set", item)
+    assert (name, found, type(found)) == ("a", value, type(value))
+
+
+@pytest.mark.parametrize("option", ["--set", "--facet"])
+def test_what_is_no_value_names_its_option(option: str) -> None:
+    with pytest.raises(click.UsageError, match=f"{option} head_size: expected FACET=VALUE"):
+        facet_value(option, "head_size")
+
+
+def test_inputs_of_a_request_and_of_a_model(default: Registry) -> None:
+    source, where = RegistryInputs(registry="default"), PlatformInputs(arch=("gfx942",))
+    inputs = read_inputs(source, where, RequestInputs())
+    assert [q.label for q in inputs.questions] == ["head size 128 · bfloat16 · KV cache auto"]
+    assert inputs.notes == ["no --head-size and no --model: head_size 128 was assumed"]
+    assert (inputs.title, inputs.memory) == (f"ROCm gfx942 (MI300X) · registry {default.title}", None)
+    assert read_inputs(source, where, RequestInputs(facets={"head_size": 128})).notes == []
+    model = read_inputs(source, where, RequestInputs(model=GPT_OSS, tp=2, lengths=(64, 8, 64)))
+    title = f"gpt-oss-120b · 36 layers · TP 2 · bfloat16 · ROCm gfx942 (MI300X) · registry {default.title}"
+    assert model.title == title
+    assert [q.request.num_heads for q in model.questions if q.request] == [32, 32]
+    assert model.memory is not None
+    assert model.memory.lengths == (8, 64)
