@@ -44,7 +44,9 @@ class Variant:
     """One complete alternative of a backend: the row's own data with what the variant changes.
 
     A row without variants has one, whose ``name`` is None. ``unchecked`` is what it lets through without a look:
-    features, and facets whose claim is `any` for that reason. ``served`` holds every feature that it does not refuse.
+    features, and facets whose claim is `any` for that reason. ``claims`` are those that refuse something, ``open`` the
+    lines of all others, by key: together every claim of the vocabulary. ``served`` holds every feature that it does
+    not refuse.
     """
 
     name: str | None
@@ -59,6 +61,7 @@ class Variant:
     where: Location
     source: str | None = None
     notes: tuple[str, ...] = ()
+    open: Mapping[str, Location] = field(default_factory=dict)
     served: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -39,9 +39,7 @@ class Family:
 
     def values(self) -> str:
         """The table of everything but features."""
-        claims = self.registry.vocabulary.claims
-        used = {c.key for _, v in self.rows for c in v.claims}
-        keys = [key for key, facet in claims.items() if facet.stated or key in used]
+        keys = [key for key in self.registry.vocabulary.claims if key not in self.unconstrained]
         columns = [("backend", 32), ("runs on", 28), ("needs", 32), *((f"[{key}]", 28) for key in keys)]
         body = []
         seen = set()
@@ -54,6 +52,12 @@ class Family:
             cells = [runs_on(self.registry, row, variant), needs(variant), *(plain(stated.get(k, "any")) for k in keys)]
             body.append([row.name + suffix(variant), *cells, numbers + anchor])
         return table([*columns, ("notes", 10)], body)
+
+    @property
+    def unconstrained(self) -> list[str]:
+        """The claims that refuse nothing in any row, which get no column."""
+        used = {c.key for _, v in self.rows for c in v.claims}
+        return [key for key in self.registry.vocabulary.claims if key not in used]
 
     def features(self) -> str:
         """The matrix of features: the columns that some row here serves."""
@@ -164,4 +168,7 @@ def url_of(registry: Registry, source: str) -> str | None:
     name, _, place = source.partition(":")
     ref = registry.sources[name]
     path = place.partition("#")[0]
+    if ref.url == ".":
+        # attnreg's own modules are beside docs/
+        return f"../{path}"
     return f"{ref.url}/blob/v{ref.version}/{path}" if ref.url.startswith("https://github.com/") else None

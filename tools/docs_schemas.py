@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
 
 from attnreg.compile import schema
 from attnreg.compile.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
+from attnreg.language.facets import SAME_AS
 from attnreg.language.vocabulary import Facet
 from attnreg.registry import Registry
 
@@ -115,7 +116,7 @@ def _words(registry: Registry, *, closed: bool) -> dict[str, Schema]:
             **claims,
             "features": {**listed, "description": "What is served natively; all else is refused."},
         },
-        "required": [key for key, facet in vocabulary.claims.items() if facet.stated],
+        "required": list(vocabulary.claims),
         "additionalProperties": False,
     }
     change = {"type": "object", "properties": {**claims, "features": listed}, "additionalProperties": False}
@@ -158,7 +159,12 @@ def _matcher(registry: Registry, facet: Facet) -> Schema:
 
 
 def _claim(facet: Facet) -> Schema:
-    return {"anyOf": [{"const": "any"}, {"$ref": f"#/$defs/matcher_{facet.name}"}], "description": facet.legend}
+    value: Schema = {"$ref": f"#/$defs/matcher_{facet.name}"}
+    if facet.name not in SAME_AS:
+        return {"anyOf": [{"const": "any"}, value], "description": facet.legend}
+    same: Schema = {"const": "same", "description": f"As wide as {SAME_AS[facet.name]}."}
+    several = {"type": "array", "items": {"anyOf": [same, value]}, "minItems": 1}
+    return {"anyOf": [{"const": "any"}, same, value, several], "description": facet.legend}
 
 
 def _described(definition: str, legend: str) -> Schema:

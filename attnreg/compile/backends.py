@@ -9,11 +9,13 @@ from typing import Any
 
 from attnreg.compile import schema
 from attnreg.compile.parts import Part, Parts, Reporter, RowData
-from attnreg.compile.yaml_source import as_written, shown
+from attnreg.compile.stated import Statements
+from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
-from attnreg.language.matchers import ANY, Matcher, all_of, any_of, integer_range, negation, one_of
-from attnreg.language.vocabulary import Vocabulary
+from attnreg.language.facets import SAME_AS
+from attnreg.language.matchers import ANY, Matcher, all_of, any_of, equals, integer_range, negation, one_of
+from attnreg.language.vocabulary import Facet, Vocabulary
 from attnreg.registry import Backend, Claim, Rule, Variant
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
@@ -75,13 +77,14 @@ class RowCompiler(Reporter):
         super().__init__(vocabulary, sources, broken, problems)
         self.trusted = trusted
         self.imports = imports
-        self.unchecked: dict[str, Location] = {}
+        # by file, what none of its rows looks at
+        self.unchecked: dict[Document, dict[str, Location]] = {}
 
     def backends(self, parts: Parts) -> dict[str, Backend]:
         """Every row, by name, as the files and then the overlays describe it."""
         rows: dict[str, _Row] = {}
         for file in parts.backends:
-            self.unchecked |= self._unchecked(file, file.model.unchecked)
+            self.unchecked[file.document] = self._unchecked(file, file.model.unchecked)
             for name, data in file.model.backends.items():
                 rows[name] = _Row(file.piece(data, "backends", name))
         for part in parts.patches:
@@ -90,13 +93,20 @@ class RowCompiler(Reporter):
                 rows[name] = _Row(part.piece(part.model))
             elif self.name(part, (), name, rows, "backend", key=True):
                 rows[name].patches.append(part.piece(part.model))
-        return {name: self._backend(name, row.base, row.layers) for name, row in sorted(rows.items())}
+        statements = Statements(self, parts, self.unchecked)
+        backends = {n: self._backend(n, row.base, row.layers, statements) for n, row in sorted(rows.items())}
+        statements.report_missing()
+        return backends
 
-    def _backend(self, name: str, base: Part[schema.BackendData], layers: list[Part[RowData]]) -> Backend:
+    def _backend(
+        self, name: str, base: Part[schema.BackendData], layers: list[Part[RowData]], statements: Statements
+    ) -> Backend:
         data = base.model
-        capabilities = _Capabilities({}, {}, base.key_at("capabilities"), {}, dict(self.unchecked))
+        features = self.vocabulary.features
+        # what a file says of facets is no surprise in a row; a feature that is let through is
+        unchecked = {w: at for w, at in self.unchecked.get(base.document, {}).items() if w in features}
+        capabilities = _Capabilities({}, {}, base.key_at("capabilities"), {}, unchecked)
         self._identity(base, capabilities)
-        self._stated(base)
         requires, rules, notes = ALWAYS, list[Rule](), list[str]()
         variants: dict[str, list[Part[schema.VariantData]]] = {}
         summary, status, module, module_at, source = data.summary, data.status, None, None, data.source
@@ -116,6 +126,7 @@ class RowCompiler(Reporter):
             source = part.model.source or source
             if part.model.source is not None:
                 self.source(part, part.model.source)
+        statements.complete(base, capabilities.claims, capabilities.unchecked)
         # a row without variants is its own only alternative
         alternatives = [self._variant(v, base, capabilities, requires, rules) for v in variants.values() or [[]]]
         return Backend(
@@ -143,12 +154,6 @@ class RowCompiler(Reporter):
             key = "platforms" if facet == "platform" else facet
             matcher = self.parser(part).matcher(words, self.vocabulary.facets[facet], (*part.path, key))
             capabilities.claims[key] = Claim(facet, key, matcher, part.key_at(key))
-
-    def _stated(self, part: Part[schema.BackendData]) -> None:
-        for key, facet in self.vocabulary.claims.items():
-            if facet.stated and key not in part.model.capabilities:
-                help_ = "every backend states it; `any` accepts every value"
-                self.report(part, ("capabilities",), f"`{key}` is missing", help_, key=True)
 
     def _patch(self, capabilities: _Capabilities, part: Part[RowData | schema.VariantData]) -> None:
         """Apply a part's claims (replaced, added or removed), emulated features and unchecked words."""
@@ -252,8 +257,25 @@ class RowCompiler(Reporter):
         here = (*part.path, *path)
         if raw is None:
             self.report(part, path, "the claim is empty", "state what is accepted; `any` accepts every value", key=True)
-        matcher = ANY if raw == "any" else self.parser(part).matcher(raw, facet, here)
-        return Claim(facet.name, key, matcher, part.document.key_at(*here))
+        return Claim(facet.name, key, self._accepted(part, facet, raw, *path), part.document.key_at(*here))
+
+    def _accepted(self, part: Part[object], facet: Facet, raw: Any, *path: str | int) -> Matcher:
+        """What a claim accepts: anything, some values, or (of a facet that follows another) that it is not given."""
+        if raw == "any":
+            return ANY
+        if raw == "same" and raw not in facet.words:
+            return self._same(part, facet, *path)
+        if isinstance(raw, list) and "same" in raw:
+            return any_of([self._accepted(part, facet, [x] if x == "any" else x, *path, i) for i, x in enumerate(raw)])
+        return self.parser(part).matcher(raw, facet, (*part.path, *path))
+
+    def _same(self, part: Part[object], facet: Facet, *path: str | int) -> Matcher:
+        if facet.name in SAME_AS:
+            return equals(None, f"the same as {SAME_AS[facet.name]}")
+        known = [key for key, f in self.vocabulary.claims.items() if f.name in SAME_AS]
+        help_ = "state the values that are accepted; `any` accepts every value"
+        self.report(part, path, f"`same` can be said of {', '.join(known)} only", help_)
+        return ANY
 
     def _rules(self, part: Part[object], rules: list[schema.RuleData]) -> list[Rule]:
         self.shadowed(part, (rule.when for rule in rules), ("rules",), "rule")
@@ -295,6 +317,7 @@ class RowCompiler(Reporter):
             when=when,
             requires=requires,
             claims=tuple(c for c in claims if c.matcher is not ANY),
+            open={c.key: c.where for c in claims if c.matcher is ANY},
             features=capabilities.features,
             features_at=capabilities.features_at,
             emulated=capabilities.emulated,

@@ -68,13 +68,16 @@ class ArchitectureData(DataModel):
     series: str | None = Field(default=None, description="What it is ordered among; the platform, if left out.")
 
 
+_ROWS_BELOW = "In an overlay: what the rows of the registry below accept, which do not know the claim."
+
+
 class FacetData(DataModel):
     of: Literal["request", "platform", "selection"]
     kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean"]
     legend: str
     words: str | None = Field(default=None, description="The set of words that are its values.")
-    claim: str | None = Field(default=None, description="The capability key that constrains it.")
-    stated: bool = Field(default=False, description="Whether every backend must state that capability.")
+    claim: str | None = Field(default=None, description="The capability key that constrains it; every row states it.")
+    rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
 
 
 class CaseData(DataModel):
@@ -87,6 +90,7 @@ class DerivedData(DataModel):
     legend: str
     cases: list[CaseData] = Field(min_length=1)
     claim: str | None = None
+    rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
     source: str | None = None
 
 
@@ -172,6 +176,9 @@ class BackendData(DataModel):
     since: str | None = None
 
 
+_UNCHECKED = "Features and facets that no row of this file looks at; a row that claims one does."
+
+
 class FallbackData(DataModel):
     """When a request by name that fails gives way to the order, as some engines do."""
 
@@ -194,7 +201,7 @@ class BackendsFile(DataModel):
     """backends.yaml: one entry per backend."""
 
     imports: Literal["never"] | None = Field(default=None, description="Modules are another engine's: knowledge only.")
-    unchecked: list[str] = Field(default=[], description="What no row of this file looks at, unless it claims it.")
+    unchecked: list[str] = Field(default=[], description=_UNCHECKED)
     fallbacks: list[FallbackData] = []
     waivers: list[WaiverData] = []
     sources: dict[str, SourceData] = {}

@@ -131,7 +131,7 @@ def _facet(
         help_ = "" if core else "sets of words are asked for as features or flags"
         problems.append(part.document.problem(here, message, help_, key=True))
     where = part.document.key_at(*here)
-    return Facet(name, data.of, data.kind, data.legend, where, tuple(words), data.claim, data.stated, data.words)
+    return Facet(name, data.of, data.kind, data.legend, where, tuple(words), data.claim, data.words)
 
 
 def _check_asked(

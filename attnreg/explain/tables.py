@@ -25,16 +25,22 @@ def print_backends(registry: Registry, platforms: Sequence[Platform], console: C
     """Print every backend, or those that run on some platforms, with the orders that may apply there."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, title=f"registry {registry.title}", title_justify="left", pad_edge=False)
-    for title, ratio in (("backend", None), ("attention", None), ("platforms", None), ("what it is", 1)):
+    columns = (("backend", None), ("attention", None), ("platforms", None), ("run by", None), ("what it is", 1))
+    for title, ratio in columns:
         table.add_column(title, ratio=ratio, no_wrap=ratio is None, overflow="fold")
-    for row in backends_on(registry, platforms):
+    rows = backends_on(registry, platforms)
+    for row in rows:
         status = "" if row.status == "stable" else f" ({row.status})"
-        table.add_row(
-            row.name, ", ".join(sorted(row.attention)), ", ".join(sorted(row.platforms)), row.summary + status
-        )
+        words = [", ".join(sorted(row.attention)), ", ".join(sorted(row.platforms))]
+        table.add_row(row.name, *words, row.module.partition(".")[0] if row.module else "–", row.summary + status)
     console.print(table)
+    missing = sum(row.module is None for row in rows)
+    if missing:
+        text = f"–: knowledge only; {missing} of {len(rows)} rows have no kernel module: they can be explained, not run"
+        console.print(Text(text, style="dim"))
     for platform in sorted({p.platform for p in platforms}):
         _print_orders(registry.orders.get(platform, ()), console)
 
@@ -74,7 +80,7 @@ def backend_dict(row: Backend) -> dict[str, Any]:
                 "name": v.name,
                 "when": v.when.describe(),
                 "requires": v.requires.describe(),
-                "claims": {c.key: c.matcher.text for c in v.claims},
+                "claims": {c.key: c.matcher.text for c in v.claims} | dict.fromkeys(v.open, "any"),
                 "features": sorted(v.features),
                 "emulated": {f: reason for f, (reason, _) in v.emulated.items()},
                 "rules": [{"when": r.when.describe(), "reject": r.reject, "where": str(r.where)} for r in v.rules],
@@ -128,6 +134,8 @@ def _print_variant(variant: Variant, console: Console) -> None:
         table.add_row(f"  needs {clause.facet}", clause.matcher.text, clause.where.short)
     for claim in variant.claims:
         table.add_row(f"  {claim.key}", claim.matcher.text, claim.where.short)
+    for key, where in variant.open.items():
+        table.add_row(f"  {key}", "any", where.short, style="dim")
     table.add_row("  features", ", ".join(sorted(variant.features)) or "none", variant.features_at.short)
     for feature, (reason, where) in variant.emulated.items():
         table.add_row("  emulates", f"{feature}: {reason}", where.short)

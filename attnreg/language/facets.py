@@ -103,6 +103,8 @@ LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
     ("head_size", "head_size_v", lambda size, size_v: size != size_v),
     ("num_heads", "num_kv_heads", lambda heads, kv_heads: heads % kv_heads == 0),
 )
+# facets that a request keeps only where they differ from another one; a claim on one may say `same`
+SAME_AS: Mapping[str, str] = {"head_size_v": "head_size"}
 # what a reader of a difference wants to know first
 TOLD_FIRST = ("arch", "attention", "role", "phase", "kv_dtype")
 

@@ -66,7 +66,6 @@ class Facet:
     where: Location
     words: tuple[Any, ...] = ()
     claim: str | None = None
-    stated: bool = False
     word_set: str | None = None
     known: frozenset[Any] = field(init=False, repr=False, compare=False)
 

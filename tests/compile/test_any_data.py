@@ -24,12 +24,13 @@ EVERYTHING: dict[str, Any] = {
         "packages": {"pkg": {"legend": "l", "import": "pkg", "distributions": ["p"]}},
         "words": {"kv_dtypes": {"int8": {"bits": 8, "legend": "l"}}},
         "architectures": {"gpu": {"g3": {"family": "f", "products": ["p"], "capability": "3.0", "series": "gpu"}}},
-        "facets": {"mode": {"of": "request", "kind": "boolean", "legend": "l", "claim": "modes", "stated": False}},
+        "facets": {"mode": {"of": "request", "kind": "boolean", "legend": "l", "claim": "modes", "rows_below": "any"}},
         "derived": {
             "version": {
                 "legend": "l",
                 "cases": [{"when": {"arch": "g1"}, "value": 3}, {"value": 1}],
                 "claim": "versions",
+                "rows_below": "any",
             }
         },
         "retired_environment": {"OLD": {"engine": "e", "use": "u"}},
@@ -47,6 +48,10 @@ EVERYTHING: dict[str, Any] = {
                 "dtypes": ["float16", "bfloat16"],
                 "kv_dtypes": ["auto"],
                 "head_sizes": [64, {"multiple_of": 8, "max": 256}],
+                "head_sizes_v": ["same", 64],
+                "block_sizes": "any",
+                "num_heads": {"max": 128},
+                "num_kv_heads": 1,
                 "features": ["sinks"],
                 "modes": True,
                 "versions": [1, 3],

@@ -56,7 +56,7 @@ def test_a_directory_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_without_words_of_its_own_a_directory_uses_the_default_ones(tmp_path: Path) -> None:
     text = 'backends:\n  X: {summary: s, platforms: [cuda], attention: mha, capabilities: {}, source: "s:p#q"}\n'
     message = refusal(write(tmp_path, vocabulary="", backends=text, priorities="{}"))
-    assert "backends.X.capabilities: `kv_dtypes` is missing" in message
+    assert "backends.X.capabilities: `attn_types`, `dtypes`, `kv_dtypes`, `head_sizes`, `head_sizes_v`" in message
     # the default vocabulary cites sources that this registry does not have: that is not its fault
     assert "registry/vocabulary.yaml" not in message
 

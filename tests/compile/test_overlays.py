@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support import tiny
 from support.files import row
 from support.overlays import NEW, ask, chosen
 
@@ -64,8 +66,7 @@ def test_re_ranking(overlay: str, asked: dict[str, Any], expected: str | None, l
     ],
 )
 def test_a_place_in_the_order(place: str, order: str, load: Callable[..., Registry]) -> None:
-    row_c = "C: {summary: s, platforms: [gpu], attention: mha, capabilities: {}, source: 's:p#q'}"
-    registry = load(f"backends:\n  {row_c}\nplace:\n  - {place}\n")
+    registry = load(f"backends:\n  C: {json.dumps(tiny.row())}\nplace:\n  - {place}\n")
     assert [e.backend for e in registry.orders["gpu"][0].entries] == order.split()
     # C does not run on npu, where B has no neighbour A
     assert [e.backend for e in registry.orders["npu"][0].entries] == ["B"]

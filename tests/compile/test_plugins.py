@@ -20,7 +20,9 @@ backends:
     module: acme_attn.kernels
     platforms: [cuda]
     attention: mha
-    capabilities: {dtypes: any, kv_dtypes: any, block_sizes: any, head_sizes: any, attn_types: any}
+    capabilities:
+      {dtypes: any, kv_dtypes: any, block_sizes: any, head_sizes: any, head_sizes_v: same, num_heads: any,
+       num_kv_heads: any, cache_layouts: [NHD], attn_types: any}
     source: "acme:p#q"
 place:
   - {backend: ACME_ATTN, before: FLASH_ATTN, orders: [cuda/mha]}

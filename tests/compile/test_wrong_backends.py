@@ -45,7 +45,7 @@ backends.yaml:1:24: backends.B: expected a mapping, got `null`""",
     ),
     "a duplicate backend": (
         "backends",
-        row("capabilities: {}") + "  A: {}\n",
+        row("capabilities: {}").replace("sources:", "  A: {}\nsources:"),
         """\
 backends.yaml:15:3: `A` is given twice (first on line 3)
   help: keep one of the two""",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny
-from support.files import brief, refusal, row, write
+from support.files import brief, refusal, write
 
 ASKED = "asked says whether an order tries a backend (`automatic`) or a user named it (`by_name`)"
 WRONG_WORDS = {
@@ -179,18 +179,11 @@ def test_a_registry_that_does_not_declare_it_knows_no_asked(tmp_path: Path) -> N
     assert message.startswith("<overlay>:5:9: backends.A.requires.asked: unknown facet `asked`\n  help: did you mean ")
 
 
-def test_a_registry_needs_every_facet_and_every_stated_claim(tmp_path: Path) -> None:
+def test_a_registry_needs_every_facet(tmp_path: Path) -> None:
     words = copy.deepcopy(tiny.VOCABULARY)
     del words["facets"]["model"], words["facets"]["flags"]
     message = brief(refusal(write(tmp_path, vocabulary=json.dumps(words))))
     assert message == (
         "vocabulary.yaml:1:2: the facet `flags` is missing: every platform has it\n  help: add it, or use `extends`\n"
         "vocabulary.yaml:1:2: the facet `model` is missing: every request has it\n  help: add it, or use `extends`"
-    )
-    words = copy.deepcopy(tiny.VOCABULARY)
-    words["facets"]["dtype"]["stated"] = True
-    message = brief(refusal(write(tmp_path, vocabulary=json.dumps(words), backends=row("capabilities: {}"))))
-    assert message == (
-        "backends.yaml:8:5: backends.A.capabilities: `dtypes` is missing\n"
-        "  help: every backend states it; `any` accepts every value"
     )

@@ -15,9 +15,12 @@ from support import tiny
 
 
 def row(*lines: str) -> str:
-    """backends.yaml with two rows; the lines belong to the first, `A`, and begin at line 8."""
+    """backends.yaml with two rows; the lines belong to the first, `A`, and begin at line 8.
+
+    The file's `unchecked` states what a row leaves out.
+    """
     return f"""\
-sources: {{s: {{url: u, version: "1"}}}}
+unchecked: [{", ".join(tiny.UNCHECKED)}]
 backends:
   A:
     summary: The first.
@@ -31,6 +34,7 @@ backends:
     attention: mha
     source: "s:path#symbol"
     capabilities: {{dtypes: [float16, bfloat16], features: [sinks]}}
+sources: {{s: {{url: u, version: "1"}}}}
 """
 
 

@@ -31,7 +31,7 @@ vocabulary:
   packages: {pkg: l}
   words: {kv_dtypes: {int8: {bits: 8, legend: l}}}
   architectures: {gpu: {g3: {family: f}, g1: {family: renamed}}}
-  facets: {mode: {of: request, kind: boolean, legend: l, claim: modes}}
+  facets: {mode: {of: request, kind: boolean, legend: l, claim: modes, rows_below: any}}
   derived: {late: {legend: l, cases: [{when: {arch: {min: g3}}, value: true}, {value: false}]}}
   retired_environment: {OLD_NAME: {engine: x, use: y}}
 backends:
@@ -40,7 +40,9 @@ backends:
     platforms: [gpu]
     attention: mha
     requires: {late: true}
-    capabilities: {kv_dtypes: [int8], modes: true, features: [cascade]}
+    capabilities:
+      {dtypes: any, kv_dtypes: [int8], head_sizes: any, head_sizes_v: any, block_sizes: any, num_heads: any,
+       num_kv_heads: any, modes: true, features: [cascade]}
     source: "s:p#q"
 place:
   - {backend: C, before: A}

@@ -75,9 +75,17 @@ ASKED: dict[str, Any] = {
 }
 
 
+# what a row of these words must state
+CLAIMS = tuple(facet["claim"] for facet in VOCABULARY["facets"].values() if "claim" in facet)
+# and the same in a file's `unchecked`
+UNCHECKED = tuple(name for name, facet in VOCABULARY["facets"].items() if "claim" in facet)
+
+
 def row(**changes: Any) -> dict[str, Any]:
-    """A row that accepts everything on a gpu but features."""
-    return {"summary": "s", "platforms": ["gpu"], "attention": "mha", "capabilities": {}, "source": "s:p#q", **changes}
+    """A row that accepts everything on a gpu but features; claims that are not given are `any`."""
+    capabilities = {**dict.fromkeys(CLAIMS, "any"), **changes.pop("capabilities", {})}
+    identity = {"summary": "s", "platforms": ["gpu"], "attention": "mha", "source": "s:p#q"}
+    return {**identity, "capabilities": capabilities, **changes}
 
 
 def load(
@@ -153,7 +161,7 @@ claims = st.fixed_dictionaries(
     {},
     optional={
         "head_sizes": stated,
-        "head_sizes_v": stated,
+        "head_sizes_v": stated | st.just("same") | st.builds(lambda n: ["same", n], integers),
         "block_sizes": stated,
         "num_heads": stated,
         "num_kv_heads": stated,

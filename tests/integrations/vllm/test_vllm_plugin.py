@@ -107,7 +107,9 @@ backends:
     summary: Somebody's own kernels.
     platforms: [cuda]
     attention: mha
-    capabilities: {dtypes: any, kv_dtypes: any, block_sizes: any, head_sizes: any, attn_types: any, features: []}
+    capabilities:
+      {dtypes: any, kv_dtypes: any, block_sizes: any, head_sizes: any, head_sizes_v: any, num_heads: any,
+       num_kv_heads: any, cache_layouts: any, attn_types: any, features: []}
     source: "vllm:vllm/v1/attention/backends/triton_attn.py#TritonAttentionBackend"
 place:
   - {backend: CUSTOM, before: FLASH_ATTN, orders: [cuda/mha]}
@@ -174,7 +176,9 @@ backends:
     summary: Kernels that nobody registered.
     platforms: [cuda]
     attention: mha
-    capabilities: {dtypes: any, kv_dtypes: any, block_sizes: any, head_sizes: any, attn_types: any, features: []}
+    capabilities:
+      {dtypes: any, kv_dtypes: any, block_sizes: any, head_sizes: any, head_sizes_v: any, num_heads: any,
+       num_kv_heads: any, cache_layouts: any, attn_types: any, features: []}
     source: "vllm:vllm/v1/attention/backends/triton_attn.py#TritonAttentionBackend"
 choices:
   - {require: MY_ATTN}

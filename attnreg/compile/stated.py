@@ -1,0 +1,105 @@
+"""The closed world: every row states every claim. What states one in a row's place, and the report where nothing does.
+
+A row that leaves a claim out takes it from the ``unchecked`` list of its own file, or, where an overlay above the row
+declares the claim, from the facet's ``rows_below: any``. Both are written down: nothing that is left out is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attnreg.compile import schema
+from attnreg.compile.parts import Part, Parts, Reporter, VocabularyPart
+from attnreg.compile.yaml_source import Document, as_written
+from attnreg.errors import Location
+from attnreg.language.facets import SAME_AS
+from attnreg.language.matchers import ANY
+from attnreg.registry import Claim
+
+# rows that a problem names
+_MOST_NAMES = 3
+
+
+class Statements:
+    """What rows may leave to their file or to an overlay; one for a registry."""
+
+    def __init__(self, reporter: Reporter, parts: Parts, unchecked: Mapping[Document, Mapping[str, Location]]) -> None:
+        """unchecked: by document, the features and facets that its rows do not look at."""
+        self.reporter = reporter
+        self.unchecked = unchecked
+        # documents that hold rows, in the order in which they were read
+        self.order = {part.document: i for i, part in enumerate(parts.sources)}
+        # capability key -> the part that declares its facet first, and the facet's path there
+        self.declared: dict[str, tuple[VocabularyPart, tuple[str, str]]] = {}
+        self.defaults: dict[str, Location] = {}
+        # what is declared above rows that do not state it
+        self.missing: dict[str, list[str]] = {}
+        for part in parts.vocabulary:
+            for group in ("facets", "derived"):
+                for name, data in getattr(part.model, group).items():
+                    if data.claim is not None:
+                        self.declared.setdefault(data.claim, (part, (group, name)))
+                    if data.rows_below is not None:
+                        self._check_default(part, (group, name), data.claim)
+
+    def _check_default(self, part: VocabularyPart, path: tuple[str, str], claim: str | None) -> None:
+        here = (*path, "rows_below")
+        if claim is None:
+            self.reporter.report(part, here, "the facet has no claim", "give it a `claim`, or remove this", key=True)
+        elif part.path != ("vocabulary",):
+            message = f"only an overlay has rows below it; those of this registry state `{claim}` themselves"
+            self.reporter.report(part, here, message, "remove it", key=True)
+        elif self.declared[claim][0] is not part:
+            self.reporter.report(part, here, f"the rows below state `{claim}` already", "remove it", key=True)
+        else:
+            self.defaults[claim] = part.key_at(*here)
+
+    def complete(
+        self, row: Part[schema.BackendData], claims: dict[str, Claim], unchecked: Mapping[str, Location]
+    ) -> None:
+        """Add what states the claims that a row leaves out; report each that nothing states.
+
+        claims: of the row and of the overlays that change it; ``unchecked``: what these do not look at.
+        """
+        missing: list[str] = []
+        for key, facet in self.reporter.vocabulary.claims.items():
+            if key in claims:
+                continue
+            stated_at = unchecked.get(facet.name) or self.unchecked.get(row.document, {}).get(facet.name)
+            below = self._is_below(row, key)
+            if stated_at is None and below:
+                stated_at = self.defaults.get(key)
+            if stated_at is not None:
+                claims[key] = Claim(facet.name, key, ANY, stated_at)
+            elif below:
+                self.missing.setdefault(key, []).append(str(row.path[-1]))
+            else:
+                missing.append(key)
+        if missing:
+            names = ", ".join(f"`{key}`" for key in missing)
+            message = f"{names} {'is' if len(missing) == 1 else 'are'} missing"
+            self.reporter.report(row, ("capabilities",), message, self._ways(missing), key=True)
+
+    def _ways(self, missing: list[str]) -> str:
+        """The ways in which a row can state claims."""
+        facets = self.reporter.vocabulary.claims
+        words = [as_written(word) for word in facets[missing[0]].words[:2]]
+        values = ", ".join(words) or ("8, 16" if facets[missing[0]].kind == "integer" else "...")
+        same = [f"`{k}: same` (as wide as {SAME_AS[facets[k].name]})" for k in missing if facets[k].name in SAME_AS]
+        ways = [f"`{missing[0]}: [{values}]` (a list or a matcher of values)", "`any` (every value)", *same]
+        return f"every row states every claim: {', '.join(ways[:-1])} or {ways[-1]}"
+
+    def _is_below(self, row: Part[schema.BackendData], claim: str) -> bool:
+        """Whether an overlay that was read after a row's file declares a claim."""
+        part, _ = self.declared[claim]
+        return part.path == ("vocabulary",) and self.order[row.document] < self.order[part.document]
+
+    def report_missing(self) -> None:
+        """Report the claims of overlays that rows below them do not state."""
+        for key, rows in self.missing.items():
+            part, path = self.declared[key]
+            names = ", ".join([*rows[:_MOST_NAMES], *(["…"] if len(rows) > _MOST_NAMES else [])])
+            one = len(rows) == 1
+            message = f"{len(rows)} row{'' if one else 's'} below {'does' if one else 'do'} not state `{key}`: {names}"
+            help_ = "add `rows_below: any` where they accept every value, or state it for each under `backends`"
+            self.reporter.report(part, path, message, help_, key=True)
