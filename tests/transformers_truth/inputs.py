@@ -199,6 +199,22 @@ def candidates(model: nn.Module, *, composite: bool, crossed: bool, whole: bool 
     cross attention to feed.
     """
     config, known = getattr(model, "config", None), parameters(model)
+    tried = set()
+    for plan in _plans(model, composite=composite, crossed=crossed, whole=whole):
+        if tuple(plan) in tried or any(n not in _MAKERS for n in plan):
+            continue
+        tried.add(tuple(plan))
+        gridded = "grid_thw" in plan or "image_grid_thw" in plan
+        options = [
+            _patches(config) if gridded and n in ("hidden_states", "pixel_values") else _MAKERS[n](config) for n in plan
+        ]
+        for values in itertools.islice(itertools.product(*options), _POSSIBLE):
+            yield {**dict(zip(plan, values, strict=True)), **({"use_cache": False} if "use_cache" in known else {})}
+
+
+def _plans(model: nn.Module, *, composite: bool, crossed: bool, whole: bool) -> list[list[str]]:
+    """Which arguments to give together, in turn."""
+    config, known = getattr(model, "config", None), parameters(model)
     required = [k for k, p in known.items() if p.default is p.empty]
     wanted = list(required)
 
@@ -245,17 +261,7 @@ def candidates(model: nn.Module, *, composite: bool, crossed: bool, whole: bool 
         want("input_features_mask", "feature_attention_mask")
         plans.append(list(wanted))
         plans.append([*plans[-1], *(["image_sizes"] if "image_sizes" in known else [])])
-    tried = set()
-    for plan in plans:
-        if tuple(plan) in tried or any(n not in _MAKERS for n in plan):
-            continue
-        tried.add(tuple(plan))
-        gridded = "grid_thw" in plan or "image_grid_thw" in plan
-        options = [
-            _patches(config) if gridded and n in ("hidden_states", "pixel_values") else _MAKERS[n](config) for n in plan
-        ]
-        for values in itertools.islice(itertools.product(*options), _POSSIBLE):
-            yield {**dict(zip(plan, values, strict=True)), **({"use_cache": False} if "use_cache" in known else {})}
+    return plans
 
 
 def layer_inputs(module: nn.Module) -> Iterator[dict[str, Any]]:
