@@ -34,7 +34,7 @@ def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") 
     decoder = case.request.attn_type == "decoder"
     both = (True, False) if "non_causal" in case.request.features else (True,)
     outcomes = [
-        _prove(prepare(case, selection, torch.device(device), causal=c)) for c in (both if decoder else (False,))
+        examine(prepare(case, selection, torch.device(device), causal=c)) for c in (both if decoder else (False,))
     ]
     return Outcome(
         max(o.error for o in outcomes),
@@ -43,7 +43,8 @@ def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") 
     )
 
 
-def _prove(trial: Trial) -> Outcome:
+def examine(trial: Trial) -> Outcome:
+    """Write the new keys and values, attend, and look at the numbers, and at all memory but what was to be written."""
     layer, batch, spec = trial.layer, trial.batch, trial.layer.spec
     if trial.cache is not None and spec.attn_type != "encoder_decoder":
         layer.write_kv(trial.key, trial.value, trial.cache, batch)
@@ -53,28 +54,30 @@ def _prove(trial: Trial) -> Outcome:
     problems = [*_cache_problems(trial)]
     if not all(_same_bits(a, b) for a, b in zip(inputs, before, strict=True)):
         problems.append("an input was written to")
-    if not (output[batch.num_tokens :].isnan().all() and lse[:, batch.num_tokens :].isnan().all()):
-        problems.append("padding of the output was written to")
-    error, share, wrong = _distance(trial, output[: batch.num_tokens], lse[:, : batch.num_tokens])
-    problems += wrong
+    error, share, wrong = compare(trial, output, lse)
+    problems += [wrong] if wrong else []
     if "batch_invariant" in spec.features:
-        problems += _invariance_problems(trial, output)
+        problems += _invariance_problems(trial, output, lse)
     if "kv_connector" in spec.features and trial.cache is not None:
         problems += _moved_problems(trial, output)
     return Outcome(error, share, problems[0] if problems else None)
 
 
-def _distance(trial: Trial, output: Tensor, lse: Tensor) -> tuple[float, float, list[str]]:
-    """The worst error of the output, the worst share of a bound, and what is out of bounds."""
+def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
+    """How far what a call wrote into poisoned memory is from the reference; the padding must be poison still."""
     spec, batch = trial.layer.spec, trial.batch
+    (output, padding), (lse, lse_padding) = ((x[: batch.num_tokens], x[batch.num_tokens :]) for x in (output, lse.mT))
+    problems = []
+    if not (padding.isnan().all() and lse_padding.isnan().all()):
+        problems.append("padding of the output was written to")
     key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
     exact = reference.attention(spec, batch, trial.query, trial.cache, key=key, value=value, params=trial.layer.params)
     largest = max((float(v.abs().max()) for _, v in trial.tokens if v.numel()), default=0.0)
     allowed, allowed_lse = bounds(spec, batch, exact, largest)
     compared = [("output", output, exact.output, allowed)]
     if "lse" in spec.features:
-        compared.append(("lse", lse, exact.lse, allowed_lse))
-    error, share, wrong = 0.0, 0.0, []
+        compared.append(("lse", lse.mT, exact.lse, allowed_lse))
+    error, share = 0.0, 0.0
     for name, found, wanted, bound in compared:
         here = found.cpu().double()
         # equal infinities are no distance apart
@@ -87,8 +90,8 @@ def _distance(trial: Trial, output: Tensor, lse: Tensor) -> tuple[float, float, 
         if worst > 1:
             at = tuple(int(i) for i in torch.unravel_index(shares.argmax(), shares.shape))
             numbers = f"is {float(here[at]):.6g}, exactly {float(wanted[at]):.6g}"
-            wrong.append(f"{name}{list(at)} {numbers}; {worst:.3g} times what rounding explains")
-    return error, share, wrong
+            problems.append(f"{name}{list(at)} {numbers}; {worst:.3g} times what rounding explains")
+    return Outcome(error, share, problems[0] if problems else None)
 
 
 def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
@@ -133,7 +136,7 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
         yield "slots of the cache were written that no row belongs to"
 
 
-def _invariance_problems(trial: Trial, output: Tensor) -> Iterator[str]:
+def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[str]:
     """Whether each request alone gets the same bits as in the batch."""
     batch = trial.batch
     starts, keys = batch.query_start_loc_cpu.tolist(), batch.seq_lens_cpu.tolist()
@@ -153,7 +156,8 @@ def _invariance_problems(trial: Trial, output: Tensor) -> Iterator[str]:
             causal=batch.causal,
             mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[i : i + 1],
         )
-        if not _same_bits(attend(own, alone, trial.query[rows])[0], output[rows]):
+        found = attend(own, alone, trial.query[rows])
+        if not all(_same_bits(a, b) for a, b in zip(found, (output[rows], lse[:, rows]), strict=True)):
             yield f"request {i} alone gets other bits than in its batch"
 
 

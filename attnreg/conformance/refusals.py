@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnreg.conformance.proof import attend
-from attnreg.conformance.trial import prepare
+from attnreg.conformance.trial import Trial, prepare
 from attnreg.language.facets import PROVEN
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import SpecError, UnclaimedError
@@ -109,19 +109,24 @@ def _unasked_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[str,
     causal = request.attn_type == "decoder"
     ranges = torch.zeros(1, 1, 2, dtype=torch.int32, device=device)
 
-    def call(**changes: Any) -> None:
+    def plain_trial() -> tuple[Attention, Trial]:
         trial = prepare(replace(claims.plain, lengths="single"), selection, device, causal=causal)
-        trial.layer.module = _NeverCalled()
+        assert isinstance(trial.layer, Attention)
+        return trial.layer, trial
+
+    def call(**changes: Any) -> None:
+        layer, trial = plain_trial()
+        layer.module = _NeverCalled()
         attend(trial, replace(trial.batch, **changes), trial.query)
 
     def with_lse() -> None:
-        trial = prepare(replace(claims.plain, lengths="single"), selection, device, causal=causal)
-        trial.layer.plan(trial.batch)
-        trial.layer.module = _NeverCalled()
+        layer, trial = plain_trial()
+        layer.plan(trial.batch)
+        layer.module = _NeverCalled()
         lse = torch.empty(request.num_heads or 1, trial.query.shape[0], device=device)
-        given = (trial.key, trial.value) if trial.cache is None else (None, None)
+        key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
         out = torch.empty_like(trial.query)
-        trial.layer.attend(trial.query, trial.cache, trial.batch, out, key=given[0], value=given[1], lse=lse)
+        layer.attend(trial.query, trial.cache, trial.batch, out, key=key, value=value, lse=lse)
 
     if causal:
         yield "non_causal", lambda: call(causal=False)

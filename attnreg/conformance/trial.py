@@ -5,12 +5,12 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from attnreg.runtime.interface import BatchMetadata, KVCache, Layout
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams, Layout
 from attnreg.runtime.layer import Attention
 
 if TYPE_CHECKING:
@@ -46,6 +46,32 @@ class Case:
         return "-".join([*words, *sorted(r.features)])
 
 
+class Layer(Protocol):
+    """What a trial asks of a layer; `Attention` has it."""
+
+    @property
+    def spec(self) -> AttentionSpec: ...
+
+    @property
+    def params(self) -> LayerParams: ...
+
+    def new_kv_cache(self, num_blocks: int, device: torch.device | str) -> KVCache: ...
+
+    def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None: ...
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: KVCache | None,
+        batch: BatchMetadata,
+        output: Tensor,
+        *,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> None: ...
+
+
 @dataclass
 class Trial:
     """A layer, a batch, and the tensors of one call. Rows and slots that are not in use hold NaN.
@@ -53,7 +79,7 @@ class Trial:
     tokens: every key and value of every request as it was before it was stored, [keys, num_kv_heads, head_size(_v)].
     """
 
-    layer: Attention
+    layer: Layer
     batch: BatchMetadata
     query: Tensor
     key: Tensor
@@ -78,7 +104,7 @@ def lengths_of(pattern: str, block: int, attn_type: str) -> list[tuple[int, int]
     return found if attn_type == "decoder" else [(q, q) for q, _ in found]
 
 
-class _Draw:
+class Draw:
     """Numbers for one case, the same on every device."""
 
     def __init__(self, seed: str, device: torch.device) -> None:
@@ -94,46 +120,79 @@ class _Draw:
     def integer(self, low: int, high: int) -> int:
         return int(torch.randint(low, high, (1,), generator=self.generator))
 
+    def scales(self, kv_heads: int) -> Tensor:
+        """Scales of keys and of values, [2, kv_heads]."""
+        return self.uniform(0.05, 0.4, 2, kv_heads)
+
+    def sinks(self, heads: int) -> Tensor:
+        return self.normal(heads) + 1
+
+    def slopes(self, heads: int) -> Tensor:
+        return self.uniform(0.01, 1, heads)
+
     def order(self, count: int) -> Tensor:
         return torch.randperm(count, generator=self.generator)
 
 
-def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: _Draw | None = None) -> Attention:
+def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: Draw | None = None) -> Attention:
     """The layer of a case, with a value for every number that its features name."""
-    draw = draw or _Draw(case.name, device)
+    draw = draw or Draw(case.name, device)
     asks, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
-    block = case.request.block_size or 16
+    scales = draw.scales(kv_heads if "per_head_quant_scales" in asks else 1)
     quantised = (case.request.kv_dtype or "").startswith("fp8")
-    scales = draw.uniform(0.05, 0.4, 2, kv_heads if "per_head_quant_scales" in asks else 1)
     return Attention.from_selection(
         selection,
-        sliding_window=(1, 5, block, 40)[draw.integer(0, 4)] if "sliding_window" in asks else None,
+        sliding_window=(1, 5, _block(case), 40)[draw.integer(0, 4)] if "sliding_window" in asks else None,
         softcap=1.5 if "softcap" in asks else None,
-        sinks=draw.normal(heads) + 1 if "sinks" in asks else None,
-        alibi_slopes=draw.uniform(0.01, 1, heads) if "alibi" in asks else None,
+        sinks=draw.sinks(heads) if "sinks" in asks else None,
+        alibi_slopes=draw.slopes(heads) if "alibi" in asks else None,
         k_scale=scales[0] if quantised else None,
         v_scale=scales[1] if quantised else None,
         kv_layout=case.layout,
     )
 
 
+def _block(case: Case) -> int:
+    return case.request.block_size or 16
+
+
 def prepare(case: Case, selection: Selection, device: torch.device, *, causal: bool) -> Trial:
     """The tensors of a case; of a paged one, the context is in its cache already."""
-    draw = _Draw(case.name, device)
+    draw = Draw(case.name, device)
     layer = make_layer(case, selection, device, draw=draw)
-    spec = layer.spec
-    block = case.request.block_size or 16
-    lengths = lengths_of(case.lengths, block, spec.attn_type)
+    lengths = lengths_of(case.lengths, _block(case), layer.spec.attn_type)
+    return fill(layer, lengths, draw, storage=case.storage, causal=causal)
+
+
+def fill(
+    layer: Layer,
+    lengths: list[tuple[int, int]],
+    draw: Draw,
+    *,
+    storage: str,
+    causal: bool,
+    ranges: Tensor | None = None,
+    unused_block: int | None = None,
+) -> Trial:
+    """The tensors of one call of a layer; of a paged one, the context is in its cache already.
+
+    lengths: queries and keys of each request. storage: of `STORAGES`. ranges: what a batch's mm_prefix is, if the layer
+    has the feature; drawn if None. unused_block: what the block table names past a request's last block; a block that
+    no request has, if None.
+    """
+    spec, device = layer.spec, draw.device
     queries, keys = [q for q, _ in lengths], [k for _, k in lengths]
     sizes = spec.head_size, spec.head_size_v
     tokens = [tuple(draw.normal(k, spec.num_kv_heads, size, dtype=spec.dtype) for size in sizes) for k in keys]
     query = _padded(draw.normal(sum(queries), spec.num_heads, spec.head_size, dtype=spec.dtype))
-    ranges = _ranges(draw, lengths) if "mm_prefix" in spec.features else None
+    if ranges is None and "mm_prefix" in spec.features:
+        ranges = _ranges(draw, lengths)
     build = partial(BatchMetadata.build, device=device, causal=causal)
-    if case.storage == "packed":
+    if storage == "packed":
         key, value = (_padded(torch.cat(x)) for x in zip(*tokens, strict=True))
         return Trial(layer, build(queries, keys, mm_prefix=ranges), query, key, value, None, tokens)
-    table, slots, blocks = _blocks(draw, keys, block)
+    assert spec.block_size is not None
+    table, slots, blocks = _blocks(draw, keys, spec.block_size, unused_block)
     table = table.to(device)
     # cross-attention reads what the encoder's step wrote; all else writes its own tokens
     new = [0 if spec.attn_type == "encoder_decoder" else q for q in queries]
@@ -144,7 +203,7 @@ def prepare(case: Case, selection: Selection, device: torch.device, *, causal: b
         own = [s[c] for s, c in zip(slots, cuts, strict=True)]
         return key, value, torch.cat([*own, torch.full((PADDING,), -1)]).to(device)
 
-    cache = _poisoned_cache(layer, case.storage, blocks, device)
+    cache = _poisoned_cache(layer, storage, blocks, device)
     key, value, where = part([slice(0, k - n) for k, n in zip(keys, new, strict=True)])
     # rolled, so that a row without a slot comes first too
     earlier = build([0] * len(keys), keys, block_table=table, slot_mapping=where.roll(1))
@@ -154,14 +213,16 @@ def prepare(case: Case, selection: Selection, device: torch.device, *, causal: b
     return Trial(layer, batch, query, key, value, cache, tokens)
 
 
-def _blocks(draw: _Draw, keys: list[int], block: int) -> tuple[Tensor, list[Tensor], int]:
+def _blocks(draw: Draw, keys: list[int], block: int, unused: int | None) -> tuple[Tensor, list[Tensor], int]:
     """Block table, slots of each request's tokens, and how many blocks there are: in any order, two of them unused.
 
-    Where a request has no block of its own, the table names one of those.
+    Where a request has no block of its own, the table names ``unused``, or one of those.
     """
     needed = [-(-k // block) for k in keys]
     ids = draw.order(sum(needed) + 2)
-    table = torch.full((len(keys), max([*needed, 1]) + 1), int(ids[-1]), dtype=torch.int32)
+    table = torch.full(
+        (len(keys), max([*needed, 1]) + 1), int(ids[-1]) if unused is None else unused, dtype=torch.int32
+    )
     for row, own in zip(table, torch.split(ids[:-2], needed), strict=True):
         row[: len(own)] = own
     at = [torch.arange(k) for k in keys]
@@ -173,7 +234,7 @@ def _padded(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_full((PADDING, *rows.shape[1:]), torch.nan)])
 
 
-def _poisoned_cache(layer: Attention, storage: str, blocks: int, device: torch.device) -> KVCache:
+def _poisoned_cache(layer: Layer, storage: str, blocks: int, device: torch.device) -> KVCache:
     cache = layer.new_kv_cache(blocks, device)
     if storage == "fused":
         both = torch.stack(list(cache), dim=1)
@@ -185,7 +246,7 @@ def _poisoned_cache(layer: Attention, storage: str, blocks: int, device: torch.d
     return cache
 
 
-def _ranges(draw: _Draw, lengths: list[tuple[int, int]]) -> Tensor:
+def _ranges(draw: Draw, lengths: list[tuple[int, int]]) -> Tensor:
     """Two prefix ranges per request: one among the latest tokens, or none; one anywhere, or none."""
     rows = []
     for q, k in lengths:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.cases import Case, Setup
+from support.kernel_trials import NOWHERE, Case, check, trial_of
 
+from attnreg.conformance.proof import attend, compare
 from attnreg.runtime.interface import Layout
 
 pytestmark = [
@@ -19,11 +20,8 @@ EVERYTHING = frozenset({"sinks", "alibi", "per_head_quant_scales"})
 MIXED = Case([1, 300, 0, 16, 1], [3000, 700, 50, 16, 1], heads=(8, 2), dtype=torch.bfloat16)
 
 
-def run(case: Case) -> Setup:
-    setup = Setup(case, "cuda")
-    setup.forward()
-    setup.check()
-    return setup
+def run(case: Case) -> None:
+    check(case, "cuda")
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3", "fp8_e5m2"])
@@ -66,52 +64,54 @@ def test_packed(heads: tuple[int, int], head_size: int, causal: bool) -> None:
 
 def test_offsets_past_2_to_the_31() -> None:
     # 1.3 million blocks of 16 tokens with 2 heads of 64: 2.7e9 elements
-    setup = Setup(replace(MIXED, head_size=64), "cuda")
-    small, blocks = setup.cache, 1_300_000
+    trial = trial_of(replace(MIXED, head_size=64), "cuda")
+    small, blocks, table = trial.cache, 1_300_000, trial.batch.block_table
     assert small is not None
+    assert table is not None
+    trial.layer.write_kv(trial.key, trial.value, small, trial.batch)
     far = type(small)(*(torch.empty(blocks, *x.shape[1:], dtype=x.dtype, device="cuda") for x in small))
     for x, y in zip(small, far, strict=True):
         y[-len(x) :] = x
-    table = setup.batch.block_table
-    assert table is not None
-    table[table < 2**30] += blocks - len(small.key)
-    setup.cache = far
-    setup.forward()
-    setup.check()
+    table[table < NOWHERE] += blocks - len(small.key)
+    trial.cache = far
+    assert compare(trial, *attend(trial, trial.batch, trial.query)).problem is None
 
 
 @pytest.mark.parametrize("features", [frozenset(), frozenset({"batch_invariant"})])
 def test_two_runs_are_bitwise_the_same(features: frozenset[str]) -> None:
-    first, second = (run(replace(MIXED, head_size=128, features=features)) for _ in range(2))
-    tokens = first.batch.num_tokens
-    assert torch.equal(first.output[:tokens], second.output[:tokens])
-    assert torch.equal(first.lse[:, :tokens], second.lse[:, :tokens])
+    runs = []
+    for _ in range(2):
+        trial = trial_of(replace(MIXED, head_size=128, features=features), "cuda")
+        trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+        runs.append(attend(trial, trial.batch, trial.query))
+        assert compare(trial, *runs[-1]).problem is None
+    tokens = trial.batch.num_tokens
+    (output, lse), (again, lse_again) = runs
+    assert torch.equal(output[:tokens], again[:tokens])
+    assert torch.equal(lse[:, :tokens], lse_again[:, :tokens])
 
 
-@pytest.mark.parametrize("request_index", [0, 1, 3, 4])
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
-def test_batch_invariance_is_bitwise(request_index: int, kv_dtype: str) -> None:
-    case = replace(MIXED, head_size=128, kv_dtype=kv_dtype, features=frozenset({"batch_invariant", "sinks"}))
-    together, alone = Setup(case, "cuda"), Setup(case, "cuda", only=request_index)
-    together.forward()
-    alone.forward()
-    begin, tokens = sum(case.queries[:request_index]), case.queries[request_index]
-    assert torch.equal(together.output[begin : begin + tokens], alone.output[:tokens])
-    assert torch.equal(together.lse[:, begin : begin + tokens], alone.lse[:, :tokens])
+def test_batch_invariance_is_bitwise(kv_dtype: str) -> None:
+    # a trial of such a layer runs each request alone too
+    run(replace(MIXED, head_size=128, kv_dtype=kv_dtype, features=frozenset({"batch_invariant", "sinks"})))
 
 
 def test_a_graph_follows_the_lengths_on_the_device() -> None:
     case = Case([1] * 6, [4096] * 6, heads=(32, 8), head_size=128, dtype=torch.bfloat16)
-    setup = run(case)
+    trial = trial_of(case, "cuda")
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    output, lse = attend(trial, trial.batch, trial.query)
+    assert compare(trial, output, lse).problem is None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        setup.forward()
+        trial.layer.attend(trial.query, trial.cache, trial.batch, output, lse=lse)
     # shorter requests, and one that is gone
     lengths = [4000, 17, 1, 300, 2049, 64]
-    setup.batch.seq_lens.copy_(torch.tensor(lengths))
-    setup.batch.seq_lens_cpu.copy_(torch.tensor(lengths))
-    setup.output.fill_(torch.nan)
-    setup.lse.fill_(torch.nan)
+    trial.batch.seq_lens.copy_(torch.tensor(lengths))
+    trial.batch.seq_lens_cpu.copy_(torch.tensor(lengths))
+    output.fill_(torch.nan)
+    lse.fill_(torch.nan)
     graph.replay()
     torch.cuda.synchronize()
-    setup.check()
+    assert compare(trial, output, lse).problem is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.cases import Case, Setup
+from support.kernel_trials import Case, check, trial_of
 
-from attnreg.kernels.triton import launchers
+from attnreg.conformance.proof import attend, examine
 from attnreg.kernels.triton.schedule import Config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,19 +60,13 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_as_near_to_float64_as_rounding_allows(name: str) -> None:
-    setup = Setup(CASES[name], DEVICE)
-    setup.forward()
-    setup.check()
+    check(CASES[name], DEVICE)
 
 
 @pytest.mark.parametrize("splits", [2, 7])
 @pytest.mark.parametrize("name", ["window", "e4m3", "no keys, with sinks"])
 def test_splits_change_nothing_but_rounding(name: str, splits: int) -> None:
-    setup = Setup(CASES[name], DEVICE)
-    plan = launchers.AttentionPlan(setup.plan.layer, setup.plan.batch, config=Config(16, 16, 4, 2), splits=splits)
-    setup.plan.launches = plan.launches
-    setup.forward()
-    setup.check()
+    check(CASES[name], DEVICE, config=Config(16, 16, 4, 2), splits=splits)
 
 
 @pytest.mark.parametrize("config", [
@@ -83,36 +77,18 @@ def test_splits_change_nothing_but_rounding(name: str, splits: int) -> None:
     "name", ["mixed lengths, not causal", "odd head size", "window", "ranges", "packed", "softcap"]
 )
 def test_loops_of_other_shapes_give_the_same(name: str, config: Config) -> None:
-    setup = Setup(CASES[name], DEVICE)
-    setup.plan.launches = launchers.AttentionPlan(setup.plan.layer, setup.plan.batch, config=config).launches
-    setup.forward()
-    setup.check()
-
-
-@pytest.mark.parametrize("request_index", range(3))
-def test_batch_invariance_is_bitwise(request_index: int) -> None:
-    case = CASES["invariant"]
-    together, alone = Setup(case, DEVICE), Setup(case, DEVICE, only=request_index)
-    together.forward()
-    alone.forward()
-    begin = sum(case.queries[:request_index])
-    rows = slice(begin, begin + case.queries[request_index])
-    tokens = case.queries[request_index]
-    assert torch.equal(together.output[rows], alone.output[:tokens])
-    assert torch.equal(together.lse[:, rows], alone.lse[:, :tokens])
+    check(CASES[name], DEVICE, config=config)
 
 
 def test_a_second_run_is_bitwise_the_same() -> None:
-    setup = Setup(CASES["mixed lengths"], DEVICE)
-    setup.forward()
-    first = setup.output.clone()
-    setup.output.fill_(torch.nan)
-    setup.forward()
-    assert torch.equal(first.nan_to_num(7.0), setup.output.nan_to_num(7.0))
+    trial = trial_of(CASES["mixed lengths"], DEVICE)
+    examine(trial)
+    first, second = (attend(trial, trial.batch, trial.query) for _ in range(2))
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(first, second, strict=True))
 
 
 def test_an_empty_batch_launches_nothing() -> None:
-    setup = Setup(Case([0, 0], [16, 0]), DEVICE)
-    setup.forward()
-    assert setup.plan.launches == []
-    assert setup.output.isnan().all()
+    trial = trial_of(Case([0, 0], [16, 0]), DEVICE)
+    examine(trial)
+    assert trial.layer.plan(trial.batch).launches == []
+    assert attend(trial, trial.batch, trial.query)[0].isnan().all()

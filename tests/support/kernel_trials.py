@@ -1,0 +1,117 @@
+"""Trials of TRITON_ATTN's kernels by themselves: any layer and any lengths, whatever a row of the registry claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnreg.conformance.proof import examine
+from attnreg.conformance.trial import Draw, Trial, fill
+from attnreg.kernels import triton_attn
+from attnreg.kernels.triton.launchers import AttentionPlan
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams, Layout
+
+# where block tables point past a request's last block: far outside any cache
+NOWHERE = 2**30
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer and the lengths of its batch. ``heads``: query and KV heads."""
+
+    queries: Sequence[int]
+    keys: Sequence[int]
+    heads: tuple[int, int] = (4, 2)
+    head_size: int = 32
+    head_size_v: int | None = None
+    dtype: torch.dtype = torch.float16
+    kv_dtype: str = "auto"
+    block_size: int | None = 16
+    layout: Layout = "NHD"
+    causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    features: frozenset[str] = frozenset()
+    ranges: list[list[list[int]]] | None = None
+    fnuz: bool = False
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The layer; it returns its LSE."""
+        numbers = {"sliding_window": self.window, "softcap": self.softcap}
+        if any(q > k for q, k in zip(self.queries, self.keys, strict=True)):
+            attn_type = "encoder_decoder"
+        else:
+            attn_type = "decoder" if self.causal or self.block_size else "encoder_only"
+        return AttentionSpec(
+            num_heads=self.heads[0],
+            num_kv_heads=self.heads[1],
+            head_size=self.head_size,
+            head_size_v=self.head_size_v or self.head_size,
+            dtype=self.dtype,
+            softmax_scale=self.head_size**-0.5,
+            kv_dtype=self.kv_dtype,
+            block_size=self.block_size,
+            attn_type=attn_type,
+            features=self.features | {"lse"} | {name for name, number in numbers.items() if number},
+            kv_layout=self.layout,
+            fnuz=self.fnuz,
+            **numbers,  # type: ignore[arg-type]
+        )
+
+
+class KernelLayer:
+    """A layer of the kernel module, without a selection. chosen: what `AttentionPlan` is to launch instead of its own
+    choice.
+    """
+
+    def __init__(self, spec: AttentionSpec, params: LayerParams, **chosen: Any) -> None:
+        self.spec, self.params, self.chosen = spec, params, chosen
+
+    def plan(self, batch: BatchMetadata) -> Any:
+        """The plan of a batch; made once, as `Attention` does, so that a graph can be captured."""
+        if "kernel" not in batch.plans:
+            plan = batch.plans["kernel"] = triton_attn.plan(self.spec, batch)
+            if self.chosen:
+                plan.launches = AttentionPlan(plan.layer, plan.batch, **self.chosen).launches
+        return batch.plans["kernel"]
+
+    def new_kv_cache(self, num_blocks: int, device: torch.device | str) -> KVCache:
+        shape = triton_attn.kv_cache_shape(self.spec, num_blocks)
+        return KVCache(*(torch.empty(size, dtype=shape.dtype, device=device) for size in shape[:2]))
+
+    def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None:
+        triton_attn.write_kv(self.spec, self.plan(batch), key, value, kv_cache, params=self.params)
+
+    def attend(
+        self, query: Tensor, kv_cache: KVCache | None, batch: BatchMetadata, output: Tensor, **more: Tensor | None
+    ) -> None:
+        triton_attn.forward(self.spec, self.plan(batch), Call(query, kv_cache, output, params=self.params, **more))
+
+
+def trial_of(case: Case, device: str, **chosen: Any) -> Trial:
+    """A case's tensors on a device, poisoned as conformance does; ``chosen`` as `KernelLayer` takes it."""
+    draw, spec = Draw(repr(case), torch.device(device)), case.spec
+    heads, kv_heads = case.heads
+    per_head = "per_head_quant_scales" in spec.features
+    scales = draw.scales(kv_heads) if per_head else draw.scales(1).expand(2, kv_heads)
+    params = LayerParams(
+        sinks=draw.sinks(heads) if "sinks" in spec.features else None,
+        alibi_slopes=draw.slopes(heads) if "alibi" in spec.features else None,
+        k_scale=scales[0] if spec.quantised else None,
+        v_scale=scales[1] if spec.quantised else None,
+    )
+    lengths = list(zip(case.queries, case.keys, strict=True))
+    ranges = None if case.ranges is None else torch.tensor(case.ranges, dtype=torch.int32, device=device)
+    storage = "packed" if case.block_size is None else case.layout
+    layer = KernelLayer(spec, params, **chosen)
+    return fill(layer, lengths, draw, storage=storage, causal=case.causal, ranges=ranges, unused_block=NOWHERE)
+
+
+def check(case: Case, device: str, **chosen: Any) -> None:
+    """The kernels do what they must for a case: the numbers, and no other memory."""
+    assert examine(trial_of(case, device, **chosen)).problem is None
