@@ -61,11 +61,11 @@ class Variant:
     where: Location
     source: str | None = None
     notes: tuple[str, ...] = ()
-    open: Mapping[str, Location] = field(default_factory=dict)
+    open: Mapping[str, Location] = field(default_factory=FrozenDict)
     served: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("features", "emulated", "unchecked"):
+        for name in ("features", "emulated", "unchecked", "open"):
             object.__setattr__(self, name, frozen(getattr(self, name)))
         object.__setattr__(self, "served", frozenset((*self.features, *self.emulated, *self.unchecked)))
 
