@@ -61,6 +61,14 @@ Platform.detect_all()
     assert brought & {"rich", "click", "jinja2"} == set()
 
 
+def test_selecting_compares_no_versions_where_all_packages_are_assumed() -> None:
+    code = """
+from attnreg import AttentionRequest, Platform, select
+select(AttentionRequest(head_size=128), Platform(platform="cuda", arch="sm90"))
+"""
+    assert "packaging" not in loaded(code)
+
+
 @pytest.mark.parametrize("command", ["explain --arch sm90", "list", "show FLASH_ATTN", "doctor"])
 def test_a_command_brings_no_framework_and_no_templates(command: str) -> None:
     # the answer goes elsewhere: the last line is the list of modules

@@ -44,10 +44,8 @@ ARCH_OPERATORS = ("min", "max", "below", "not")
 WORD_OPERATORS = ("not",)
 _GLOB = re.compile(r"[*?]")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?\Z")
-# PEP 440: a wildcard only after == and !=, at least two numbers after ~=
-_NUMBER = r"\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?"
-_VERSION = rf"\s*(?:(?:[<>]=?|[=!]=)\s*{_NUMBER}|[=!]=\s*\d+(?:\.\d+)*\.\*|~=\s*\d+\.{_NUMBER})\s*"
-_VERSIONS = re.compile(rf"{_VERSION}(?:,{_VERSION})*\Z")
+# versions that are plainly right: a registry that has no others is read without the library, whose import takes long
+_PLAIN_VERSIONS = re.compile(r"\s*(?:[<>]=?|[=!]=)\s*[0-9]+(?:\.[0-9]+)*\s*\Z")
 
 
 class Facets(Protocol):
@@ -315,7 +313,7 @@ class Parser:
             elif match[1] not in self.words.packages:
                 hint = did_you_mean(match[1], self.words.packages)
                 self.problem(here, f"unknown package '{match[1]}'", hint)
-            elif match[2] and not _VERSIONS.match(match[2]):
+            elif match[2] and not _names_versions(match[2]):
                 self.problem(here, f"`{match[2]}` names no versions", "as in >=2.7, ==2.* or >=2.7,<3")
             else:
                 wanted.append(Requirement(match[1], (match[2] or "").strip()))
@@ -353,6 +351,19 @@ def _operators_of(facet: Facet) -> tuple[str, ...]:
     if numeric or facet.kind in ("integer", "field"):
         return INTEGER_OPERATORS
     return ARCH_OPERATORS if facet.kind == "arch" else WORD_OPERATORS
+
+
+def _names_versions(text: str) -> bool:
+    """Whether a text is a list of PEP 440 specifiers, without ``===``, which compares texts and not versions."""
+    parts = text.split(",")
+    if all(map(_PLAIN_VERSIONS.match, parts)):
+        return True
+    from packaging.specifiers import InvalidSpecifier, Specifier
+
+    try:
+        return all(Specifier(part).operator != "===" for part in parts)
+    except InvalidSpecifier:
+        return False
 
 
 def _is_int(value: Any) -> bool:

@@ -284,6 +284,13 @@ def test_everything_installed_meets_even_what_no_version_meets() -> None:
         exact.compare(AttentionRequest(head_size=1), Platform(platform="gpu", arch="g1", packages=packages))
 
 
+def test_local_versions_and_epochs_fall_in_classes() -> None:
+    wanted = ["lib==2.8.3+cu12", "lib==2.8.3", "lib>=1!2.0", "lib<1!2.0,>2.8.3", "lib!=2.8.*"]
+    exact = Exact(tiny.load({f"R{i}": tiny.row(requires={"packages": [one]}) for i, one in enumerate(wanted)}))
+    for version in ("2.8", "2.8.3", "2.8.3+cu12", "2.8.3+cu13", "2.8.4", "2.9", "9", "1!1.9", "1!2.0", "1!3"):
+        exact.compare(AttentionRequest(head_size=1), Platform(platform="gpu", arch="g1", packages={"lib": version}))
+
+
 def test_two_registries_in_one_space_and_words_that_only_one_knows() -> None:
     old = tiny.load({"A": tiny.row()})
     words = {**tiny.VOCABULARY["words"], "kv_dtypes": {"auto": "l", "fp8": "l", "fp4": "l"}}

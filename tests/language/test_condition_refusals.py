@@ -184,7 +184,25 @@ def test_everything_wrong_with_a_condition_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "versions", [">=x", ">=2.*", "~=2", ">=", "=2", "==", ">=2 <3", ">=2,", "==2.*.1", "<>2", "===2"]
+    "versions",
+    [
+        ">=x",
+        ">=2.*",
+        "~=2",
+        ">=",
+        "=2",
+        "==",
+        ">=2 <3",
+        ">=2,",
+        "==2.*.1",
+        "<>2",
+        "===2",
+        ">=2+cu12",
+        "==2!",
+        "~=1!2",
+        ">=2,,<3",
+        ">=٢",
+    ],
 )
 def test_versions_that_no_installer_would_take(versions: str) -> None:
     _, problems = parse(f"{{packages: ['lib{versions}']}}")

@@ -72,6 +72,26 @@ def test_a_pre_release_counts_as_a_version() -> None:
     assert not Requirement("lib", ">=2").met_by((("lib", "2.0.dev3"),))
 
 
+@pytest.mark.parametrize(
+    ("versions", "met"),
+    [
+        ("==2.8.3+cu12", "2.8.3+cu12"),
+        ("!=2.8.3+cu12", "2.0 2.8.3 2.8.3+cu13 2.10 1!2.0"),
+        ("==2.8.3", "2.8.3 2.8.3+cu12 2.8.3+cu13"),
+        (">=1!2.0", "1!2.0"),
+        (">= 2.8 , <1!0", "2.8.3 2.8.3+cu12 2.8.3+cu13 2.10"),
+        ("~=2.8", "2.8.3 2.8.3+cu12 2.8.3+cu13 2.10"),
+        ("==2.8.*", "2.8.3 2.8.3+cu12 2.8.3+cu13"),
+        ("<2.8.3rc1", "2.0"),
+    ],
+)
+def test_versions_are_those_of_pep_440(versions: str, met: str) -> None:
+    parsed, problems = parse(f"{{packages: ['lib{versions}']}}")
+    assert problems == []
+    known = ("2.0", "2.8.3", "2.8.3+cu12", "2.8.3+cu13", "2.10", "1!2.0")
+    assert " ".join(v for v in known if parsed.holds({"packages": (("lib", v),)})) == met
+
+
 def test_without_covers_features_and_flags() -> None:
     parsed, problems = parse("{without: [sinks, fast]}")
     assert problems == []
