@@ -128,6 +128,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default: attnreg.Re
         environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         found = Platform.detect_all(default.vocabulary, environ=environ)
         assert Platform.detect(default.vocabulary, environ=environ) == found[0]
+        assert attnreg.detect(default.vocabulary, environ=environ) == found[0]
         assert nvml is None or nvml.open == 0
         return tuple((p.platform, p.arch) for p in found)
 
