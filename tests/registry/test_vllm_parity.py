@@ -277,6 +277,12 @@ def test_every_backend_has_the_same_verdict(rows: list[dict[str, Any]], registry
 
 # what is not in the samples ------------------------------------------------------------------------------------------
 
+
+@pytest.fixture(scope="module")
+def latest() -> Registry:
+    return load_registry("vllm-0.33.0")
+
+
 ROW = {"platform": "cpu", "arch": "x86_64", "head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "auto"}
 XPU = {"platform": "xpu", "arch": "xe2"}
 HARDLY_CHECKED = [
@@ -297,30 +303,29 @@ HARDLY_CHECKED = [
 
 
 @pytest.mark.parametrize(("change", "backend"), [c[1:] for c in HARDLY_CHECKED], ids=[c[0] for c in HARDLY_CHECKED])
-def test_where_vllm_hardly_checks(change: dict[str, Any], backend: str | None) -> None:
-    assert name_of(ask({**ROW, **change}, load_registry("vllm-0.33.0"))) == backend
+def test_where_vllm_hardly_checks(latest: Registry, change: dict[str, Any], backend: str | None) -> None:
+    assert name_of(ask({**ROW, **change}, latest)) == backend
 
 
-def test_what_is_not_checked_is_said() -> None:
-    selection = ask({**ROW, "head_size": 65, "has_sink": True}, load_registry("vllm-0.33.0"))
+def test_what_is_not_checked_is_said(latest: Registry) -> None:
+    selection = ask({**ROW, "head_size": 65, "has_sink": True}, latest)
     assert any("does not check" in warning and "sinks" in warning for warning in selection.warnings)
 
 
-def test_by_name_the_platform_is_not_looked_at_and_that_is_said() -> None:
-    registry = load_registry("vllm-0.33.0")
+def test_by_name_the_platform_is_not_looked_at_and_that_is_said(latest: Registry) -> None:
     row = {**ROW, "platform": "rocm", "arch": "gfx942", "use_mla": True, "use_sparse": True, "head_size": 576}
-    assert name_of(ask(row, registry)) == "ROCM_AITER_MLA_SPARSE"
-    selection = ask(row, registry, "FLASHMLA_SPARSE")
+    assert name_of(ask(row, latest)) == "ROCM_AITER_MLA_SPARSE"
+    selection = ask(row, latest, "FLASHMLA_SPARSE")
     assert name_of(selection) == "FLASHMLA_SPARSE"
     [warning] = selection.warnings
     assert warning.startswith(
         "platform is rocm, and FLASHMLA_SPARSE is for cuda: vLLM does not check the platform of a"
     )
     # the class is asked for a compute capability of 9 or 10, which CDNA has and RDNA has not
-    assert name_of(ask({**row, "arch": "gfx1201"}, registry, "FLASHMLA_SPARSE")) is None
+    assert name_of(ask({**row, "arch": "gfx1201"}, latest, "FLASHMLA_SPARSE")) is None
     # where vLLM looks: on processors and Intel GPUs
     for place in ({"platform": "cpu", "arch": "x86_64"}, {"platform": "xpu", "arch": "xe2"}):
-        assert name_of(ask({**row, **place}, registry, "FLASHMLA_SPARSE")) is None
+        assert name_of(ask({**row, **place}, latest, "FLASHMLA_SPARSE")) is None
 
 
 @pytest.mark.parametrize(
@@ -335,10 +340,10 @@ def test_by_name_the_platform_is_not_looked_at_and_that_is_said() -> None:
     ],
 )
 def test_only_by_name_a_backend_is_asked_for_ultraquants_layout(
-    backend: str | None, change: dict[str, Any], chosen: str
+    latest: Registry, backend: str | None, change: dict[str, Any], chosen: str
 ) -> None:
     row = {**ROW, "platform": "rocm", "arch": "gfx942", "run_kv_cache_dtype": "ultraquant_4bit", **change}
-    selection = ask(row, load_registry("vllm-0.33.0"), backend)
+    selection = ask(row, latest, backend)
     assert name_of(selection) == chosen
     gave_way = backend is not None and selection.requested is None
     assert gave_way == (backend in ("ROCM_ATTN", "ROCM_SEGMENTED_ATTN"))
@@ -362,18 +367,18 @@ OUTSIDE = [
 
 @pytest.mark.parametrize(("platform", "arch", "fields", "backend"), OUTSIDE)
 def test_vision_towers_and_prompts_of_mla(
-    platform: str, arch: str, fields: dict[str, Any], backend: str | None
+    latest: Registry, platform: str, arch: str, fields: dict[str, Any], backend: str | None
 ) -> None:
     base = {"attention": "mla", "model": "deepseek", "qk_rope_head_dim": 64} if "phase" in fields else {}
     request = AttentionRequest(**{"head_size": 80, **base, **fields})
     try:
-        selection = select(request, Platform(platform=platform, arch=arch), load_registry("vllm-0.33.0"))
+        selection = select(request, Platform(platform=platform, arch=arch), latest)
     except NoBackendError as e:
         selection = e.selection
     assert name_of(selection) == backend
 
 
-def test_nonsense_in_a_config_is_no_error() -> None:
+def test_nonsense_in_a_config_is_no_error(latest: Registry) -> None:
     row = {**ROW, "platform": "cuda", "arch": "sm90", "use_mla": True, "use_sparse": True, "head_size": 512}
     row["model"] = {
         "num_heads": 7,
@@ -382,13 +387,13 @@ def test_nonsense_in_a_config_is_no_error() -> None:
     }
     request, _ = request_from_selector_row(row)
     assert (request.kv_lora_rank, request.qk_rope_head_dim, request.index_topk) == (1, 1, 1)
-    sm90 = next(c for c in ask(row, load_registry("vllm-0.33.0")).candidates if c.name == "FLASHINFER_MLA_SPARSE_SM90")
+    sm90 = next(c for c in ask(row, latest).candidates if c.name == "FLASHINFER_MLA_SPARSE_SM90")
     assert {f for r in sm90.reasons for f in r.facets} == {"kv_lora_rank", "qk_rope_head_dim"}
 
 
-def test_a_missing_aiter_is_no_package_of_the_platform() -> None:
+def test_a_missing_aiter_is_no_package_of_the_platform(latest: Registry) -> None:
     row = {**ROW, "platform": "rocm", "arch": "gfx942", "aiter": "pkg_missing"}
     _, platform = request_from_selector_row(row)
-    known = set(load_registry("vllm-0.33.0").vocabulary.packages)
+    known = set(latest.vocabulary.packages)
     assert platform.packages is not None
     assert {name for name, _ in platform.packages} < known - {"aiter"}
