@@ -19,7 +19,7 @@ from attnreg import Registry, load_registry
 from attnreg.analysis.boxes import Region, facets_text
 from attnreg.analysis.diff import Change, Diff, diff
 from attnreg.analysis.space import Space
-from attnreg.cli.commands import main
+from attnreg.cli import main
 from attnreg.selection.selector import evaluate
 
 EVERYTHING = 10_000

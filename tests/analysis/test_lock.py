@@ -11,7 +11,7 @@ from support import ROOT
 
 from attnreg import RegistryError, load_registry
 from attnreg.analysis.lock import drift, read_lock
-from attnreg.cli.commands import main
+from attnreg.cli import main
 
 MODEL = str(ROOT / "examples/configs/gpt-oss-120b")
 

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 
 from attnreg import Registry, loader
+from attnreg.cli import main
+
+
+class Run(NamedTuple):
+    """What a run of the command came to."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Runs the command with some arguments."""
+    # whoever runs the tests may have a narrow terminal
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def call(*arguments: str) -> Run:
+        status = main(arguments)
+        printed = capsys.readouterr()
+        return Run(status, printed.out, printed.err)
+
+    return call
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnreg.cli.commands import main
+from attnreg.cli import main
 from attnreg.registry import Registry
 
 CPU = ["--arch", "x86_64", "--size", "claims"]

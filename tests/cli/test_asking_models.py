@@ -1,4 +1,4 @@
-"""The command asked about models: explain's options for them, `models` and `show`."""
+"""What models ask: explain's options for them, `models`, and `show` of a family."""
 
 from __future__ import annotations
 
@@ -11,24 +11,10 @@ from typing import Any
 import pytest
 from support import ROOT
 
-from attnreg.cli.commands import main
-
 CONFIGS = ROOT / "examples" / "configs"
 GPT_OSS = str(CONFIGS / "gpt-oss-120b")
 MI300X = ("--platform", "rocm", "--arch", "gfx942")
 HOPPER = ("--arch", "sm90")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        status = main(arguments)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return call
 
 
 def answers(run: Callable[..., Any], *arguments: str) -> Any:
@@ -158,14 +144,6 @@ def test_every_example_is_explained_soon(path: Path, run: Callable[..., Any]) ->
     _, out, err = run("explain", *HOPPER, "--model", str(path))
     assert time.process_time() - begun < 5, "it takes a tenth of a second"
     assert (out.splitlines()[0].split(" · ")[0], err) == (path.name, "")
-
-
-def test_a_lock_holds_a_models_ranks_and_leaves_mixers_out(run: Callable[..., Any]) -> None:
-    model = str(CONFIGS / "Qwen3-Next-80B-A3B-Instruct")
-    status, out, _ = run("lock", *HOPPER, "--model", model, "--tp", "2")
-    assert status == 0
-    (entry,) = json.loads(out)["selections"]
-    assert (entry["layers"], entry["request"]["num_heads"]) == ("12 layers (3, 7, … 47)", 8)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,114 @@
+"""The commands that say what the data says, as a person meets them: what they print, and where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+GPT_OSS = str(ROOT / "examples/configs/gpt-oss-120b")
+
+
+def test_explain_puts_the_answer_first_and_cites_every_verdict(run: Callable[..., Any]) -> None:
+    result = run("explain", "--platform", "rocm", "--arch", "gfx942", "--model", GPT_OSS)
+    lines = result.out.splitlines()
+    assert result.status == 0
+    assert re.match(
+        r"gpt-oss-120b · 36 layers · bfloat16 · ROCm gfx942 \(MI300X\) · registry default@[0-9a-f]{7}", lines[0]
+    )
+    assert lines[2] == "18 layers (0, 2, … 34)   64/8 heads of 64 · sliding window 128 · sinks"
+    assert re.match(r"▸ TRITON_ATTN   4th choice of 5 \(order rocm/mha, priorities\.yaml:\d+\)", lines[3])
+    assert re.search(
+        r"1 ROCM_ATTN +emulates sinks \(slow\); TRITON_ATTN serves them natively +backends\.yaml:\d+", result.out
+    )
+    assert "↳ would win with --flag aiter --flag aiter_mha" in result.out
+
+
+def test_the_suggested_change_makes_the_candidate_win(run: Callable[..., Any]) -> None:
+    flags = ("--flag", "aiter", "--flag", "aiter_mha")
+    result = run("explain", "--platform", "rocm", "--arch", "gfx942", "--model", GPT_OSS, *flags)
+    assert "▸ ROCM_AITER_FA" in result.out
+
+
+def test_without_an_architecture_every_one_answers_and_those_that_agree_share_a_verdict(
+    run: Callable[..., Any],
+) -> None:
+    result = run("explain", "--platform", "rocm", "--head-size", "128")
+    groups = [line for line in result.out.splitlines() if line.startswith("gfx")]
+    assert groups == [
+        "gfx90a (MI210), gfx1100 (RX 7900)",
+        "gfx942 (MI300X), gfx950 (MI350X), gfx1250 (MI450)",
+        "gfx1200 (RX 9060), gfx1201 (RX 9070)",
+    ]
+
+
+def test_json_is_the_whole_trace(run: Callable[..., Any]) -> None:
+    result = run("explain", "--arch", "sm90", "--model", GPT_OSS, "--json")
+    data = json.loads(result.out)
+    selection = data["answers"][0]["selections"][0]
+    assert selection["backend"] == {"name": "FLASH_ATTN", "variant": "FA3"}
+    assert {"rank", "name", "variant", "accepted", "reasons", "would_win"} <= set(selection["candidates"][0])
+
+
+def test_prefer_and_deny_are_choices_like_an_overlays(run: Callable[..., Any]) -> None:
+    preferred = run("explain", "--arch", "sm90", "--head-size", "128", "--prefer", "TRITON_ATTN")
+    assert "▸ TRITON_ATTN   preferred" in preferred.out
+    denied = run("explain", "--arch", "sm90", "--head-size", "128", "--deny", "FLASH_ATTN")
+    assert "▸ FLASHINFER" in denied.out
+    assert "denied" in denied.out
+
+
+def test_an_overlay_file_re_ranks(run: Callable[..., Any], tmp_path: Path) -> None:
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text("extends: default\norders:\n  cuda:\n    - {name: mine, order: [TRITON_ATTN, FLASH_ATTN]}\n")
+    by_option = run("explain", "--arch", "sm90", "--head-size", "128", "--overlay", str(overlay))
+    as_registry = run("explain", "--arch", "sm90", "--head-size", "128", "--registry", str(overlay))
+    for result in (by_option, as_registry):
+        assert re.search(r"▸ TRITON_ATTN   1st choice of 2 \(order cuda/mine, mine\.yaml:4\)", result.out)
+
+
+def test_mla_is_explained_for_decoding_and_for_prompts(run: Callable[..., Any]) -> None:
+    result = run("explain", "--arch", "sm90", "--model", str(ROOT / "examples/configs/DeepSeek-V3"))
+    assert "▸ FLASH_ATTN_MLA/FA3" in result.out
+    assert "· prefill" in result.out
+    assert "▸ FLASH_ATTN_PREFILL/FA3" in result.out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = run("explain", "--platform", "rocm", "--model", GPT_OSS)
+    assert max(len(line) for line in result.out.splitlines()) <= columns
+
+
+def test_list_names_the_orders_that_apply(run: Callable[..., Any]) -> None:
+    result = run("list", "--platform", "rocm")
+    assert "1 ROCM_ATTN → 2 ROCM_AITER_FA → 3 ROCM_AITER_UNIFIED_ATTN → 4 TRITON_ATTN → 5 TURBOQUANT" in result.out
+    assert "FLASHINFER " not in result.out
+    names = [row["name"] for row in json.loads(run("list", "--json").out)]
+    assert names == sorted(names)
+    assert len(names) == 27
+
+
+def test_show_prints_every_variant_with_its_lines(run: Callable[..., Any]) -> None:
+    result = run("show", "FLASH_ATTN")
+    for variant in ("FA4", "FA3", "FA2"):
+        assert f"▸ {variant}" in result.out
+    assert re.search(r"backends\.yaml:\d+", result.out)
+    assert "did you mean `FLASHMLA`?" in run("show", "FLASMLA").err
+    assert json.loads(run("show", "ROCM_ATTN", "--json").out)["variants"][0]["emulated"]["sinks"]
+
+
+def test_doctor_names_this_machine_and_what_is_missing(run: Callable[..., Any]) -> None:
+    result = run("doctor")
+    assert result.status == 0
+    assert re.search(r"^(cpu|cuda|rocm|xpu) \w+", result.out, re.MULTILINE)
+    data = json.loads(run("doctor", "--json").out)
+    assert data["devices"][-1]["platform"] == "cpu"

@@ -1,0 +1,107 @@
+"""The command as a whole: exit statuses, problems on stderr, a pipe, and the completion of its words."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support import ROOT
+
+STATUS = [
+    ("something was selected", ["--arch", "sm90", "--head-size", "128"], 0),
+    ("nothing is valid", ["--arch", "sm75", "--head-size", "128", "--kv-dtype", "nvfp4"], 1),
+    ("a request that is refused", ["--arch", "sm90", "--head-size", "128", "--backend", "ROCM_ATTN"], 1),
+    ("an unknown word", ["--arch", "sm90", "--kv-dtype", "fp8_e4m4"], 2),
+    ("an unknown option", ["--ach", "sm90"], 2),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status"), [case[1:] for case in STATUS], ids=[case[0] for case in STATUS])
+def test_exit_status(run: Callable[..., Any], arguments: list[str], status: int) -> None:
+    assert run("explain", *arguments).status == status
+
+
+BAD_INPUT = [
+    (["--arch", "sm91"], "unknown architecture 'sm91'; did you mean `sm90`?"),
+    (["--platform", "rcom"], "unknown platform 'rcom'; did you mean `rocm`?"),
+    (["--platform", "rocm", "--arch", "sm90"], "arch is sm90, which belongs to platform cuda, not rocm"),
+    (["--arch", "sm90", "--kv-dtype", "fp8_e4m4"], "kv_dtype names 'fp8_e4m4'"),
+    (["--arch", "sm90", "--feature", "sink"], "features names 'sink'"),
+    (["--arch", "gfx942", "--flag", "aitr"], "flags names 'aitr'"),
+    (["--arch", "sm90", "--head-size", "0"], "head_size is 0; expected at least 1"),
+    (["--arch", "sm90", "--head-size", "wide"], "'wide' is not a valid integer"),
+    (["--arch", "sm90", "--num-heads", "6", "--num-kv-heads", "4"], "the second must divide the first"),
+    (["--arch", "sm90", "--backend", "FLASH_ATN"], "unknown backend 'FLASH_ATN'; did you mean `FLASH_ATTN`?"),
+    (["--arch", "sm90", "--package", "flash-atn"], "unknown package 'flash-atn'; did you mean `flash-attn`?"),
+    (["--arch", "sm90", "--set", "run_kv_dtype"], "--set run_kv_dtype: expected FACET=VALUE"),
+    (["--arch", "sm90", "--set", "run_kv_dtyp=fp8"], "run_kv_dtyp is no facet of default@"),
+    (
+        ["--arch", "sm90", "--registry", "vlm-0.33.0"],
+        "`vlm-0.33.0` is neither a bundled registry nor a directory nor a file",
+    ),
+    (["--arch", "sm90", "--model", "nowhere.json"], "nowhere.json"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT, ids=[" ".join(case[0][-2:]) for case in BAD_INPUT])
+def test_bad_input_is_said_on_stderr_without_a_traceback(
+    run: Callable[..., Any], arguments: list[str], message: str
+) -> None:
+    result = run("explain", *arguments)
+    assert result.status == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+def test_retired_and_mistyped_variables_are_reported(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "FLASHINFER")
+    monkeypatch.setenv("ATTNREG_REGISTY", "x")
+    result = run("explain", "--arch", "sm90", "--head-size", "128")
+    assert result.status == 0
+    assert "VLLM_ATTENTION_BACKEND is set; vLLM has retired it and attnreg does not read it." in result.err
+    assert "did you mean `ATTNREG_REGISTRY`?" in result.err
+
+
+def test_a_pipe_gets_plain_text() -> None:
+    command = [sys.executable, "-m", "attnreg", "explain", "--arch", "sm90", "--head-size", "128"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(run: Callable[..., Any], shell: str) -> None:
+    if shell == "bash" and not _bash_is_new_enough():
+        pytest.skip("click needs bash 4.4 to print its completion script")
+    assert "_ATTNREG_COMPLETE" in run("completion", shell).out
+
+
+def _bash_is_new_enough() -> bool:
+    try:
+        text = subprocess.run(["bash", "--version"], capture_output=True, text=True, check=True).stdout
+    except OSError:
+        return False
+    found = re.search(r"version (\d+)\.(\d+)", text)
+    return found is not None and (int(found[1]), int(found[2])) >= (4, 4)
+
+
+COMPLETIONS = [("attnreg explain --backend ROCM_AITER_F", "ROCM_AITER_FA"), ("attnreg explain --arch gfx94", "gfx942")]
+
+
+@pytest.mark.parametrize(("line", "word"), COMPLETIONS)
+def test_words_are_completed_from_the_registry(line: str, word: str) -> None:
+    words = line.split()
+    environment = {
+        **os.environ,
+        "_ATTNREG_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    command = [sys.executable, "-c", "from attnreg.cli import main; main()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert f"plain,{word}" in done.stdout.splitlines()
