@@ -82,9 +82,10 @@ def test_backends_are_listed_with_the_orders_of_their_platforms(registry: Regist
     lines = [" ".join(line.split()) for line in printed(lambda console: print_backends(registry, gpu, console))]
     assert lines[0] == f"registry {registry.title}"
     assert [line for line in lines[1:] if line and "─" not in line] == [
-        "backend attention platforms what it is",
-        "A mha gpu s (experimental)",
-        "B mha gpu s",
+        "backend attention platforms run by what it is",
+        "A mha gpu – s (experimental)",
+        "B mha gpu – s",
+        "–: knowledge only; 2 of 2 rows have no kernel module: they can be explained, not run",
         "gpu/all arch g1 priorities.yaml:*",
         "1 A if role target → 2 B",
         "gpu/rest priorities.yaml:*",
