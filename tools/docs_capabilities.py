@@ -118,7 +118,7 @@ def needs(variant: Variant) -> str:
     parts = []
     for condition in (variant.requires, variant.when):
         for clause in condition.clauses:
-            if clause.facet in ("packages", "flags"):
+            if clause.facet in ("packages", "flags") and clause.matcher.form == "all":
                 noun = "flag " if clause.facet == "flags" else ""
                 parts += [f"{noun}`{word}`" for word in sorted(map(str, clause.matcher.mentions))]
             elif clause.facet not in ("platform", "arch"):

@@ -140,9 +140,12 @@ def _matcher(registry: Registry, facet: Facet) -> Schema:
         return {"anyOf": [one, {"type": "array", "items": one}]}
     words = list(facet.words)
     if facet.kind == "words":
-        several = _list(words, least=0)
-        only = {"type": "object", "properties": {"only": several}, "required": ["only"], "additionalProperties": False}
-        return {"anyOf": [{"enum": words}, several, only]}
+        forms: Schema = {
+            "any": {**_list(words), "description": "At least one of these."},
+            "only": {**_list(words, least=0), "description": "No others than these."},
+        }
+        mapping = {"type": "object", "properties": forms, "minProperties": 1, "maxProperties": 1}
+        return {"anyOf": [{"enum": words}, _list(words), {**mapping, "additionalProperties": False}]}
     numeric = facet.kind == "integer" or (facet.kind == "derived" and all(type(w) is int for w in words))
     allowed = INTEGER_OPERATORS if numeric else ARCH_OPERATORS if facet.kind == "arch" else WORD_OPERATORS
     values: list[Schema] = [{"type": "null"}]

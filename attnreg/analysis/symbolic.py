@@ -82,6 +82,8 @@ class Model:
         on = {v.word: d.among(i, [1]) for i, v in enumerate(self.space.variables) if v.facet == facet}
         if matcher.form == "all":
             return d.conjoin(on[w] for w in matcher.mentions)
+        if matcher.form == "any":
+            return d.unite(on[w] for w in matcher.mentions)
         if matcher.form == "none":
             return d.conjoin(d.negate(on[w]) for w in matcher.mentions)
         return d.conjoin(d.negate(node) for word, node in on.items() if word not in matcher.mentions)

@@ -36,6 +36,7 @@ from attnreg.language.matchers import (
     is_number,
     negation,
     one_of,
+    some_of,
 )
 from attnreg.language.vocabulary import Architecture, Facet, Word
 
@@ -260,18 +261,24 @@ class Parser:
 
     def _set_test(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, dict):
-            return self._only(raw, facet, path)
+            return self._of_a_list(raw, facet, path)
         words = self._words(raw, facet, path)
         if raw == []:
             self.problem(path, "the list is empty", f"name at least one {_noun(facet)}; `{{only: []}}` asks for none")
         return Matcher(" and ".join(sorted(words)), words.issubset, mentions=words, form="all")
 
-    def _only(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
-        if set(raw) != {"only"}:
-            help_ = f"write [...] or {{only: [...]}}; `without` says which {facet.name} must be absent"
-            self.problem(path, "a set is matched by a list (all of these) or by `only`", help_)
+    def _of_a_list(self, raw: dict[str, Any], facet: Facet, path: Path_) -> Matcher:
+        """`any` or `only`, each with a list of words."""
+        if len(raw) != 1 or not raw.keys() <= {"any", "only"}:
+            help_ = f"write [...], {{any: [...]}} or {{only: [...]}}; `without` says which {facet.name} must be absent"
+            self.problem(path, "a set is matched by a list (all of these), by `any` or by `only`", help_)
             return ANY
-        words = self._words(raw["only"], facet, (*path, "only"))
+        ((form, listed),) = raw.items()
+        words = self._words(listed, facet, (*path, form))
+        if form == "any":
+            if listed == []:
+                self.problem((*path, form), "the list is empty", f"name at least one {_noun(facet)}")
+            return some_of(words)
         text = "none" if not words else "no other than " + ", ".join(sorted(words))
         return Matcher(text, words.issuperset, mentions=words, form="only")
 

@@ -3,10 +3,11 @@
 A condition maps facets to matchers, all of which must hold::
 
     {arch: sm90}   {arch: {min: sm100, below: sm110}}   {kv_dtype: [auto, "fp8*"]}   {head_size: {multiple_of: 16}}
-    {features: [sinks]}   {without: [sinks]}   {not: {...}}   {any: [{...}, {...}]}
+    {features: [sinks]}   {features: {any: [sinks, alibi]}}   {without: [sinks]}   {not: {...}}   {any: [{...}, {...}]}
 
 A matcher is a value (``null``: not given), a word with ``*`` and ``?``, a list of matchers (one of them), or operators,
-all of which must hold. For set facets a list asks for all of its words. A value that is not given satisfies no bound.
+all of which must hold. For set facets a list asks for all of its words, ``any`` for one of them, and ``only`` for no
+others. A value that is not given satisfies no bound.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ class Clause:
     def holds(self, point: Point) -> bool:
         return self.matcher.matches(point[self.facet])
 
+    @property
+    def nouns(self) -> tuple[str, ...]:
+        """What a clause on a set names, each with what it is: ``alibi``, ``flag aiter``, ``package triton``."""
+        noun = {"features": "", "flags": "flag ", "packages": "package "}.get(self.facet, f"{self.facet} ")
+        return tuple(noun + word for word in sorted(map(str, self.matcher.mentions)))
+
     def describe(self) -> str:
         """The clause in words: ``arch sm90 or later``, ``sinks``, ``flag aiter``, ``without alibi``."""
         text, form = self.matcher.text, self.matcher.form
@@ -46,8 +53,9 @@ class Clause:
         if form == "only":
             return f"{self.facet} {text}"
         if form == "all":
-            noun = {"features": "", "flags": "flag ", "packages": "package "}.get(self.facet, f"{self.facet} ")
-            return " and ".join(noun + word for word in sorted(map(str, self.matcher.mentions)))
+            return " and ".join(self.nouns)
+        if form == "any":
+            return f"({' or '.join(self.nouns)})" if len(self.nouns) > 1 else self.nouns[0]
         return f"{self.facet} {text}"
 
 

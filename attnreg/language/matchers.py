@@ -20,9 +20,9 @@ class Matcher:
 
     ``constants`` and ``moduli`` are the integers at which the predicate can change its mind, ``mentions`` the words it
     names: together they are enough to split a facet into classes of values that the data cannot tell apart. ``form`` is
-    how a set is compared with ``mentions``: it holds all of them, none of them, or nothing else. A predicate is made of
-    named functions only, so that a selection, which carries its registry, can be sent to another process. ``either``
-    lists the texts of which one is enough, where there are several.
+    how a set is compared with ``mentions``: it holds all of them, any of them, none of them, or only these. A predicate
+    is made of named functions only, so that a selection, which carries its registry, can be sent to another process.
+    ``either`` lists the texts of which one is enough, where there are several.
 
     The memory holds what the predicate answered and nothing else: no answer depends on it, and no comparison, copy or
     pickle has it. So a matcher counts as immutable, and threads may share it.
@@ -33,7 +33,7 @@ class Matcher:
     constants: frozenset[int] = frozenset()
     moduli: frozenset[int] = frozenset()
     mentions: frozenset[Any] = frozenset()
-    form: Literal["", "all", "none", "only"] = ""
+    form: Literal["", "all", "any", "none", "only"] = ""
     either: tuple[str, ...] = ()
     _memo: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -111,6 +111,15 @@ def installed(wanted: Iterable[Requirement]) -> Matcher:
 
 def _all_met(wanted: tuple[Requirement, ...], packages: tuple[tuple[str, str], ...] | None) -> bool:
     return all(r.met_by(packages) for r in wanted)
+
+
+def some_of(words: frozenset[str]) -> Matcher:
+    """The test that a set holds at least one of some words."""
+    return Matcher(" or ".join(sorted(words)), partial(_overlaps, words), mentions=words, form="any")
+
+
+def _overlaps(words: frozenset[str], held: frozenset[str]) -> bool:
+    return not words.isdisjoint(held)
 
 
 def equals(value: Any, text: str) -> Matcher:

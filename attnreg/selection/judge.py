@@ -188,8 +188,11 @@ def _mismatch(kind: Kind, test: Clause | Claim, point: Point) -> Reason:
 
 
 def _wrong_words(clause: Clause, held: frozenset[str], kind: Kind) -> Iterator[Reason]:
-    """A reason for each word that a set lacks, or has too much."""
+    """A reason for each word that a set lacks, or has too much; one for all of those of which it needs any."""
     words, form = clause.matcher.mentions, clause.matcher.form
+    if form == "any":
+        needs = "needs" if clause.facet == "flags" else "only for requests with"
+        yield Reason(kind, (clause.facet,), clause.where, sentence=f"{needs} {' or '.join(clause.nouns)}")
     for word in sorted(words - held) if form == "all" else ():
         # a flag that is off is so common that `Reason` has words for it
         sentence = "" if clause.facet == "flags" else f"only for requests with {word}"

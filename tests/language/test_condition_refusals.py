@@ -131,9 +131,11 @@ REFUSALS: list[tuple[str, str, str, str]] = [
     (
         "{features: {not: [sinks]}}",
         "{",
-        "features: a set is matched by a list (all of these) or by `only`",
-        "write [...] or {only: [...]}; `without` says which features must be absent",
+        "features: a set is matched by a list (all of these), by `any` or by `only`",
+        "write [...], {any: [...]} or {only: [...]}; `without` says which features must be absent",
     ),
+    ("{features: {any: []}}", "[", "features.any: the list is empty", "name at least one feature"),
+    ("{features: {any: [sinks, 5]}}", "5", "features.any: expected a word, got `5`", "known: alibi, sinks"),
     ("{features: {only: 5}}", "5", "features.only: expected a list of features, got `5`", ""),
     (
         "{features: {only: [sink]}}",

@@ -100,6 +100,8 @@ CONDITIONS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("flags on", {"flags": ["fast"]}, ["flag fast is off"]),
     ("flags off", {"without": ["slow"]}, ["flag slow is on; needs it off"]),
     ("flags only", {"flags": {"only": ["fast"]}}, ["flag slow is on; needs it off"]),
+    ("any flag", {"flags": {"any": ["fast", "faster"]}}, ["needs flag fast or flag faster"]),
+    ("any feature", {"features": {"any": ["alibi", "lse"]}}, ["only for requests with alibi or lse"]),
     ("features on", {"features": ["alibi"]}, ["only for requests with alibi"]),
     ("features off", {"without": ["sinks"]}, ["not for requests with sinks"]),
     ("features only", {"features": {"only": ["alibi"]}}, ["not for requests with sinks"]),
@@ -130,7 +132,8 @@ def test_an_unmet_condition_is_said_part_by_part(place: str, condition: dict[str
     )
     entry = {"backend": "A", "if": condition} if place == "if" else "A"
     vocabulary = {
-        "flags": {"fast": "l", "slow": "l"},
+        "flags": {"fast": "l", "faster": "l", "slow": "l"},
+        "features": {"sinks": "l", "alibi": "l", "lse": "l"},
         "packages": {"lib": {"legend": "l"}, "old": {"legend": "l"}, "odd": {"legend": "l"}},
     }
     registry = tiny.load({"A": backend}, {"gpu": [{"name": "all", "order": [entry]}]}, vocabulary=vocabulary)

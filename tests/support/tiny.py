@@ -140,6 +140,7 @@ simple_conditions = st.one_of(
     ),
     st.sampled_from([{"quantized": True}, {"quantized": False}, {"eager": True}, {"eager": None}]),
     st.sampled_from([{"features": ["sinks"]}, {"features": {"only": ["alibi"]}}, {"without": ["sinks", "fast"]}]),
+    st.sampled_from([{"features": {"any": ["alibi", "sinks"]}}, {"flags": {"any": ["fast"]}}]),
     st.sampled_from(
         [
             {"sibling": {"min": "g2"}},
