@@ -7,7 +7,7 @@ import torch
 from support.kernel_trials import Case, check, trial_of
 
 from attnreg.conformance.proof import attend, examine
-from attnreg.kernels.triton.schedule import Config
+from attnreg.kernels.triton.tiles import Config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked

@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
+from attnreg.kernels.triton.cache import write_kv
 from attnreg.kernels.triton.fp8 import fp8_to_float16
-from attnreg.kernels.triton.launchers import FP8 as NAMES
-from attnreg.kernels.triton.launchers import write_kv
+from attnreg.kernels.triton.layout import FP8 as NAMES
 from attnreg.runtime.interface import KVCache, Layout, by_token
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from attnreg.kernels.triton.schedule import INVARIANT_SPLIT, Shape, choose_splits, schedule, target_for
+from attnreg.kernels.triton.schedule import INVARIANT_SPLIT, choose_splits, schedule
+from attnreg.kernels.triton.target import target_for
+from attnreg.kernels.triton.tiles import Shape
 
 H200 = target_for("cuda", 90, 132)
 PLAIN = Shape(0, False, 4, 128, 128, 2, 2, True, False, 0, False)

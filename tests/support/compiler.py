@@ -44,6 +44,11 @@ class Compiler:
         found: list[tuple[str, str, str]] = self._run(_digests, target)
         return found
 
+    def launches(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
+        """What `fake_driver.launches` says."""
+        found: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int] = self._run(_launches)
+        return found
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
@@ -90,3 +95,9 @@ def _digests(target: str) -> list[tuple[str, str, str]]:
     from support import causal_only
 
     return causal_only.digests(target)
+
+
+def _launches() -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
+    from support import fake_driver
+
+    return fake_driver.launches()

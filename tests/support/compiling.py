@@ -1,4 +1,4 @@
-"""Compiles, without a GPU, exactly what the launchers would launch on one, and reads what the kernels use.
+"""Compiles, without a GPU, exactly what a plan would launch on one, and reads what the kernels use.
 
 Run as a program it compiles cases for targets and prints a JSON line for each: it needs a process of its own, because
 a kernel module that was imported for Triton's interpreter cannot be compiled.
@@ -12,9 +12,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 TARGETS = ("sm75", "sm80", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100")
 
@@ -40,6 +41,12 @@ class Case:
     features: tuple[str, ...] = ()
 
 
+_KV_DTYPES = {
+    "same": "auto",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e4m3fnuz": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+}
 FEATURES = ("sinks", "alibi", "lse", "ranges")
 # on every run of the suite; the others with --full
 DEFAULT = (
@@ -121,61 +128,94 @@ class Usage:
 
 
 def compile_case(case: Case, target_name: str) -> list[Usage]:
-    """Compiles the cache write and every launch of a case for a target."""
-    import torch
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from attnreg.kernels.triton import launchers, schedule
-
-    backend, arch, warp = _gpu(target_name)
-    target = schedule.target_for(backend, arch, 132)
-    launched: list[tuple[Any, Any, Any, Any]] = []
-
-    def record(
-        compiled: Any, key: Any, kernel: Any, device: Any, grid: Any, args: Any, constants: Any, **options: int
-    ) -> None:
-        launched.append((kernel, args, constants, options))
-
-    launchers.target_of, launchers.launch = lambda device: target, record
-    _run(case, launchers, torch)
-
+    """Compiles the cache write and every launch of a case for a target; what each kernel uses."""
     found = []
-    for kernel, args, constants, options in launched:
-        signature, attrs = {}, {}
-        for i, (param, value) in enumerate(zip(kernel.params, (*args, *constants), strict=True)):
-            if i >= len(args) or value is None:
-                signature[param.name] = "constexpr"
-            elif isinstance(value, torch.Tensor):
-                signature[param.name] = _pointer(value.dtype)
-                if not param.do_not_specialize_on_alignment:
-                    attrs[(i,)] = [["tt.divisibility", 16]]
-            else:
-                signature[param.name] = "fp32" if isinstance(value, float) else "i32"
-        values = {(i,): v for i, v in enumerate((*args, *constants)) if i >= len(args) or v is None}
-        source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attrs)
-        compiled = triton.compile(source, target=GPUTarget(backend, arch, warp), options=options)
-        registers, spills, serialised = _report(compiled)
-        name = kernel.__name__.strip("_").removesuffix("_kernel")
-        tile = "" if name != "attention" else " ".join(str(v) for v in constants[-5:]) + f" {options}"
+    for launched in kernels_of(case, target_name):
+        registers, spills, serialised = report(launched.compiled)
+        tile = launched.constants.get("TILE")
         found.append(
             Usage(
-                case.name,
-                target_name,
-                name,
-                registers,
-                spills,
-                compiled.metadata.shared,
-                target.shared_memory,
-                serialised,
-                tile,
+                case=case.name,
+                target=target_name,
+                kernel=launched.variant.function.__name__.strip("_").removesuffix("_kernel"),
+                registers=registers,
+                spills=spills,
+                shared=launched.compiled.metadata.shared,
+                limit=launched.target.shared_memory,
+                serialised=serialised,
+                config=f"{tile} {launched.variant.code.options}" if tile else "",
             )
         )
     return found
 
 
-def _run(case: Case, launchers: Any, torch: Any) -> None:
-    """Calls the launchers on tensors that have no memory."""
+class Launched(NamedTuple):
+    """A kernel as it would be launched, and what it compiles to."""
+
+    target: Any
+    variant: Any
+    constants: dict[str, Any]
+    compiled: Any
+
+    @property
+    def text(self) -> str:
+        """Its instructions, as text."""
+        return str(self.compiled.asm["amdgcn" if "amdgcn" in self.compiled.asm else "ptx"])
+
+
+def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
+    """Every kernel that a case launches, in order, compiled for a target."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from attnreg.kernels.triton.target import target_for
+
+    backend, arch, warp = _gpu(target_name)
+    target = target_for(backend, arch, 132)
+    for variant, arguments, constants in _launches(case, target):
+        values = arguments | constants
+        assert list(values) == variant.function.arg_names
+        signature, attrs, constexprs = {}, {}, {}
+        for i, (param, value) in enumerate(zip(variant.function.params, values.values(), strict=True)):
+            if param.is_constexpr or value is None:
+                signature[param.name], constexprs[(i,)] = "constexpr", value
+            elif isinstance(value, bool | int | float):
+                signature[param.name] = "fp32" if isinstance(value, float) else "i32"
+            else:
+                signature[param.name] = _pointer(value.dtype)
+                if not param.do_not_specialize_on_alignment:
+                    attrs[(i,)] = [["tt.divisibility", 16]]
+        source = triton.compiler.ASTSource(fn=variant.function, signature=signature, constexprs=constexprs, attrs=attrs)
+        compiled = triton.compile(source, target=GPUTarget(backend, arch, warp), options=variant.code.options)
+        yield Launched(target, variant, constants, compiled)
+
+
+def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """The variant, the arguments and the constants of each launch of a case."""
+    from attnreg.kernels.triton import cache, launch, plans
+
+    launched: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
+
+    def record(variant: Any, key: Any, grid: Any, arguments: dict[str, Any]) -> None:
+        launched.append((variant, arguments, variant.code.constants(key)))
+
+    before = launch.Variant.launch, plans.target_of, cache.target_of
+    launch.Variant.launch, plans.target_of, cache.target_of = record, lambda device: target, lambda device: target
+    try:
+        _run(case)
+    finally:
+        launch.Variant.launch, plans.target_of, cache.target_of = before
+    return launched
+
+
+def _run(case: Case) -> None:
+    """Plans and runs a case on tensors that have no memory."""
+    import torch
+
+    from attnreg.kernels.triton.cache import write_kv
+    from attnreg.kernels.triton.plans import AttentionPlan
+    from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
+
     dtype = getattr(torch, case.dtype)
     cache_dtype = dtype if case.cache == "same" else getattr(torch, case.cache)
     heads, kv_heads = case.heads
@@ -189,17 +229,24 @@ def _run(case: Case, launchers: Any, torch: Any) -> None:
     def tensor(*shape: int, dtype: Any = torch.int32) -> Any:
         return torch.empty(shape, dtype=dtype, device="meta").as_subclass(Aligned)
 
-    layer = launchers.Layer(
+    features = {name for name in ("sinks", "alibi", "lse") if name in case.features}
+    features |= {"mm_prefix"} if "ranges" in case.features else set()
+    features |= {"sliding_window"} if case.window else set()
+    features |= {"softcap"} if case.softcap else set()
+    fnuz = case.cache.endswith("fnuz")
+    spec = AttentionSpec(
         num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=size_v, dtype=dtype,
-        cache_dtype=cache_dtype, softmax_scale=0.1, block_size=case.block_size, window=case.window,
-        softcap=case.softcap, alibi="alibi" in case.features, layout=case.layout,
+        kv_dtype=_KV_DTYPES[case.cache], fnuz=fnuz, softmax_scale=0.1, block_size=case.block_size or None,
+        sliding_window=case.window or None, softcap=case.softcap or None, features=frozenset(features),
+        kv_layout=case.layout,
     )  # fmt: skip
     paged = case.block_size > 0
-    batch = launchers.Batch(
-        query_lens=[case.queries] * case.requests, max_query_len=case.queries, max_seq_len=case.keys,
-        query_start_loc=tensor(case.requests + 1), seq_lens=tensor(case.requests),
+    starts = torch.arange(case.requests + 1, dtype=torch.int32) * case.queries
+    batch = BatchMetadata(
+        query_start_loc=tensor(case.requests + 1), seq_lens=tensor(case.requests), max_query_len=case.queries,
+        max_seq_len=case.keys, query_start_loc_cpu=starts, seq_lens_cpu=torch.full((case.requests,), case.keys),
         block_table=tensor(case.requests, case.keys // case.block_size) if paged else None,
-        ranges=tensor(case.requests, 2, 2) if "ranges" in case.features else None,
+        mm_prefix=tensor(case.requests, 2, 2) if "ranges" in case.features else None,
         causal=case.causal,
     )  # fmt: skip
     rows = (64, case.block_size) if paged else (tokens,)
@@ -216,15 +263,19 @@ def _run(case: Case, launchers: Any, torch: Any) -> None:
             tensor(tokens, kv_heads, size_v, dtype=dtype),
         )
         slots = tensor(tokens, dtype=torch.int64)
-        launchers.write_kv(new_key, new_value, key, value, slots, layout=case.layout, k_scale=scale, v_scale=scale)
+        write_kv(new_key, new_value, key, value, slots, layout=case.layout, k_scale=scale, v_scale=scale)
     per_head = tensor(heads, dtype=torch.float32)
-    launchers.AttentionPlan(layer, batch).run(
-        tensor(tokens, heads, case.head_size, dtype=dtype), key, value, tensor(tokens, heads, size_v, dtype=dtype),
-        lse=tensor(heads, tokens, dtype=torch.float32) if "lse" in case.features else None,
-        sinks=per_head if "sinks" in case.features else None,
-        alibi_slopes=per_head if "alibi" in case.features else None,
+    params = LayerParams(
+        sinks=per_head if "sinks" in features else None, alibi_slopes=per_head if "alibi" in features else None,
         k_scale=scale, v_scale=scale,
     )  # fmt: skip
+    call = Call(
+        query=tensor(tokens, heads, case.head_size, dtype=dtype), kv_cache=KVCache(key, value) if paged else None,
+        key=None if paged else key, value=None if paged else value,
+        output=tensor(tokens, heads, size_v, dtype=dtype),
+        lse=tensor(heads, tokens, dtype=torch.float32) if "lse" in features else None, params=params,
+    )  # fmt: skip
+    AttentionPlan(spec, batch).run(call)
 
 
 def _gpu(name: str) -> tuple[str, Any, int]:
@@ -239,7 +290,7 @@ def _pointer(dtype: Any) -> str:
     return "*" + names[str(dtype).removeprefix("torch.")]
 
 
-def _report(compiled: Any) -> tuple[int, int, bool]:
+def report(compiled: Any) -> tuple[int, int, bool]:
     """Registers per thread, bytes of them that were spilled to memory, and whether matrix products were serialised."""
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]

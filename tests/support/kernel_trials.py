@@ -12,7 +12,7 @@ from torch import Tensor
 from attnreg.conformance.proof import examine
 from attnreg.conformance.trial import Draw, Trial, fill
 from attnreg.kernels import triton_attn
-from attnreg.kernels.triton.launchers import AttentionPlan
+from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams, Layout
 
 # where block tables point past a request's last block: far outside any cache
@@ -77,7 +77,7 @@ class KernelLayer:
         if "kernel" not in batch.plans:
             plan = batch.plans["kernel"] = triton_attn.plan(self.spec, batch)
             if self.chosen:
-                plan.launches = AttentionPlan(plan.layer, plan.batch, **self.chosen).launches
+                plan.launches = AttentionPlan(self.spec, batch, **self.chosen).launches
         return batch.plans["kernel"]
 
     def new_kv_cache(self, num_blocks: int, device: torch.device | str) -> KVCache:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.aiter import record
-from attnreg.kernels.triton.launchers import write_kv as _write_kv
+from attnreg.kernels.triton.cache import write_kv as _write_kv
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,

@@ -1,12 +1,24 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """The cache write: new keys and values into the paged cache, quantised on the way if the cache holds 8-bit floats."""
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
-from attnreg.kernels.triton.layout import columns
+from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.layout import FP8, Cache, Strides, columns
+from attnreg.kernels.triton.target import target_of
+from attnreg.kernels.triton.tiles import power_of_2
+from attnreg.runtime.interface import Layout
+
+# the dimension of a cache of keys that holds the tokens of a block
+_BLOCK_SIZE_AT: dict[Layout, int] = {"NHD": 1, "HND": 2, "SPLIT": 3}
 
 
 @triton.jit
@@ -28,37 +40,107 @@ def _to_cache(x, scale, cache_ptr, FP8: tl.constexpr):
 )
 def _write_kv_kernel(
     key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, k_scale_ptr, v_scale_ptr, num_tokens,
-    STRIDE_KEY_T: tl.constexpr, STRIDE_KEY_H: tl.constexpr, STRIDE_VALUE_T: tl.constexpr, STRIDE_VALUE_H: tl.constexpr,
-    STRIDE_KB: tl.constexpr, STRIDE_KT: tl.constexpr, STRIDE_KH: tl.constexpr,
-    STRIDE_VB: tl.constexpr, STRIDE_VT: tl.constexpr, STRIDE_VH: tl.constexpr,
-    STRIDE_KX: tl.constexpr, STRIDE_VX: tl.constexpr, K_VECTOR: tl.constexpr, V_VECTOR: tl.constexpr,
-    STRIDE_K_SCALE: tl.constexpr, STRIDE_V_SCALE: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    FP8: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Stores BLOCK_ROWS (token, head) rows at their tokens' slots; a negative slot skips its token."""
+    """Stores BLOCK_ROWS (token, head) rows at their tokens' slots; a negative slot skips its token.
+
+    KEY, VALUE: the `Strides` of what is stored. K, V: the `CacheLayout` of where.
+    """
+    FP8: tl.constexpr = K.fp8
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     token, head = row // NUM_KV_HEADS, row % NUM_KV_HEADS
     slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=-1).to(tl.int64)
     stored = (slot >= 0)[:, None]
-    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    block, offset = slot // K.block_size, slot % K.block_size
     offs_d = tl.arange(0, BLOCK_D)[None, :]
     k_scale, v_scale = 1.0, 1.0
     if k_scale_ptr is not None:
-        k_scale = tl.load(k_scale_ptr + head * STRIDE_K_SCALE)[:, None]
+        k_scale = tl.load(k_scale_ptr + head * K.stride_scale)[:, None]
     if v_scale_ptr is not None:
-        v_scale = tl.load(v_scale_ptr + head * STRIDE_V_SCALE)[:, None]
+        v_scale = tl.load(v_scale_ptr + head * V.stride_scale)[:, None]
 
-    mask = stored & (offs_d < HEAD_SIZE)
-    key = tl.load(key_ptr + (token * STRIDE_KEY_T + head * STRIDE_KEY_H)[:, None] + offs_d, mask=mask, other=0.0)
-    key_offs = block * STRIDE_KB + offset * STRIDE_KT + head * STRIDE_KH
-    key_offs = key_offs[:, None] + columns(offs_d, K_VECTOR, STRIDE_KX)
+    mask = stored & (offs_d < K.size)
+    key = tl.load(key_ptr + (token * KEY.token + head * KEY.head)[:, None] + offs_d, mask=mask, other=0.0)
+    key_offs = block * K.stride_block + offset * K.stride_token + head * K.stride_head
+    key_offs = key_offs[:, None] + columns(offs_d, K)
     tl.store(key_cache_ptr + key_offs, _to_cache(key, k_scale, key_cache_ptr, FP8), mask=mask)
 
-    mask = stored & (offs_d < HEAD_SIZE_V)
-    value = tl.load(
-        value_ptr + (token * STRIDE_VALUE_T + head * STRIDE_VALUE_H)[:, None] + offs_d, mask=mask, other=0.0
-    )
-    value_offs = block * STRIDE_VB + offset * STRIDE_VT + head * STRIDE_VH
-    value_offs = value_offs[:, None] + columns(offs_d, V_VECTOR, STRIDE_VX)
+    mask = stored & (offs_d < V.size)
+    value = tl.load(value_ptr + (token * VALUE.token + head * VALUE.head)[:, None] + offs_d, mask=mask, other=0.0)
+    value_offs = block * V.stride_block + offset * V.stride_token + head * V.stride_head
+    value_offs = value_offs[:, None] + columns(offs_d, V)
     tl.store(value_cache_ptr + value_offs, _to_cache(value, v_scale, value_cache_ptr, FP8), mask=mask)
+
+
+_WRITE = Kernel(_write_kv_kernel)
+
+
+class _Code(NamedTuple):
+    """What the kernel's code depends on, apart from strides."""
+
+    dtype: torch.dtype
+    num_kv_heads: int
+    cache: Cache
+
+    @property
+    def block_d(self) -> int:
+        return power_of_2(max(self.cache.head_size, self.cache.head_size_v))
+
+    @property
+    def block_rows(self) -> int:
+        return max(1, 4096 // self.block_d)
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        return {"num_warps": 4}
+
+    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
+        new_key, new_value, keys, values, k_scale, v_scale, *_ = key
+        return {
+            "KEY": Strides(token=new_key[0], head=new_key[1]),
+            "VALUE": Strides(token=new_value[0], head=new_value[1]),
+            "K": self.cache.keys(keys, k_scale),
+            "V": self.cache.values(values, v_scale),
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "BLOCK_ROWS": self.block_rows,
+            "BLOCK_D": self.block_d,
+        }
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    layout: Layout = "NHD",
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Stores each row of key and value at its slot (block * block_size + offset); rows with a negative slot nowhere.
+
+    key [tokens, num_kv_heads, head_size], value likewise; the caches as `AttentionPlan.run` reads them, in the same
+    dtype or in float8, then divided by the head's scale, rounded to nearest even and saturated.
+    """
+    num_tokens, num_kv_heads, head_size = key.shape
+    num_tokens = min(num_tokens, slot_mapping.shape[0])
+    if num_tokens == 0:
+        return
+    device, cache_dtype = key.device, key_cache.dtype
+    block_size = key_cache.shape[_BLOCK_SIZE_AT[layout]]
+    code = _Code(key.dtype, num_kv_heads, Cache(layout, block_size, head_size, value.shape[2], cache_dtype))
+    if cache_dtype in FP8 and not target_of(device).converts(cache_dtype):
+        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
+    variant_key = (
+        key.stride(), value.stride(), key_cache.stride(), value_cache.stride(),
+        None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
+        (key.data_ptr() | value.data_ptr() | key_cache.data_ptr() | value_cache.data_ptr()) % 16 == 0,
+    )  # fmt: skip
+    arguments = {
+        "key_ptr": key, "value_ptr": value, "key_cache_ptr": key_cache, "value_cache_ptr": value_cache,
+        "slot_mapping_ptr": slot_mapping, "k_scale_ptr": k_scale, "v_scale_ptr": v_scale, "num_tokens": num_tokens,
+    }  # fmt: skip
+    grid = (-(-num_tokens * num_kv_heads // code.block_rows), 1, 1)
+    _WRITE.variant(device, code).launch(variant_key, grid, arguments)

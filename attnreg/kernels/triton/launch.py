@@ -1,5 +1,5 @@
-# mypy: disable-error-code="import-untyped, no-untyped-call, no-any-return"
-"""Launching a Triton kernel at little cost on the host: compiled once per set of constants, then called by position.
+# mypy: disable-error-code="import-untyped, no-untyped-call"
+"""Launching a Triton kernel by the names of its parameters, at little cost on the host.
 
 Triton's own launch path looks at every argument to find the kernel that fits, which takes longer than a short kernel
 runs. Here the caller says what the kernel depends on, and that is one look-up in a dictionary.
@@ -7,47 +7,103 @@ runs. Here the caller says what the kernel depends on, and that is one look-up i
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, Protocol
 
+import torch
 import triton
+import triton.language as tl
 from triton import knobs
 
-Compiled = dict[Hashable, Any]
-_compiled: dict[Hashable, Compiled] = {}
+# in the place of an argument that differs from launch to launch
+GIVEN_LATER: Final = object()
 
 
-def compiled_for(kernel: Any, key: Hashable) -> Compiled:
-    """What `launch` has compiled of a kernel for a key: its constants and options, the device, and the dtypes."""
-    return _compiled.setdefault((kernel, key), {})
+class Code(Protocol):
+    """What is known of a kernel's code before a launch. Hashable, and without tensors, because it is kept.
 
-
-def launch(
-    compiled: Compiled,
-    key: Hashable,
-    kernel: Any,
-    device: int,
-    grid: tuple[int, int, int],
-    args: tuple[Any, ...],
-    constants: tuple[Any, ...],
-    **options: int,
-) -> None:
-    """Runs ``kernel[grid](*args, *constants)``, constants being the values of its last, constexpr parameters.
-
-    compiled: from `compiled_for`. key: what the code depends on beyond compiled's own key, such as strides, which
-    arguments are None, and whether the pointers whose alignment the kernel relies on are aligned to 16 bytes.
+    Constants are numbers, text, dtypes, and named tuples of numbers and text: what Triton can write down for its hooks.
     """
-    known = compiled.get(key)
-    if known is None:
-        found = kernel[grid](*args, *constants, **options)
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        """How Triton compiles it."""
+
+    def constants(self, key: Any) -> Mapping[str, Any]:
+        """Its constexpr parameters by name, in the kernel's order, for a launch with this key."""
+
+
+class Kernel:
+    """A Triton kernel and its variants."""
+
+    def __init__(self, function: Any) -> None:
+        kinds = function.fn.__annotations__
+        self.function = function
+        # the parameters that are no constants, in the kernel's order
+        self._places = {name: GIVEN_LATER for name in function.arg_names if kinds.get(name) is not tl.constexpr}
+        self._variants: dict[Hashable, Variant] = {}
+
+    def arguments(self, **fixed: Any) -> dict[str, Any]:
+        """The kernel's arguments in its own order: those that are fixed, and places for those of each launch.
+
+        Raises TypeError where the kernel has no such parameter.
+        """
+        arguments = self._places | fixed
+        if len(arguments) != len(self._places):
+            unknown = ", ".join(fixed.keys() - self._places.keys())
+            raise TypeError(f"{self.function.__name__} has no parameter {unknown}; it takes {', '.join(self._places)}")
+        return arguments
+
+    def variant(self, device: torch.device, code: Code) -> Variant:
+        """The one variant for a device and this code."""
+        key = (device, code)
+        found = self._variants.get(key)
+        if found is None:
+            found = self._variants[key] = Variant(self.function, device.index or 0, code)
+        return found
+
+
+class Variant:
+    """A kernel for one device, of which each key of `launch` is compiled once."""
+
+    def __init__(self, function: Any, device: int, code: Code) -> None:
+        self.function, self.device, self.code = function, device, code
+        self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+
+    def launch(self, key: Hashable, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
+        """Runs the kernel on ``arguments``: those of `Kernel.arguments`, all of them given.
+
+        key: what the code depends on beyond the variant, such as strides, which arguments are None, and whether the
+        pointers whose alignment the kernel relies on are aligned to 16 bytes.
+        """
+        known = self._compiled.get(key)
+        if known is None:
+            self._compile(key, grid, arguments)
+            return
+        compiled, constants = known
+        stream = triton.runtime.driver.active.get_current_stream(self.device)
+        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        if enter.calls or leave.calls:
+            # a profiler listens: it also wants the launch described
+            compiled[grid](*arguments.values(), *constants)
+        else:
+            # Triton's own way of calling it, which may change: tests/kernels/test_launch.py holds the two side by side
+            compiled.run(
+                *grid, stream, compiled.function, compiled.packed_metadata, None, None, None,
+                *arguments.values(), *constants,
+            )  # fmt: skip
+
+    def _compile(self, key: Hashable, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
+        """Launches through Triton, which compiles. Raises TypeError where the arguments are not the kernel's."""
+        constants = self.code.constants(key)
+        names = [*arguments, *constants]
+        missing = [name for name, value in arguments.items() if value is GIVEN_LATER]
+        if missing or names != self.function.arg_names:
+            raise TypeError(
+                f"{self.function.__name__} takes {', '.join(self.function.arg_names)}, in this order; "
+                f"given {', '.join(names)}" + (f", without a value {', '.join(missing)}" if missing else "")
+            )
+        compiled = self.function[grid](*arguments.values(), *constants.values(), **self.code.options)
         # Triton's interpreter compiles nothing
-        if isinstance(kernel, triton.JITFunction):
-            compiled[key] = found
-        return
-    stream = triton.runtime.driver.active.get_current_stream(device)
-    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    if enter.calls or leave.calls:
-        # a profiler listens: it also wants the launch described
-        known[grid](*args, *constants)
-    else:
-        known.run(*grid, stream, known.function, known.packed_metadata, None, None, None, *args, *constants)
+        if isinstance(self.function, triton.JITFunction):
+            self._compiled[key] = compiled, tuple(constants.values())

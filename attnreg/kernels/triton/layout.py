@@ -1,12 +1,135 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
-# ruff: noqa: N803 (constexprs are written in capitals)
-"""Where the elements of a cached key or value are, beside each other or not."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
+# ruff: noqa: N803, N806 (constexprs are written in capitals)
+"""Where rows are in memory, as constants of a kernel, and how a tile of keys or values is loaded."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
+from attnreg.kernels.triton.fp8 import fp8_to_float16
+from attnreg.runtime.interface import Layout
+
+# PyTorch's 8-bit floats and what `attnreg.kernels.triton.fp8` calls them
+FP8 = {
+    torch.float8_e4m3fn: "e4m3fn",
+    torch.float8_e5m2: "e5m2",
+    torch.float8_e4m3fnuz: "e4m3fnuz",
+    torch.float8_e5m2fnuz: "e5m2fnuz",
+}
+
+
+class Strides(NamedTuple):
+    """The strides of queries, of outputs, or of new keys or values: of a token and of a head."""
+
+    token: int
+    head: int
+
+
+class CacheLayout(NamedTuple):
+    """Where cached keys, or values, are, and what an element is. Packed ones are a single block: block_size 0.
+
+    A row's ``size`` elements lie ``vector`` together, the next ones ``stride_x`` further; vector 0: all together.
+    fp8: the format of 8-bit elements, else "". stride_scale: that of the heads' scales.
+    """
+
+    block_size: int
+    stride_block: int
+    stride_token: int
+    stride_head: int
+    stride_x: int
+    vector: int
+    size: int
+    fp8: str
+    stride_scale: int
+
+
+class Cache(NamedTuple):
+    """What a cache is for all layers of a spec; for packed keys and values, block_size is 0."""
+
+    layout: Layout
+    block_size: int
+    head_size: int
+    head_size_v: int
+    dtype: torch.dtype
+
+    def keys(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
+        """The layout of keys whose tensor has these strides, and their scales that, if there are any."""
+        # SPLIT holds 16 bytes of a key together
+        return self._layout(strides, 16 // self.dtype.itemsize, self.head_size, stride_scale)
+
+    def values(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
+        """The layout of values whose tensor has these strides, and their scales that, if there are any."""
+        return self._layout(strides, 1, self.head_size_v, stride_scale)
+
+    def _layout(self, strides: Sequence[int], vector: int, size: int, stride_scale: int | None) -> CacheLayout:
+        if self.layout == "SPLIT" and self.block_size:
+            block, head, x, token = strides[:4]
+        else:
+            (token, head), x, vector = strides[-3:-1], 0, 0
+            if self.layout == "HND":
+                head, token = token, head
+            block = strides[0] if self.block_size else 0
+        return CacheLayout(
+            block_size=self.block_size,
+            stride_block=block,
+            stride_token=token,
+            stride_head=head,
+            stride_x=x,
+            vector=vector,
+            size=size,
+            fp8=FP8.get(self.dtype, ""),
+            stride_scale=stride_scale or 0,
+        )
+
 
 @triton.jit
-def columns(offs_d, VECTOR: tl.constexpr, STRIDE_X: tl.constexpr):
-    """The offsets of a row's elements: VECTOR of them lie together, the next ones STRIDE_X further; 0: all together."""
-    return offs_d if VECTOR == 0 else offs_d // VECTOR * STRIDE_X + offs_d % VECTOR
+def columns(offs_d, LAYOUT: tl.constexpr):
+    """Returns the offsets of a row's elements of this layout."""
+    return offs_d if LAYOUT.vector == 0 else offs_d // LAYOUT.vector * LAYOUT.stride_x + offs_d % LAYOUT.vector
+
+
+@triton.jit
+def load_blocks(block_table_ptr, start, stop, last_block, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Returns the cache blocks of the BLOCK_N keys from start on: one where all share it, else [BLOCK_N]; int64."""
+    if BLOCK_SIZE == 0:
+        # packed keys are one block
+        block = tl.cast(0, tl.int64)
+    elif BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(block_table_ptr + start // BLOCK_SIZE, mask=start < stop, other=0).to(tl.int64)
+    else:
+        index = (start + tl.arange(0, BLOCK_N)) // BLOCK_SIZE
+        block = tl.load(block_table_ptr + index, mask=index <= (stop - 1) // BLOCK_SIZE, other=last_block).to(tl.int64)
+    return block
+
+
+@triton.jit
+def load_tile(
+    cache_ptr, block, first_row, start, stop, first_column,
+    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Returns the keys or values [BLOCK_N, BLOCK] of one KV head from `start` on, in the dtype of the dots.
+
+    WHOLE: none of them is at or past `stop`. Otherwise the last one is repeated there: memory that holds no key may
+    hold NaN, and 0 * NaN is NaN.
+    """
+    FP8: tl.constexpr = LAYOUT.fp8
+    key = start + tl.arange(0, BLOCK_N)
+    if not WHOLE:
+        key = tl.minimum(key, stop - 1)
+    rows = block * LAYOUT.stride_block  # [BLOCK_N]
+    rows += (first_row + (key if LAYOUT.block_size == 0 else key % LAYOUT.block_size)) * LAYOUT.stride_token
+    if WHOLE and LAYOUT.vector == 1 and LAYOUT.stride_token == 1 and LAYOUT.stride_block % 16 == 0:
+        # the compiler cannot know that a table's entry is the same for a block's keys, which lie side by side
+        rows = tl.max_contiguous(tl.multiple_of(rows, 16), 16)
+    offs_d = first_column + tl.arange(0, BLOCK)
+    pointers = cache_ptr + rows[:, None] + columns(offs_d, LAYOUT)[None, :]
+    if LAYOUT.size % BLOCK == 0:
+        tile = tl.load(pointers)
+    else:
+        tile = tl.load(pointers, mask=(offs_d < LAYOUT.size)[None, :], other=0.0)
+    if tile.dtype.primitive_bitwidth == 8:
+        tile = fp8_to_float16(tile, FP8)
+    return tile.to(COMPUTE_DTYPE)

@@ -11,7 +11,7 @@ from support import fake_aiter
 
 from attnreg import Platform, Registry
 from attnreg.kernels.aiter import record, upstream
-from attnreg.kernels.triton import launchers
+from attnreg.kernels.triton import cache
 
 _KEPT = (record.__name__, upstream.__name__)
 _ADAPTERS = ("attnreg.kernels.aiter.", "attnreg.kernels.rocm_aiter_")
@@ -21,7 +21,7 @@ _ADAPTERS = ("attnreg.kernels.aiter.", "attnreg.kernels.rocm_aiter_")
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The adapters have not been imported, and whatever a test imports of them is forgotten."""
     _forget()
-    monkeypatch.setattr(launchers, "write_kv", fake_aiter.write_kv)
+    monkeypatch.setattr(cache, "write_kv", fake_aiter.write_kv)
     yield
     _forget()
 

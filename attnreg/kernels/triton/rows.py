@@ -1,0 +1,180 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+# ruff: noqa: N803, N806 (constexprs are written in capitals)
+"""Which rows a program of the attention kernel computes, and which keys they see.
+
+A tile's rows are BLOCK_Q consecutive queries of one request, each with the ``heads`` query heads of a group that share
+a KV head. Causality, windows and bidirectional ranges come down to one thing: the half-open interval of keys that a row
+sees, which always holds the row's own position.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Tile(NamedTuple):
+    """What one program computes at once; constants of a kernel.
+
+    block_m rows, of ``heads`` query heads each. block_n keys. block_k columns of queries and keys in one product.
+    block_d and block_dv: all columns of keys and of values, rounded up to powers of 2.
+    """
+
+    heads: int
+    block_m: int
+    block_n: int
+    block_k: int
+    block_d: int
+    block_dv: int
+
+
+class Rows(NamedTuple):
+    """The rows of a tile, each field [BLOCK_M]: whether there is one, its query token and head, and its keys.
+
+    token counts from the request's first query, position and the keys [begin, end) from its first key.
+    """
+
+    exists: tl.tensor
+    token: tl.tensor
+    head: tl.tensor
+    position: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
+
+
+class Span(NamedTuple):
+    """The keys [start, stop) that any row of a tile sees, and those that all rows see, [whole_start, whole_stop)."""
+
+    start: tl.tensor
+    stop: tl.tensor
+    whole_start: tl.tensor
+    whole_stop: tl.tensor
+
+
+@triton.jit
+def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: tl.constexpr):
+    """Returns the request of a tile, where request i owns the tiles from query_start_loc[i] // BLOCK_Q + i on."""
+    LANES: tl.constexpr = 128
+    req = -1
+    for start in range(0, num_reqs, LANES):
+        i = start + tl.arange(0, LANES)
+        first_token = tl.load(query_start_loc_ptr + i, mask=i < num_reqs, other=0)  # [LANES]
+        starts_before = (i < num_reqs) & (first_token // BLOCK_Q + i <= tile)
+        req += tl.sum(starts_before.to(tl.int32))
+    return req
+
+
+@triton.jit
+def find_tile(query_start_loc_ptr, num_reqs, PROGRAMS: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_TILE: tl.constexpr):
+    """Returns this program's request, its first token and its query length, and which of its tiles this is.
+
+    PROGRAMS: of one tile, for different heads. ONE_TILE: every request has one tile, in order.
+    """
+    tile = tl.program_id(0) // PROGRAMS
+    if ONE_TILE:
+        req = tile
+        tile = 0
+    else:
+        # a causal request's last tiles have the most keys: they begin first
+        tile = tl.num_programs(0) // PROGRAMS - 1 - tile
+        req = _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q)
+    # int64 before any multiply: token * stride passes 2**31 in long prefills
+    first_token = tl.load(query_start_loc_ptr + req).to(tl.int64)
+    query_len = (tl.load(query_start_loc_ptr + req + 1) - first_token).to(tl.int32)
+    if not ONE_TILE:
+        tile -= (first_token // BLOCK_Q).to(tl.int32) + req
+    return req, first_token, query_len, tile
+
+
+@triton.jit
+def _visible_keys(position, kv_len, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Returns the first key that a query at a position sees, and the end of its keys; both grow with the position."""
+    begin = position * 0
+    end = position * 0 + kv_len
+    if CAUSAL:
+        end = tl.minimum(end, position + 1)
+    if WINDOW > 0:
+        begin = tl.maximum(begin, position - (WINDOW - 1))
+        end = tl.minimum(end, position + WINDOW)
+    return begin, end
+
+
+@triton.jit
+def rows_of_tile(
+    tile, kv_head, head_tile, query_len, kv_len,
+    TILE: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Returns the rows of a tile and the span of their keys; head_tile: which heads of the KV head's group it holds."""
+    BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
+    offs_m = tl.arange(0, TILE.block_m)
+    token = tile * BLOCK_Q + offs_m // TILE.heads
+    head_in_group = head_tile * TILE.heads + offs_m % TILE.heads
+    head = kv_head * GROUP + head_in_group
+    exists = (offs_m < BLOCK_Q * TILE.heads) & (token < query_len) & (head_in_group < GROUP)
+    position = kv_len - query_len + token
+    begin, end = _visible_keys(position, kv_len, CAUSAL, WINDOW)
+    first_position = kv_len - query_len + tile * BLOCK_Q
+    last_position = kv_len - query_len + tl.minimum(tile * BLOCK_Q + BLOCK_Q, query_len) - 1
+    start, whole_stop = _visible_keys(first_position, kv_len, CAUSAL, WINDOW)
+    whole_start, stop = _visible_keys(last_position, kv_len, CAUSAL, WINDOW)
+    return Rows(exists, token, head, position, begin, end), Span(start, stop, whole_start, whole_stop)
+
+
+@triton.jit
+def with_ranges(rows, span, req, ranges_ptr, num_ranges, kv_len):
+    """Returns the rows and their span where the tokens of a range [begin, end) of the request all see each other.
+
+    ranges_ptr: [num_reqs, num_ranges, 2] int32.
+    """
+    row_begin, row_end = rows.begin, rows.end
+    for i in range(num_ranges):
+        range_ptr = ranges_ptr + (req.to(tl.int64) * num_ranges + i) * 2
+        begin, end = tl.load(range_ptr), tl.minimum(tl.load(range_ptr + 1), kv_len)
+        inside = (rows.position >= begin) & (rows.position < end)
+        row_begin = tl.where(inside, tl.minimum(row_begin, begin), row_begin)
+        row_end = tl.where(inside, tl.maximum(row_end, end), row_end)
+    start = tl.minimum(span.start, tl.min(row_begin))
+    stop = tl.maximum(span.stop, tl.max(row_end))
+    rows = Rows(rows.exists, rows.token, rows.head, rows.position, row_begin, row_end)
+    return rows, Span(start, stop, span.whole_start, span.whole_stop)
+
+
+@triton.jit
+def program_span(span, min_split, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
+    """Returns the span that this program walks: all of it, or its share where SPLIT; in whole tiles of keys.
+
+    min_split: a share has at least so many keys.
+    """
+    # keys that share a cache block are found together, and at best a tile lies in one block
+    ALIGNMENT: tl.constexpr = 1 if BLOCK_SIZE == 0 else (BLOCK_N if BLOCK_SIZE % BLOCK_N == 0 else 16)
+    start, stop = span.start // ALIGNMENT * ALIGNMENT, span.stop
+    if SPLIT:
+        share = tl.cdiv(tl.maximum(tl.cdiv(stop - start, tl.num_programs(1)), min_split), BLOCK_N) * BLOCK_N
+        start += tl.program_id(1) * share
+        stop = tl.minimum(start + share, stop)
+    return Span(start, stop, span.whole_start, span.whole_stop)
+
+
+@triton.jit
+def whole_tiles(span, PEEL: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Returns where the tiles of keys begin and end that all rows see whole; with PEEL alone they are told apart."""
+    first, last = span.start, span.start
+    if PEEL:
+        first += tl.cdiv(tl.maximum(span.whole_start - span.start, 0), BLOCK_N) * BLOCK_N
+        last += tl.maximum(tl.minimum(span.whole_stop, span.stop) - span.start, 0) // BLOCK_N * BLOCK_N
+    return first, last
+
+
+@triton.jit
+def phase_of_span(span, first_whole, last_whole, PHASE: tl.constexpr):
+    """Returns the keys [first, last) of a phase.
+
+    0: the tiles before those that all rows see whole, which only a window makes; 1: those; 2: the others.
+    """
+    if PHASE == 0:
+        first, last = span.start, tl.minimum(first_whole, span.stop)
+    elif PHASE == 1:
+        first, last = first_whole, last_whole
+    else:
+        first, last = tl.maximum(first_whole, last_whole), span.stop
+    return first, last

@@ -1,0 +1,83 @@
+# mypy: disable-error-code="import-untyped"
+"""What kernels are compiled for: a GPU's architecture, and how much of everything it has."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+
+from attnreg.kernels.triton.fp8 import fp8_to_float16
+
+
+class Target(NamedTuple):
+    """What is compiled for: ``backend`` and ``arch`` as Triton names them, the multiprocessors and their memory."""
+
+    backend: str
+    arch: int | str
+    num_sms: int
+    shared_memory: int
+
+    @property
+    def rdna(self) -> bool:
+        """Whether this is one of AMD's graphics GPUs: a warp has half the threads, and with them half the registers."""
+        return self.backend == "hip" and not str(self.arch).startswith("gfx9")
+
+    @property
+    def matrix_units(self) -> bool:
+        """Whether Triton has matrix units to compute with; it has left those before Ampere."""
+        return self.backend != "cuda" or int(self.arch) >= 80
+
+    @property
+    def warpgroup_mma(self) -> bool:
+        """Whether the matrix units read their operands from shared memory, for four warps at once."""
+        return self.backend == "cuda" and int(self.arch) // 10 in (9, 10)
+
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether a kernel can be set up while the one that it depends on still runs."""
+        return self.backend == "cuda" and int(self.arch) >= 90
+
+    def converts(self, dtype: torch.dtype) -> bool:
+        """Whether the hardware converts this 8-bit format; AMD's is left to integers, which do it everywhere alike."""
+        ocp = dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        return ocp and self.backend == "cuda" and int(self.arch) >= 89
+
+
+# per block of threads, in bytes
+SHARED_MEMORY: dict[int | str, int] = {
+    80: 166912,
+    86: 101376,
+    87: 166912,
+    89: 101376,
+    90: 232448,
+    100: 232448,
+    103: 232448,
+    110: 232448,
+    120: 101376,
+    121: 101376,
+    "gfx950": 163840,
+}
+
+
+def target_for(backend: str, arch: int | str, num_sms: int) -> Target:
+    """The target with its shared memory; 64 KiB where it is not known."""
+    return Target(backend, arch, num_sms, SHARED_MEMORY.get(arch, 65536))
+
+
+@functools.cache
+def target_of(device: torch.device) -> Target:
+    """What kernels for this device are compiled for; on the CPU, Triton's interpreter passes for a small A100."""
+    if device.type != "cuda":
+        # a function of ours is compiled, or interpreted, as the kernels are
+        if isinstance(fp8_to_float16, triton.JITFunction):
+            raise RuntimeError(
+                f"Triton cannot compile for {device}; move the tensors to a GPU or set TRITON_INTERPRET=1"
+            )
+        return target_for("interpreter", 80, 4)
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return target_for("hip", properties.gcnArchName.split(":")[0], properties.multi_processor_count)
+    return target_for("cuda", properties.major * 10 + properties.minor, properties.multi_processor_count)

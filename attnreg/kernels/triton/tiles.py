@@ -1,0 +1,240 @@
+"""Which tile a launch of the attention kernel gets: one table, of which the first row that matches counts.
+
+A row has a condition in the registry's grammar (`attnreg.language.conditions`), a configuration, and the GPU on which
+that was measured against others. One that was not measured is there because it spills no registers, to which the
+compile tests hold all of them. Nothing is tuned at run time, so the same batch always runs the same way.
+
+docs/running.md prints the table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnreg.language.conditions import NOWHERE, Clause, Condition
+from attnreg.language.matchers import Matcher, bounded, equals, integer
+
+if TYPE_CHECKING:
+    from attnreg.kernels.triton.target import Target
+
+
+class Config(NamedTuple):
+    """The tile of a program, how it is compiled, and how many programs a multiprocessor holds at once.
+
+    block_m rows against block_n keys. block_k: the columns of the query that are in registers at once; 0: all of them.
+    peel: tiles of keys that all rows see whole have a loop of their own, without a mask.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int = 2
+    block_k: int = 0
+    peel: bool = False
+
+
+class UpTo(int):
+    """A tile's rows: as many as the launch has, from 16 up to this."""
+
+
+class Shape(NamedTuple):
+    """What the choice of a configuration depends on.
+
+    rows: `tile_rows` of the longest request of the launch. short: its requests are to be decoded.
+    itemsize: of the dots. split: the cache's layout is SPLIT. extras: scores are more than products (softcap, ALiBi,
+    ranges), which takes registers.
+    """
+
+    rows: int
+    short: bool
+    group: int
+    block_d: int
+    block_dv: int
+    itemsize: int
+    cache_itemsize: int
+    paged: bool
+    split: bool
+    window: int
+    extras: bool
+
+    @property
+    def width(self) -> int:
+        """Of the wider of keys and values."""
+        return max(self.block_d, self.block_dv)
+
+
+# what a row's condition may name
+FACTS: Mapping[str, str] = {
+    "gpu": "nvidia, AMD's cdna (matrix units for computing) or rdna (for graphics), or Triton's interpreter",
+    "sm": "NVIDIA's compute capability, 90 for 9.0; 0 elsewhere",
+    "warpgroup_mma": "matrix units read their operands from shared memory, for four warps at once",
+    "matrix_units": "products are computed by matrix units: 16-bit operands, and on NVIDIA sm 80 or later",
+    "queries": "few: the launch decodes, up to 16 queries a request; many: longer prompts",
+    "rows": "queries of the longest request times the query heads of a KV head, as a power of 2 from 16 to 128",
+    "width": "of a head's keys or values, the wider, as a power of 2",
+    "quantised": "the cache holds 8-bit numbers",
+    "extras": "scores are more than products (softcap, ALiBi, ranges), which takes registers",
+    "paged": "keys are in a paged cache",
+    "split": "the cache has the layout SPLIT",
+    "window": "of a sliding window, in keys; 0: none",
+}
+
+
+def facts(target: Target, shape: Shape) -> dict[str, Any]:
+    """The value of each of `FACTS` for a launch."""
+    gpu = {"cuda": "nvidia", "hip": "rdna" if target.rdna else "cdna"}.get(target.backend, target.backend)
+    return {
+        "gpu": gpu,
+        "sm": 0 if target.backend == "hip" else int(target.arch),
+        "warpgroup_mma": target.warpgroup_mma,
+        "matrix_units": shape.itemsize != 4 and target.matrix_units,
+        "queries": "few" if shape.short else "many",
+        "rows": shape.rows,
+        "width": shape.width,
+        "quantised": shape.cache_itemsize < shape.itemsize,
+        "extras": shape.extras,
+        "paged": shape.paged,
+        "split": shape.split,
+        "window": shape.window,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table. measured: the GPU and the day, empty if it was not."""
+
+    when: Condition
+    config: Config
+    measured: str
+    because: str
+
+
+def _row(when: Mapping[str, Any], config: Config, measured: str = "", because: str = "") -> Row:
+    """A row from plain data: fact -> value, or operators as in the registry."""
+    unknown = when.keys() - FACTS.keys()
+    if unknown:
+        raise ValueError(f"no launch has the fact {', '.join(sorted(unknown))}; there are {', '.join(FACTS)}")
+    clauses = tuple(Clause(fact, _matcher(value), NOWHERE) for fact, value in when.items())
+    return Row(Condition(clauses), config, measured, because)
+
+
+def _matcher(value: Any) -> Matcher:
+    if isinstance(value, Mapping):
+        return bounded(**value)
+    if isinstance(value, bool):
+        return equals(value, "yes" if value else "no")
+    return integer(value) if isinstance(value, int) else equals(value, value)
+
+
+H200 = "NVIDIA H200, 2026-11-21"
+
+TABLE: tuple[Row, ...] = (
+    # without matrix units
+    _row({"matrix_units": False, "gpu": "rdna", "width": {"min": 512}}, Config(16, 16, 8, 1, block_k=32)),
+    _row({"matrix_units": False, "gpu": "rdna"}, Config(16, 16, 8, 1, block_k=64)),
+    _row({"matrix_units": False, "gpu": "nvidia", "width": {"min": 512}}, Config(16, 16, 8, 1, block_k=32)),
+    _row({"matrix_units": False, "gpu": "nvidia", "width": {"min": 256}}, Config(16, 32, 8, 1, block_k=64)),
+    _row({"matrix_units": False, "gpu": "nvidia", "extras": True}, Config(16, 32, 8, 1, block_k=64)),
+    _row({"matrix_units": False, "gpu": "nvidia", "sm": {"below": 80}}, Config(16, 32, 8, 1, block_k=64)),
+    _row({"matrix_units": False}, Config(16, 32, 4, 1)),
+    # AMD
+    _row({"gpu": "rdna", "width": {"min": 256}}, Config(16, 16, 8, 2, block_k=64),
+         because="the matrix units want every row of an operand twice: a wide query would fill the registers"),
+    _row({"gpu": "rdna", "split": True}, Config(16, 16, 8, 2, block_k=64)),
+    _row({"gpu": "rdna", "extras": True}, Config(UpTo(32), 32, 8, 2)),
+    _row({"gpu": "rdna"}, Config(UpTo(64), 32, 8, 2)),
+    _row({"gpu": "cdna", "width": {"min": 256}}, Config(UpTo(32), 32, 4, 2)),
+    _row({"gpu": "cdna", "extras": True}, Config(UpTo(32), 32, 4, 2)),
+    _row({"gpu": "cdna"}, Config(UpTo(64), 32, 4, 2)),
+    # few queries: what counts is to keep many keys on their way
+    _row({"queries": "few", "rows": 16, "width": {"min": 512}}, Config(16, 32, 8, 2, programs_per_sm=4)),
+    _row({"queries": "few", "rows": 16, "extras": True, "quantised": True}, Config(16, 32, 8, 2, programs_per_sm=4)),
+    _row({"queries": "few", "rows": 16, "width": {"min": 256}}, Config(16, 32, 4, 2, programs_per_sm=4)),
+    _row({"queries": "few", "rows": 16, "extras": True}, Config(16, 32, 4, 2, programs_per_sm=4)),
+    _row({"queries": "few", "width": {"min": 512}}, Config(16, 32, 8, 2, programs_per_sm=1, block_k=128)),
+    _row({"queries": "few", "width": {"min": 256}, "warpgroup_mma": False}, Config(32, 32, 8, 2, programs_per_sm=1)),
+    _row({"queries": "few", "extras": True, "warpgroup_mma": False}, Config(32, 32, 8, 2, programs_per_sm=1)),
+    _row({"queries": "few", "width": {"min": 256}}, Config(UpTo(64), 64, 8, 2, programs_per_sm=1), H200,
+         because="of those that spill no registers the fastest for 16 queries"),
+    _row({"queries": "few", "extras": True}, Config(UpTo(64), 64, 8, 2, programs_per_sm=1)),
+    _row({"queries": "few", "rows": 128}, Config(128, 64, 8, 3, programs_per_sm=1), H200),
+    _row({"queries": "few", "rows": {"min": 32}, "warpgroup_mma": True}, Config(UpTo(64), 64, 4, 3), H200),
+    _row({"queries": "few", "rows": {"min": 32}}, Config(UpTo(64), 64, 8, 2)),
+    _row({"queries": "few", "quantised": True}, Config(16, 128, 4, 3), H200),
+    _row({"queries": "few"}, Config(16, 64, 4, 2, programs_per_sm=4), H200,
+         because="many small programs share the device evenly, and wait for each other the least"),
+    # many queries: what counts is to keep the matrix units busy, with tiles as large as the registers allow
+    _row({"width": {"min": 512}}, Config(32, 32, 8, 2, programs_per_sm=1)),
+    _row({"warpgroup_mma": False, "width": {"min": 256}, "extras": True, "sm": {"below": 100}}, Config(32, 32, 8, 2)),
+    _row({"warpgroup_mma": False, "width": {"min": 256}}, Config(64, 32, 8, 2)),
+    _row({"warpgroup_mma": False, "extras": True, "quantised": True}, Config(32, 32, 8, 2)),
+    _row({"warpgroup_mma": False, "extras": True}, Config(64, 32, 8, 2)),
+    _row({"warpgroup_mma": False, "quantised": True}, Config(64, 32, 8, 2)),
+    _row({"warpgroup_mma": False}, Config(64, 64, 8, 2)),
+    _row({"window": {"min": 1, "max": 256}}, Config(64, 32, 4, 3, programs_per_sm=4), H200),
+    _row({"width": {"min": 256}, "extras": True}, Config(64, 64, 8, 2, programs_per_sm=1), H200),
+    _row({"width": {"min": 256}, "quantised": True}, Config(64, 64, 8, 2, programs_per_sm=1), H200),
+    _row({"width": {"min": 256}}, Config(128, 32, 8, 3, programs_per_sm=1), H200,
+         because="128 × 64 takes 12 to 18 % less time, but spills some registers"),
+    _row({"sm": 90, "extras": False, "quantised": True}, Config(128, 128, 8, 3, programs_per_sm=1), H200),
+    _row({"sm": 90, "extras": False, "paged": True, "window": 0},
+         Config(128, 64, 8, 3, programs_per_sm=1, peel=True), H200),
+    _row({"sm": 90, "extras": False, "paged": True}, Config(128, 64, 8, 3, programs_per_sm=1), H200),
+    _row({"sm": 90, "extras": False}, Config(64, 64, 4, 3), H200),
+    _row({"quantised": True}, Config(64, 32, 8, 3, programs_per_sm=1), because="larger tiles spill"),
+    _row({}, Config(64, 64, 8, 3, programs_per_sm=1), because="larger tiles spill"),
+)  # fmt: skip
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of 2 that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+def tile_rows(rows: int) -> int:
+    """How many rows a tile wants for so many: a power of 2 from 16 to 128."""
+    return max(16, min(128, power_of_2(rows)))
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_config(target: Target, shape: Shape) -> Config:
+    """The configuration for a launch: the table's, made to fit the target's shared memory."""
+    config = matching_row(target, shape).config
+    if isinstance(config.block_m, UpTo):
+        config = config._replace(block_m=min(shape.rows, int(config.block_m)))
+    # where no key is clamped, the values of a block can be loaded in vectors
+    return _fit(target, shape, config._replace(peel=config.peel or shape.split))
+
+
+def matching_row(target: Target, shape: Shape) -> Row:
+    """The first row that a launch matches."""
+    known = facts(target, shape)
+    return next(row for row in TABLE if row.when.holds(known))
+
+
+def _fit(target: Target, shape: Shape, config: Config) -> Config:
+    """The configuration with fewer stages, then smaller tiles, until it fits the target's shared memory."""
+    itemsize = max(shape.itemsize, shape.cache_itemsize)
+    width = shape.block_d + shape.block_dv
+    while True:
+        buffers = max(1, config.num_stages - 1) * config.block_n * width * shape.cache_itemsize
+        if shape.cache_itemsize < shape.itemsize:
+            # a converted copy of the keys and of the values
+            buffers += config.block_n * width * itemsize
+        rows = 2 * config.block_m * shape.width * itemsize
+        if buffers + rows <= target.shared_memory:
+            return config
+        if config.num_stages > 2:
+            config = config._replace(num_stages=config.num_stages - 1)
+        elif config.block_n > 32:
+            config = config._replace(block_n=config.block_n // 2)
+        elif config.block_m > 16:
+            config = config._replace(block_m=config.block_m // 2)
+        elif config.num_stages > 1:
+            config = config._replace(num_stages=1)
+        else:
+            return config._replace(block_n=16)

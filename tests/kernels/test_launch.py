@@ -1,0 +1,140 @@
+"""Kernels are launched by the names of their parameters, and what that relies on in Triton is as it was."""
+
+import inspect
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from packaging.requirements import Requirement
+from packaging.version import Version
+from support import ROOT
+from support.compiler import Compiler
+
+from attnreg.kernels.triton.attention import _attention_kernel
+from attnreg.kernels.triton.cache import _write_kv_kernel
+from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.splits import _merge_splits_kernel
+
+# the releases whose launch path was read; launch.py goes around a part of it
+READ = ("3.6", "3.7")
+LOOK = (
+    "`Variant.launch` in attnreg/kernels/triton/launch.py calls a compiled kernel as JITFunction.run in Triton's "
+    "runtime/jit.py does. Compare the two in the new release, run the other tests here and tests/gpu with it, then "
+    "widen the bound in pyproject.toml and READ in this test."
+)
+# what a launcher is called with, before the kernel's own arguments
+LAUNCHER = [
+    "self", "gridX", "gridY", "gridZ", "stream", "function", "kernel_metadata", "launch_metadata", "launch_enter_hook",
+    "launch_exit_hook", "args",
+]  # fmt: skip
+
+
+def test_the_launch_path_was_read_for_every_triton_that_is_accepted() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (accepted,) = (one for one in map(Requirement, project["optional-dependencies"]["kernels"]) if one.name == "triton")
+    first, last = Version(READ[0]), Version(READ[-1])
+    following = f"{last.major}.{last.minor + 1}"
+    assert {str(s) for s in accepted.specifier} == {f">={first}", f"<{following}"}, LOOK
+    installed = Version(version("triton"))
+    assert f"{installed.major}.{installed.minor}" in READ, f"Triton {installed} is installed. {LOOK}"
+
+
+@pytest.mark.parametrize(("vendor", "launcher"), [("nvidia", "CudaLauncher"), ("amd", "HIPLauncher")])
+def test_launchers_take_what_they_took(vendor: str, launcher: str) -> None:
+    module = __import__(f"triton.backends.{vendor}.driver", fromlist=[launcher])
+    found = list(inspect.signature(getattr(module, launcher).__call__).parameters)
+    assert found == LAUNCHER, f"{launcher} takes {found}. {LOOK}"
+
+
+def test_hooks_can_be_seen() -> None:
+    # without a profiler nobody listens, and the launch is not described
+    assert triton.knobs.runtime.launch_enter_hook.calls == [], LOOK
+    assert triton.knobs.runtime.launch_exit_hook.calls == [], LOOK
+
+
+@pytest.fixture(scope="module")
+def launched() -> Iterator[tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]]:
+    """What a decode launches the first time, through Triton, and the second; and how many kernels were compiled."""
+    compiler = Compiler()
+    yield compiler.launches()
+    compiler.close()
+
+
+def test_a_launch_hands_over_what_triton_itself_does(launched: Any) -> None:
+    first, second, compiled = launched
+    assert [name for name, *_ in second] == ["_write_kv_kernel", "_attention_kernel", "_merge_splits_kernel"]
+    assert compiled == 3
+    # after the kernel's name: the grid, the stream, the function, its metadata; then what hooks are told; the arguments
+    about, hooks = slice(1, 7), slice(7, 10)
+    for theirs, ours in zip(first, second, strict=True):
+        assert theirs[about] == ours[about], LOOK
+        assert theirs[hooks.stop :] == ours[hooks.stop :], LOOK
+        assert ours[hooks] == (None, None, None)
+
+
+@pytest.mark.parametrize("function", [_attention_kernel, _merge_splits_kernel, _write_kv_kernel])
+def test_constants_are_the_last_parameters_and_in_capitals(function: Any) -> None:
+    constants = [name for name in function.arg_names if function.fn.__annotations__.get(name) is tl.constexpr]
+    assert constants == [name for name in function.arg_names if name.isupper()]
+    assert function.arg_names[-len(constants) :] == constants
+
+
+@triton.jit
+def _fill_kernel(to_ptr, length, value, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(to_ptr + offs, offs * 0 + value, mask=offs < length)
+
+
+class Code:
+    """Constants as a key says."""
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 1}
+
+    def constants(self, key: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+        return dict(key)
+
+
+def fill(constants: dict[str, Any], **arguments: Any) -> torch.Tensor:
+    """A row of eight numbers, filled in Triton's interpreter."""
+    to = torch.zeros(8, dtype=torch.int32)
+    kernel = Kernel(_fill_kernel)
+    variant = kernel.variant(torch.device("cpu"), Code())
+    variant.launch(tuple(constants.items()), (1, 1, 1), kernel.arguments(length=6) | {"to_ptr": to} | arguments)
+    return to
+
+
+@pytest.mark.skipif(isinstance(_fill_kernel, triton.JITFunction), reason="needs Triton's interpreter")
+def test_arguments_are_given_by_name() -> None:
+    assert fill({"BLOCK": 8}, value=3).tolist() == [3] * 6 + [0, 0]
+    # the order in which they are named does not matter
+    assert list(Kernel(_fill_kernel).arguments(value=1, length=2)) == ["to_ptr", "length", "value"]
+
+
+@pytest.mark.parametrize(
+    ("constants", "arguments", "message"),
+    [
+        ({"BLOCK": 8}, {}, "given to_ptr, length, value, BLOCK, without a value value"),
+        ({"BLOCK": 8}, {"value": 1, "size": 2}, "given to_ptr, length, value, size, BLOCK"),
+        (
+            {},
+            {"value": 1},
+            "_fill_kernel takes to_ptr, length, value, BLOCK, in this order; given to_ptr, length, value",
+        ),
+        ({"BLOCK": 8, "STEP": 1}, {"value": 1}, "given to_ptr, length, value, BLOCK, STEP"),
+    ],
+)
+def test_a_wrong_name_is_an_error_before_the_launch(constants: Any, arguments: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"{message}$"):
+        fill(constants, **arguments)
+
+
+def test_a_plan_cannot_name_what_the_kernel_does_not_take() -> None:
+    with pytest.raises(TypeError, match="_fill_kernel has no parameter size; it takes to_ptr, length, value"):
+        Kernel(_fill_kernel).arguments(length=6, size=8)

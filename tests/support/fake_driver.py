@@ -1,0 +1,88 @@
+"""An H200 that is not there: Triton compiles for it, and what would be launched is written down.
+
+It is imported by a process that compiles alone (compiler.py).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+
+from attnreg.kernels.triton import cache, plans
+from attnreg.kernels.triton.target import target_for
+
+STREAM = 7
+
+
+class Driver:
+    """What Triton asks of a driver. ``launched``: the kernels, and what each one's launcher was called with."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+        self.utils = SimpleNamespace(
+            load_binary=lambda name, binary, shared, device: ("module", f"function {name}", 32, 0, 1024),
+            get_device_properties=lambda device: {"max_shared_mem": 232448},
+            unload_module=lambda module: None,
+        )
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return lambda *arguments: self.launched.append((metadata.name, *map(_plain, arguments)))
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return STREAM
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+def launches() -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
+    """What a decode over split keys launches the first time and the second, and how many kernels were compiled.
+
+    Three kernels: the cache write, the attention, and the merge.
+    """
+    from attnreg.kernels import triton_attn
+    from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache
+
+    target = target_for("cuda", 90, 132)
+    plans.target_of = cache.target_of = lambda device: target
+    # its text is made for whoever listens, from all constants
+    texts: list[str] = []
+    knobs.runtime.jit_post_compile_hook = lambda **what: texts.append(what["compile"]["specialization_data"])
+    driver = Driver()
+    triton.runtime.driver.set_active(driver)
+    try:
+        spec = AttentionSpec(
+            num_heads=4, num_kv_heads=1, head_size=64, head_size_v=64, dtype=torch.float16, softmax_scale=0.125,
+            block_size=16,
+        )  # fmt: skip
+        batch = BatchMetadata.build(
+            [1], [4096], block_table=torch.zeros(1, 256, dtype=torch.int32), slot_mapping=torch.zeros(1).long()
+        )
+        memory = KVCache(*torch.zeros(2, 256, 16, 1, 64, dtype=torch.float16))
+        query, key = torch.zeros(1, 4, 64, dtype=torch.float16), torch.zeros(1, 1, 64, dtype=torch.float16)
+        call = Call(query=query, kv_cache=memory, output=torch.zeros_like(query))
+        plan = triton_attn.plan(spec, batch)
+        for _ in range(2):
+            triton_attn.write_kv(spec, plan, key, key, memory)
+            triton_attn.forward(spec, plan, call)
+    finally:
+        knobs.runtime.jit_post_compile_hook = None
+        # Triton looks for a driver anew when it needs one
+        triton.runtime.driver.set_active(None)
+    half = len(driver.launched) // 2
+    return driver.launched[:half], driver.launched[half:], len(texts)
+
+
+def _plain(value: Any) -> Any:
+    """What of an argument travels between processes."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", value.data_ptr())
+    return value if isinstance(value, bool | int | float | str | None) else repr(value)

@@ -1,0 +1,66 @@
+"""Writes the machine code that the suite's compile cases become, and compares what two trees wrote.
+
+A change that only says the same in other words leaves it as it was, to the letter:
+
+    git worktree add ../before main
+    (cd ../before; PYTHONPATH=.:tests python -m support.machine_code write /tmp/before sm90 gfx942)
+    PYTHONPATH=.:tests python -m support.machine_code write /tmp/after sm90 gfx942
+    PYTHONPATH=.:tests python -m support.machine_code compare /tmp/before /tmp/after
+
+``write FOLDER [--full] [TARGET …]``: one file for each kernel, of all
+targets if none is named; --full: the cases that the suite compiles with ATTNREG_FULL=1 too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+os.environ |= {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
+
+from support.compiling import DEFAULT, FULL, TARGETS, kernels_of, report
+
+
+def write(folder: Path, targets: list[str], *, full: bool) -> None:
+    """Compile the cases for the targets, and write what each kernel became and what it uses."""
+    for target in targets:
+        for case in DEFAULT + FULL if full else DEFAULT:
+            # the layout SPLIT is AMD's
+            if case.layout == "SPLIT" and not target.startswith("gfx"):
+                continue
+            place = folder / target / re.sub(r"\W+", "-", case.name)
+            place.mkdir(parents=True, exist_ok=True)
+            for i, launched in enumerate(kernels_of(case, target)):
+                about = launched.compiled.metadata
+                registers, spills, _ = report(launched.compiled)
+                uses = f"{registers} registers, {spills} bytes spilled, {about.shared} bytes shared"
+                text = _normalised(launched.text, about.name)
+                (place / f"{i}.s").write_text(f"{uses}, {about.num_warps} warps\n{text}", encoding="utf-8")
+
+
+def _normalised(text: str, name: str) -> str:
+    """The text without its kernel's name, which some comments are aligned by, and without what a debugger reads."""
+    lines = (" ".join(line.replace(name, "kernel").split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if not line.startswith((".file", ".loc", ".ident"))) + "\n"
+
+
+def compare(before: Path, after: Path) -> bool:
+    """Print what differs, and whether nothing does."""
+    old, new = ({str(file.relative_to(root)) for file in root.rglob("*.s")} for root in (before, after))
+    only = [f"only in {root}: {file}" for root, files in ((before, old - new), (after, new - old)) for file in files]
+    differ = [
+        f"differs: {file}" for file in sorted(old & new) if (before / file).read_bytes() != (after / file).read_bytes()
+    ]
+    sys.stdout.write("".join(f"{line}\n" for line in sorted(only) + differ))
+    sys.stdout.write(f"{len(old & new) - len(differ)} of {len(old | new)} kernels are the same\n")
+    return bool(old | new) and not only and not differ
+
+
+if __name__ == "__main__":
+    verb, *words = sys.argv[1:]
+    names = [word for word in words if word != "--full"]
+    if verb == "compare":
+        sys.exit(not compare(Path(names[0]), Path(names[1])))
+    write(Path(names[0]), names[1:] or list(TARGETS), full="--full" in words)
