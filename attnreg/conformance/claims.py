@@ -33,7 +33,7 @@ PROVABLE = frozenset(
 # the ordinary first; beside these, the numbers that the row's own claims name
 BLOCK_SIZES = (16, 32, 48, 64, 1, 8, 128)
 HEAD_SIZES = (64, 128, 80, 96, 112, 32, 256, 16, 192, 40, 512)
-HEAD_SIZES_V = (None, 64, 128, 32)
+HEAD_SIZES_V = (64, 128, 32)
 HEADS = ((4, 2), (1, 1), (6, 1), (3, 3), (16, 2))
 LARGEST = 512
 
@@ -66,8 +66,8 @@ class Claims:
             "kv_dtype": tuple(words["kv_dtypes"]),
             "block_size": self._sizes("block_size", BLOCK_SIZES),
             "head_size": self._sizes("head_size", HEAD_SIZES),
-            "heads": HEADS,
-            "head_size_v": HEAD_SIZES_V,
+            "heads": self._heads,
+            "head_size_v": (None, *self._sizes("head_size_v", HEAD_SIZES_V)),
         }
         found: dict[str, tuple[Any, ...]] = {}
         for facet, values in candidates.items():
@@ -90,8 +90,8 @@ class Claims:
         """A plain configuration that the backend accepts. Raises LookupError where there is none."""
         attn_types = self.registry.vocabulary.words["attn_types"]
         sizes = product(self._sizes("head_size", HEAD_SIZES), self._sizes("block_size", BLOCK_SIZES))
-        for (head, block), attn_type, dtype in product(sizes, attn_types, self._dtypes):
-            base = {"attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head}
+        for heads, (head, block), attn_type, dtype in product(self._heads, sizes, attn_types, self._dtypes):
+            base = {"attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head, "heads": heads}
             if self._case(base) is not None:
                 return base
         raise LookupError(f"{self.backend} accepts no plain request on {self.platform.platform} {self.platform.arch}")
@@ -100,6 +100,12 @@ class Claims:
     def _dtypes(self) -> tuple[str, ...]:
         """The words for dtypes, the most exact first: where it is the ordinary one, the smallest fault shows."""
         return tuple(sorted(self.registry.vocabulary.words["dtypes"], key=lambda w: ROUNDOFF[DTYPES[w]]))
+
+    @property
+    def _heads(self) -> tuple[tuple[int, int], ...]:
+        """Query heads and KV heads: the usual ones, and those at which the row's claims change their mind."""
+        edges = [(n, 1) for n in self._sizes("num_heads", ())] + [(n, n) for n in self._sizes("num_kv_heads", ())]
+        return tuple(dict.fromkeys((*HEADS, *edges)))
 
     def _sizes(self, facet: str, usual: tuple[int, ...]) -> tuple[int, ...]:
         """The usual sizes, and those at which the row's claims change their mind."""

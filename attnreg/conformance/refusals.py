@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from attnreg.selection.refusal import NoBackendError
 
 if TYPE_CHECKING:
     from attnreg.conformance.claims import Claims
-    from attnreg.registry import Claim
+    from attnreg.registry import Claim, Variant
 
 
 class _LaunchedError(Exception):
@@ -53,14 +53,16 @@ def _unclaimed_requests(claims: Claims) -> Iterator[tuple[AttentionRequest, str]
     vocabulary, plain = claims.registry.vocabulary, claims.plain.request
     variants = claims.registry.backends[claims.backend].variants
     # each claim on a single word is held against every word of the vocabulary
-    for facet in (f for f in PROVEN if vocabulary.facets[f].kind == "word"):
-        for word in vocabulary.facets[facet].words:
-            if not any(_claimed(c, facet, word) for v in variants for c in v.claims):
+    for facet in (f for f in (*PROVEN, "cache_layout") if f in vocabulary.facets):
+        for word in vocabulary.facets[facet].words if vocabulary.facets[facet].kind == "word" else ():
+            if not any(_claims(v, facet, word) for v in variants):
                 yield _with(plain, facet, word), facet
-    for facet in ("block_size", "head_size"):
+    for facet in ("block_size", "head_size", "head_size_v", "num_heads", "num_kv_heads"):
         edges = {e for v in variants for c in v.claims if c.facet == facet for e in _around(c)}
-        for size in sorted(edges):
-            if not any(_claimed(c, facet, size) for v in variants for c in v.claims):
+        # a claim of `same` names no number
+        beside = {plain.head_size - 1, plain.head_size + 1} if facet == "head_size_v" else set[int]()
+        for size in sorted(edges | beside):
+            if not any(_claims(v, facet, size) for v in variants):
                 yield _with(plain, facet, size), facet
     for feature in sorted(vocabulary.features):
         if not any(feature in v.served for v in variants):
@@ -69,11 +71,16 @@ def _unclaimed_requests(claims: Claims) -> Iterator[tuple[AttentionRequest, str]
 
 def _with(request: AttentionRequest, facet: str, value: Any) -> AttentionRequest:
     changes: dict[str, Any] = {facet: value}
+    if facet not in (f.name for f in fields(request)):
+        changes = {"extra": {**dict(request.extra), facet: value}}
+    # the one count divides the other, so only the one that is tried is given
+    changes |= {other: None for other in ("num_heads", "num_kv_heads") if facet.startswith("num_") and other != facet}
     return replace(request, **changes)
 
 
-def _claimed(claim: Claim, facet: str, value: Any) -> bool:
-    return claim.facet == facet and claim.matcher.matches(value)
+def _claims(variant: Variant, facet: str, value: Any) -> bool:
+    """Whether a variant's claim accepts a value; one that is `any` accepts each."""
+    return all(c.matcher.matches(value) for c in variant.claims if c.facet == facet)
 
 
 def _around(claim: Claim) -> set[int]:
@@ -82,7 +89,7 @@ def _around(claim: Claim) -> set[int]:
 
 
 def _asked(request: AttentionRequest, facet: str) -> Any:
-    return True if facet in request.features else getattr(request, facet)
+    return True if facet in request.features else request.facts()[facet]
 
 
 def _select_problem(claims: Claims, request: AttentionRequest, facet: str) -> str | None:
