@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from attnreg.compile import schema
 from attnreg.compile.parts import Part, Parts, Reporter, RowData
@@ -189,14 +188,14 @@ class RowCompiler(Reporter):
         named = [w for i, w in enumerate(words) if self.name(part, ("unchecked", i), w, known, "feature or facet")]
         return {word: part.key_at("unchecked") for word in named}
 
-    def _adjust(self, capabilities: _Capabilities, part: Part[object], verb: str, key: str, words: Any) -> None:
+    def _adjust(self, capabilities: _Capabilities, part: Part[object], verb: str, key: str, words: object) -> None:
         path = ("capabilities", verb, key)
         if key == "features":
             named = self._features(part, words, *path)
             if verb == "add":
                 capabilities.add(named)
                 return
-            for i, word in enumerate(words if named else ()):
+            for i, word in enumerate(words if isinstance(words, list) else ()):
                 if word in named and not capabilities.remove(word):
                     self.report(part, (*path, i), f"the row does not claim `{word}`")
         elif key in self.vocabulary.claims:
@@ -206,7 +205,7 @@ class RowCompiler(Reporter):
             self.report(part, path, f"unknown capability `{key}`", did_you_mean(key, known), key=True)
 
     def _adjust_claim(
-        self, capabilities: _Capabilities, part: Part[object], verb: str, key: str, items: list[Any]
+        self, capabilities: _Capabilities, part: Part[object], verb: str, key: str, items: list[object]
     ) -> None:
         path, facet, base = ("capabilities", verb, key), self.vocabulary.claims[key], capabilities.claims.get(key)
         if base is None or base.matcher is ANY or not (facet.words or facet.kind == "integer"):
@@ -221,7 +220,7 @@ class RowCompiler(Reporter):
         elif (claim := self._without(part, key, base.matcher, change, items)) is not None:
             capabilities.claims[key] = claim
 
-    def _without(self, part: Part[object], key: str, base: Matcher, change: Claim, items: list[Any]) -> Claim | None:
+    def _without(self, part: Part[object], key: str, base: Matcher, change: Claim, items: list[object]) -> Claim | None:
         """What is left of a claim when ``items`` are removed from it; each of them must remove something."""
         path, words = ("capabilities", "remove", key), self.vocabulary.claims[key].words
         try:
@@ -243,7 +242,7 @@ class RowCompiler(Reporter):
         matcher = all_of([base, negation(change.matcher)])
         return replace(change, matcher=replace(matcher, text=f"{base.text} except {change.matcher.text}"))
 
-    def _features(self, part: Part[object], raw: Any, *path: str) -> dict[str, Location]:
+    def _features(self, part: Part[object], raw: object, *path: str) -> dict[str, Location]:
         if not isinstance(raw, list):
             self.report(part, path, f"expected a list of features, got {shown(raw)}")
             return {}
@@ -252,14 +251,14 @@ class RowCompiler(Reporter):
             word: part.at(*path, i) for i, word in enumerate(raw) if self.name(part, (*path, i), word, known, "feature")
         }
 
-    def _claim(self, part: Part[object], key: str, raw: Any, *path: str | int) -> Claim:
+    def _claim(self, part: Part[object], key: str, raw: object, *path: str | int) -> Claim:
         facet = self.vocabulary.claims[key]
         here = (*part.path, *path)
         if raw is None:
             self.report(part, path, "the claim is empty", "state what is accepted; `any` accepts every value", key=True)
         return Claim(facet.name, key, self._accepted(part, facet, raw, *path), part.document.key_at(*here))
 
-    def _accepted(self, part: Part[object], facet: Facet, raw: Any, *path: str | int) -> Matcher:
+    def _accepted(self, part: Part[object], facet: Facet, raw: object, *path: str | int) -> Matcher:
         """What a claim accepts: anything, some values, or (of a facet that follows another) that it is not given."""
         if raw == "any":
             return ANY

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from attnreg.compile.yaml_source import Document, Float, Path_, as_data, as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
@@ -83,7 +83,7 @@ class Parser:
         where = ".".join(str(p) for p in path if not isinstance(p, int))
         self.problems.append(self.doc.problem(path, f"{where}: {message}" if where else message, help_, key=key))
 
-    def condition(self, raw: Any, path: Path_) -> Condition:
+    def condition(self, raw: object, path: Path_) -> Condition:
         """The condition at ``path``; an empty mapping always holds."""
         where = self.doc.at(*path)
         if not isinstance(raw, dict):
@@ -110,7 +110,7 @@ class Parser:
                 clauses += self._clause(key, value, here)
         return Condition(tuple(clauses), tuple(any_of), tuple(none_of), where)
 
-    def _clause(self, name: str, raw: Any, path: Path_) -> list[Clause]:
+    def _clause(self, name: str, raw: object, path: Path_) -> list[Clause]:
         facet = self.words.facet(name)
         if facet is None:
             known = [*self.words.facets, "any", "not", "without"]
@@ -121,7 +121,7 @@ class Parser:
             self.problem(path, message, "rows, waivers and derived facets may ask for it", key=True)
         return [Clause(name, self.matcher(raw, facet, path), self.doc.key_at(*path))]
 
-    def matcher(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+    def matcher(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         """The matcher that the data stands for. Reports an unknown word, operator or type, and a matcher of nothing."""
         if facet.kind == "words":
             return self._set_test(raw, facet, path)
@@ -131,13 +131,13 @@ class Parser:
 
     # matchers of one value -------------------------------------------------------------------------------------------
 
-    def _matcher(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+    def _matcher(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, list):
             if not raw:
                 self.problem(path, "the list is empty", "name at least one value")
             return any_of([self._matcher(item, facet, (*path, i)) for i, item in enumerate(raw)])
         before = len(self.problems)
-        test = (self._operators if isinstance(raw, dict) else self._value)(raw, facet, path)
+        test = self._operators(raw, facet, path) if isinstance(raw, dict) else self._value(raw, facet, path)
         if len(self.problems) == before:
             try:
                 if _is_empty(test, facet):
@@ -146,7 +146,7 @@ class Parser:
                 self.problem(path, str(e), "smaller numbers will do")
         return test
 
-    def _value(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+    def _value(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         if facet.kind == "field":
             return self._field(raw)
         if raw is None:
@@ -159,7 +159,7 @@ class Parser:
             return self._pattern(raw, facet, path)
         return self._known(raw, facet, path)
 
-    def _integer(self, raw: Any, path: Path_) -> Matcher:
+    def _integer(self, raw: object, path: Path_) -> Matcher:
         if not _is_int(raw):
             self.problem(path, f"expected an integer, got {shown(raw)}", "write it without quotes or a point")
             return ANY
@@ -173,23 +173,23 @@ class Parser:
         named = [a for a in self.words.architectures if a in accepted] if facet.kind == "arch" else []
         return one_of(accepted, ", ".join(named) or raw, named)
 
-    def _field(self, raw: Any) -> Matcher:
+    def _field(self, raw: object) -> Matcher:
         if isinstance(raw, str) and not isinstance(raw, Float) and _GLOB.search(raw):
             return field_glob(raw)
         return field_equals(as_data(raw), "not given" if raw is None else as_written(raw))
 
-    def _unknown(self, raw: Any, facet: Facet, path: Path_) -> None:
+    def _unknown(self, raw: object, facet: Facet, path: Path_) -> None:
         alike = isinstance(raw, str) or type(raw) in map(type, facet.words)
         what = f"unknown {_noun(facet)} '{raw}'" if alike else f"expected a word, got {shown(raw)}"
         self.problem(path, what, _words_hint(raw, facet))
 
-    def _known(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+    def _known(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, Float) or not any(raw == w and type(raw) is type(w) for w in facet.words):
             self._unknown(raw, facet, path)
             return ANY
         return equals(raw, as_written(raw))
 
-    def _text(self, raw: Any, path: Path_) -> Matcher:
+    def _text(self, raw: object, path: Path_) -> Matcher:
         if not isinstance(raw, str) or isinstance(raw, Float):
             self.problem(path, f"expected text, got {shown(raw)}", "quote it")
             return ANY
@@ -222,10 +222,10 @@ class Parser:
             tests.insert(0, bounded(**bounds))
         return tests[0] if len(tests) == 1 else all_of(tests)
 
-    def _bound(self, op: str, raw: Any, facet: Facet, path: Path_) -> dict[str, float]:
+    def _bound(self, op: str, raw: object, facet: Facet, path: Path_) -> dict[str, float]:
         """One bound by its operator; nothing where the data gives no number."""
         broken = facet.kind == "field" and op != "multiple_of"
-        value = as_data(raw) if broken else raw
+        value: Any = as_data(raw) if broken else raw
         if not (is_number(value) if broken else _is_int(value)) or not math.isfinite(value):
             expected, help_ = ("number", "quotes") if broken else ("integer", "quotes or a point")
             article = "a" if broken else "an"
@@ -236,7 +236,7 @@ class Parser:
             return {}
         return {op: value}
 
-    def _negation(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+    def _negation(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         """`not`; where it names null, the value must be given, and that is how it is said."""
         test = negation(self._matcher(raw, facet, path))
         if raw is None:
@@ -247,7 +247,7 @@ class Parser:
             return replace(test, text=f"given and not {others}")
         return test
 
-    def _arch_bound(self, op: str, value: Any, path: Path_) -> Matcher:
+    def _arch_bound(self, op: str, value: object, path: Path_) -> Matcher:
         archs = self.words.architectures
         if not isinstance(value, str) or value not in archs:
             self._unknown(value, self.words.facets["arch"], path)
@@ -259,7 +259,7 @@ class Parser:
 
     # matchers of sets ------------------------------------------------------------------------------------------------
 
-    def _set_test(self, raw: Any, facet: Facet, path: Path_) -> Matcher:
+    def _set_test(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, dict):
             return self._of_a_list(raw, facet, path)
         words = self._words(raw, facet, path)
@@ -282,7 +282,7 @@ class Parser:
         text = "none" if not words else "no other than " + ", ".join(sorted(words))
         return Matcher(text, words.issuperset, mentions=words, form="only")
 
-    def _words(self, raw: Any, facet: Facet, path: Path_) -> frozenset[str]:
+    def _words(self, raw: object, facet: Facet, path: Path_) -> frozenset[str]:
         items = [raw] if isinstance(raw, str) else raw
         if not isinstance(items, list):
             self.problem(path, f"expected a list of {facet.name}, got {shown(raw)}")
@@ -293,7 +293,7 @@ class Parser:
                 self._unknown(word, facet, (*path, i))
         return known
 
-    def _without(self, raw: Any, path: Path_) -> list[Clause]:
+    def _without(self, raw: object, path: Path_) -> list[Clause]:
         items = [raw] if isinstance(raw, str) else raw
         if not isinstance(items, list) or not items:
             self.problem(path, f"`without` takes a list of features or flags, got {shown(raw)}")
@@ -308,7 +308,7 @@ class Parser:
         where = self.doc.key_at(*path)
         return [_absent(facet, words, where) for facet in sets if (words := named & facet.known)]
 
-    def _packages_test(self, raw: Any, path: Path_) -> Matcher:
+    def _packages_test(self, raw: object, path: Path_) -> Matcher:
         wanted: list[Requirement] = []
         if raw == []:
             self.problem(path, "the list is empty", "name at least one package")
@@ -373,7 +373,7 @@ def _names_versions(text: str) -> bool:
         return False
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -383,7 +383,7 @@ def _noun(facet: Facet) -> str:
     return {"arch": "architecture", "kv_dtype": "kv dtype"}.get(facet.name, facet.name)
 
 
-def _words_hint(raw: Any, facet: Facet) -> str:
+def _words_hint(raw: object, facet: Facet) -> str:
     if isinstance(raw, Float) and facet.kind == "arch":
         return "architectures are written as the vocabulary names them, as in sm90: as a number 9.10 would be 9.1"
     return did_you_mean(as_written(raw), map(as_written, facet.words))

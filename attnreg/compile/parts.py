@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from attnreg.compile import schema
 from attnreg.compile.conditions import Parser
@@ -102,7 +102,7 @@ class Reporter:
         self,
         part: Part[object],
         path: Iterable[str | int],
-        name: Any,
+        name: object,
         known: Iterable[str],
         noun: str,
         *,
