@@ -63,7 +63,7 @@ class Evidence:
         """Count a case for every claimed value that it holds."""
         self.cases += 1
         if outcome.problem:
-            self.problems.append(f"{case.name}: {outcome.problem}")
+            self.problems.append(f"{case.words}: {outcome.problem}")
         values = [(facet, getattr(case.request, facet)) for facet in PROVEN]
         for facet, value in [*values, *(("features", f) for f in sorted(case.request.features))]:
             if value is not None:

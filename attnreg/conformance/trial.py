@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams, Layout
 from attnreg.runtime.layer import Attention
+from attnreg.selection.wording import request_words
 
 if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
@@ -38,8 +39,15 @@ class Case:
         return "NHD" if self.storage in ("fused", "packed") else self.storage  # type: ignore[return-value]
 
     @property
-    def name(self) -> str:
-        """What it is, in short; the seed of its numbers too, so that they are the same from run to run."""
+    def words(self) -> str:
+        """What it is, as a person reads it."""
+        block = self.request.block_size
+        parts = [*request_words(self.request), f"blocks of {block}" if block else "", self.storage, self.lengths]
+        return " · ".join(filter(None, parts))
+
+    @property
+    def seed(self) -> str:
+        """What its numbers are drawn from: the same from run to run, however a request is said."""
         r = self.request
         sizes = f"h{r.num_heads}/{r.num_kv_heads}-d{r.head_size}" + (f"/{r.head_size_v}" if r.head_size_v else "")
         words = [r.attn_type, r.dtype, f"kv_{r.kv_dtype}", f"b{r.block_size}", sizes, self.storage, self.lengths]
@@ -136,7 +144,7 @@ class Draw:
 
 def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: Draw | None = None) -> Attention:
     """The layer of a case, with a value for every number that its features name."""
-    draw = draw or Draw(case.name, device)
+    draw = draw or Draw(case.seed, device)
     asks, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
     scales = draw.scales(kv_heads if "per_head_quant_scales" in asks else 1)
     quantised = (case.request.kv_dtype or "").startswith("fp8")
@@ -158,7 +166,7 @@ def _block(case: Case) -> int:
 
 def prepare(case: Case, selection: Selection, device: torch.device, *, causal: bool) -> Trial:
     """The tensors of a case; of a paged one, the context is in its cache already."""
-    draw = Draw(case.name, device)
+    draw = Draw(case.seed, device)
     layer = make_layer(case, selection, device, draw=draw)
     lengths = lengths_of(case.lengths, _block(case), layer.spec.attn_type)
     return fill(layer, lengths, draw, storage=case.storage, causal=causal)

@@ -62,7 +62,8 @@ def test_the_logic_of_flex_attention(default: Registry, monkeypatch: pytest.Monk
 def test_every_value_and_every_pair_of_features_is_in_some_case(claims: Claims) -> None:
     cases = claims.cases("claims")
     assert cases == claims.cases("claims")
-    assert len({c.name for c in cases}) == len(cases)
+    assert len({c.seed for c in cases}) == len(cases)
+    assert len({c.words for c in cases}) == len(cases)
     for facet in ("attn_type", "dtype", "kv_dtype", "block_size", "head_size", "head_size_v"):
         assert {getattr(c.request, facet) for c in cases} >= set(claims.dimensions[facet]), facet
     assert {c.storage for c in cases} == set(claims.dimensions["storage"])
