@@ -6,6 +6,7 @@ there. What a registry says of a facet (its words, its legend, its claim) is in 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
@@ -98,13 +99,13 @@ def _core(cls: type[Any], of: Literal["request", "platform"]) -> dict[str, CoreF
 
 
 CORE: Mapping[str, CoreFacet] = _core(Platform, "platform") | _core(AttentionRequest, "request")
-# pairs of facets of which a request takes some values only apart, and which it takes together
-LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
-    ("head_size", "head_size_v", lambda size, size_v: size != size_v),
-    ("num_heads", "num_kv_heads", lambda heads, kv_heads: heads % kv_heads == 0),
-)
 # facets that a request keeps only where they differ from another one; a claim on one may say `same`
 SAME_AS: Mapping[str, str] = {"head_size_v": "head_size"}
+# pairs of facets of which a request takes some values only apart, and which it takes together
+LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
+    *((other, facet, operator.ne) for facet, other in SAME_AS.items()),
+    ("num_heads", "num_kv_heads", lambda heads, kv_heads: heads % kv_heads == 0),
+)
 # what a reader of a difference wants to know first
 TOLD_FIRST = ("arch", "attention", "role", "phase", "kv_dtype")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from attnreg.language.facets import ordinary
+
 if TYPE_CHECKING:
     from attnreg.errors import Location
     from attnreg.request import AttentionRequest
@@ -25,7 +27,7 @@ _PHRASES = {
 }
 _PLACES = {word: place for place, word in enumerate(_PHRASES)}
 # the words of a request that are said only where they are unusual
-_USUAL = {"attention": "mha", "attn_type": "decoder", "role": "target", "phase": "any"}
+_USUAL = {name: ordinary(name) for name in ("attention", "attn_type", "role", "phase")}
 
 
 # a request -----------------------------------------------------------------------------------------------------------
