@@ -21,6 +21,7 @@ import docs_models
 import docs_page
 import docs_schemas
 import docs_speed
+import docs_tiles
 
 from attnreg.errors import RegistryError
 from attnreg.loader import bundled_registries, load_registry
@@ -80,7 +81,7 @@ def outputs(root: Path) -> dict[str, str]:
         if name != "default":
             pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
     pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_page.change_blocks("vllm-0.20.0", "vllm-0.33.0")
-    pages["docs/running.md"] = {"speed": docs_speed.speed_block(root)}
+    pages["docs/running.md"] = {"speed": docs_speed.speed_block(root), "tiles": docs_tiles.tiles_block()}
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
