@@ -105,7 +105,7 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
         console.print(Text(f"  source {row.source}", style="dim"))
     for variant in row.variants:
         console.print()
-        _print_variant(variant, console)
+        _print_variant(variant, [*registry.vocabulary.claims], console)
     places = [
         f"{rank}. in {order.title}"
         for orders in registry.orders.values()
@@ -117,7 +117,8 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
     console.print(Text("orders  ", style="bold").append(", ".join(places) or "none: only on request"))
 
 
-def _print_variant(variant: Variant, console: Console) -> None:
+def _print_variant(variant: Variant, keys: list[str], console: Console) -> None:
+    """Print one variant; ``keys`` are the claims in the order of the vocabulary."""
     from rich.table import Table
     from rich.text import Text
 
@@ -132,10 +133,11 @@ def _print_variant(variant: Variant, console: Console) -> None:
     table.add_column(no_wrap=True, style="blue")
     for clause in variant.requires.clauses:
         table.add_row(f"  needs {clause.facet}", clause.matcher.text, clause.where.short)
-    for claim in variant.claims:
-        table.add_row(f"  {claim.key}", claim.matcher.text, claim.where.short)
-    for key, where in variant.open.items():
-        table.add_row(f"  {key}", "any", where.short, style="dim")
+    stated = {claim.key: (claim.matcher.text, claim.where) for claim in variant.claims}
+    stated |= {key: ("any", where) for key, where in variant.open.items()}
+    for key in sorted(stated, key=lambda k: keys.index(k) if k in keys else -1):
+        text, where = stated[key]
+        table.add_row(f"  {key}", text, where.short, style="dim" if key in variant.open else None)
     table.add_row("  features", ", ".join(sorted(variant.features)) or "none", variant.features_at.short)
     for feature, (reason, where) in variant.emulated.items():
         table.add_row("  emulates", f"{feature}: {reason}", where.short)

@@ -92,6 +92,7 @@ def test_list_names_the_orders_that_apply(run: Callable[..., Any]) -> None:
     result = run("list", "--platform", "rocm")
     assert "1 ROCM_ATTN → 2 ROCM_AITER_FA → 3 ROCM_AITER_UNIFIED_ATTN → 4 TRITON_ATTN → 5 TURBOQUANT" in result.out
     assert "FLASHINFER " not in result.out
+    assert "–: knowledge only; 6 of 13 rows have no kernel module: they can be explained, not run" in result.out
     names = [row["name"] for row in json.loads(run("list", "--json").out)]
     assert names == sorted(names)
     assert len(names) == 27
@@ -102,8 +103,19 @@ def test_show_prints_every_variant_with_its_lines(run: Callable[..., Any]) -> No
     for variant in ("FA4", "FA3", "FA2"):
         assert f"▸ {variant}" in result.out
     assert re.search(r"backends\.yaml:\d+", result.out)
+    # resolved, and every claim of it, those too that refuse nothing
+    wide = result.out.partition("▸ FA4-wide")[2].partition("▸")[0]
+    stated = dict(re.findall(r"^  ([a-z_]+)  +(.+?)  +backends\.yaml:\d+$", wide, re.MULTILINE))
+    assert stated["kv_dtypes"] == "auto, float16, bfloat16, fp8, fp8_e4m3"
+    assert (stated["head_sizes"], stated["head_sizes_v"]) == ("multiples of 8 from 257 to 512", "the same as head_size")
+    assert (stated["num_heads"], stated["num_kv_heads"], stated["cache_layouts"]) == ("any", "any", "NHD, HND")
     assert "did you mean `FLASHMLA`?" in run("show", "FLASMLA").err
-    assert json.loads(run("show", "ROCM_ATTN", "--json").out)["variants"][0]["emulated"]["sinks"]
+    (variant,) = json.loads(run("show", "ROCM_ATTN", "--json").out)["variants"]
+    assert variant["emulated"]["sinks"]
+    assert {key: variant["claims"][key] for key in ("head_sizes_v", "num_heads")} == {
+        "head_sizes_v": "the same as head_size",
+        "num_heads": "any",
+    }
 
 
 def test_doctor_names_this_machine_and_what_is_missing(run: Callable[..., Any]) -> None:
