@@ -112,7 +112,13 @@ def _kind(module: torch.nn.Module) -> str:
     return "sliding_attention" if getattr(module, "sliding_window", None) else "full_attention"
 
 
-_PAGED = frozenset({"block_table", "logits_indices", "logits_processor_args", "read_index", "write_index"})
+# transformers 5.17 and some before name the longest query and the most keys ``max_seqlen_*``
+_PAGED = frozenset(
+    {
+        "block_table", "logits_indices", "logits_processor_args", "max_seqlen_k", "max_seqlen_q", "read_index",
+        "write_index",
+    }
+)  # fmt: skip
 
 
 def _batch(mask: Tensor | None, queries: Tensor, keys: Tensor, device: torch.device) -> BatchMetadata:
