@@ -90,9 +90,9 @@ def test_every_word_of_vllm_is_known(engine: Engine) -> None:
     from vllm.v1.attention.backend import AttentionType
 
     words = attnreg.load_registry("vllm-0.33.0").vocabulary.facets
-    assert set(KV_CACHE_DTYPES) <= words["kv_dtype"].words
-    assert {kind.value for kind in AttentionType} <= words["attn_type"].words
-    assert set(CAPABILITIES) < words["arch"].words
+    assert set(KV_CACHE_DTYPES) <= set(words["kv_dtype"].words)
+    assert {kind.value for kind in AttentionType} <= set(words["attn_type"].words)
+    assert set(CAPABILITIES) < set(words["arch"].words)
 
 
 def describe(engine: Engine, row: dict[str, Any], platform: Any = None) -> tuple[Any, Any]:
