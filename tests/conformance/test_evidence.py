@@ -1,0 +1,45 @@
+"""Evidence is recorded, and what is refuted is struck from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.altered import altered
+
+from attnreg import Platform, Registry, loader
+from attnreg.conformance.verify import verify
+from attnreg.runtime.interface import BatchMetadata
+
+
+def past_the_end(batch: BatchMetadata) -> BatchMetadata:
+    longer = (batch.seq_lens_cpu + 1) if batch.paged else batch.seq_lens_cpu
+    return replace(batch, seq_lens_cpu=longer)
+
+
+def test_evidence_is_recorded_and_what_is_refuted_is_struck_from_it(
+    default: Registry, cpu: Platform, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    (evidence,) = verify(
+        ["CPU_ATTN"], registry=default, platform=cpu, size="claims", record=tmp_path, report=lambda *a: seen.append(a)
+    )
+    assert evidence.proven
+    data = json.loads((tmp_path / "cpu.json").read_text())
+    assert (data["device"], data["platform"]) == ("cpu", "cpu")
+    entry = data["backends"]["CPU_ATTN"]
+    assert entry["for"] == "cpu x86_64"
+    assert entry["cases"] == len(seen) == evidence.cases > 8
+    assert entry["versions"]["torch"] == torch.__version__
+    assert 0 < entry["claims"]["dtype"]["bfloat16"]["share"] <= 1
+    assert entry["claims"]["features"]["sinks"]["cases"] >= 1
+
+    verify(["TORCH_SDPA"], registry=default, platform=cpu, size="claims", record=tmp_path)
+    assert json.loads((tmp_path / "cpu.json").read_text())["backends"].keys() == {"CPU_ATTN", "TORCH_SDPA"}
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered(batch=past_the_end))
+    (refuted,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims", record=tmp_path)
+    assert not refuted.proven
+    assert json.loads((tmp_path / "cpu.json").read_text())["backends"].keys() == {"TORCH_SDPA"}
