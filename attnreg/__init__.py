@@ -1,14 +1,13 @@
 """attnreg: which attention kernel runs, and why, as data.
 
-The names below are imported when first used, so that ``import attnreg`` stays light; those of the runtime alone import
-torch.
+Each name below is imported at its first use, so that ``import attnreg`` is fast. Only the runtime's import torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# public name -> the module that it comes from
+# public name -> the module that defines it
 _HOME = {
     "Attention": "runtime.layer",
     "AttentionRequest": "request",
@@ -39,7 +38,7 @@ _HOME = {
 }
 __all__ = list(_HOME)
 
-# the same names as type checkers see them, each said to be public
+# the same names for type checkers; `as` marks each as public
 if TYPE_CHECKING:
     from attnreg.conformance.verify import verify as verify
     from attnreg.errors import RegistryError as RegistryError
@@ -69,14 +68,14 @@ if TYPE_CHECKING:
     from attnreg.version import __version__ as __version__
 
 else:
-    # a type checker that saw this would take any name for a public one
+    # hidden from type checkers, which would accept any attribute because of it
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module 'attnreg' has no attribute {name!r}")
         import importlib
 
         home = importlib.import_module(f"attnreg.{_HOME[name]}")
-        # what its home does not define is a module of it
+        # `ops` is not defined in its home: it is a module of that package
         value = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
         globals()[name] = value
         return value

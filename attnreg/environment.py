@@ -1,4 +1,4 @@
-"""Environment variables: the ones that attnreg reads, near misses of them, and those that engines have retired."""
+"""Environment variables: those that attnreg reads, misspelt ones, and those that engines have retired."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIABLES = {
 
 
 def environment_problems(environ: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
-    """One sentence for each variable that its user surely meant for attnreg, but that attnreg does not read."""
+    """One sentence for each variable that looks meant for attnreg but that attnreg does not read."""
     out = []
     for name in sorted(environ):
         retired = vocabulary.retired_environment.get(name)
@@ -33,7 +33,7 @@ def environment_problems(environ: Mapping[str, str], vocabulary: Vocabulary) -> 
             engine = retired.facts.get("engine", "an engine")
             out.append(f"{name} is set; {engine} has retired it and attnreg does not read it. Use {retired.legend}.")
         elif name not in VARIABLES and _seems_ours(name.upper()):
-            # a high bar, as they all begin alike
+            # a high cutoff, because all names share a prefix
             hint = did_you_mean(name.upper(), VARIABLES, cutoff=0.8)
             out.append(f"{name} is set, but attnreg reads no such variable; {hint}")
     return out

@@ -1,4 +1,4 @@
-"""What attnreg raises: located problems in data, and requests that cannot be what their caller meant."""
+"""The errors of attnreg: problems in data, each with its location, and requests that are not valid."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Location(NamedTuple):
 
     @property
     def short(self) -> str:
-        """``backends.yaml:214``, as the trace cites it."""
+        """``backends.yaml:214``, the form in which a trace cites a location."""
         return f"{PurePath(self.file).name}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in a data file: where, what, the line itself, and how to mend it."""
+    """One fault in a data file: its location, a message, how to mend it, and the line of text."""
 
     where: Location
     message: str
@@ -41,7 +41,7 @@ class Problem:
             number = f"{self.where.line:>5} | "
             # a window of a very long line, so that the caret stays in sight
             start = max(0, self.where.column - 1 - 60) if len(self.line) > 120 else 0
-            # whatever would move the caret, or the terminal's cursor, is shown as a space
+            # a character that is not printable could move the caret or the cursor: print a space instead
             text = "".join(c if c.isprintable() else " " for c in self.line[start : start + 120])
             column = self.where.column - 1 - start
             caret = " " * column + "^" * max(1, min(self.width, len(text) - column))
@@ -52,7 +52,7 @@ class Problem:
 
 
 class RegistryError(ValueError):
-    """The data is wrong. ``problems`` lists everything found in one run, file by file and each from its top.
+    """Raised for faulty data. ``problems`` lists all problems of one run, file by file, each file from its top.
 
     Each problem has ``where`` (file, line, column), ``message``, ``help`` and the source line with a caret.
     """
@@ -70,17 +70,17 @@ class RegistryError(ValueError):
 
 
 class RequestError(ValueError):
-    """A request or a platform that cannot be what its caller meant; the message names the field and the cure."""
+    """Raised for a request or a platform that is not valid; the message names the field and the cure."""
 
 
 def validate_word(name: str, value: object) -> None:
-    """Refuse what cannot be a word of a vocabulary. Raises `RequestError`, which calls the field ``name``."""
+    """Raise `RequestError`, which calls the field ``name``, unless ``value`` is text and not empty."""
     if not isinstance(value, str) or not value:
         raise RequestError(f"{name} is {value!r}; expected a word of the registry's vocabulary")
 
 
 def word_set(name: str, values: Iterable[str]) -> frozenset[str]:
-    """A set of words from any iterable but a text. Raises `RequestError`, which calls the field ``name``."""
+    """The words of an iterable as a set. Raises `RequestError`, which calls the field ``name``, for a bare text."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise RequestError(f"{name} is {values!r}; expected a set of words, for example {{'sinks'}}")
     words = tuple(values)
@@ -90,7 +90,7 @@ def word_set(name: str, values: Iterable[str]) -> frozenset[str]:
 
 
 def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: float = 0.6) -> str:
-    """Help for a word that is not among those known: the nearest first, then the others up to a limit."""
+    """Help for an unknown word: the known word that is nearest to it, then at most ``also`` others."""
     choices: Sequence[str] = sorted(set(known))
     near = difflib.get_close_matches(str(word), choices, n=1, cutoff=cutoff)
     others = [c for c in choices if c not in near]

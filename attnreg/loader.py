@@ -1,4 +1,4 @@
-"""YAML -> Registry: finds the files, lays overlays over them, compiles the whole; and imports a chosen kernel."""
+"""Loads a registry: finds its YAML files, applies overlays, compiles the result. Also imports kernel modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FILES: tuple[tuple[str, type[BaseModel]], ...] = (
 
 
 class RegistryWarning(UserWarning):
-    """Something about the environment that its user surely did not mean."""
+    """Warns of an environment variable that looks meant for attnreg and has no effect."""
 
 
 def load_registry(
@@ -50,16 +50,16 @@ def load_registry(
     *,
     trust: Iterable[str] = (),
 ) -> Registry:
-    """The registry from a source, changed by overlays in their order.
+    """The registry that a source names, changed by overlays in the order given.
 
     source: None for ``$ATTNREG_REGISTRY`` or else the default; the name of a bundled registry (`bundled_registries`); a
     directory that holds backends.yaml and priorities.yaml; or an overlay file, which names what it ``extends``.
-    overlays: one or more files, or mappings of the same form; a later one changes an earlier one too. trust: top-level
-    packages outside attnreg from which a row's ``module`` may come.
+    overlays: one or more files, or mappings of the same form; a later one may change what an earlier one states. trust:
+    top-level packages outside attnreg from which a row's ``module`` may come.
 
     Packages that declare an ``attnreg.registries`` entry point add their overlay to the default registry.
 
-    Raises `RegistryError` with every problem of every file, each with its place and the cure.
+    Raises `RegistryError` with every problem of every file, each with its location and a cure.
     """
     reading = _Reading(trusted={trust} if isinstance(trust, str) else set(trust))
     if source is None:
@@ -75,10 +75,10 @@ def bundled_registries() -> dict[str, Path]:
     """Name -> directory of every registry that comes with attnreg."""
     root = registry_root()
     engines = root / "engines"
-    found = {"default": root}
+    directories = {"default": root}
     if engines.is_dir():
-        found |= {p.name: p for p in sorted(engines.iterdir()) if (p / "backends.yaml").is_file()}
-    return found
+        directories |= {p.name: p for p in sorted(engines.iterdir()) if (p / "backends.yaml").is_file()}
+    return directories
 
 
 _default: Registry | None = None
@@ -86,20 +86,20 @@ _lock = threading.Lock()
 
 
 def default_registry() -> Registry:
-    """The registry that `select` uses when it is given none: loaded once, with the environment's oddities reported."""
+    """The registry that `select` uses by default. The first call loads it and warns of variables without effect."""
     global _default
     if _default is None:
         with _lock:
             if _default is None:
                 _default = load_registry()
-                # after the assignment: where warnings are errors, they are raised once
+                # after the assignment, so that a warning that is an error is raised only once
                 for message in environment_problems(os.environ, _default.vocabulary):
                     warnings.warn(message, RegistryWarning, stacklevel=3)
     return _default
 
 
 def load_kernel(registry: Registry, backend: str) -> ModuleType:
-    """Import the kernel module of a backend. Raises ImportError with the reason, where there is none to import."""
+    """The kernel module of a backend, imported. Raises ImportError with the reason where there is none to import."""
     row = registry.backends[backend]
     if row.module is None:
         raise ImportError(f"{backend} has no kernel module in {registry.title}: the row is knowledge only")
@@ -110,7 +110,7 @@ def load_kernel(registry: Registry, backend: str) -> ModuleType:
 
 @dataclass
 class _Reading:
-    """What has been read so far for one registry; it is ``complete`` while no file and no word had to be left out."""
+    """The data of one registry, as far as it is read. ``complete`` is False once a file or a word was left out."""
 
     trusted: set[str]
     name: str = "default"
@@ -122,13 +122,13 @@ class _Reading:
     def add_source(self, text: str, hint: str = "", above: tuple[Path, ...] = (), by: Document | None = None) -> None:
         """Read a bundled registry, a directory, or an overlay file and what it extends.
 
-        above: the overlay files that led here, the last of which extends this one; ``by`` is its document.
+        above: the chain of overlay files that extend this source, the last one directly. by: the document of that one.
         """
-        known = bundled_registries()
+        bundled = bundled_registries()
         path = Path(*(p.parent for p in above[-1:]), text)
-        if text in known:
+        if text in bundled:
             self.name = text
-            self.add_directory(known[text], _label(text))
+            self.add_directory(bundled[text], _label(text))
             if text == "default":
                 self._add_plugins()
         elif text and os.path.isdir(path):
@@ -140,12 +140,13 @@ class _Reading:
         elif os.path.isfile(path):
             document = self._read(path, str(path))
             if document is not None:
-                self._lay(document, path.stem, (*above, path))
+                self._apply_overlay(document, path.stem, (*above, path))
         else:
             message = f"`{text}` is neither a bundled registry nor a directory nor a file{hint}"
-            self._fail(text, message, did_you_mean(text, known), by)
+            self._fail(text, message, did_you_mean(text, bundled), by)
 
     def add_directory(self, path: Path, label: str) -> None:
+        """Read the files of a directory; without a vocabulary.yaml, that of the default registry."""
         for kind, model in _FILES:
             file, name = path / f"{kind}.yaml", f"{label}/{kind}.yaml"
             if os.path.isfile(file):
@@ -158,23 +159,21 @@ class _Reading:
                 self._fail(name, "the file is missing: a registry has a backends.yaml and a priorities.yaml")
 
     def add_overlay(self, overlay: Overlay) -> None:
-        """Lay a file, or a mapping of the same form, over what was read."""
+        """Read an overlay, a file or a mapping of the same form, and apply it."""
         file = overlay if isinstance(overlay, Mapping) else Path(os.fsdecode(overlay))
         label, name = (str(file), file.stem) if isinstance(file, Path) else ("<overlay>", "overlay")
         document = self._read(file, label)
         if document is not None:
-            self._lay(document, name)
+            self._apply_overlay(document, name)
 
     def compile(self) -> Registry:
         if not self.complete:
             raise RegistryError(self.problems)
-        # not sorted: the order of architectures and of facets means something
+        # keys stay unsorted: the order of architectures and of facets has a meaning
         data = json.dumps([d.data for d in self.documents])
         digest = hashlib.sha256(data.encode()).hexdigest()
         files = tuple(d.file for d in self.documents)
         return compile_registry(self.name, digest[:7], self.parts, frozenset(self.trusted), files, self.problems)
-
-    # files -----------------------------------------------------------------------------------------------------------
 
     def _read(self, file: Path | Mapping[str, Any], label: str) -> Document | None:
         try:
@@ -185,7 +184,7 @@ class _Reading:
             return None
 
     def _fail(self, file: str, message: str, help_: str = "", by: Document | None = None) -> None:
-        """Report what keeps the registry from being read; ``by`` is the document whose `extends` asks for it."""
+        """Add a problem after which the registry is not compiled. by: the document whose `extends` names the file."""
         problem = by.problem(("extends",), message, help_) if by else Problem(Location(file, 1, 1), message, help_)
         self.problems.append(problem)
         self.complete = False
@@ -217,23 +216,22 @@ class _Reading:
         self.parts.invariants += [part.piece(item, "invariants", i) for i, item in enumerate(items)]
 
     def _note_broken(self, document: Document, data: schema.BackendsFile | schema.OverlayFile) -> None:
+        """Note the rows and sources that validation left out, so that naming one is not a second problem."""
         for key in ("backends", "sources"):
             written = document.data.get(key)
             self.parts.broken |= (written if isinstance(written, dict) else {}).keys() - getattr(data, key).keys()
 
     def _add_vocabulary(self, name: str, by: Document | None = None) -> None:
-        known = bundled_registries()
-        if name not in known:
-            self._fail(name, f"no bundled registry `{name}` to extend", did_you_mean(name, known), by)
+        bundled = bundled_registries()
+        if name not in bundled:
+            self._fail(name, f"no bundled registry `{name}` to extend", did_you_mean(name, bundled), by)
             return
-        document = self._read(known[name] / "vocabulary.yaml", f"{_label(name)}/vocabulary.yaml")
+        document = self._read(bundled[name] / "vocabulary.yaml", f"{_label(name)}/vocabulary.yaml")
         if document is not None:
             self._add_file(schema.VocabularyFile, document, borrowed=True)
 
-    # overlays --------------------------------------------------------------------------------------------------------
-
-    def _lay(self, document: Document, name: str, above: tuple[Path, ...] = ()) -> None:
-        """Lay an overlay over what was read; where it is a source itself (``above``), over what it extends."""
+    def _apply_overlay(self, document: Document, name: str, above: tuple[Path, ...] = ()) -> None:
+        """Apply an overlay. One that is itself a source (``above`` ends with it) first reads what it extends."""
         data = validate(schema.OverlayFile, document.data, document)
         if above:
             self.add_source(data.extends if data else "default", above=above, by=document)
@@ -248,10 +246,10 @@ class _Reading:
         self.documents.append(document)
         self.name = f"{self.name}+{name}"
         self._note_broken(document, data)
-        self._add_overlay(Part(data, document))
+        self._add_overlay_parts(Part(data, document))
         self.problems += document.problems
 
-    def _add_overlay(self, part: Part[schema.OverlayFile]) -> None:
+    def _add_overlay_parts(self, part: Part[schema.OverlayFile]) -> None:
         data, document, parts = part.model, part.document, self.parts
         if data.vocabulary.extends:
             path, message = ("vocabulary", "extends"), "an overlay says at its top what it extends, as a whole"
@@ -259,11 +257,11 @@ class _Reading:
         if data.vocabulary.model_fields_set:
             parts.vocabulary.append(part.piece(data.vocabulary, "vocabulary"))
         parts.sources.append(part.piece(data.sources, "sources"))
-        known = {row for file in parts.backends for row in file.model.backends}
-        known |= {str(patch.path[-1]) for patch in parts.patches if isinstance(patch.model, schema.BackendData)}
+        existing = {row for file in parts.backends for row in file.model.backends}
+        existing |= {str(patch.path[-1]) for patch in parts.patches if isinstance(patch.model, schema.BackendData)}
         for row, raw in data.backends.items():
-            # only a new backend says where it runs and what it computes
-            new = row not in known and not raw.keys().isdisjoint(("platforms", "attention"))
+            # only a new backend states its platforms and its kind of attention
+            new = row not in existing and not raw.keys().isdisjoint(("platforms", "attention"))
             model: type[RowData] = schema.BackendData if new else schema.BackendPatch
             change = validate(model, raw, document, ("backends", row))
             if change is None:
@@ -288,20 +286,20 @@ class _Reading:
             if file is None:
                 self._fail(label, f"there is no package {'.'.join(package)} with a file {PLUGIN_FILE}")
                 continue
-            # whoever installed the package trusted it: its rows may name its own modules
+            # installing a package is trusting it: its rows may name its own modules
             self.trusted.add(package[0])
             document = self._read(file, label)
             if document is not None:
-                self._lay(document, point.name)
+                self._apply_overlay(document, point.name)
 
 
 def _label(name: str) -> str:
-    """How messages name the directory of a bundled registry."""
+    """The directory of a bundled registry, as messages name it."""
     return "registry" if name == "default" else f"registry/engines/{name}"
 
 
 def _as_text(overlay: Mapping[str, Any]) -> str:
-    """A mapping as YAML (of which JSON is a part), so that its problems have places too."""
+    """A mapping as JSON, which is YAML too, so that a problem in it has a line and a column."""
     try:
         return json.dumps(overlay, default=_plain, indent=2, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as e:

@@ -1,4 +1,4 @@
-"""Platform: where a layer will run, described; `Platform.detect` describes this machine."""
+"""Platform: the hardware and software that a layer runs on; `Platform.detect` describes this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Packages = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """Where attention will run. Immutable and hashable; any hardware can be described, present or not.
+    """Where attention runs. Immutable and hashable; the hardware need not be present.
 
     ``platform`` and ``arch`` are words of the registry (``rocm``, ``gfx942``), ``flags`` what the user switched on.
-    ``packages`` maps installed packages to versions; an iterable of names stands for any version, and None for
-    everything installed. It is kept as sorted pairs.
+    ``packages`` maps installed packages to versions and is stored as sorted pairs. Names without versions meet every
+    requirement; None means that every package is installed.
 
     Raises `RequestError` (a ValueError) for values of the wrong type.
     """
@@ -47,23 +47,23 @@ class Platform:
         return {"platform": self.platform, "arch": self.arch, "flags": self.flags, "packages": self.packages}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values; ``packages`` is null where everything is assumed installed."""
+        """The platform as JSON-ready values; ``packages`` is null where every package is assumed to be installed."""
         packages = None if self.packages is None else dict(self.packages)
         return {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
 
     @classmethod
     def detect(cls, vocabulary: Any = None, *, environ: Mapping[str, str] | None = None) -> Platform:
-        """This machine's first accelerator, or its processor: `attnreg.detect`, which has the types too."""
+        """This machine's first accelerator, or else its processor; `attnreg.detect` is the same, with precise types."""
         return cls.detect_all(vocabulary, environ=environ)[0]
 
     @classmethod
     def detect_all(cls, vocabulary: Any = None, *, environ: Mapping[str, str] | None = None) -> tuple[Platform, ...]:
         """Every kind of device of this machine, accelerators first and its processor last."""
-        # by name, as kernels are reached: looking at a machine takes more than describing one, and stands above it
-        found: tuple[Platform, ...] = importlib.import_module("attnreg.machine.detect").detect_all(
+        # imported by name, because attnreg.machine is a layer above this module
+        platforms: tuple[Platform, ...] = importlib.import_module("attnreg.machine.detect").detect_all(
             vocabulary, environ=environ
         )
-        return found
+        return platforms
 
 
 def _package_pairs(packages: Mapping[str, str] | Iterable[Any] | None) -> Packages | None:

@@ -1,4 +1,4 @@
-"""Registry: the validated, immutable form of the data that everything else reads."""
+"""Registry: all data of one registry, checked and immutable, as every other module reads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Strength = Literal["require", "prefer", "deny"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a backend accepts of one facet; a value that is not given passes."""
+    """The values of one facet that a backend accepts. A value that is not given passes."""
 
     facet: str
     key: str
@@ -30,7 +30,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A combination that fails although each of its parts is fine alone, with the sentence that says so."""
+    """A combination of values that a backend rejects although it accepts each alone; ``reject`` is the sentence."""
 
     when: Condition
     reject: str
@@ -41,12 +41,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One complete alternative of a backend: the row's own data with what the variant changes.
+    """One complete alternative of a backend: the row's data with the variant's changes applied.
 
-    A row without variants has one, whose ``name`` is None. ``unchecked`` is what it lets through without a look:
-    features, and facets whose claim is `any` for that reason. ``claims`` are those that refuse something, ``open`` the
-    lines of all others, by key: together every claim of the vocabulary. ``served`` holds every feature that it does
-    not refuse.
+    A row without variants has one alternative, whose ``name`` is None. ``claims`` holds the claims that refuse some
+    value; ``open`` maps the key of every other claim to its line. ``unchecked`` maps each feature and facet that the
+    backend accepts without looking at it to its line; the claim on such a facet is `any`. ``served`` is the set of
+    features that the variant does not refuse.
     """
 
     name: str | None
@@ -72,7 +72,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One row: who it is, and its variants in the order in which they are tried."""
+    """One row of backends.yaml: the facts about a backend, and its variants in the order in which they are tried."""
 
     name: str
     summary: str
@@ -92,7 +92,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A candidate of an order, and the condition under which the automatic order considers it."""
+    """One place in an order: a backend, and the condition under which the order considers it."""
 
     backend: str
     condition: Condition
@@ -118,7 +118,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a user decided: require, prefer or deny backends for the requests that ``when`` describes."""
+    """A user's decision to require, prefer or deny backends for the requests that ``when`` describes."""
 
     strength: Strength
     backends: tuple[str, ...]
@@ -129,7 +129,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """When a request by name gives way to the order: where ``when`` holds and all is about facets of ``only``."""
+    """When the order decides although a user named a backend: the backend is refused, and ``when`` holds.
+
+    Every reason of the refusal must be about facets in ``only``.
+    """
 
     when: Condition
     only: frozenset[str]
@@ -139,7 +142,7 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """Where ``when`` holds no row's claim on one of ``facets`` is looked at."""
+    """An exemption from claims: where ``when`` holds, no row's claims on ``facets`` are tested."""
 
     when: Condition
     facets: frozenset[str]
@@ -149,7 +152,11 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """A statement that must hold of every selection: of the chosen backend, wherever ``when`` holds."""
+    """A statement about the chosen backend that must hold for every configuration where ``when`` holds.
+
+    The backend is in ``chosen`` (None: no backend), is not in ``never``, or, with ``finds``, exists. With ``native``
+    the statement is restricted to configurations that some candidate serves natively.
+    """
 
     name: str
     says: str
@@ -163,7 +170,7 @@ class Invariant:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A finding that stays as it is: how its message begins, and why."""
+    """A finding of `attnreg check` that is accepted: the beginning of its message, and the reason."""
 
     finding: str
     because: str
@@ -172,7 +179,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A named value: the first case that holds speaks, otherwise it is None."""
+    """A facet computed from others: the value of the first case whose condition holds, else None."""
 
     name: str
     cases: tuple[tuple[Condition, Any, Location], ...]
@@ -185,13 +192,13 @@ class Derived:
         return None
 
     def case(self, point: Mapping[str, Any]) -> Location:
-        """The line of the case that speaks at a point (the facet's own, where none does)."""
+        """The line of the case that gives the value at a point; the facet's own line where no case holds."""
         return next((where for condition, _, where in self.cases if condition.holds(point)), self.where)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRef:
-    """A pinned origin of facts."""
+    """A pinned source of facts: its URL, its version, and the day on which it was read."""
 
     name: str
     url: str
@@ -201,10 +208,10 @@ class SourceRef:
 
 @dataclass(frozen=True)
 class Registry:
-    """All data of one registry. Immutable to its last mapping, so safe to share; `attnreg.load_registry` makes it.
+    """All data of one registry, as `attnreg.load_registry` returns it. Immutable, so threads may share it.
 
-    ``fingerprint`` names the data: two registries with the same one make the same selections. With ``imports`` false
-    the modules are knowledge about another engine and are never imported.
+    ``fingerprint`` is a hash of the data: registries with the same one make the same selections. With ``imports`` false
+    the modules are another engine's and are never imported.
     """
 
     name: str
@@ -227,7 +234,7 @@ class Registry:
         for name in ("backends", "orders", "derived", "sources"):
             object.__setattr__(self, name, frozen(getattr(self, name)))
 
-    # its data and nothing else: what the selector remembers of it stays behind
+    # the fields only: the cache of selections, an attribute, is neither copied nor pickled
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
@@ -236,11 +243,11 @@ class Registry:
 
     @property
     def title(self) -> str:
-        """``default@3f2a91c``, as reports cite it."""
+        """``default@3f2a91c``, the form in which reports cite a registry."""
         return f"{self.name}@{self.fingerprint}"
 
     @property
     def kept(self) -> tuple[Invariant, ...]:
-        """The invariants that are not known to be violated."""
-        known = [k.finding for k in self.known]
-        return tuple(i for i in self.invariants if not any(f"violated: {i.says}".startswith(k) for k in known))
+        """The invariants whose violation is not among the accepted findings."""
+        accepted = tuple(k.finding for k in self.known)
+        return tuple(i for i in self.invariants if not f"violated: {i.says}".startswith(accepted))

@@ -24,17 +24,17 @@ class AttentionRequest:
 
     Sizes are in elements per head, counts are per rank, ``block_size`` is in tokens. ``None`` means not given: it
     constrains nothing. Words (``dtype``, ``kv_dtype``, ``features``, ...) are the registry's vocabulary and are checked
-    against it by `attnreg.select`, so that a registry can add some. ``kv_dtype="auto"`` stores the model's own dtype.
+    against it by `attnreg.select`, so that a registry can add some. ``kv_dtype="auto"`` means the model's own dtype.
 
     ``extra`` holds facets that a registry declares beyond these (``{"run_kv_dtype": "turboquant_k8v4"}``); a mapping is
     accepted and kept as sorted pairs.
 
-    ``head_size_v`` is kept only where it differs from ``head_size``. For MLA ``head_size`` is the width of one cached
+    ``head_size_v`` is None where it would equal ``head_size``. For MLA ``head_size`` is the width of one cached
     latent (kv_lora_rank + qk_rope_head_dim, 576 for DeepSeek-V3), ``head_size_v`` the part of it that serves as value
     (512) and ``num_kv_heads`` is 1.
 
-    Raises `RequestError` (a ValueError) for a field of the wrong type or sign, and for query heads that are no multiple
-    of the KV heads.
+    Raises `RequestError` (a ValueError) for a field of the wrong type or sign, and where ``num_kv_heads`` does not
+    divide ``num_heads``.
     """
 
     head_size: int
@@ -80,7 +80,7 @@ class AttentionRequest:
     def __hash__(self) -> int:
         return self._hash
 
-    # the stored hash must not travel: strings hash differently in another process
+    # the stored hash is not pickled: strings hash differently in another process
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.__class__, {name: getattr(self, name) for name in _REQUEST_FIELDS})
 
@@ -89,13 +89,13 @@ class AttentionRequest:
         return dict(zip(_REQUEST_FACETS, _FACTS(self), strict=True), **dict(self.extra))
 
     def expanded(self) -> Self:
-        """An MLA request in the expanded form that prefill computes: keys and values per head, no shared latent."""
+        """This MLA request in the expanded form that prefill computes: keys and values per head, no shared latent."""
         nope, rope = self.qk_nope_head_dim, self.qk_rope_head_dim
         size = self.head_size if nope is None or rope is None else nope + rope
         return replace(self, phase="prefill", head_size=size, head_size_v=self.v_head_dim, num_kv_heads=self.num_heads)
 
     def to_dict(self) -> dict[str, Any]:
-        """What differs from the defaults, as JSON-ready values; `from_dict` reads it back."""
+        """The fields that differ from their defaults, as JSON-ready values; `from_dict` reads them back."""
         out: dict[str, Any] = {"head_size": self.head_size}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -129,13 +129,13 @@ def features_of(
     sparse_blocks: object = None,
     per_head_quant_scales: object = None,
 ) -> frozenset[str]:
-    """The features that a request must name for what a layer, or a batch, comes with.
+    """The features that a request must name for a layer, or a batch, with these arguments.
 
-    Each argument but the first two is named as its feature. It may be a number, a tensor or a truth value: None and
-    False ask for nothing, anything else asks for the feature (tensors are not looked into). A decoder's layer that is
-    not ``causal`` asks for ``non_causal``; layers of other types are bidirectional anyway.
+    Each argument but the first two has the name of its feature and may be a number, a tensor or a truth value. None and
+    False leave the feature out; any other value asks for it (the contents of tensors are not read). A decoder layer
+    that is not ``causal`` asks for ``non_causal``; layers of other types are bidirectional anyway.
     """
-    given = {
+    arguments = {
         "sliding_window": sliding_window,
         "softcap": softcap,
         "sinks": sinks,
@@ -146,11 +146,11 @@ def features_of(
         "per_head_quant_scales": per_head_quant_scales,
         "non_causal": attn_type == "decoder" and not causal,
     }
-    return frozenset(feature for feature, value in given.items() if value is not None and value is not False)
+    return frozenset(feature for feature, value in arguments.items() if value is not None and value is not False)
 
 
 class FieldType(NamedTuple):
-    """What a field of a request or a platform holds; ``least`` is the least value of an integer."""
+    """The type of one field of a request or a platform; ``least`` is the least value of an integer."""
 
     type: type
     optional: bool
@@ -158,19 +158,19 @@ class FieldType(NamedTuple):
 
 
 def field_types(cls: type[Any]) -> dict[str, FieldType]:
-    """What each facet among the fields of a dataclass holds, as its annotation says."""
+    """Facet -> type, from the annotations of a dataclass whose fields, ``extra`` aside, are facets."""
     hints, out = get_type_hints(cls), dict[str, FieldType]()
     for f in fields(cls):
         if f.init and f.name != "extra":
             types = get_args(hints[f.name]) if NoneType in get_args(hints[f.name]) else (hints[f.name],)
-            held = next(t for t in types if t is not NoneType)
-            out[f.name] = FieldType(get_origin(held) or held, NoneType in types, f.metadata.get("least", 1))
+            value_type = next(t for t in types if t is not NoneType)
+            out[f.name] = FieldType(get_origin(value_type) or value_type, NoneType in types, f.metadata.get("least", 1))
     return out
 
 
 _TYPES = field_types(AttentionRequest)
-_INTEGERS = tuple((name, held.least) for name, held in _TYPES.items() if held.type is int)
-_WORDS = tuple((name, held.optional) for name, held in _TYPES.items() if held.type is str)
+_INTEGERS = tuple((name, field_type.least) for name, field_type in _TYPES.items() if field_type.type is int)
+_WORDS = tuple((name, field_type.optional) for name, field_type in _TYPES.items() if field_type.type is str)
 _REQUEST_FIELDS = tuple(f.name for f in fields(AttentionRequest) if f.init)
 _REQUEST_FACETS = tuple(name for name in _REQUEST_FIELDS if name != "extra")
 _FACTS = operator.attrgetter(*_REQUEST_FACETS)

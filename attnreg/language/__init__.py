@@ -1,1 +1,1 @@
-"""The words of a registry and its one condition grammar, evaluated."""
+"""The vocabulary of a registry, and the evaluation of conditions over it."""

@@ -1,4 +1,4 @@
-"""Conditions: whether one holds at a point, and what it says in words. `attnreg.compile.conditions` parses them.
+"""Conditions: their evaluation at a point, and their text. `attnreg.compile.conditions` parses them.
 
 A condition maps facets to matchers, all of which must hold::
 
@@ -23,14 +23,14 @@ NOWHERE = Location("", 0, 0)
 
 
 class Point(Protocol):
-    """What conditions are evaluated at: the value of each facet that they name, by name."""
+    """Facet -> value, for every facet that a condition names: what the condition is evaluated at."""
 
     def __getitem__(self, facet: str, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One facet and the test it must pass, with the place that says so."""
+    """A facet, the matcher that its value must pass, and the location of both in the data."""
 
     facet: str
     matcher: Matcher
@@ -61,7 +61,7 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Clauses that must all hold, of each ``any_of`` group at least one condition, and none of ``none_of``."""
+    """A condition: all clauses hold, at least one condition of each ``any_of`` group does, and none of ``none_of``."""
 
     clauses: tuple[Clause, ...] = ()
     any_of: tuple[tuple[Condition, ...], ...] = ()
@@ -76,20 +76,20 @@ class Condition:
         for group in self.any_of:
             if not any(condition.holds(point) for condition in group):
                 return False
-        for condition in self.none_of:  # noqa: SIM110  (a loop costs nothing where there is none; this is called often)
+        for condition in self.none_of:  # noqa: SIM110  (called often: an empty loop is cheaper than any())
             if condition.holds(point):
                 return False
         return True
 
     def decided(self, known: Mapping[str, Any]) -> bool | None:
-        """Whether the condition holds where only some facets are known; None where that depends on the others."""
+        """Whether the condition holds where only some facets are known; None where it depends on the others."""
         parts = [clause.holds(known) if clause.facet in known else None for clause in self.clauses]
         parts += [_negated(_all(_negated(c.decided(known)) for c in group)) for group in self.any_of]
         parts += [_negated(condition.decided(known)) for condition in self.none_of]
         return _all(parts)
 
     def refuted(self, known: Mapping[str, Any]) -> Condition:
-        """The parts of the condition that known facets show not to hold; `ALWAYS` but for its place where none is."""
+        """The parts of the condition that known facets show not to hold; an empty condition where there is none."""
         return Condition(
             tuple(clause for clause in self.clauses if clause.facet in known and not clause.holds(known)),
             tuple(group for group in self.any_of if all(c.decided(known) is False for c in group)),
@@ -98,7 +98,7 @@ class Condition:
         )
 
     def remainder(self, known: Mapping[str, Any]) -> Condition:
-        """What the condition still asks of the other facets, where known facets refute no part of it."""
+        """The parts of the condition that known facets leave open, if they refute no part."""
         groups = [
             tuple(c.remainder(known) for c in group if c.decided(known) is None)
             for group in self.any_of
@@ -119,7 +119,7 @@ class Condition:
         return " and ".join(parts) or "always"
 
     def walk(self) -> Iterator[Clause]:
-        """Every clause in the condition, those of its parts included."""
+        """Every clause of the condition, those of nested conditions included."""
         yield from self.clauses
         for group in self.any_of:
             for condition in group:
@@ -129,7 +129,7 @@ class Condition:
 
     @property
     def facets(self) -> tuple[str, ...]:
-        """The facets that the condition names, each once, in their order."""
+        """The facets that the condition names, each once, in order of appearance."""
         return tuple(dict.fromkeys(clause.facet for clause in self.walk()))
 
 
@@ -138,8 +138,8 @@ ALWAYS = Condition()
 
 def _all(parts: Iterable[bool | None]) -> bool | None:
     """Whether all parts hold: False if one does not, else None if one is open."""
-    found = list(parts)
-    return False if False in found else None if None in found else True
+    answers = list(parts)
+    return False if False in answers else None if None in answers else True
 
 
 def _negated(value: bool | None) -> bool | None:

@@ -1,7 +1,7 @@
-"""The facets that every request and every platform has: what each takes, who decides it, and what it is linked to.
+"""The facets that every request and every platform has: their kinds, who decides each, and the links between them.
 
-What a field of `AttentionRequest` or `Platform` says itself (its type, its default, its least value) is read
-there. What a registry says of a facet (its words, its legend, its claim) is in its vocabulary.
+The type, the default and the least value of a facet are read from the fields of `AttentionRequest` and `Platform`. The
+words, the legend and the claim of a facet are in a registry's vocabulary.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ DecidedBy = Literal["model", "user", "platform"]
 class CoreFacet:
     """One facet of a request or a platform.
 
-    kinds: what a vocabulary may declare it to be. least: the least value of an integer. required: whether it always has
-    a value. ordinary: its value in an ordinary configuration. decided_by: who changes it when no backend is found; the
-    model's facts stand, and a user asks for the rest. help: of the command's option, "" where it has none.
+    kinds: the kinds that a vocabulary may declare for it. least: the least value of an integer. required: whether it
+    always has a value. ordinary: its value in an ordinary configuration. decided_by: who sets it; remedies phrase a
+    change of a model's fact (``for head_size 64``) unlike one of an option. help: the text of the command's option, ""
+    for a facet without one.
     """
 
     name: str
@@ -47,11 +48,11 @@ _KINDS: dict[type, tuple[str, ...]] = {
     frozenset: ("words",),
     tuple: ("packages",),
 }
-# what a field's type leaves open
+# facets whose type alone allows more kinds than they take
 _NARROWER = {"platform": ("word",), "arch": ("arch",)}
-# what an ordinary configuration has where the field has no default
+# ordinary values of fields that have no default
 _ORDINARY = {"platform": "cuda", "arch": "sm90", "head_size": 128}
-# `attnreg verify` tries each value that a row claims of these
+# `attnreg verify` runs every value that a row claims for one of these
 PROVEN = ("dtype", "kv_dtype", "attn_type", "head_size", "head_size_v", "block_size")
 _ABOUT: dict[str, tuple[DecidedBy, str]] = {
     "platform": ("platform", "cuda, rocm, xpu or cpu; this machine's, if left out."),
@@ -70,7 +71,7 @@ _ABOUT: dict[str, tuple[DecidedBy, str]] = {
     "phase": ("model", "any, prefill or decode."),
     "features": ("model", "A feature that the layer asks for; repeatable."),
     "head_size_v": ("model", "Elements per value head, where it differs."),
-    # the model's too, but a request may leave these out, and what helps is to state them
+    # facts of the model too, but a request may omit them, and then the remedy is to state them
     "kv_lora_rank": ("user", "MLA: the latent without its rotary part."),
     "qk_nope_head_dim": ("user", "MLA: elements of a query head without position."),
     "qk_rope_head_dim": ("user", "MLA: elements of a query head with position."),
@@ -87,26 +88,26 @@ def _core(cls: type[Any], of: Literal["request", "platform"]) -> dict[str, CoreF
         name: CoreFacet(
             name,
             of,
-            kinds=_NARROWER.get(name, _KINDS[held.type]),
-            least=held.least,
-            required=not held.optional,
+            kinds=_NARROWER.get(name, _KINDS[field_type.type]),
+            least=field_type.least,
+            required=not field_type.optional,
             ordinary=_ORDINARY.get(name, defaults[name]),
             decided_by=_ABOUT[name][0],
             help=_ABOUT[name][1],
         )
-        for name, held in field_types(cls).items()
+        for name, field_type in field_types(cls).items()
     }
 
 
 CORE: Mapping[str, CoreFacet] = _core(Platform, "platform") | _core(AttentionRequest, "request")
-# facets that a request keeps only where they differ from another one; a claim on one may say `same`
+# facet -> the facet that it equals where it is not given; a claim on it may say `same`
 SAME_AS: Mapping[str, str] = {"head_size_v": "head_size"}
-# pairs of facets of which a request takes some values only apart, and which it takes together
+# pairs of facets that restrict each other, and the test that the two values of a request pass
 LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
     *((other, facet, operator.ne) for facet, other in SAME_AS.items()),
     ("num_heads", "num_kv_heads", lambda heads, kv_heads: heads % kv_heads == 0),
 )
-# what a reader of a difference wants to know first
+# facets that matter most to the reader of a difference: boxes are kept narrow in them
 TOLD_FIRST = ("arch", "attention", "role", "phase", "kv_dtype")
 
 

@@ -1,4 +1,4 @@
-"""FrozenDict: a mapping that refuses every change, and reads like the dict that it is."""
+"""FrozenDict: a read-only dict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class FrozenDict(dict[K, V]):
-    """A dict that cannot change: one more key, or one less, raises TypeError. It pickles; ``dict(it)`` can change."""
+    """A read-only dict: every change raises TypeError. It can be pickled; ``dict(mapping)`` is a mutable copy."""
 
     __slots__ = ()
 
@@ -20,18 +20,18 @@ class FrozenDict(dict[K, V]):
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
-    # unpickled by its constructor: otherwise key by key, which it refuses
+    # rebuilt by its constructor: pickle would set key by key, which raises
     def __reduce__(self) -> tuple[Any, ...]:
         return FrozenDict, (dict(self),)
 
 
 def frozen(mapping: Mapping[K, V]) -> FrozenDict[K, V]:
-    """The mapping as one that cannot change; its values stay as they are."""
+    """A read-only mapping with the same values; the values themselves are not frozen."""
     return mapping if type(mapping) is FrozenDict else FrozenDict(mapping)
 
 
 def deep_frozen(value: Any) -> Any:
-    """Plain data, such as YAML holds, of which no part can change: lists are tuples."""
+    """Plain data in read-only form: mappings as `FrozenDict`, lists as tuples, sets as frozensets, at every depth."""
     if isinstance(value, Mapping):
         return FrozenDict({key: deep_frozen(item) for key, item in value.items()})
     if isinstance(value, list | tuple):

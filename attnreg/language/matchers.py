@@ -1,4 +1,4 @@
-"""Matchers: what one value must be, as a predicate, in words, and with the values at which it changes its mind."""
+"""Matchers: tests of one value, each with a predicate, a text, and the values at which its answer can change."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ _RANGE_LIMIT = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """What one matcher accepts, in words (``text``) and as a predicate with a memory.
+    """A test of one value: a predicate, whose answers are cached, and a ``text`` that says what it accepts.
 
-    ``constants`` and ``moduli`` are the integers at which the predicate can change its mind, ``mentions`` the words it
-    names: together they are enough to split a facet into classes of values that the data cannot tell apart. ``form`` is
-    how a set is compared with ``mentions``: it holds all of them, any of them, none of them, or only these. A predicate
-    is made of named functions only, so that a selection, which carries its registry, can be sent to another process.
-    ``either`` lists the texts of which one is enough, where there are several.
+    ``constants`` and ``moduli`` are the integers at which the answer can change, ``mentions`` the words that the
+    matcher names: they are enough to split a facet into classes of values that the data cannot tell apart. ``form``
+    says how a set is compared with ``mentions``: it holds all of them, any of them, none of them, or only these.
+    ``either`` lists the texts of alternatives, where there are several.
 
-    The memory holds what the predicate answered and nothing else: no answer depends on it, and no comparison, copy or
-    pickle has it. So a matcher counts as immutable, and threads may share it.
+    The predicate is made of named functions, so that a selection, which holds its registry, can be pickled. The cache
+    is no part of comparisons, copies and pickles: a matcher counts as immutable, and threads may share it.
     """
 
     text: str
@@ -42,24 +41,24 @@ class Matcher:
 
     @property
     def in_words(self) -> str:
-        """The text at the end of a sentence: ``sm90, sm100 or sm103``. Amid conditions an "or" would mislead."""
+        """The text for the end of a sentence: ``sm90, sm100 or sm103``. Amid conditions the "or" would mislead."""
         return f"{', '.join(self.either[:-1])} or {self.either[-1]}" if len(self.either) > 1 else self.text
 
     def matches(self, value: Any) -> bool:
         """Whether the matcher accepts the value."""
         memo = self._memo
-        known = memo.get(value)
-        if known is None:
+        answer = memo.get(value)
+        if answer is None:
             if len(memo) >= _MEMO_LIMIT:
                 memo.clear()
-            known = memo[value] = self.predicate(value)
-        return known
+            answer = memo[value] = self.predicate(value)
+        return answer
 
 
 class FieldMatcher(Matcher):
-    """A matcher of a config's field, which holds whatever JSON can hold.
+    """A matcher of one field of a model's config, which may hold any JSON value.
 
-    It remembers no answer: a list or a mapping is no key of a dictionary, and ``True`` would be taken for ``1``.
+    It caches no answers: a list or a mapping cannot be a key of the cache, and ``True`` would get the answer for ``1``.
     """
 
     __slots__ = ()
@@ -77,7 +76,7 @@ ANY = Matcher("anything", _always)
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package and the versions of it that will do (a PEP 440 specifier; empty: any)."""
+    """A package and its accepted versions: a PEP 440 specifier, or "" for any version."""
 
     package: str
     versions: str = ""
@@ -86,13 +85,13 @@ class Requirement:
         return f"{self.package}{self.versions}"
 
     def met_by(self, packages: tuple[tuple[str, str], ...] | None) -> bool:
-        """Whether installed packages (name, version) satisfy it; None stands for everything installed."""
+        """Whether installed packages (name, version) satisfy it; None means that every package is installed."""
         if packages is None:
             return True
         version = dict(packages).get(self.package)
         if version is None or not self.versions or not version:
             return version is not None
-        # imported late: a version is compared only where one was given
+        # imported late: few selections compare versions
         from packaging.specifiers import SpecifierSet
         from packaging.version import InvalidVersion
 
@@ -103,7 +102,7 @@ class Requirement:
 
 
 def installed(wanted: Iterable[Requirement]) -> Matcher:
-    """The test that all of some packages are installed."""
+    """A matcher that accepts where all ``wanted`` packages are installed."""
     wanted = tuple(wanted)
     text = " and ".join(map(str, wanted))
     return Matcher(text, partial(_all_met, wanted), mentions=frozenset(wanted), form="all")
@@ -123,6 +122,7 @@ def _overlaps(words: frozenset[str], held: frozenset[str]) -> bool:
 
 
 def equals(value: Any, text: str) -> Matcher:
+    """A matcher of one value and its type: 1 does not match True."""
     return Matcher(text, partial(_same, value), mentions=frozenset({value}))
 
 
@@ -134,7 +134,7 @@ def integer(value: int) -> Matcher:
     return Matcher(str(value), partial(operator.eq, value), constants=frozenset({value}))
 
 
-def _globbed(pattern: str, value: Any) -> bool:
+def _matches_glob(pattern: str, value: Any) -> bool:
     return isinstance(value, str) and fnmatchcase(value, pattern)
 
 
@@ -143,10 +143,10 @@ def one_of(values: frozenset[Any], text: str, either: Iterable[str] = ()) -> Mat
 
 
 def bounded(min: int | None = None, max: int | None = None, below: int | None = None, multiple_of: int = 1) -> Matcher:  # noqa: A002
-    """An integer within all of the bounds."""
+    """A matcher of integers within all of the bounds; ``max`` is inclusive, ``below`` exclusive."""
     ends = [end for end in (max, None if below is None else below - 1) if end is not None]
     high = sorted(ends)[0] if ends else None
-    # the integers on either side of where the predicate changes its mind
+    # the integers on either side of each bound
     near = ((min - 1, min) if min is not None else ()) + ((high, high + 1) if high is not None else ())
     moduli = frozenset({multiple_of}) if multiple_of > 1 else frozenset[int]()
     text = _bounds_text(min, high, f"multiples of {multiple_of}" if multiple_of > 1 else "")
@@ -173,7 +173,7 @@ def _within(low: int | None, high: int | None, step: int, value: int | None) -> 
 
 
 def field_equals(value: Any, text: str) -> FieldMatcher:
-    """A field that holds a value of the same kind: ``1`` is ``1.0``, but neither is ``true`` or ``"1"``."""
+    """A matcher of a field that equals a value: ``1`` equals ``1.0``, but neither equals ``true`` or ``"1"``."""
     return FieldMatcher(text, partial(_same_kind, value), mentions=frozenset({value}))
 
 
@@ -184,8 +184,8 @@ def _same_kind(expected: Any, value: Any) -> bool:
 
 
 def field_glob(pattern: str) -> FieldMatcher:
-    """A field that holds text which a pattern with ``*`` and ``?`` matches."""
-    return FieldMatcher(pattern, partial(_globbed, pattern), mentions=frozenset({pattern}))
+    """A matcher of a field whose text matches a pattern with ``*`` and ``?``."""
+    return FieldMatcher(pattern, partial(_matches_glob, pattern), mentions=frozenset({pattern}))
 
 
 def field_bounded(
@@ -194,7 +194,7 @@ def field_bounded(
     below: float | None = None,
     multiple_of: int = 1,
 ) -> FieldMatcher:
-    """A field that holds a number within all of the bounds; what is not given, or no number, satisfies none."""
+    """A matcher of a field that holds a number within all of the bounds; it refuses every other value."""
     texts = [f"multiples of {multiple_of}"] if multiple_of > 1 else []
     if min is not None and max is not None:
         texts.append(f"{min} to {max}")
@@ -234,7 +234,7 @@ def all_of(tests: list[Matcher]) -> Matcher:
 
 
 def negation(test: Matcher) -> Matcher:
-    return _merged(f"not {test.text}", partial(_differs, test), [test])
+    return _merged(f"not {test.text}", partial(_does_not_match, test), [test])
 
 
 def _any_matches(tests: tuple[Matcher, ...], value: Any) -> bool:
@@ -245,7 +245,7 @@ def _all_match(tests: tuple[Matcher, ...], value: Any) -> bool:
     return all(t.matches(value) for t in tests)
 
 
-def _differs(test: Matcher, value: Any) -> bool:
+def _does_not_match(test: Matcher, value: Any) -> bool:
     return not test.matches(value)
 
 
@@ -262,10 +262,10 @@ def _merged(text: str, predicate: Callable[[Any], bool], tests: list[Matcher], e
 
 
 def integer_range(tests: Iterable[Matcher]) -> range:
-    """Integers from 0 that, beside None, show every way in which tests can answer.
+    """The integers from 0 at which the answers of some matchers, taken together, show every pattern that they can have.
 
-    Past the largest constant the answers repeat with the least common multiple of the moduli, so one period more is
-    enough. Raises ValueError where that is too far to look at every integer.
+    Past the largest constant the answers repeat with the least common multiple of the moduli, so the range ends one
+    period later. Raises ValueError where the range is too long to try every integer.
     """
     constants = {1}
     moduli = {1}

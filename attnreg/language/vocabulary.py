@@ -1,4 +1,4 @@
-"""The closed set of words that a registry speaks: a typed view of vocabulary.yaml."""
+"""Vocabulary: the facets and words of a registry, a typed view of vocabulary.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from attnreg.errors import Location
 from attnreg.language.frozen import FrozenDict, deep_frozen, frozen
 
-# the one facet of the selection itself, which a registry may declare, and its values
+# the one facet that a selection has itself: whether an order tries the backend, or a user named it
 ASKED = "asked"
 AUTOMATIC, BY_NAME = "automatic", "by_name"
 Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived", "field"]
@@ -18,7 +18,7 @@ Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean"
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word and the sentence that says what it means; ``facts`` are its other properties (bits, family, ...)."""
+    """One word and its meaning, a sentence; ``facts`` holds its other properties (bits, family, ...)."""
 
     name: str
     legend: str
@@ -31,9 +31,9 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A processor architecture; ``rank`` orders it within its ``series``, and only there.
+    """A processor architecture; ``rank`` orders those of one ``series``, and no others.
 
-    fp8: how it encodes 8-bit floats: like the Open Compute Project (``ocp``), or without infinities and -0 (``fnuz``).
+    fp8: its encoding of 8-bit floats: the Open Compute Project's (``ocp``) or one without infinities and -0 (``fnuz``).
     """
 
     name: str
@@ -47,16 +47,17 @@ class Architecture:
 
     @property
     def title(self) -> str:
-        """``gfx942 (MI300X)``, as a person knows it."""
+        """``gfx942 (MI300X)``: the name with the first product."""
         return f"{self.name} ({self.products[0]})" if self.products else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """One dimension of a configuration: whose it is, what values it takes, and the capability that constrains it.
+    """One dimension of a configuration.
 
-    ``words`` are its values in the order of the data, ``known`` the same as a set; ``word_set`` is the name under which
-    the vocabulary keeps them.
+    ``of`` is what has it, ``kind`` the kind of its values, ``claim`` the capability key that constrains it. ``words``
+    lists its values in the order of the data, ``known`` holds the same as a set, and ``word_set`` is the set's name in
+    the vocabulary.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Facet:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Every facet and word of one registry. Immutable; lookups by name.
+    """All facets and words of one registry, by name. Immutable.
 
     ``facets`` keeps the order of the file, derived facets last; ``words`` maps the name of a set (dtypes, kv_dtypes,
     ...) to its words; features, flags and packages are sets of their own.
@@ -104,7 +105,7 @@ class Vocabulary:
         return FrozenDict({f.claim: f for f in self.facets.values() if f.claim})
 
     def words_of(self, facet: str) -> Mapping[str, Word]:
-        """The words that a facet takes its values from, with what is said of each; none for a facet without words."""
+        """The words that are a facet's values, by name; none for a facet without words."""
         sets = {**self.words, "features": self.features, "flags": self.flags}
         return sets.get(self.facets[facet].word_set or "", {})
 
@@ -113,7 +114,7 @@ class Vocabulary:
         return tuple(a for a in self.architectures.values() if a.platform == platform)
 
     def with_facets(self, more: Iterable[Facet]) -> Vocabulary:
-        """This vocabulary and some (derived) facets more."""
+        """A copy of this vocabulary with more facets."""
         facets = {**self.facets, **{f.name: f for f in more}}
         return Vocabulary(
             facets, self.words, self.features, self.flags, self.packages, self.architectures, self.retired_environment
@@ -121,10 +122,10 @@ class Vocabulary:
 
 
 class OpenFacets:
-    """Facets of any name, for conditions over a model's config: each is a field that holds whatever JSON can hold.
+    """The facets of a model's config: any name is one, and its value may be any JSON value.
 
-    A field that is missing is None, like one that is null. `attnreg.compile.conditions.Parser` takes it in the place
-    of a vocabulary.
+    A missing field is None, like one that is null. `attnreg.compile.conditions.Parser` takes an instance in place of a
+    vocabulary.
     """
 
     facets: Mapping[str, Facet] = FrozenDict()

@@ -1,4 +1,4 @@
-"""What this machine has: its devices, and the packages installed here. Nothing is imported, torch least of all."""
+"""Detection of this machine: its devices and its installed packages. No package is imported, torch included."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def detect(vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None) -> Platform:
-    """This machine's first accelerator, or its processor; the packages installed here; the flags of $ATTNREG_FLAGS.
+    """This machine: its first accelerator or else its processor, its packages, and the flags of $ATTNREG_FLAGS.
 
-    ``vocabulary`` (the default registry's, if None) names the packages to look for. Nothing is imported.
+    ``vocabulary`` (the default registry's, if None) names the packages to look for. No package is
+    imported.
     """
     return detect_all(vocabulary, environ=environ)[0]
 
@@ -35,7 +36,7 @@ def detect(vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] |
 def detect_all(
     vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None
 ) -> tuple[Platform, ...]:
-    """Every kind of device of this machine, accelerators first and its processor last."""
+    """A platform for every kind of device of this machine, accelerators first and the processor last."""
     if vocabulary is None:
         from attnreg.loader import default_registry
 
@@ -48,15 +49,15 @@ def detect_all(
 
 
 def installed_packages(known: Mapping[str, Word]) -> dict[str, str]:
-    """Of the packages that a vocabulary names, those installed here, with their versions ("" where it has none)."""
-    found = {}
+    """Package -> version, for those of ``known`` that are installed here; "" for a package without a version."""
+    versions = {}
     for name, word in known.items():
         version = _version([*word.facts.get("distributions", ()), name])
         if version is None and _importable(str(word.facts.get("import", ""))):
             version = ""
         if version is not None:
-            found[name] = version
-    return found
+            versions[name] = version
+    return versions
 
 
 def _version(distributions: Iterable[str]) -> str | None:
@@ -97,22 +98,22 @@ def _nvidia(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _visible(count: int, text: str | None) -> Iterable[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves; every one where it names them by UUID, as kinds rarely mix."""
+    """The indices of the GPUs in CUDA_VISIBLE_DEVICES; all where it has UUIDs, as a machine rarely mixes kinds."""
     words = [word.strip() for word in (text or "").split(",")]
     if text is None or any(word.startswith(("GPU-", "MIG-")) for word in words):
         return range(count)
-    # as for CUDA, the first that is none hides those after it
+    # as in CUDA, a word that is no index hides those after it
     return itertools.takewhile(range(count).__contains__, (int(w) if w.isdecimal() else -1 for w in words))
 
 
 def _amd() -> Iterator[tuple[str, str]]:
     for file in sorted(_KFD.glob("*/properties"), key=_number):
         try:
-            found = re.search(r"^gfx_target_version (\d+)$", file.read_text(), re.MULTILINE)
+            match = re.search(r"^gfx_target_version (\d+)$", file.read_text(), re.MULTILINE)
         except OSError:
             continue
         # 90402 is gfx942, 110000 is gfx1100: major, minor and stepping, the last two in hexadecimal; 0 is a processor
-        version = int(found[1]) if found else 0
+        version = int(match[1]) if match else 0
         if version:
             yield "rocm", f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
@@ -131,7 +132,7 @@ def _intel() -> Iterator[tuple[str, str]]:
 
 
 def _number(path: Path) -> int:
-    """The number in the name of the directory that holds a file: devices are in its order."""
+    """The number in the name of a file's directory, by which devices are sorted."""
     return int(re.sub(r"\D", "", path.parent.name) or 0)
 
 

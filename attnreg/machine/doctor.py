@@ -1,4 +1,4 @@
-"""What this machine has, and which backends are usable on it, with the reason for each that is not."""
+"""The report on this machine: its devices, and which backends are usable on each, with what others lack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Usability:
-    """Whether one backend is usable on one device: what is missing, and whether attnreg has a kernel for it."""
+    """One backend on one device: what it lacks there, and whether attnreg has a kernel module for it."""
 
     backend: str
     missing: tuple[str, ...]
@@ -31,7 +31,7 @@ class Usability:
 
 @dataclass(frozen=True)
 class Report:
-    """The machine as attnreg sees it."""
+    """The devices of this machine, the usability of each backend on them, and problems of the environment."""
 
     registry: Registry
     devices: tuple[tuple[Platform, tuple[Usability, ...]], ...]
@@ -57,14 +57,13 @@ class Report:
 
 
 def examine(registry: Registry) -> Report:
-    """Look at this machine. Imports no kernel and no framework."""
+    """The report on this machine. Imports no kernel and no framework."""
     problems = environment_problems(os.environ, registry.vocabulary)
     devices: list[tuple[Platform, tuple[Usability, ...]]] = []
     for platform in detect_all(registry.vocabulary):
-        unknown = sorted(platform.flags - set(registry.vocabulary.flags))
-        problems += [f"{FLAGS_VARIABLE} names {flag!r}, which {registry.title} does not know" for flag in unknown]
-        known = registry.vocabulary.architectures.get(platform.arch)
-        if known is None:
+        unknown_flags = sorted(platform.flags - set(registry.vocabulary.flags))
+        problems += [f"{FLAGS_VARIABLE} names {flag!r}, which {registry.title} does not know" for flag in unknown_flags]
+        if platform.arch not in registry.vocabulary.architectures:
             problems.append(f"{platform.arch} is no architecture of {registry.title}: add it to its vocabulary.yaml")
             devices.append((platform, ()))
             continue
@@ -74,13 +73,13 @@ def examine(registry: Registry) -> Report:
 
 
 def _usability(row: Backend, platform: Platform) -> Usability:
-    """What keeps a row from this device whatever the request: architecture, packages, flags."""
+    """What a backend lacks on a device for every request, by the variant that lacks least."""
     missing = [(*_missing(v.when, platform), *_missing(v.requires, platform)) for v in row.variants]
     return Usability(row.name, min(missing, key=len), row.module is not None)
 
 
 def _missing(condition: Condition, platform: Platform) -> Iterator[str]:
-    """What a platform would need for a condition to hold for some request."""
+    """What a platform lacks for a condition to hold for some request."""
     refuted = condition.refuted(platform.facts())
     for clause in refuted.clauses:
         if clause.facet == "packages":
