@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Says of each backend whether it accepts the request of one point, and if not, why."""
+    """Judges backends at one point: each accepts, or has every reason against it listed."""
 
     __slots__ = ("denied", "features", "point", "registry", "to_run", "waived")
 
@@ -29,14 +29,14 @@ class Judge:
         self.denied = denied
         self.to_run = to_run
         self.features: frozenset[str] = point["features"]
-        # facet -> what says that no claim on it is looked at
+        # facet -> the waiver that exempts it from claims
         self.waived: dict[str, Waiver] = {}
         for waiver in registry.waivers:
             if waiver.when.holds(point):
                 self.waived |= dict.fromkeys(waiver.facets, waiver)
 
     def candidate(self, rank: int, name: str, where: Location, condition: Condition | None = None) -> Candidate:
-        """The verdict on a backend; ``condition`` is the order's, None where the backend was asked for by name."""
+        """The verdict on a backend; ``condition`` is the order's for it, None where a user named the backend."""
         row = self.registry.backends[name]
         reasons: list[Reason] = []
         if name in self.denied:
@@ -56,9 +56,11 @@ class Judge:
         return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates)
 
     def _best_variant(self, row: Backend) -> tuple[Variant | None, list[Reason]]:
-        """The first variant that serves natively, else the first that accepts, else the one with least against it.
+        """The variant by which a row is judged, and the reasons against it.
 
-        Where the `when` of no variant holds, it is among the reasons: of the nearest that is made for this platform.
+        This is the first variant that serves natively, else the first that accepts, else, of those whose `when` holds,
+        the one with the fewest reasons. Where no `when` holds the variant is None, and the reasons are those against
+        the nearest variant for this platform, its `when` included.
         """
         emulating: Variant | None = None
         nearest: tuple[Variant | None, list[Reason]] | None = None
@@ -76,19 +78,20 @@ class Judge:
             return emulating, []
         if nearest is not None:
             return nearest
-        excluded = [(self._excluded(v), self._reach(v)) for v in row.variants]
+        excluded = [(self._exclusion_reasons(v), self._architecture_count(v)) for v in row.variants]
         return None, min(excluded, key=lambda e: (e[1] == 0, len(e[0]), -e[1]))[0]
 
-    def _excluded(self, variant: Variant) -> list[Reason]:
-        """All that speaks against a variant whose `when` does not hold; what it requires anyway is said once."""
+    def _exclusion_reasons(self, variant: Variant) -> list[Reason]:
+        """Every reason against a variant whose `when` does not hold. A part that `requires` repeats is listed once."""
         reasons = self._reasons(variant)
-        said = {(r.facets, r.asked) for r in reasons if r.kind == "requires"}
-        return [r for r in _unmet(variant.when, self.point, "variant") if (r.facets, r.asked) not in said] + reasons
+        required = {(r.facets, r.asked) for r in reasons if r.kind == "requires"}
+        unmet = _unmet(variant.when, self.point, "variant")
+        return [r for r in unmet if (r.facets, r.asked) not in required] + reasons
 
-    def _reach(self, variant: Variant) -> int:
-        """For how many architectures of this platform a variant is made."""
-        here = self.registry.vocabulary.architectures_of(self.point["platform"])
-        facts = [{"platform": a.platform, "arch": a.name} for a in here]
+    def _architecture_count(self, variant: Variant) -> int:
+        """The number of this platform's architectures for which a variant is made."""
+        architectures = self.registry.vocabulary.architectures_of(self.point["platform"])
+        facts = [{"platform": a.platform, "arch": a.name} for a in architectures]
         return sum(variant.when.decided(f) is not False for f in facts)
 
     def _reasons(self, variant: Variant) -> list[Reason]:
@@ -122,17 +125,17 @@ class Judge:
         return []
 
     def passed_over(self, candidate: Candidate, winner: Candidate) -> Candidate:
-        """A candidate that accepts but would emulate what the winner serves natively."""
+        """A candidate with a reason against it: it would emulate what the winner serves natively."""
         emulated = self._variant(candidate).emulated
         words = ", ".join(candidate.emulates)
-        them = "them" if len(candidate.emulates) > 1 or words.endswith("s") else "it"
-        sentence = f"emulates {words} (slow); {winner.title} serves {them} natively"
+        pronoun = "them" if len(candidate.emulates) > 1 or words.endswith("s") else "it"
+        sentence = f"emulates {words} (slow); {winner.title} serves {pronoun} natively"
         where = emulated[candidate.emulates[0]][1]
         reason = Reason("emulated", ("features", *candidate.emulates), where, words, sentence=sentence)
         return replace(candidate, reasons=(reason,))
 
     def warnings(self, candidate: Candidate) -> list[str]:
-        """What was let through without a look, and what is slow, in sentences."""
+        """Sentences on claims that a waiver suspends, on words that the backend does not check, and on emulation."""
         variant, out = self._variant(candidate), list[str]()
         for claim in variant.claims if self.waived else ():
             waiver, value = self.waived.get(claim.facet), self.point[claim.facet]
@@ -140,11 +143,11 @@ class Judge:
                 is_for = f"{claim.facet} is {value}, and {candidate.title} is for {claim.matcher.text}"
                 out.append(f"{is_for}: {waiver.because} ({waiver.where.short})")
         unchecked = variant.unchecked
-        usual = AttentionRequest.__dataclass_fields__
-        asked = [w for w in unchecked if w in self.features or (w in usual and self.point[w] != usual[w].default)]
-        if asked:
-            places = ", ".join(dict.fromkeys(unchecked[w].short for w in asked))
-            out.append(f"{candidate.title} does not check {', '.join(asked)} here ({places})")
+        fields = AttentionRequest.__dataclass_fields__
+        words = [w for w in unchecked if w in self.features or (w in fields and self.point[w] != fields[w].default)]
+        if words:
+            places = ", ".join(dict.fromkeys(unchecked[w].short for w in words))
+            out.append(f"{candidate.title} does not check {', '.join(words)} here ({places})")
         if candidate.emulates:
             why = "; ".join(variant.emulated[feature][0] for feature in candidate.emulates)
             out.append(f"{candidate.title} emulates {', '.join(candidate.emulates)} (slow): {why}")
@@ -182,22 +185,22 @@ def _unmet(condition: Condition, point: Point, kind: Kind) -> list[Reason]:
 def _mismatch(kind: Kind, test: Clause | Claim, point: Point) -> Reason:
     derived = point.registry.derived.get(test.facet)
     case = None if derived is None else derived.case(point)
-    # a claim is a list of what is supported
+    # the text of a claim lists what is supported, so it has no "or"
     wanted = test.matcher.text if kind == "claim" else test.matcher.in_words
     return Reason(kind, (test.facet,), test.where, point[test.facet], wanted, case=case)
 
 
-def _wrong_words(clause: Clause, held: frozenset[str], kind: Kind) -> Iterator[Reason]:
-    """A reason for each word that a set lacks, or has too much; one for all of those of which it needs any."""
+def _wrong_words(clause: Clause, value: frozenset[str], kind: Kind) -> Iterator[Reason]:
+    """A reason for each word that a set lacks or must not hold; one for all words of which it needs any."""
     words, form = clause.matcher.mentions, clause.matcher.form
     if form == "any":
         needs = "needs" if clause.facet == "flags" else "only for requests with"
         yield Reason(kind, (clause.facet,), clause.where, sentence=f"{needs} {' or '.join(clause.nouns)}")
-    for word in sorted(words - held) if form == "all" else ():
-        # a flag that is off is so common that `Reason` has words for it
+    for word in sorted(words - value) if form == "all" else ():
+        # `Reason` has a text of its own for a flag that is off
         sentence = "" if clause.facet == "flags" else f"only for requests with {word}"
         yield Reason(kind, (clause.facet,), clause.where, word, sentence=sentence)
-    for word in sorted(held & words if form == "none" else held - words if form == "only" else ()):
+    for word in sorted(value & words if form == "none" else value - words if form == "only" else ()):
         sentence = f"flag {word} is on; needs it off" if clause.facet == "flags" else f"not for requests with {word}"
         yield Reason(kind, (clause.facet,), clause.where, word, sentence=sentence)
 

@@ -1,4 +1,4 @@
-"""What the selector remembers: the answers to what a registry was asked, for as long as the registry lives."""
+"""The cache of the selector: the selections from one registry, kept for as long as the registry lives."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
     from attnreg.selection.trace import Selection
 
-    Asked = tuple[AttentionRequest, Platform, str | None, bool]
+    Arguments = tuple[AttentionRequest, Platform, str | None, bool]
 
 LIMIT = 8192
 _ATTRIBUTE = "_answers"
 
 
-def answers_of(registry: Registry) -> dict[Asked, Selection]:
-    """The answers that are remembered for one registry, by what was asked.
+def answers_of(registry: Registry) -> dict[Arguments, Selection]:
+    """The cached selections of one registry, by the arguments of each.
 
-    They hang on the registry and are no field of it: a copy, a comparison or a pickle knows nothing of them. A table of
-    all registries would keep each alive for ever, as every answer holds its registry; this way both go together.
+    The cache is an attribute of the registry and no field, so copies, comparisons and pickles leave it out. A table of
+    all registries would keep each registry alive for ever, because every selection holds its registry.
     """
     attributes = registry.__dict__
-    answers: dict[Asked, Selection] | None = attributes.get(_ATTRIBUTE)
-    # one step, so that threads agree on one memory
+    answers: dict[Arguments, Selection] | None = attributes.get(_ATTRIBUTE)
+    # setdefault is one step, so that threads agree on one cache
     return attributes.setdefault(_ATTRIBUTE, {}) if answers is None else answers
 
 
-def remember(answers: dict[Asked, Selection], asked: Asked, selection: Selection) -> None:
-    """Keep an answer; a memory that is full starts again."""
+def remember(answers: dict[Arguments, Selection], arguments: Arguments, selection: Selection) -> None:
+    """Cache a selection; a cache that is full is emptied first."""
     if len(answers) >= LIMIT:
         answers.clear()
-    answers[asked] = selection
+    answers[arguments] = selection

@@ -1,4 +1,4 @@
-"""A request on a platform as one point of a registry's facets, every word of it checked."""
+"""Point: a request on a platform as facet -> value, with every word checked against the registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Point(dict[str, Any]):
-    """Facet -> value. What is not given is None; derived facets are computed when a condition first asks for them."""
+    """Facet -> value, None where none is given. A derived facet is computed when a condition first reads it."""
 
     __slots__ = ("registry",)
 
@@ -29,7 +29,7 @@ class Point(dict[str, Any]):
         return value
 
     def by_name(self) -> Point:
-        """The point for a backend that is asked for by name; the same where the registry makes no difference."""
+        """The point for a backend that a user named; this point where the registry has no facet `asked`."""
         if ASKED not in self:
             return self
         facts = {facet: value for facet, value in self.items() if facet not in self.registry.derived}
@@ -37,13 +37,13 @@ class Point(dict[str, Any]):
 
 
 def point_of(request: AttentionRequest, platform: Platform, registry: Registry) -> Point:
-    """The point at which an order is asked. Raises `RequestError` for a word or a facet that is not in the registry."""
+    """The point of a request as an order sees it. Raises `RequestError` for a word or a facet that is not known."""
     facets = registry.vocabulary.facets
     facts = request.facts()
-    here = platform.facts()
+    platform_facts = platform.facts()
     for name, value in request.extra:
-        facts[name] = _extra(name, value, here, registry)
-    facts.update(here)
+        facts[name] = _extra(name, value, platform_facts, registry)
+    facts.update(platform_facts)
     for name, value in facts.items():
         facet = facets[name]
         if facet.kind == "word" or facet.kind == "arch":
@@ -62,7 +62,7 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
 
 
 def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registry) -> Any:
-    """A value of a facet that the registry declares beyond the usual ones."""
+    """The value of an extra facet, validated by what the registry declares."""
     facet = registry.vocabulary.facets.get(name)
     if facet is None:
         known = [f for f, about in registry.vocabulary.facets.items() if about.of == "request"]
@@ -82,7 +82,7 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
         return value
     if value not in facet.known:
         raise _unknown(value, name, facet.words, registry)
-    # 1 and True are one value in Python, and so in the cache of answers
+    # 1 and True are equal, also as keys of the cache of selections
     return bool(value) if facet.kind == "boolean" else value
 
 

@@ -1,4 +1,4 @@
-"""Question: one request to select for, and what to call it."""
+"""Question: one request to select a backend for, with a label."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """One request to explain: what to call it, and (for a model) how many layers it stands for, in words.
+    """One request to explain. ``label`` names it; ``layers`` says in words for how many layers of a model it stands.
 
-    Layers that are no softmax attention have no request, and no verdict.
+    ``request`` is None for layers without softmax attention: no backend is selected for them.
     """
 
     request: AttentionRequest | None

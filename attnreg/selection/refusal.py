@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class NoBackendError(LookupError):
-    """No backend accepts the request. ``selection`` carries the whole trace; its ``backend`` is None.
+    """Raised where no backend accepts the request. ``selection`` has the whole trace; its ``backend`` is None.
 
-    ``alternatives`` and the text are worked out when they are first read: that takes longer than refusing.
+    ``alternatives`` and the text are computed at first use, because they take further selections.
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -30,7 +30,7 @@ class NoBackendError(LookupError):
 
     @cached_property
     def alternatives(self) -> tuple[str, ...]:
-        """The backends that accept the request by name: those of the order first."""
+        """The backends that accept the request if a user names them, those of the order first."""
         return alternatives(self.selection)
 
 
@@ -44,14 +44,14 @@ def select(
 ) -> Selection:
     """The backend for one layer on one platform, with the verdict on every candidate.
 
-    The candidates of the first order that applies are all evaluated completely, and the first without a reason against
-    it is chosen; one that would only emulate a requested feature waits until no later one serves it natively.
-    ``backend`` asks for one by name: it goes through the same evaluation, and is never replaced by another. ``to_run``
-    adds the requirement that its kernel module loads here.
+    Every candidate of the first order that applies is evaluated completely. The first that serves the request natively
+    is chosen, else the first that accepts it by emulating a feature. ``backend`` names the only backend to evaluate;
+    no other is chosen in its place, unless a fallback of the registry says so. With ``to_run`` the kernel module must
+    load here too.
 
-    Deterministic, thread-safe and without side effects; answers are remembered in the registry.
+    Deterministic, thread-safe and without side effects; the registry caches selections.
 
-    Raises `NoBackendError` (the trace as ``.selection``) where nothing is valid, `RequestError` for a word that the
+    Raises `NoBackendError` (the trace as ``.selection``) where no backend is valid, `RequestError` for a word that the
     registry does not know.
     """
     if registry is None:
@@ -65,20 +65,20 @@ def select(
 
 
 def alternatives(selection: Selection) -> tuple[str, ...]:
-    """Where nothing was chosen, the backends that accept the request by name: those of the order first."""
+    """The backends that accept a refused request if a user names them, those of the order first."""
     if selection.backend is not None:
         return ()
     request, platform, registry = selection.request, selection.platform, selection.registry
     ordered = [entry.backend for entry in selection.order.entries] if selection.order else []
     rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
-    here = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
-    named = [(name, evaluate(request, platform, registry, name, to_run=selection.to_run).backend) for name in here]
-    # one that gives way to the order has not accepted
-    return tuple(name for name, backend in named if backend and backend.name == name)
+    names = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
+    selected = [(name, evaluate(request, platform, registry, name, to_run=selection.to_run).backend) for name in names]
+    # a fallback may have chosen another backend than the one named
+    return tuple(name for name, backend in selected if backend and backend.name == name)
 
 
 def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:
-    """Why nothing was chosen: a line for each reason, and which backends would accept."""
+    """The text of a refusal: a line for each reason, and the backends that would accept."""
     where = f"{selection.platform.platform} {selection.platform.arch}"
     order, nearest = selection.order, selection.nearest
     if selection.requested:

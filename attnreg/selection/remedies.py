@@ -1,4 +1,4 @@
-"""What would have to change for a candidate to win: found by changing it and asking the selector again."""
+"""Remedies: the changes after which a candidate is chosen, found by a search that runs the selector on each change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SETS = frozenset(f.name for f in CORE.values() if f.is_set)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One facet with another value; for a set facet ``value`` is the word that joins (or, with ``drop``, leaves)."""
+    """Another value for one facet; for a set facet, ``value`` is the word to add or, with ``drop``, to remove."""
 
     facet: str
     value: Any
@@ -49,7 +49,7 @@ class Change:
         return dataclasses.replace(request, extra={**dict(request.extra), self.facet: self.value}), platform  # type: ignore[arg-type]
 
     def phrase(self) -> tuple[str, str]:
-        """A preposition and what follows it: how a person would ask for the change."""
+        """The change in words: a preposition and what follows it."""
         if self.facet == "features":
             return ("without", self.value) if self.drop else ("with", f"--feature {self.value}")
         if self.facet == "flags":
@@ -68,7 +68,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Changes after which a candidate is chosen; with ``by_name`` it must also be asked for: others rank higher."""
+    """Changes after which a candidate is chosen; ``by_name`` is its name where a user must name it, as others win."""
 
     changes: tuple[Change, ...]
     by_name: str | None = None
@@ -92,49 +92,50 @@ class Remedy:
 
 
 def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
-    """The fewest changes after which ``candidate`` is chosen, confirmed by the selector; None where few do not do it.
+    """The fewest changes after which ``candidate`` is chosen, confirmed by the selector; None where more are needed.
 
-    By the order where that is possible, else for who asks for it by name.
+    Changes after which the order chooses it come before those after which a user must also name it.
     """
     name, requested = candidate.name, selection.requested
     for backend in (requested,) if requested else (None, name):
-        start = _Try(name, backend, selection.registry, {}, selection.request, selection.platform)
-        for most in range(_MOST_CHANGES + 1):
-            changes = _reach(start, most)
+        start = _Attempt(name, backend, selection.registry, {}, selection.request, selection.platform)
+        for limit in range(_MOST_CHANGES + 1):
+            changes = _search(start, limit)
             if changes is not None:
-                enough = backend == requested or _chosen(dataclasses.replace(start, backend=requested), changes)
+                enough = backend == requested or _is_chosen(dataclasses.replace(start, backend=requested), changes)
                 return Remedy(changes, None if enough else name)
     return None
 
 
-def _chosen(here: _Try, changes: Iterable[Change]) -> bool:
-    """Whether the order leads to the backend too, after changes that were found for requests by name."""
+def _is_chosen(attempt: _Attempt, changes: Iterable[Change]) -> bool:
+    """Whether the backend is chosen after some changes."""
     for change in changes:
-        after = here.after(change)
-        if after is None:
+        following = attempt.after(change)
+        if following is None:
             return False
-        here = after
-    candidate = here.candidate()
+        attempt = following
+    candidate = attempt.candidate()
     return candidate is not None and candidate.accepted
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
-    """A configuration that the search has come to, and the backend that it wants to see chosen there.
+class _Attempt:
+    """One configuration of the search, and ``name``, the backend that is to be chosen there.
 
-    ``steps`` remembers how it went on from each configuration: a deeper search repeats the shallower.
+    ``backend`` is the one that the request names, if any. ``steps`` caches the changes to try from each configuration,
+    because a deeper search repeats the shallower one. ``changed`` holds the facets that have a new value.
     """
 
     name: str
     backend: str | None
     registry: Registry
-    steps: dict[Any, list[tuple[Change, _Try]]]
+    steps: dict[Any, list[tuple[Change, _Attempt]]]
     request: AttentionRequest
     platform: Platform
     changed: frozenset[str] = frozenset()
 
     def candidate(self) -> Candidate | None:
-        """Its verdict here; None where it is not even tried."""
+        """The verdict on the backend in this configuration; None where it is no candidate."""
         try:
             selection = evaluate_anew(self.request, self.platform, self.registry, self.backend, to_run=False)
         except RequestError:
@@ -143,8 +144,8 @@ class _Try:
             return selection.chosen
         return next((c for c in selection.candidates if c.name == self.name and not c.accepted), None)
 
-    def after(self, change: Change) -> _Try | None:
-        """One change further; None where that is no request."""
+    def after(self, change: Change) -> _Attempt | None:
+        """The configuration after one change; None where it is not valid."""
         try:
             request, platform = change.apply(self.request, self.platform)
         except RequestError:
@@ -153,46 +154,46 @@ class _Try:
         return dataclasses.replace(self, request=request, platform=platform, changed=changed)
 
 
-def _reach(here: _Try, most: int) -> tuple[Change, ...] | None:
-    """At most some changes after which the backend is chosen: each removes the first reason against it."""
-    candidate = here.candidate()
+def _search(attempt: _Attempt, limit: int) -> tuple[Change, ...] | None:
+    """At most ``limit`` changes after which the backend is chosen; each removes the first reason against it."""
+    candidate = attempt.candidate()
     if candidate is None:
         return None
     if candidate.accepted:
         return ()
-    key = here.request, here.platform, here.changed
-    if most and key not in here.steps:
-        here.steps[key] = list(_steps(here, candidate))
-    for change, there in here.steps[key] if most else ():
-        rest = _reach(there, most - 1)
+    key = attempt.request, attempt.platform, attempt.changed
+    if limit and key not in attempt.steps:
+        attempt.steps[key] = list(_steps(attempt, candidate))
+    for change, following in attempt.steps[key] if limit else ():
+        rest = _search(following, limit - 1)
         if rest is not None:
             return (change, *rest)
     return None
 
 
-def _steps(here: _Try, candidate: Candidate) -> Iterator[tuple[Change, _Try]]:
-    """Changes that remove the first reason: of each facet the two that leave the least against the candidate."""
+def _steps(attempt: _Attempt, candidate: Candidate) -> Iterator[tuple[Change, _Attempt]]:
+    """Changes that remove the first reason: for each facet, the two that leave the fewest reasons."""
     reason = candidate.reasons[0]
     if reason.kind in ("denied", "status", "module", "emulated"):
         return
-    for facet in _plain_facets(reason.facets, here.registry):
-        found: list[tuple[int, Change, _Try]] = []
-        for change in _changes(here, facet, reason) if facet not in here.changed else ():
-            there = here.after(change)
-            following = there.candidate() if there else None
-            if there and following and _same(reason) not in map(_same, following.reasons):
-                found.append((len(following.reasons), change, there))
-        yield from (step[1:] for step in sorted(found, key=lambda step: step[0])[:2])
+    for facet in _plain_facets(reason.facets, attempt.registry):
+        steps: list[tuple[int, Change, _Attempt]] = []
+        for change in _changes(attempt, facet, reason) if facet not in attempt.changed else ():
+            following = attempt.after(change)
+            verdict = following.candidate() if following else None
+            if following and verdict and _identity(reason) not in map(_identity, verdict.reasons):
+                steps.append((len(verdict.reasons), change, following))
+        yield from (step[1:] for step in sorted(steps, key=lambda step: step[0])[:2])
 
 
-def _same(reason: Reason) -> Any:
-    """What makes a reason the same after a change: for a set its word, not for a value what was asked."""
+def _identity(reason: Reason) -> Any:
+    """What a reason keeps when a value changes: kind, line and facets, and for a set facet the word."""
     word = reason.asked if set(reason.facets[:1]) & _SETS else None
     return reason.kind, reason.where, reason.facets, word
 
 
 def _plain_facets(facets: Iterable[str], registry: Registry) -> tuple[str, ...]:
-    """Facets that a person can change: a derived one stands for those that it is made of."""
+    """The facets that a user can change: in place of a derived facet, those that it is computed from."""
     out: dict[str, None] = {}
     for facet in facets:
         derived = registry.derived.get(facet)
@@ -203,56 +204,56 @@ def _plain_facets(facets: Iterable[str], registry: Registry) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _changes(here: _Try, facet: str, reason: Reason) -> Iterator[Change]:
+def _changes(attempt: _Attempt, facet: str, reason: Reason) -> Iterator[Change]:
     """Other values of a facet, the nearest first."""
-    about = here.registry.vocabulary.facets[facet]
-    now: Any = {**here.request.facts(), **here.platform.facts()}.get(facet)
+    kind = attempt.registry.vocabulary.facets[facet].kind
+    current: Any = {**attempt.request.facts(), **attempt.platform.facts()}.get(facet)
     if facet == "packages":
-        return _packages(here, now, reason)
+        return _packages(attempt, current, reason)
     if facet in _SETS:
-        return _set_changes(here, facet, now)
+        return _set_changes(attempt, facet, current)
     values: Iterable[Any] = ()
-    if about.kind == "arch":
-        values = (a.name for a in here.registry.vocabulary.architectures_of(here.platform.platform))
-    elif about.kind in ("word", "boolean") and facet != "platform":
-        values = about.words
-    elif about.kind == "integer":
-        values = _integers(here, facet, now or 0)
-    return (Change(facet, value) for value in values if value != now)
+    if kind == "arch":
+        values = (a.name for a in attempt.registry.vocabulary.architectures_of(attempt.platform.platform))
+    elif kind in ("word", "boolean") and facet != "platform":
+        values = attempt.registry.vocabulary.facets[facet].words
+    elif kind == "integer":
+        values = _integers(attempt, facet, current or 0)
+    return (Change(facet, value) for value in values if value != current)
 
 
-def _packages(here: _Try, installed: Packages | None, reason: Reason) -> Iterator[Change]:
-    """The package that the reason asks for; where it names none, each that is missing."""
-    known = here.registry.vocabulary.packages
+def _packages(attempt: _Attempt, installed: Packages | None, reason: Reason) -> Iterator[Change]:
+    """The package that the reason names; where it names none, each package that is not installed."""
+    known = attempt.registry.vocabulary.packages
     missing = [p for p in known if p not in dict(installed or ())]
-    asked = [f"{reason.asked}{reason.supported}"] if reason.asked in known else missing
-    return (Change("packages", package) for package in asked)
+    packages = [f"{reason.asked}{reason.supported}"] if reason.asked in known else missing
+    return (Change("packages", package) for package in packages)
 
 
-def _set_changes(here: _Try, facet: str, words: frozenset[str]) -> Iterator[Change]:
-    """A set with one word less; flags with one more too: a user switches one on, while features are the model's."""
+def _set_changes(attempt: _Attempt, facet: str, words: frozenset[str]) -> Iterator[Change]:
+    """A set with one word less. Flags also with one more: a user can switch one on, but the model fixes features."""
     yield from (Change(facet, word, drop=True) for word in sorted(words))
     if facet == "flags":
-        yield from (Change(facet, flag) for flag in here.registry.vocabulary.flags if flag not in words)
+        yield from (Change(facet, flag) for flag in attempt.registry.vocabulary.flags if flag not in words)
 
 
-def _integers(here: _Try, facet: str, now: int) -> list[int]:
-    """Integers at which something about the backend, or an order, changes its mind: the nearest first, upwards."""
-    matchers = [test.matcher for test in _tests(here) if test.facet == facet]
-    edges = {now, *(n for m in matchers for n in m.constants)}
+def _integers(attempt: _Attempt, facet: str, current: int) -> list[int]:
+    """The integers at which a test of the backend or of an order changes its answer: larger ones first, by distance."""
+    matchers = [test.matcher for test in _tests(attempt) if test.facet == facet]
+    edges = {current, *(n for m in matchers for n in m.constants)}
     steps = {1, *(n for m in matchers for n in m.moduli)}
     near = {n for edge in edges for step in steps for n in (edge // step * step, -(-edge // step) * step)}
-    return sorted((n for n in near if n > 0), key=lambda n: (n < now, abs(n - now)))
+    return sorted((n for n in near if n > 0), key=lambda n: (n < current, abs(n - current)))
 
 
-def _tests(here: _Try) -> Iterator[Clause | Claim]:
-    """Every test that a request must pass on its way to the backend: the backend's own, and those of orders."""
-    for variant in here.registry.backends[here.name].variants:
+def _tests(attempt: _Attempt) -> Iterator[Clause | Claim]:
+    """Every test that decides whether the backend is chosen: its own, and those of the platform's orders."""
+    for variant in attempt.registry.backends[attempt.name].variants:
         yield from variant.claims
         for condition in (variant.when, variant.requires, *(rule.when for rule in variant.rules)):
             yield from condition.walk()
-    for order in here.registry.orders.get(here.platform.platform, ()):
+    for order in attempt.registry.orders.get(attempt.platform.platform, ()):
         yield from order.when.walk()
         for entry in order.entries:
-            if entry.backend == here.name:
+            if entry.backend == attempt.name:
                 yield from entry.condition.walk()

@@ -22,9 +22,9 @@ Kind = Literal["claim", "feature", "requires", "rule", "variant", "emulated", "o
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a candidate was not chosen: the facets, what was asked, what is supported, and the line that says so.
+    """One reason against a candidate: the facets, the value asked for, the values supported, and the line of data.
 
-    ``case`` is the line that gave a derived facet its value.
+    ``sentence`` replaces the text that is made of these. ``case`` is the line that gave a derived facet its value.
     """
 
     kind: Kind
@@ -64,7 +64,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The verdict on one backend: ``accepted`` where nothing speaks against it, else every reason.
+    """The verdict on one backend: ``accepted``, or every reason against it.
 
     ``emulates`` lists the features that it would serve correctly but slowly. ``rank`` counts from 1 in the order.
     """
@@ -107,7 +107,7 @@ class Selected:
     registry: Registry = field(repr=False)
 
     def load(self) -> ModuleType:
-        """Import its kernel module. Raises ImportError with the reason where the row has none that may be imported."""
+        """The kernel module, imported. Raises ImportError with the reason where there is none that may be imported."""
         from attnreg.loader import load_kernel
 
         return load_kernel(self.registry, self.name)
@@ -117,9 +117,9 @@ class Selected:
 class Selection:
     """The answer to one request, immutable, with the whole trace.
 
-    ``backend`` is None where nothing is valid (then `select` raises `NoBackendError`, which carries the selection).
-    ``choice`` is what decided instead of the order: a user's ``require`` or ``prefer``, or None. ``requested`` is the
-    backend that was asked for, by argument or by ``require``. With ``to_run`` a candidate's kernel module must load.
+    ``backend`` is None where none is valid (then `select` raises `NoBackendError`, which has the selection). ``choice``
+    is the user's ``require`` or ``prefer`` that applies, or None. ``requested`` is the backend that a user named, by
+    argument or by ``require``. With ``to_run`` a candidate's kernel module must load.
     """
 
     request: AttentionRequest
@@ -140,12 +140,12 @@ class Selection:
 
     @property
     def nearest(self) -> Candidate | None:
-        """The candidate with the least against it, the preferred one of several; None where there is no candidate."""
+        """The candidate with the fewest reasons against it, the first of several; None where there is no candidate."""
         return min(self.candidates, key=lambda c: len(c.reasons), default=None)
 
     @cached_property
     def derived(self) -> Mapping[str, tuple[Any, Location]]:
-        """Each derived facet's value here, with the line of the case that spoke."""
+        """Derived facet -> its value for this request, and the line of the case that gives it."""
         point = point_of(self.request, self.platform, self.registry)
         preferred = self.choice.backends[:1] if self.choice else ()
         if self.requested or (self.backend and self.backend.name in preferred):

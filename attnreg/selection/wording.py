@@ -1,4 +1,4 @@
-"""Requests, choices and traces in words. Each is written here once; whatever prints one of them calls this module."""
+"""Requests, choices and traces in words, for every command and message that prints one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
     from attnreg.selection.trace import Candidate, Reason, Selection
 
-# what a layer asks for -> how that is said: without its number, and with it. The order is that of a request's words;
-# a word that is not listed is said as it is
+# feature -> its phrase without and with a number, in the order in which a request's features are printed; a feature
+# that is not listed is printed as it is
 _PHRASES = {
     "sliding_window": ("sliding window", "sliding window {}"),
     "chunk": ("chunks", "chunks of {}"),
@@ -26,17 +26,14 @@ _PHRASES = {
     "non_causal": ("bidirectional", "bidirectional"),
 }
 _PLACES = {word: place for place, word in enumerate(_PHRASES)}
-# the words of a request that are said only where they are unusual
+# fields that are printed only where they differ from these
 _USUAL = {name: ordinary(name) for name in ("attention", "attn_type", "role", "phase")}
-
-
-# a request -----------------------------------------------------------------------------------------------------------
 
 
 def head_words(num_heads: int | None, num_kv_heads: int | None, head_size: int, head_size_v: int | None = None) -> str:
     """``64/8 heads of 64``: query and KV heads, and elements per head; one number where two are equal or one is None.
 
-    ``head size 64``, where the heads are not counted.
+    ``head size 64`` where ``num_heads`` is None.
     """
     size = f"{head_size}" if head_size_v in (None, head_size) else f"{head_size}/{head_size_v}"
     if num_heads is None:
@@ -46,9 +43,9 @@ def head_words(num_heads: int | None, num_kv_heads: int | None, head_size: int, 
 
 
 def feature_words(asks: Mapping[str, object]) -> list[str]:
-    """What a layer asks for beyond plain attention, in words: ``["sliding window 128", "sinks"]``.
+    """The features of a layer in words: ``["sliding window 128", "sinks"]``.
 
-    asks: feature -> its number; True where it has none or none is known, None or False where it is not asked for.
+    asks: feature -> its number; True where it has none or none is known, None or False where the layer lacks it.
     """
     out = []
     for feature, number in asks.items():
@@ -65,11 +62,11 @@ def request_words(
 ) -> list[str]:
     """A request in words: its heads, its dtypes, what is unusual about it, and its features.
 
-    numbers: feature -> its number, where it is known (the width of a window). without: fields that are not said.
+    numbers: feature -> its number, where it is known (the width of a window). without: fields to leave out.
     """
     words = [head_words(request.num_heads, request.num_kv_heads, request.head_size, request.head_size_v)]
     words.append(request.dtype)
-    # encoders keep no cache, unless somebody says how they would
+    # encoders keep no KV cache, so only an explicit dtype of it is printed
     if request.attn_type not in ("encoder", "encoder_only") or request.kv_dtype not in (None, "auto"):
         words.append(f"KV cache {request.kv_dtype or 'not given'}")
     unusual = ((name, getattr(request, name), usual) for name, usual in _USUAL.items() if name not in without)
@@ -84,11 +81,8 @@ def layer_words(request: AttentionRequest) -> str:
     return f"{request.role} layers ({', '.join(request_words(request, without=('role',)))})"
 
 
-# how a backend was chosen --------------------------------------------------------------------------------------------
-
-
 def how_chosen(selection: Selection) -> str:
-    """How an answer came about: ``4th choice of 5 (order rocm/mha, priorities.yaml:31)``.
+    """How a backend was chosen: ``4th choice of 5 (order rocm/mha, priorities.yaml:31)``.
 
     Also ``requested``, ``required by mine.yaml:3``, ``preferred by mine.yaml:3 (order …)``; the order alone where
     nothing was chosen.
@@ -105,27 +99,24 @@ def how_chosen(selection: Selection) -> str:
 
 
 def answer_sentence(selection: Selection) -> str:
-    """An answer in a line: what was chosen, for which layers, how, and by which registry."""
+    """A selection in one line: the backend, the layers, how it was chosen, and the registry."""
     title = selection.chosen.title if selection.chosen else "no backend"
     return f"{title} for {layer_words(selection.request)}: {how_chosen(selection)}; {selection.registry.title}"
 
 
-# the trace -----------------------------------------------------------------------------------------------------------
-
-
 def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None) -> list[tuple[str, Location]]:
-    """What is said of a candidate that was not chosen: each reason against it, or that it ranks lower; with the line.
+    """Each reason against a candidate that was not chosen, or that it ranks lower, with the line of data.
 
-    reasons: those to say instead of the candidate's own, where platforms that share a verdict were asked other values.
+    reasons: reasons in place of the candidate's own, for platforms that share a verdict but differ in values.
     """
-    said = candidate.reasons if reasons is None else reasons
-    return [(r.text, r.where) for r in said] or [("valid too, ranked lower", candidate.where)]
+    printed = candidate.reasons if reasons is None else reasons
+    return [(r.text, r.where) for r in printed] or [("valid too, ranked lower", candidate.where)]
 
 
 def trace_lines(selection: Selection, names: Collection[str | None] | None = None) -> list[str]:
-    """Every candidate with what is said of it, a line for each reason, in plain text; the chosen one with how.
+    """The trace in plain text: a line for each reason against a candidate, and how the chosen one was chosen.
 
-    names: the backends to say something of; all of them, if None.
+    names: the backends to print; all of them, if None.
     """
     shown = [c for c in selection.candidates if names is None or c.name in names]
     width = max((len(c.title) for c in shown), default=0)
