@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnreg.kernels.aiter import common, record
+from attnreg.kernels.triton.cache import write_new_kv
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,
@@ -150,7 +151,7 @@ def write_kv(
     """Stores the batch's new latents, which are the keys; values are a part of them and are not read."""
     _latents(spec, kv_cache)
     scales = LayerParams(k_scale=params.k_scale, v_scale=params.k_scale)
-    common.write_kv(spec, plan, key, key[..., : spec.head_size_v], kv_cache, params=scales)
+    write_new_kv(spec, plan, key, key[..., : spec.head_size_v], kv_cache, params=scales)
 
 
 def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:

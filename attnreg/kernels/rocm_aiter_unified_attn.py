@@ -15,9 +15,9 @@ from torch import Tensor
 from attnreg.kernels.aiter import common
 from attnreg.kernels.aiter import packed as aiter_packed
 from attnreg.kernels.aiter import unified as aiter_unified
-from attnreg.kernels.aiter.common import write_kv
 from attnreg.kernels.aiter.packed import Lengths
 from attnreg.kernels.aiter.unified import Paged
+from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchMetadata,

@@ -1,21 +1,17 @@
-"""What the adapters over AMD's aiter have in common: the cache they accept, its writes, and dense memory for a call."""
+"""What the adapters over AMD's aiter have in common: the cache they accept, and dense memory for a call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnreg.kernels.aiter import record
-from attnreg.kernels.triton.cache import write_kv as _write_kv
 from attnreg.runtime.interface import (
-    NO_PARAMS,
     AttentionSpec,
-    KVCache,
     KVCacheShape,
-    LayerParams,
     UnclaimedError,
     paged_cache_shape,
 )
@@ -37,30 +33,6 @@ def validate_cache(spec: AttentionSpec, backend: str) -> None:
         formats = [str(dtype).removeprefix("torch.") for dtype in (spec.cache_dtype, FP8)]
         raise UnclaimedError(
             f"kv_dtype {spec.kv_dtype}: the cache holds {formats[0]}, and on this GPU aiter reads {formats[1]}", backend
-        )
-
-
-class _Plan(Protocol):
-    """A plan that knows the slots of a batch's new keys."""
-
-    @property
-    def slot_mapping(self) -> Tensor | None: ...
-
-
-def write_kv(
-    spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
-) -> None:
-    """Store the batch's new keys and values with attnreg's own kernel, whose rounding and saturation are proven."""
-    if plan.slot_mapping is not None:
-        _write_kv(
-            key,
-            value,
-            kv_cache.key,
-            kv_cache.value,
-            plan.slot_mapping,
-            layout=spec.kv_layout,
-            k_scale=params.k_scale,
-            v_scale=params.v_scale,
         )
 
 

@@ -3,7 +3,7 @@
 """The cache write: new keys and values into the paged cache, quantised on the way if the cache holds 8-bit floats."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -15,7 +15,7 @@ from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import FP8, Cache, Strides, columns
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
-from attnreg.runtime.interface import Layout
+from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, KVCache, LayerParams, Layout
 
 # the dimension of a cache of keys that holds the tokens of a block
 _BLOCK_SIZE_AT: dict[Layout, int] = {"NHD": 1, "HND": 2, "SPLIT": 3}
@@ -144,3 +144,27 @@ def write_kv(
     }  # fmt: skip
     grid = (-(-num_tokens * num_kv_heads // code.block_rows), 1, 1)
     _WRITE.variant(device, code).launch(variant_key, grid, arguments)
+
+
+class _Plan(Protocol):
+    """A plan that knows the slots of a batch's new keys."""
+
+    @property
+    def slot_mapping(self) -> Tensor | None: ...
+
+
+def write_new_kv(
+    spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
+) -> None:
+    """Store a batch's new keys and values in the cache: ``write_kv`` of the kernel modules that use this kernel."""
+    if plan.slot_mapping is not None:
+        write_kv(
+            key,
+            value,
+            kv_cache.key,
+            kv_cache.value,
+            plan.slot_mapping,
+            layout=spec.kv_layout,
+            k_scale=params.k_scale,
+            v_scale=params.v_scale,
+        )
