@@ -6,8 +6,8 @@ One program computes one tile of rows for one KV head, so that every key is load
 group (`rows`). Long contexts are cut into splits, one program each, and a second kernel puts their parts together
 (`splits`). Tiles of keys that all rows see whole are walked without a mask.
 
-The parts are inlined: the kernel compiles to the code of one long function, instruction for instruction. Upper-case
-arguments are constants, some of them named tuples.
+Its parts are inlined: they compile to the code of one long function, instruction for instruction. Arguments in capitals
+are constants, some of them named tuples; shapes are in capitals too, BLOCK_M being TILE.block_m.
 """
 
 from typing import NamedTuple
@@ -86,19 +86,9 @@ def _last_block(block_table_ptr, span, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _products(
-    query,
-    query_ptr,
-    exists,
-    keys,
-    block,
-    n,
-    stop,
-    head_size,
-    K: tl.constexpr,
-    TILE: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
+    query, query_ptr, exists, keys, block, n, stop, head_size,
+    K: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
     """Returns the products [BLOCK_M, BLOCK_N] of the rows with the keys from n on, and the next tile's cache blocks.
 
     query: None where the registers do not hold it; head_size: K.size, unknown to the compiler.
@@ -106,6 +96,7 @@ def _products(
     BLOCK_M: tl.constexpr = TILE.block_m
     BLOCK_N: tl.constexpr = TILE.block_n
     if query is not None:
+        # [BLOCK_N, BLOCK_D]
         k = load_tile(keys.key_ptr, block, keys.first_row, n, stop, 0, K, WHOLE, BLOCK_N, TILE.block_d, COMPUTE_DTYPE)
     # the next tile's blocks are on their way before its keys are fetched
     next_block = load_blocks(keys.block_table_ptr, n + BLOCK_N, stop, keys.last_block, K.block_size, BLOCK_N)
@@ -142,7 +133,7 @@ def _scores(s, rows, offs_n, scoring, SOFTCAP: tl.constexpr):
 @triton.jit
 def _masked(s, rows, offs_n, WINDOW: tl.constexpr):
     """Returns the scores, -inf where a row does not see the key at a position."""
-    visible = offs_n[None, :] < rows.end[:, None]
+    visible = offs_n[None, :] < rows.end[:, None]  # [BLOCK_M, BLOCK_N]
     if WINDOW > 0:
         visible &= offs_n[None, :] >= rows.begin[:, None]
     return tl.where(visible, s, float("-inf"))
@@ -169,11 +160,21 @@ def _attend_tile(
     if hides:
         s = _masked(s, rows, offs_n, WINDOW)
     p, state = with_scores(state, s, unit)
+    # [BLOCK_N, BLOCK_DV]
     v = load_tile(
         keys.value_ptr, block, keys.first_row, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, COMPUTE_DTYPE
     )
     acc = tl.dot(p.to(COMPUTE_DTYPE), v, state.acc, input_precision="ieee")
     return Softmax(acc, state.row_max, state.row_sum), next_block
+
+
+@triton.jit
+def _scale_values(state, v_scale_ptr, kv_head, STRIDE: tl.constexpr):
+    """Returns the state with the values' scale; v_scale_ptr [num_kv_heads]."""
+    acc = state.acc
+    if v_scale_ptr is not None:
+        acc *= tl.load(v_scale_ptr + kv_head * STRIDE)
+    return Softmax(acc, state.row_max, state.row_sum)
 
 
 @triton.jit
@@ -189,8 +190,8 @@ def _store_output(
         state = with_sink(state, sink)
     has_keys = state.row_sum > 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
-    output = state.acc / row_sum[:, None]
-    output_offs = (first_token + rows.token) * OUT.token + rows.head * OUT.head
+    output = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
+    output_offs = (first_token + rows.token) * OUT.token + rows.head * OUT.head  # [BLOCK_M]
     tl.store(output_ptr + output_offs[:, None] + offs_dv[None, :], output.to(output_ptr.dtype.element_ty),
              mask=rows.exists[:, None] & is_dv)  # fmt: skip
     if lse_ptr is not None:
@@ -245,14 +246,14 @@ def _attention_kernel(
         rows, span = with_ranges(rows, span, req, ranges_ptr, num_ranges, kv_len)
     span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)
 
-    query_ptr += (first_token + rows.token)[:, None] * Q.token + rows.head[:, None] * Q.head
+    query_ptr += (first_token + rows.token)[:, None] * Q.token + rows.head[:, None] * Q.head  # [BLOCK_M, 1]
     query = None
     if TILE.block_k == TILE.block_d:
-        query = _load_query(query_ptr, rows.exists, 0, K.size, TILE.block_d, COMPUTE_DTYPE)
+        query = _load_query(query_ptr, rows.exists, 0, K.size, TILE.block_d, COMPUTE_DTYPE)  # [BLOCK_M, BLOCK_D]
     scale, softcap = _scale(softmax_scale, softcap, k_scale_ptr, kv_head, K.stride_scale, SOFTCAP)
     slopes = None
     if slopes_ptr is not None:
-        slopes = tl.load(slopes_ptr + rows.head, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E
+        slopes = tl.load(slopes_ptr + rows.head, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E  # [BLOCK_M]
     scoring = Scoring(scale, softcap, slopes)
     state = no_keys(TILE.block_m, TILE.block_dv)
 
@@ -273,9 +274,7 @@ def _attention_kernel(
                 WINDOW, SOFTCAP, PEEL, PHASE == 1,
             )  # fmt: skip
 
-    if v_scale_ptr is not None:
-        acc = state.acc * tl.load(v_scale_ptr + kv_head * V.stride_scale)
-        state = Softmax(acc, state.row_max, state.row_sum)
+    state = _scale_values(state, v_scale_ptr, kv_head, V.stride_scale)
     if SPLIT:
         store_part(
             state, rows, req, tile, slots, partial_ptr, partial_lse_ptr, NUM_KV_HEADS * GROUP, V.size, TILE, ONE_TILE
