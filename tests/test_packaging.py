@@ -78,7 +78,6 @@ def test_the_wheel_holds_the_data_and_nothing_of_the_tests(wheel: Path) -> None:
     core = [line for line in text.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
     assert {line.split()[1].split(">")[0] for line in core} == {
         "click",
-        "jinja2",
         "packaging",
         "pydantic",
         "pyyaml",
