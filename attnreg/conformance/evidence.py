@@ -1,4 +1,4 @@
-"""What the cases of a backend's claims came to, and the file that keeps it."""
+"""The evidence for a backend's claims: the results of its cases, counted by claimed value, and the file of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Tally:
-    """What the cases that hold one claimed value came to: how many, and the worst error of an output."""
+    """The cases that hold one claimed value: how many there are, and the worst error of an output."""
 
     cases: int = 0
     error: float = 0.0
@@ -38,7 +38,7 @@ class Tally:
 
 @dataclass
 class Evidence:
-    """What is known of one backend on one device.
+    """The evidence for one backend on one device.
 
     platform: what it was selected for; its kernels may have run on another device than that has. claims: facet ->
     claimed value -> tally; features are a facet. problems: what was refuted, case by case. unproven: claimed features
@@ -70,7 +70,7 @@ class Evidence:
                 self.claims.setdefault(facet, {}).setdefault(str(value), Tally()).add(outcome)
 
     def lines(self) -> Iterator[str]:
-        """What was found, for a person: one line, and one more for each problem and each gap."""
+        """The result in words: one line, and one more for each problem and for each claim left unproven."""
         worst = max((t.share for tallies in self.claims.values() for t in tallies.values()), default=0.0)
         verdict = "proven" if self.proven else "REFUTED" if self.problems else "proven in part"
         counts = f"{self.cases} cases, {self.refused} refusals"

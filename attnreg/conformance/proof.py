@@ -1,4 +1,4 @@
-"""What must hold of a run: the numbers within their bounds, and nothing touched that was not to be."""
+"""Runs a trial and examines it: the numbers are within their bounds, and no other memory was written to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What came of a case: the worst absolute error of an output, the worst share of its bound, what went wrong."""
+    """The result of a case: the worst absolute error of its output, the worst share of a bound, the first problem."""
 
     error: float
     share: float
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
 
 def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") -> Outcome:
-    """Run a case and look at everything that it touched and was not to touch.
+    """Prepare a case, run it and examine all that it wrote.
 
     A decoder layer that may be non-causal is run both ways: causality belongs to the batch.
     """
@@ -44,7 +44,7 @@ def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") 
 
 
 def examine(trial: Trial) -> Outcome:
-    """Write the new keys and values, attend, and look at the numbers, and at all memory but what was to be written."""
+    """Write the new keys and values, attend, and compare: numbers with the reference, all other memory with before."""
     layer, batch, spec = trial.layer, trial.batch, trial.layer.spec
     if trial.cache is not None and spec.attn_type != "encoder_decoder":
         layer.write_kv(trial.key, trial.value, trial.cache, batch)
@@ -64,7 +64,7 @@ def examine(trial: Trial) -> Outcome:
 
 
 def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
-    """How far what a call wrote into poisoned memory is from the reference; the padding must be poison still."""
+    """Compare what a call wrote into poisoned memory with the reference; the padding must still be poison."""
     spec, batch = trial.layer.spec, trial.batch
     (output, padding), (lse, lse_padding) = ((x[: batch.num_tokens], x[batch.num_tokens :]) for x in (output, lse.mT))
     problems = []
@@ -113,7 +113,7 @@ def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | N
 
 
 def _cache_problems(trial: Trial) -> Iterator[str]:
-    """Whether each slot in use holds what was written to it, rounded once, and every other one its poison."""
+    """Problems of the cache: a slot in use must hold what was written to it, rounded once, and any other its poison."""
     cache, batch, spec = trial.cache, trial.batch, trial.layer.spec
     if cache is None:
         return
@@ -137,7 +137,7 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
 
 
 def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[str]:
-    """Whether each request alone gets the same bits as in the batch."""
+    """Problems of batch invariance: a request alone must get the same bits as in the batch."""
     batch = trial.batch
     starts, keys = batch.query_start_loc_cpu.tolist(), batch.seq_lens_cpu.tolist()
     for i, length in enumerate(keys):
@@ -162,7 +162,7 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
 
 
 def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
-    """Whether a cache whose blocks were carried elsewhere serves as well: nothing but its blocks holds state."""
+    """Problems of a cache whose blocks were copied elsewhere: it must give the same bits, for all state is in them."""
     assert trial.cache is not None
     assert trial.batch.block_table is not None
     count = trial.cache.key.shape[0]

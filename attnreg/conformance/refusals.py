@@ -1,4 +1,4 @@
-"""What a row does not claim is refused, with a typed error and before anything is launched."""
+"""Tries what a row does not claim: each must be refused, with a typed error and before anything is launched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _NeverCalled:
 
 
 def refusals(claims: Claims, device: torch.device | str = "cpu") -> Iterator[tuple[str, str | None]]:
-    """What was tried, and what went wrong, or None: everything that the backend does not claim and a plain layer."""
+    """Try everything that the backend does not claim: yields what was tried, and what went wrong or None."""
     for request, facet in _unclaimed_requests(claims):
         yield f"{facet}={_asked(request, facet)}", _select_problem(claims, request, facet)
     for name, call in _unasked_inputs(claims, torch.device(device)):
@@ -103,7 +103,7 @@ def _select_problem(claims: Claims, request: AttentionRequest, facet: str) -> st
 
 
 def _unasked_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Inputs that mean something to a layer whose request is plain: each a call that must be refused."""
+    """Inputs that a plain layer did not ask for, each with a call that must be refused."""
     selection, request = claims.select(claims.plain.request), claims.plain.request
     per_head = torch.ones(request.num_heads or 1, device=device)
     inputs: dict[str, Any] = {"sliding_window": 4, "softcap": 2.0, "sinks": per_head, "alibi_slopes": per_head}

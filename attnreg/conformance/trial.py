@@ -1,4 +1,4 @@
-"""A case made concrete: a layer, lengths around the edges of things, and tensors with poison around them."""
+"""Makes a case concrete: a layer, lengths around the edges of its blocks, and tensors with poison around them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        """Of the cache, as a spec has it."""
+        """The layout of the cache, as a spec names it."""
         return "NHD" if self.storage in ("fused", "packed") else self.storage  # type: ignore[return-value]
 
     @property

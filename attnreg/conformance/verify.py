@@ -73,7 +73,7 @@ def _found(
     jobs: int,
     report: Callable[[str, Case, Outcome], None] | None,
 ) -> Evidence:
-    """The evidence of one backend; of one whose module cannot be imported here, that."""
+    """The evidence of one backend; if its module cannot be imported here, the evidence says so."""
     evidence = Evidence(claims.backend, claims.platform, size)
     try:
         load_kernel(claims.registry, claims.backend)
@@ -127,7 +127,7 @@ def _requirements(claims: Claims) -> set[str]:
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """The tensors of a case are too small to share: on a processor threads would only wait for each other."""
+    """Run with one thread on a processor: the tensors of a case are so small that threads would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device.type == "cpu" else threads)
     try:

@@ -137,7 +137,7 @@ def _mask_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
 
 
 def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
-    """What only the device knows: its own lengths, and the slots."""
+    """Problems of what only the device holds: its copies of the lengths, and the slots."""
     for name in ("query_start_loc", "seq_lens"):
         here, there = getattr(batch, f"{name}_cpu"), getattr(batch, name).cpu()
         if not torch.equal(here, there):
@@ -150,7 +150,7 @@ def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
 
 
 def validate_places(spec: AttentionSpec, batch: BatchMetadata, kv_cache: KVCache) -> None:
-    """Raise `BatchError` for block ids and slots that a cache has not; reads the device, so only on demand."""
+    """Raise `BatchError` for block ids and slots that the cache does not have. This reads the device."""
     assert spec.block_size is not None
     blocks = kv_cache.key.shape[0]
     problems = []
@@ -169,7 +169,7 @@ def validate_places(spec: AttentionSpec, batch: BatchMetadata, kv_cache: KVCache
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What the tensors of every call with one batch must be: computed once, so that validation takes microseconds.
+    """The shapes and the device that every call with one batch must fit, computed once for all of them.
 
     num_tokens, num_keys, num_slots: the rows that queries, packed keys and what is written must at least have.
     cache_tails: the shapes of a cache's two tensors past their blocks.
@@ -186,7 +186,7 @@ class Fit:
 
     @classmethod
     def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> Fit:
-        """Raises `BatchError` as `validate_batch` does."""
+        """The shapes that fit a batch. Raises `BatchError` as `validate_batch` does."""
         validate_batch(spec, batch)
         slots = 0 if batch.slot_mapping is None else batch.slot_mapping.shape[0]
         keys = 0 if batch.paged else int(batch.seq_lens_cpu.sum())
@@ -195,7 +195,7 @@ class Fit:
         return cls(spec, device, batch.num_tokens, keys, slots, tails, spec.cache_dtype, debugging())
 
     def validate_queries(self, query: Tensor, output: Tensor, lse: Tensor | None) -> None:
-        """Raise `BatchError` where these do not fit."""
+        """Raise `BatchError` where query, output or lse do not fit the batch."""
         spec, rows = self.spec, query.shape[0]
         if (
             self._is(query, rows, spec.num_heads, spec.head_size)
@@ -217,7 +217,7 @@ class Fit:
         _raise(problems)
 
     def validate_keys(self, key: Tensor, value: Tensor | None, least: int) -> None:
-        """Raise `BatchError` where key and value do not fit, or have fewer rows than there must be."""
+        """Raise `BatchError` where key and value do not fit the layer, or have fewer rows than ``least``."""
         spec, rows = self.spec, key.shape[0]
         if value is None:
             raise BatchError(["key and value come together or not at all"])

@@ -1,6 +1,6 @@
-"""Attention over whole score matrices in PyTorch, in float32: what a kernel that takes no softcap or sinks cannot do.
+"""Attention over whole score matrices in PyTorch, in float32, for what PyTorch's own function has no arguments for.
 
-A caller masks the scores between the two functions here, and adds to them what it has to add.
+A caller computes the scores, masks them and adds its bias to them, and then attends by them.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class AttentionSpec:
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """What one element of the KV cache is."""
+        """The type of one element of the KV cache."""
         dtype = self.dtype if self.kv_dtype == "auto" else KV_DTYPES[self.kv_dtype]
         return _FNUZ.get(dtype, dtype) if self.fnuz else dtype
 
@@ -309,7 +309,7 @@ class BatchMetadata:
 
     @property
     def num_tokens(self) -> int:
-        """Query rows that are no padding."""
+        """How many query rows are tokens, and no padding."""
         return int(self.query_start_loc_cpu[-1])
 
     @property
@@ -371,7 +371,7 @@ class Call(NamedTuple):
 
 
 class KernelModule(Protocol):
-    """What a registry row's ``module`` must offer. `Attention` has checked every argument before a call arrives.
+    """What a registry row's ``module`` must offer. `Attention` validates every argument before it calls.
 
     ``plan`` is an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
     num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots.

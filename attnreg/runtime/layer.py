@@ -201,7 +201,7 @@ class Attention:
         return query.new_empty(query.shape[0], *((heads * size,) if query.ndim == 2 else (heads, size)))
 
     def _write(self, key: Tensor, value: Tensor | None, kv_cache: KVCache, batch: BatchMetadata) -> Callable[[], None]:
-        """The cache's update, validated, still to be called."""
+        """The update of the cache as a function to be called; its arguments are validated here."""
         spec, (plan, fit) = self.spec, self._planned(batch)
         if batch.slot_mapping is None:
             raise BatchError(["slot_mapping is None: there is no place to write key and value to"])
@@ -226,7 +226,7 @@ class Attention:
         value: Tensor | None,
         lse: Tensor | None,
     ) -> Callable[[], None]:
-        """The attention, validated, still to be called."""
+        """The attention as a function to be called; its arguments are validated here."""
         spec, (plan, fit) = self.spec, self._planned(batch)
         if lse is not None and "lse" not in spec.features:
             _refuse_unasked(self.selection, {"lse"})
@@ -256,7 +256,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor: ...
 @overload
 def _by_head(x: Tensor | None, heads: int) -> Tensor | None: ...
 def _by_head(x: Tensor | None, heads: int) -> Tensor | None:
-    """[rows, heads * size] as [rows, heads, size]; anything else stays as it is, for validation to describe."""
+    """View [rows, heads * size] as [rows, heads, size]; return anything else as it is, for validation to refuse."""
     if x is None or x.ndim != 2 or x.shape[1] % heads:
         return x
     return x.view(x.shape[0], heads, x.shape[1] // heads)

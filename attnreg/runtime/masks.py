@@ -37,7 +37,7 @@ class Band(NamedTuple):
 
 
 def in_band(query_at: Tensor, key_at: Tensor, *, causal: bool, window: int | Tensor | None) -> Tensor:
-    """`Band.sees`, for a window that may be a tensor, which no compiler makes a constant of."""
+    """As `Band.sees`, with a window that may be a tensor: a compiler would make a constant of a number."""
     seen = query_at >= key_at if causal else (query_at == query_at) & (key_at == key_at)
     if window is not None:
         distance = query_at - key_at

@@ -127,7 +127,7 @@ def _attention_with_output(
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """What the ops do to tensors without data: all that they write is given to them."""
+    """The ops on tensors without data: they write to what is given, and return nothing."""
 
 
 # not torch.library.custom_op: its wrapper costs 20 µs a call, ten times as much as this
@@ -145,7 +145,7 @@ unified_attention_with_output = torch.ops.attnreg.unified_attention_with_output
 def attention(
     layer: Layer, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: KVCache | None = None
 ) -> Tensor:
-    """What `Attention.forward` returns, by way of the ops, so that it can be traced. The layer needs a name.
+    """Attend as `Attention.forward` does, through the ops, so that a compiler can trace it. The layer needs a name.
 
     query [tokens, num_heads * head_size] or [tokens, num_heads, head_size], the output likewise; key and value are
     written to ``kv_cache``, or are what is attended to where there is none.

@@ -28,7 +28,7 @@ class Decider:
         self.logger = init_logger("vllm.attnreg")
 
     def announce(self, source: str) -> None:
-        """Say at start-up who decides, and what is odd about it."""
+        """Log at start-up which registry decides, and a warning where it is for another vLLM."""
         import vllm
 
         registry = self.registry
@@ -43,7 +43,7 @@ class Decider:
             self.logger.warning("attnreg: %s", problem)
 
     def decide(self, cls: Any, config: Any, num_heads: int | None, ask: Callable[..., str]) -> str:
-        """The path of the class that the registry chooses, after ``ask``, which is vLLM, has validated it.
+        """The path of the class that the registry chooses, after vLLM has validated it through ``ask``.
 
         Raises ValueError, with the whole trace, where the registry accepts nothing, and where vLLM refuses its choice.
         """
@@ -66,7 +66,7 @@ class Decider:
         return path
 
     def _member(self, selection: attnreg.Selection) -> Any:
-        """What vLLM calls the chosen backend."""
+        """The chosen backend as a member of vLLM's enumeration."""
         from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
         chosen = selection.backend

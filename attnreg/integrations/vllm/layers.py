@@ -24,7 +24,7 @@ _MODEL_FIELDS = (
 def describe(
     cls: Any, config: Any, num_heads: int | None, registry: attnreg.Registry, packages: dict[str, str]
 ) -> tuple[attnreg.AttentionRequest, attnreg.Platform]:
-    """The layer that vLLM asks about, and the machine that it is on, in the registry's words.
+    """The request of the layer that vLLM asks about, and the platform that it is on.
 
     ``config`` is vLLM's AttentionSelectorConfig; like vLLM's backends this reads the current configuration beside it.
     """
@@ -66,7 +66,7 @@ def describe(
 
 
 def _model_row(model: Any, ranks: Any, registry: attnreg.Registry) -> dict[str, Any]:
-    """What vLLM's configurations of a model and of its ranks say, as a recorded row has it."""
+    """vLLM's configuration of a model and of its ranks, in the fields of a recorded row."""
     known = registry.vocabulary.facets["attn_type"].words
     return {
         "num_heads": model.get_num_attention_heads(ranks),
@@ -109,7 +109,7 @@ def _flags(platform: str) -> frozenset[str]:
 
 
 def role() -> str:
-    """The part that the model plays whose layers vLLM is building: it tags those that draft."""
+    """The role of the model whose layers vLLM is building: vLLM tags models that draft."""
     # not imported: where nobody has, no tag was set
     tag = getattr(sys.modules.get("vllm.compilation.backends"), "model_tag", "")
     return "draft" if tag == "draft_model" or tag.endswith("_head") else "target"

@@ -51,22 +51,22 @@ def into(output: Tensor, compute: Callable[[Tensor], Any]) -> None:
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:
-    """Per-head numbers as the kernels read them: through a pointer to float32."""
+    """Numbers of each head as float32, which the kernels read through a pointer."""
     return None if tensor is None else tensor.float()
 
 
 def one_scale(scale: Tensor | None, like: Tensor) -> Tensor:
-    """[1] float32: the one scale of all heads, or 1."""
+    """The one scale of all heads, or 1, as [1] float32."""
     return torch.ones(1, dtype=torch.float32, device=like.device) if scale is None else scale[:1]
 
 
 def int32(values: Tensor, device: torch.device) -> Tensor:
-    """Host integers on the device."""
+    """Copy host integers to the device as int32."""
     return values.to(torch.int32).to(device, non_blocking=True)
 
 
 def with_spare(indices: Tensor) -> Tensor:
-    """The same indices, int32, in memory that goes on behind them."""
+    """The same indices as int32, with memory behind the last one that may be read."""
     padded = torch.zeros(indices.shape[0] + SPARE_INDICES, dtype=torch.int32, device=indices.device)
     padded[: indices.shape[0]] = indices
     return padded[: indices.shape[0]]

@@ -32,7 +32,7 @@ class Value:
 
     @property
     def _read(self) -> str:
-        """The commit that was read, as a reason ends."""
+        """The end of every reason: the commit that the adapter was written for."""
         return f"(the adapter was written for {self.source.split('/blob/')[1][:12]})"
 
     def load(self) -> Any:
