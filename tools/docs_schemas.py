@@ -1,9 +1,10 @@
-"""JSON Schemas for editors: the shapes of attnreg/compile/schema.py, filled in with the words of a registry."""
+"""JSON Schemas for editors: the shapes of compile/schema.py and models/schema.py, with the words of a registry."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,6 +14,9 @@ from attnreg.compile import schema
 from attnreg.compile.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
 from attnreg.language.facets import SAME_AS
 from attnreg.language.vocabulary import Facet
+from attnreg.models import schema as model_schema
+from attnreg.models.patterns import BESIDE, PATTERNS
+from attnreg.models.values import FORMS
 from attnreg.registry import Registry
 
 Schema = dict[str, Any]
@@ -22,8 +26,12 @@ FILES: dict[str, type[BaseModel]] = {
     "priorities": schema.PrioritiesFile,
     "invariants": schema.InvariantsFile,
     "overlay": schema.OverlayFile,
+    "models": model_schema.FamilyData,
 }
-_MORE = (schema.BackendData, schema.BackendPatch, schema.EntryData)
+_MORE: tuple[type[BaseModel], ...] = (
+    *(schema.BackendData, schema.BackendPatch, schema.EntryData),
+    *(model_schema.CallData, model_schema.MlaData, model_schema.IndexerData),
+)
 _GLOB = {"type": "string", "pattern": "[*?]"}
 _TEXT = {"type": "string", "pattern": "^[^*?]*$"}
 _BACKEND = {"$ref": "#/$defs/backend_id"}
@@ -41,7 +49,9 @@ def schemas(registry: Registry) -> dict[str, str]:
     for name, model in FILES.items():
         definitions = {key: _tidy(value) for key, value in generated["$defs"].items()}
         definitions |= _words(registry, closed=name != "overlay")
+        definitions |= _family_language()
         _refine(definitions, registry)
+        _files_and_parts(definitions)
         top = definitions.pop(model.__name__)
         if name == "overlay":
             top["description"] = f"{top['description']} {_LOCAL}"
@@ -79,6 +89,67 @@ def _reached(top: Schema, definitions: dict[str, Schema]) -> list[str]:
         found |= names
         waiting += [definitions[name] for name in names]
     return sorted(found)
+
+
+# the language of a model family's file -------------------------------------------------------------------------------
+
+
+def _family_language() -> dict[str, Schema]:
+    """The definitions that families refer to: values, patterns of layers, and conditions over a config's fields."""
+    value, pattern, matcher = ({"$ref": f"#/$defs/{name}"} for name in ("value", "pattern", "field_matcher"))
+    condition, text = {"$ref": "#/$defs/field_condition"}, {"type": "string"}
+    plain: Schema = {"type": ["string", "number", "boolean", "null"]}
+    operators: dict[str, Schema] = {op: {"type": "number"} for op in INTEGER_OPERATORS}
+    operators |= {"multiple_of": {"type": "integer", "minimum": 1}, "not": matcher}
+    # what stands under a key of a form, as values.FORMS and patterns.PATTERNS call it
+    under: dict[str, Schema] = {
+        **dict.fromkeys(("value", "flag"), value),
+        **dict.fromkeys(("text", "field", "word"), text),
+        "condition": condition,
+        "pattern": pattern,
+        "integer": {"type": "integer"},
+        "boolean": {"type": "boolean"},
+        "values": {"type": "array", "items": value, "minItems": 2},
+        "two values": {"type": "array", "items": value, "minItems": 2, "maxItems": 2},
+        "words": {"type": "object", "additionalProperties": text},
+        "cycle": {"anyOf": [text, {"type": "array", "items": text, "minItems": 1}]},
+        "indices": {"anyOf": [{"type": "array", "items": {"type": "integer"}}, value]},
+    }
+
+    def forms(table: Mapping[str, Mapping[str, str]], beside: Mapping[str, str]) -> list[Schema]:
+        keys = [{**own, **beside} for own in table.values()]
+        needed = [[key for key, what in own.items() if not what.endswith("?")] for own in keys]
+        properties = [{key: under[what.rstrip("?")] for key, what in own.items()} for own in keys]
+        return [_closed(p, required=n) for p, n in zip(properties, needed, strict=True)]
+
+    several = {"type": "array", "minItems": 1}
+    said = {"any": {**several, "items": condition}, "not": condition}
+    return {
+        "value": {"anyOf": [plain, {**several, "items": value}, *forms(FORMS, {})]},
+        "pattern": {"anyOf": [text, {**several, "items": pattern}, *forms(PATTERNS, BESIDE)]},
+        "field_condition": {
+            "type": "object",
+            "description": "Fields of the config and what each must be; all of them must hold.",
+            "properties": said,
+            "additionalProperties": matcher,
+        },
+        "field_matcher": {"anyOf": [plain, {**several, "items": matcher}, _closed(operators, minProperties=1)]},
+    }
+
+
+def _closed(properties: Schema, **more: Any) -> Schema:
+    return {"type": "object", "properties": properties, **more, "additionalProperties": False}
+
+
+def _files_and_parts(definitions: dict[str, Schema]) -> None:
+    """Tell a family's file from a part in it: one model reads both, and each has keys of its own."""
+    both = definitions["FamilyData"]
+    for name, foreign in (("FamilyData", model_schema.OF_PART), ("part", model_schema.OF_FILE)):
+        properties = {key: value for key, value in both["properties"].items() if key not in foreign}
+        properties["parts"] = {**properties["parts"], "items": {"$ref": "#/$defs/part"}}
+        definitions[name] = {**both, "properties": properties}
+    definitions["part"]["description"] = "A stack of a model of several: a family, and where its config stands."
+    definitions["FamilyData"]["anyOf"] = [{"required": ["model_type", "source"]}, {"required": ["summary"]}]
 
 
 # what the words of a registry add -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import re
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import docs_evidence
 import docs_explain
-import docs_model_schema
 import docs_models
 import docs_page
 import docs_schemas
@@ -87,7 +85,6 @@ def outputs(root: Path) -> dict[str, str]:
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
-    out["docs/schema/models.schema.json"] = json.dumps(docs_model_schema.model_schema(), indent=2) + "\n"
     return out | {docs_explain.PICTURE: docs_explain.picture(root, registry)}
 
 

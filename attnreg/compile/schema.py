@@ -31,7 +31,8 @@ CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/cap
 class DataModel(BaseModel):
     """A mapping of the data: a key that it does not declare is refused, and what was read does not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # a nested model builds no validator of its own: that of the file has it inside, and most are never asked alone
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 # vocabulary.yaml -----------------------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ class DataModel(BaseModel):
 class WordData(BaseModel):
     """A word: its sentence, and whatever else is known of it."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     legend: str
 
 

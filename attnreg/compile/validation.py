@@ -22,7 +22,7 @@ def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) ->
         return model.model_validate(data)
     except ValidationError as e:
         errors = e.errors(include_url=False)
-    document.problems += dict.fromkeys(_problem(model, error, document, path) for error in errors)
+    document.problems += dict.fromkeys(_problem(model, error, data, document, path) for error in errors)
     try:
         return model.model_validate(_remaining(data, errors))
     except ValidationError:
@@ -35,7 +35,7 @@ def _remaining(data: Any, errors: list[Any]) -> Any:
         return data
     rest = copy.deepcopy(data)
     for error in errors:
-        loc = error["loc"]
+        loc = _in_data(data, error["loc"])
         if error["type"] != "extra_forbidden":
             loc = loc[: 2 if isinstance(rest.get(loc[0]), dict) else 1]
         _remove(rest, loc)
@@ -65,13 +65,25 @@ _EXPECTED = {
 }
 
 
-def _problem(model: type[BaseModel], error: Any, document: Document, path: Path_) -> Problem:
-    loc: Path_ = tuple(error["loc"])
+def _in_data(data: Any, loc: Path_) -> Path_:
+    """The path in the data that pydantic's means, which also counts in a list that a single value was put into."""
+    out: list[str | int] = []
+    for i, step in enumerate(loc):
+        if isinstance(data, dict) and isinstance(step, int) and i + 1 < len(loc):
+            continue
+        out.append(step)
+        there = step in data if isinstance(data, dict) else isinstance(data, list) and step in range(len(data))
+        data = data[step] if there else None
+    return tuple(out)
+
+
+def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, path: Path_) -> Problem:
+    loc = _in_data(data, error["loc"])
     here = (*path, *loc)
     parent = _dotted(here[:-1])
     prefix = f"{parent}: " if parent else ""
     if error["type"] == "extra_forbidden":
-        known = _keys_of(_model_at(model, loc[:-1]))
+        known = _keys_of(_model_at(model, error["loc"][:-1]))
         return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", did_you_mean(loc[-1], known), key=True)
     if error["type"] == "missing":
         help_ = "every entry of this kind must have it"

@@ -12,11 +12,22 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+    StreamStartEvent,
+)  # fmt: skip
 
 from attnreg.errors import Location, Problem, RegistryError
 
@@ -171,31 +182,40 @@ class _Reader:
 
     def __init__(self, document: Document) -> None:
         self.doc = document
-        self.events: Iterator[Any] = yaml.parse(document.text, Loader=_Loader)
+        # the parser's own next event; `_replayed`, while an alias repeats others
+        self._parsed: Callable[[], Any] = _Loader(document.text).get_event
+        self._next = self._parsed
         self.anchors: dict[str, list[Any]] = {}
         self.replay: list[Iterator[Any]] = []
         self.nodes = 0
+        self.keys, self.values = document.keys, document.values
 
     def document(self) -> Any:
         event = self._next()
-        while isinstance(event, yaml.StreamStartEvent | yaml.DocumentStartEvent):
+        while isinstance(event, StreamStartEvent | DocumentStartEvent):
             event = self._next()
-        if isinstance(event, yaml.StreamEndEvent):
+        if isinstance(event, StreamEndEvent):
             return None
         value = self._value(event, (), 0)
         self._next()  # the document's end
         event = self._next()
-        if isinstance(event, yaml.DocumentStartEvent):
+        if isinstance(event, DocumentStartEvent):
             self._refuse(event, "a second document in one file", "remove the `---` line, or split the file in two")
         return value
 
-    def _next(self) -> Any:
+    def _replayed(self) -> Any:
         while self.replay:
             event = next(self.replay[-1], None)
             if event is not None:
                 return event
             self.replay.pop()
-        return next(self.events)
+        self._next = self._parsed
+        return self._parsed()
+
+    def _replay(self, events: list[Any]) -> None:
+        """Go through some events before the parser's next."""
+        self.replay.append(iter(events))
+        self._next = self._replayed
 
     def _refuse(self, event: Any, message: str, help_: str = "") -> None:
         mark = event.start_mark
@@ -207,51 +227,51 @@ class _Reader:
             self._refuse(event, f"more than {MAX_NODES:,} values (an alias counts as all that it repeats)")
         if depth > MAX_DEPTH:
             self._refuse(event, f"nested more than {MAX_DEPTH} deep")
-        if isinstance(event, yaml.AliasEvent):
+        if isinstance(event, AliasEvent):
             return self._alias(event, path, depth)
         if event.tag is not None and event.tag != "!":
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self._refuse(event, f"the tag `{tag}` is not understood", "remove it; plain YAML is enough here")
         if event.anchor is not None:
             event = self._record(event)
-        start, end = event.start_mark, event.end_mark
-        width = end.column - start.column if end.line == start.line else 1
-        if path not in self.doc.values:
-            self.doc.values[path] = (start.line + 1, start.column + 1, max(width, 1))
-        if isinstance(event, yaml.ScalarEvent):
+        if path not in self.values:
+            start, end = event.start_mark, event.end_mark
+            line, column = start.line, start.column
+            self.values[path] = (line + 1, column + 1, max(end.column - column, 1) if end.line == line else 1)
+        if isinstance(event, ScalarEvent):
             return self._scalar(event)
-        if isinstance(event, yaml.SequenceStartEvent):
+        if isinstance(event, SequenceStartEvent):
             items: list[Any] = []
-            while not isinstance(inner := self._next(), yaml.SequenceEndEvent):
+            while not isinstance(inner := self._next(), SequenceEndEvent):
                 items.append(self._value(inner, (*path, len(items)), depth + 1))
             return items
         return self._mapping(path, depth)
 
     def _mapping(self, path: Path_, depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        while not isinstance(event := self._next(), yaml.MappingEndEvent):
-            if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
+        while not isinstance(event := self._next(), MappingEndEvent):
+            if not isinstance(event, ScalarEvent) or event.anchor is not None or event.tag is not None:
                 self._refuse(event, "a key must be a plain word, without anchor, alias or tag")
-            if event.value == "<<" and event.implicit[0]:
+            key = self._text(event)
+            if key == "<<" and event.implicit[0]:
                 help_ = "write the keys out, or repeat a whole value with `*name`"
                 self._refuse(event, "merge keys (`<<`) are not understood", help_)
-            self._text(event)
-            key = event.value
-            mark = event.start_mark
-            here = (mark.line + 1, mark.column + 1, max(1, event.end_mark.column - mark.column))
-            first = self.doc.keys.setdefault((*path, key), here)
+            inner, mark = (*path, key), event.start_mark
+            column = mark.column
+            here = (mark.line + 1, column + 1, max(1, event.end_mark.column - column))
+            first = self.keys.setdefault(inner, here)
             if key in out:
                 message = f"`{key}` is given twice (first on line {first[0]})"
                 self.doc.problems.append(self.doc._problem(*here, message, "keep one of the two"))
-            out[key] = self._value(self._next(), (*path, key), depth + 1)
+            out[key] = self._value(self._next(), inner, depth + 1)
         return out
 
     def _text(self, event: Any) -> str:
         """The text of a scalar; quotes can hide a control character in an escape."""
-        control = None if event.implicit[0] else _CONTROL.search(event.value)
-        if control is not None:
+        text: str = event.value
+        if not event.implicit[0] and (control := _CONTROL.search(text)) is not None:
             self._refuse(event, f"the control character U+{ord(control[0]):04X} is not allowed")
-        return str(event.value)
+        return text
 
     def _scalar(self, event: Any) -> Any:
         text = self._text(event)
@@ -274,17 +294,17 @@ class _Reader:
         taken, depth = [event], 0
         while True:
             last = taken[-1]
-            depth += isinstance(last, yaml.SequenceStartEvent | yaml.MappingStartEvent)
-            depth -= isinstance(last, yaml.SequenceEndEvent | yaml.MappingEndEvent)
+            depth += isinstance(last, SequenceStartEvent | MappingStartEvent)
+            depth -= isinstance(last, SequenceEndEvent | MappingEndEvent)
             if depth == 0:
                 break
             if depth > MAX_DEPTH:
                 self._refuse(last, f"nested more than {MAX_DEPTH} deep")
             taken.append(self._next())
-            if isinstance(taken[-1], yaml.AliasEvent) and taken[-1].anchor == event.anchor:
+            if isinstance(taken[-1], AliasEvent) and taken[-1].anchor == event.anchor:
                 self._refuse(taken[-1], f"`*{event.anchor}` stands in the value that it repeats")
         self.anchors[event.anchor] = taken
-        self.replay.append(iter(taken[1:]))
+        self._replay(taken[1:])
         return event
 
     def _alias(self, event: Any, path: Path_, depth: int) -> Any:
@@ -295,7 +315,7 @@ class _Reader:
         mark = event.start_mark
         self.doc.values[path] = (mark.line + 1, mark.column + 1, event.end_mark.column - mark.column)
         first = _without_anchor(taken[0])
-        self.replay.append(iter(taken[1:]))
+        self._replay(taken[1:])
         return self._value(first, path, depth)
 
 

@@ -48,7 +48,7 @@ def print_families(families: Families, names: Sequence[str], console: Console) -
 
 
 def print_family(families: Families, name: str, console: Console) -> None:
-    """Print how a family's configs are read: its entry, those that it is like, and what its class has by default."""
+    """Print how a family's configs are read: its file, those that it is like, and what its class has by default."""
     from rich.text import Text
 
     found = family_dict(families, name)
@@ -60,9 +60,10 @@ def print_family(families: Families, name: str, console: Console) -> None:
             "" if member == name else f"   which {chain[0]} is like", style="dim"
         )
         console.print(heading.append(f"   {families.where(member).short}", style="blue"))
-        # without its first line, which is the name again
-        for line in families.text(member).splitlines()[1:]:
-            console.print(Text(line), soft_wrap=True)
+        for line in families.text(member).splitlines():
+            # the heading has the name
+            if not line.startswith("model_type:"):
+                console.print(Text(f"  {line}" if line else ""), soft_wrap=True)
         console.print()
     console.print(Text("a config without any other field", style="bold"))
     for item in found["groups"]:

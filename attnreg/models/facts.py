@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from attnreg.models.fields import Check, ConfigFields, flag, integer, positive
 from attnreg.request import AttentionRequest, features_of
 
 # kinds of layers that are no softmax attention, and how people call them
 MIXERS = {"linear": "linear attention", "mamba": "Mamba", "conv": "convolution"}
+
+
+def _causal(fields: ConfigFields, name: str, value: Any) -> Any:
+    return value if value == "prefix" else flag(fields, name, value)
+
+
+def _word(fields: ConfigFields, name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise fields.error(name, "expected a word")
+    return value
+
+
+_COUNT, _ANY_SIZE = integer(1), integer(0)
+# what is said of a layer's calls (and the number of layers) -> the check of its value
+CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(("layers", "heads", "kv_heads", "head_size", "head_size_v"), _COUNT),
+    **dict.fromkeys(("window", "chunk", "sparse_blocks", "compress"), _COUNT),
+    **dict.fromkeys(("sinks", "alibi", "bias", "yarn_scale", "mla.used", "indexer.used", "indexer.own"), flag),
+    **dict.fromkeys(("softcap", "scaling"), positive),
+    **dict.fromkeys(("attention", "form"), _word),
+    "causal": _causal,
+    **dict.fromkeys(("mla.kv_lora_rank", "mla.q_lora_rank", "mla.v_head_dim"), _COUNT),
+    **dict.fromkeys(("mla.qk_nope_head_dim", "mla.qk_rope_head_dim"), _ANY_SIZE),
+    **dict.fromkeys(("indexer.index_n_heads", "indexer.index_head_dim", "indexer.index_topk"), _COUNT),
+}
 
 
 @dataclass(frozen=True)

@@ -1,395 +1,382 @@
-"""models.yaml -> Family: how the config of a model family maps to its layers. An entry is read when it is asked for.
+"""The files of model families -> `Family`, each read when it is asked for.
 
-The file has three parts, each written at the left margin: ``sources``; ``general``, the rules that hold unless a family
-says otherwise; and ``families``, of which each entry is parsed, checked and compiled alone, with those that it is
-``like``, so that a cold `attnreg explain` does not pay for hundreds of families that it does not look at.
+One file says one family, `models/<model_type>.yaml`, as far as it differs from the one that it is ``like``: another
+family, or a pattern, whose file's name begins with ``_``. All lie at last over `_general`, which also reads the models
+whose family is not known. A file's statements are laid over those of the file below before they are compiled, and each
+keeps its own place, so that a fault is told where it stands and not where it is inherited.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from attnreg.compile.yaml_source import Document, as_data
+from attnreg.compile.conditions import Parser
+from attnreg.compile.parts import Part as Piece
+from attnreg.compile.validation import validate
+from attnreg.compile.yaml_source import Document, Path_, as_data
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
+from attnreg.language.vocabulary import OpenFacets
+from attnreg.models import schema
+from attnreg.models.facts import CHECKS
 from attnreg.models.patterns import Pattern, compile_pattern
-from attnreg.models.values import Complain, Condition, Value, compile_condition, compile_value
+from attnreg.models.stack import Call, Family, Part
+from attnreg.models.values import ConfigCondition, Literal, Value, compile_condition, compile_value
 
-KINDS = ("full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none")
-# what a layer is, each a value of config_values; `kind`, `attn_type` and `when` are read apart
-FACTS = (
-    "heads", "kv_heads", "head_size", "head_size_v", "window", "chunk", "sinks", "softcap", "alibi", "bias", "causal",
-    "scaling", "yarn_scale", "sparse_blocks", "compress", "attention", "form",
-)  # fmt: skip
-MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-INDEXER = ("own", "index_n_heads", "index_head_dim", "index_topk")
-ATTN_TYPES = ("decoder", "encoder", "encoder_only")
-_ENTRY = re.compile(r"  (?:\"([^\"]+)\"|([^\s\"#:][^\s:]*)):(?=\s|$)")
-_PARTS = "the parts of the file are sources, general and families"
+GENERAL = "_general"
+SOURCES = "_sources"
+# what is said of a file, or of where a part stands, and not of layers
+_OWN = {"like", *schema.OF_FILE, *schema.OF_PART}
+_FACTS = [name for name in schema.CallData.model_fields if name in CHECKS]
+# laid over key by key; everything else replaces what is below
 _MAPS = ("names", "defaults", "words", "also")
-_KEYS = {"like", "source", "note", "layers", "pattern", "parts", "kv_shared", "refuse", "watch", "renamed", *_MAPS}
-_CALL = {"kind", "attn_type", "when", "fields", "mla", "indexer", *FACTS}
-
-
-@dataclass(frozen=True)
-class Call:
-    """The facts of one attention call of a layer, as far as they are said; a fact that is not said is not here.
-
-    ``fields`` are what the layers have to themselves where no ``per_layer_config`` says it.
-    """
-
-    kind: str | None = None
-    attn_type: str | None = None
-    when: Condition | None = None
-    facts: Mapping[str, Value] = field(default_factory=dict)
-    fields: Mapping[str, Value] = field(default_factory=dict)
-
-    def over(self, below: Call) -> Call:
-        """This call's facts, and those of ``below`` that it does not say."""
-        kind, attn_type = self.kind or below.kind, self.attn_type or below.attn_type
-        facts, fields = {**below.facts, **self.facts}, {**below.fields, **self.fields}
-        return Call(kind, attn_type, self.when or below.when, facts, fields)
-
-
-@dataclass(frozen=True)
-class Family:
-    """How a family's config, or a part of it, maps to a stack of layers; with ``parts``, to several stacks.
-
-    ``refuse`` holds what contradicts itself, with the sentence for its user; ``watch`` are fields that mean something
-    in other families, so that a reader is told where this one does not look at them; ``renamed`` are older words of a
-    pattern and what they mean now.
-    """
-
-    name: str
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    layers: Value | None = None
-    pattern: Pattern | None = None
-    base: Call = field(default_factory=Call)
-    words: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
-    also: Mapping[str, tuple[Pattern, Mapping[str, Call]]] = field(default_factory=dict)
-    kv_shared: Mapping[str, Value] = field(default_factory=dict)
-    refuse: tuple[tuple[Condition, str], ...] = ()
-    watch: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    note: str = ""
-    parts: tuple[Part, ...] = ()
-
-
-@dataclass(frozen=True)
-class Part:
-    """A stack of a model of several: where its config stands, and ``family(name)``, how it maps to layers.
-
-    ``name`` is the family that the part's own config names, or None for the one that the data says. ``absent`` is the
-    part's config where the file has none, ``only`` the index of the only part of that family that stands here.
-    """
-
-    at: tuple[str, ...]
-    optional: bool
-    absent: Mapping[str, Any]
-    only: int | None
-    family: Callable[[str | None], Family]
+_FIELDS = OpenFacets()
+T = TypeVar("T")
+# one statement of a file: its path in the family's description -> what it says, and where
+Statements = dict[Path_, Piece[Any]]
 
 
 class Families:
-    """The families of a models.yaml; raises `RegistryError` for what is wrong in the entries that are asked for."""
+    """The families of a directory; raises `RegistryError` for what is wrong in the files that are asked for.
 
-    def __init__(self, text: str, file: str) -> None:
-        self.file = file
-        self._lines = text.removeprefix("\ufeff").splitlines()
-        self._spans = dict(self._index())
+    ``read(name)`` gives the document of one of the files, which are named without their suffix; ``label`` is what
+    messages name the directory, ``strays`` what else is in it.
+    """
+
+    def __init__(
+        self, files: Iterable[str], read: Callable[[str], Document], label: str, strays: Iterable[str] = ()
+    ) -> None:
+        self.files = dict.fromkeys(sorted(files))
+        self.label = label
+        self._strays = tuple(strays)
+        self._document = read
+        self._names = [name for name in self.files if not name.startswith("_")]
+        self._read: dict[str, Piece[schema.FamilyData]] = {}
+        self._laid: dict[str, Statements] = {}
         self._compiled: dict[str, Family] = {}
-        self._merged: dict[str, dict[str, Any]] = {}
-        self._read: dict[str, tuple[dict[str, Any], Document]] = {}
 
     @classmethod
-    def load(cls, path: Path, label: str) -> Families:
-        """The families of a file, named ``label`` in messages."""
+    def load(cls, directory: Path, label: str) -> Families:
+        """The families of a directory, which messages name ``label``."""
         try:
-            return cls(path.read_text(encoding="utf-8"), label)
-        except (OSError, UnicodeDecodeError) as e:
-            raise RegistryError([Problem(Location(label, 1, 1), f"cannot be read: {e}")]) from None
+            found = [name for name in os.listdir(directory) if not name.startswith(".")]
+        except OSError as e:
+            raise RegistryError([Problem(Location(label, 1, 1), f"cannot be read: {e.strerror or e}")]) from None
+        files = [name[:-5] for name in found if name.endswith(".yaml")]
+        strays = sorted(name for name in found if not name.endswith(".yaml")) if len(files) < len(found) else ()
+        return cls(files, lambda name: Document.load(directory / f"{name}.yaml", f"{label}/{name}.yaml"), label, strays)
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str], label: str) -> Families:
+        """The families of some files' texts, by the names of the files without their suffix."""
+        return cls(texts, lambda name: Document(texts[name], f"{label}/{name}.yaml"), label)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(name for name in self._spans if not name.startswith("=")))
+        return iter(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and not name.startswith("=") and name in self._spans
+        return isinstance(name, str) and not name.startswith("_") and name in self.files
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._names)
 
     def where(self, name: str) -> Location:
-        """Where a family's entry begins."""
-        return Location(self.file, self._spans[name][0] + 1, 3)
+        """The file of a family or a pattern."""
+        return Location(f"{self.label}/{name}.yaml", 1, 1)
 
     def text(self, name: str) -> str:
-        """The entry as it is written."""
-        first, last = self._spans[name]
-        return "\n".join(line.removeprefix("  ") for line in self._lines[first:last]).rstrip()
+        """The file of a family or a pattern as it is written."""
+        return self._file(name).document.text.rstrip()
 
     def source(self, name: str) -> str:
-        """Where the family's rule was read, following ``like``."""
-        return str(self._raw(name).get("source", ""))
+        """Where the family's rule was read."""
+        return self._file(name).model.source or ""
 
     def note(self, name: str) -> str:
-        """What the entry says beside its facts."""
-        return str(self._entry(name)[0].get("note", ""))
+        """What the file says beside its facts."""
+        return self._file(name).model.note
 
     def like(self, name: str) -> str:
-        """The family that this one says it behaves like, or ""."""
-        return str(self._entry(name)[0].get("like", ""))
+        """The family or the pattern that this one says it is like, or ""."""
+        return self._file(name).model.like or ""
+
+    def lineage(self, name: str) -> tuple[str, ...]:
+        """The files that a family's description is laid of, its own first and `_general` last."""
+        chain = [name]
+        while chain[-1] != GENERAL:
+            file = self._file(chain[-1])
+            like = file.model.like or GENERAL
+            if like in chain:
+                circle = " -> ".join((*chain, like))
+                raise RegistryError([file.document.problem(("like",), f"like: families are like each other: {circle}")])
+            if like not in self.files and like != GENERAL:
+                message, known = f"like: there is no file {like}.yaml", (n for n in self.files if n != SOURCES)
+                raise RegistryError([file.document.problem(("like",), message, did_you_mean(like, known))])
+            chain.append(like)
+        return tuple(chain)
+
+    def statements(self, name: str) -> Mapping[Path_, Piece[Any]]:
+        """Everything that is said of a family: its own statements over those of what it is like.
+
+        A key is a path: ``("window",)``, ``("defaults", "head_dim")`` or ``("words", "full_attention", "kind")``.
+        """
+        if name not in self._laid:
+            laid: Statements = {}
+            for member in reversed(self.lineage(name)):
+                if member not in self._laid:
+                    file = self._file(member)
+                    self._laid[member] = _lay(laid, _statements(file))
+                laid = self._laid[member]
+        return self._laid[name]
 
     def get(self, name: str) -> Family:
-        """The family, compiled; `general` is the rule for a family that is not in the data."""
+        """The family, compiled; `_general` is the rule for a family that has no file."""
         if name not in self._compiled:
-            problems: list[Problem] = []
-            family = self._compile(name, self._raw(name), self._complainer(name, problems))
-            if problems:
-                raise RegistryError(problems)
-            self._compiled[name] = family
+            self._compiled[name] = self._compile(name, self.statements(name))
         return self._compiled[name]
 
     def check(self) -> list[Problem]:
-        """Everything that is wrong in the file."""
-        problems: list[Problem] = []
-        reads: list[Callable[[], object]] = [self._sources, *(partial(self.get, name) for name in ("general", *self))]
-        for read in reads:
+        """Everything that is wrong in the directory."""
+        problems: dict[Problem, None] = {}
+        message, help_ = "no file of a family: their names end in .yaml", "rename it, or take it away"
+        for stray in self._strays:
+            problems[Problem(Location(f"{self.label}/{stray}", 1, 1), message, help_)] = None
+        sources: frozenset[str] = frozenset()
+        try:
+            sources = frozenset(self._sources())
+        except RegistryError as e:
+            problems |= dict.fromkeys(e.problems)
+        for name in self.files:
             try:
-                read()
+                if name != SOURCES:
+                    self._check(name, sources)
             except RegistryError as e:
-                problems += [problem for problem in e.problems if problem not in problems]
-        known = self._sources() if not problems else {}
-        for name in self if not problems else ():
-            source = self.source(name)
-            if source.partition(":")[0] not in known or "#" not in source:
-                message = f"{name}: `{source}` is no source; write <name>:<path>#<symbol>"
-                problems.append(
-                    self._problem(name, ("source",), message, did_you_mean(source.partition(":")[0], known))
-                )
-        return problems
+                problems |= dict.fromkeys(e.problems)
+        return list(problems)
+
+    def _check(self, name: str, sources: frozenset[str]) -> None:
+        for part in self.get(name).parts:
+            part.family(None)
+        file = self._file(name)
+        source = file.model.source
+        if source is not None and (source.partition(":")[0] not in sources or "#" not in source):
+            message = f"source: `{source}` is no source; write <name>:<path>#<symbol>"
+            help_ = did_you_mean(source.partition(":")[0], sources)
+            raise RegistryError([file.document.problem(("source",), message, help_)])
 
     # reading ---------------------------------------------------------------------------------------------------------
 
-    def _index(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """The lines of each part and entry, by name; parts other than families have a ``=`` before theirs."""
-        begun: tuple[str, int] | None = None
-        inside = False
-        for i, line in enumerate([*self._lines, "end:"]):
-            top = line[:1] not in ("", " ", "#")
-            entry = _ENTRY.match(line) if inside else None
-            if not top and entry is None:
-                continue
-            if begun:
-                yield begun[0], (begun[1], i)
-            inside = line.startswith("families:") if top else inside
-            if top and not line.startswith(("families:", "general:", "sources:", "end:")):
-                problem = Problem(Location(self.file, i + 1, 1), f"unknown part `{line[:40]}`", _PARTS, line)
-                raise RegistryError([problem])
-            name = (entry[1] or entry[2]) if entry else "=" + line.partition(":")[0]
-            begun = (name, i)
-
-    def _entry(self, name: str) -> tuple[dict[str, Any], Document]:
-        """An entry's own data, and the document of it alone, whose lines count as the file's."""
+    def _file(self, name: str) -> Piece[schema.FamilyData]:
+        """What one file says by itself."""
         if name not in self._read:
-            document = self._document("=general" if name == "general" else name)
-            data = document.data[name]
-            if not isinstance(data, dict):
-                raise RegistryError([document.problem((name,), f"{name}: expected a mapping")])
-            self._read[name] = data, document
+            self._must_exist(name)
+            document = self._document(name)
+            data = validate(schema.FamilyData, document.data, document)
+            if data is not None:
+                _introduced(name, data, document)
+            if data is None or document.problems:
+                raise RegistryError(document.problems)
+            self._read[name] = Piece(data, document)
         return self._read[name]
 
-    def _sources(self) -> Mapping[str, Any]:
-        document = self._document("=sources")
-        sources = document.data["sources"]
-        if not isinstance(sources, dict):
-            raise RegistryError([document.problem(("sources",), "sources: expected a mapping")])
-        return sources
+    def _must_exist(self, name: str) -> None:
+        if name not in self.files:
+            raise RegistryError([Problem(Location(f"{self.label}/{name}.yaml", 1, 1), "the file is missing")])
 
-    def _document(self, span: str) -> Document:
-        """A part or an entry alone, its lines counted as the file's."""
-        if span in ("=sources", "=general") and span not in self._spans:
-            raise RegistryError([Problem(Location(self.file, 1, 1), f"the part `{span[1:]}` is missing", _PARTS)])
-        first, last = self._spans[span]
-        return Document("\n" * first + "\n".join(self._lines[first:last]) + "\n", self.file)
-
-    def _raw(self, name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
-        """The entry's data laid over that of the family it is like, down to the general rules."""
-        if name in self._merged:
-            return self._merged[name]
-        data, document = self._entry(name)
-        merged = data
-        if name != "general":
-            like = data.get("like", "general")
-            if like != "general" and like not in self:
-                help_ = did_you_mean(like, self)
-                raise RegistryError([document.problem((name, "like"), f"{name}: no family `{like}`", help_)])
-            if like in above:
-                circle = " -> ".join((*above, name, like))
-                raise RegistryError([document.problem((name, "like"), f"families are like each other: {circle}")])
-            merged = _lay(self._raw(like, (*above, name)), data)
-        self._merged[name] = merged
-        return merged
-
-    def _complainer(self, name: str, problems: list[Problem]) -> Complain:
-        def complain(path: tuple[str | int, ...], message: str) -> None:
-            # a fault of a family that this one is like is told where it stands
-            holder = name
-            while holder != "general" and path and path[0] not in self._entry(holder)[0]:
-                holder = self.like(holder) or "general"
-            problems.append(self._problem(holder, path, f"{holder}.{'.'.join(map(str, path))}: {message}"))
-
-        return complain
-
-    def _problem(self, name: str, path: tuple[str | int, ...], message: str, help_: str = "") -> Problem:
-        return self._entry(name)[1].problem((name, *path), message, help_)
+    def _sources(self) -> Iterable[str]:
+        """The sources that the families were read in, by name."""
+        self._must_exist(SOURCES)
+        document = self._document(SOURCES)
+        data = validate(schema.SourcesFile, document.data, document)
+        if data is None or document.problems:
+            raise RegistryError(document.problems)
+        return data.sources
 
     # compiling -------------------------------------------------------------------------------------------------------
 
-    def _compile(
-        self, name: str, raw: Mapping[str, Any], complain: Complain, path: tuple[str | int, ...] = ()
-    ) -> Family:
-        for key in raw:
-            if key not in _KEYS | _CALL:
-                complain((*path, key), f"unknown key; {did_you_mean(key, _KEYS | _CALL)}")
-        for key in _MAPS:
-            if not isinstance(raw.get(key, {}), dict):
-                complain((*path, key), "expected a mapping")
-                return Family(name)
-        words = {word: _calls(calls, complain, (*path, "words", word)) for word, calls in raw.get("words", {}).items()}
-        pattern = compile_pattern(raw["pattern"], complain, (*path, "pattern")) if "pattern" in raw else None
-        for word in sorted((pattern.vocabulary if pattern else frozenset()) - words.keys()):
-            complain((*path, "pattern"), f"`{word}` is none of the family's words; {did_you_mean(word, words)}")
-        also = {}
-        for label, item in raw.get("also", {}).items():
-            here = (*path, "also", label)
-            if not isinstance(item, dict) or item.keys() != {"pattern", "words"}:
-                complain(here, "expected a mapping with `pattern` and `words`")
-                continue
-            extra = {word: _call(facts, complain, (*here, "words", word)) for word, facts in item["words"].items()}
-            also[label] = (compile_pattern(item["pattern"], complain, (*here, "pattern")), extra)
-        shared = raw.get("kv_shared") or {}
-        if not isinstance(shared, dict) or shared.keys() - {"last", "list"}:
-            complain((*path, "kv_shared"), "expected a mapping with `last` or `list`")
-            shared = {}
-        parts = [
-            self._part(name, raw, item, complain, (*path, "parts", i)) for i, item in enumerate(raw.get("parts", []))
-        ]
-        return Family(
-            name=name,
-            names={key: (v,) if isinstance(v, str) else tuple(v) for key, v in raw.get("names", {}).items()},
-            defaults=as_data(raw.get("defaults", {})),
-            layers=compile_value(raw["layers"], complain, (*path, "layers")) if "layers" in raw else None,
-            pattern=pattern,
-            base=_call({k: v for k, v in raw.items() if k in _CALL}, complain, path),
-            words=words,
-            also=also,
-            kv_shared={k: compile_value(v, complain, (*path, "kv_shared", k)) for k, v in shared.items()},
-            refuse=tuple(self._refuse(raw.get("refuse", []), complain, (*path, "refuse"))),
-            watch=tuple(raw.get("watch", ())),
-            renamed=raw.get("renamed", {}),
-            note=str(raw.get("note", "")),
-            parts=tuple(parts),
-        )
-
-    def _refuse(self, raw: Any, complain: Complain, path: tuple[str | int, ...]) -> Iterator[tuple[Condition, str]]:
-        for i, item in enumerate(raw):
-            if not isinstance(item, dict) or item.keys() != {"when", "because"}:
-                complain((*path, i), "expected a mapping with `when` and `because`")
-            else:
-                yield compile_condition(item["when"], complain, (*path, i, "when")), str(item["because"])
+    def _compile(self, name: str, said: Mapping[Path_, Piece[Any]]) -> Family:
+        compiler = _Compiler()
+        family = compiler.family(name, said)
+        if ("parts",) in said:
+            parts = said["parts",]
+            items = enumerate(parts.model)
+            family = family._replace(
+                parts=tuple(self._part(name, said, parts.piece(item, i), compiler) for i, item in items)
+            )
+        if compiler.problems:
+            raise RegistryError(compiler.problems)
+        return family
 
     def _part(
-        self, whole: str, raw: Mapping[str, Any], item: dict[str, Any], complain: Complain, path: tuple[str | int, ...]
+        self, whole: str, said: Mapping[Path_, Piece[Any]], part: Piece[schema.FamilyData], compiler: _Compiler
     ) -> Part:
         """A part of ``whole``; one that stands where the whole stands is like the whole, unless it says otherwise."""
-        at = item.get("at", ".")
-        at = (at,) if isinstance(at, str) else tuple(at)
-        like: str | None = item.get("like")
-        own = {key: value for key, value in item.items() if key not in ("at", "optional", "absent", "only", "like")}
-        below = {key: value for key, value in raw.items() if key != "parts"} if like is None and "." in at else None
-        if like is not None and like not in self:
-            complain((*path, "like"), f"no family `{like}`; {did_you_mean(like, self)}")
+        data, like, parser = part.model, part.model.like, compiler.parser(part)
+        for key in schema.OF_FILE:
+            if key in data.model_fields_set:
+                parser.problem((*part.path, key), f"a part has no `{key}`", "it is the file that says it", key=True)
+        if like is not None and like not in self.files:
+            known = (name for name in self.files if name != SOURCES)
+            message = f"there is no file {like}.yaml"
+            parser.problem((*part.path, "like"), message, did_you_mean(like, known))
+        own = _statements(part)
         made: dict[str, Family] = {}
 
         def family(name: str | None) -> Family:
-            if name is None and below is not None:
-                name, base = whole, below
+            if name is None and like is None and "." in data.at:
+                name, below = whole, {path: piece for path, piece in said.items() if path != ("parts",)}
             else:
-                name = name or (like if like is not None and like in self else "general")
-                base = self._raw(name)
+                name = name or like or GENERAL
+                below = dict(self.statements(name))
             if name not in made:
-                made[name] = self._compile(name, _lay(base, own), complain, path)
+                made[name] = self._compile(name, _lay(below, own))
             return made[name]
 
-        family(None)
-        absent = as_data(item.get("absent", {}))
-        if not isinstance(absent, dict):
-            complain((*path, "absent"), "expected a mapping, the config that stands in")
-            absent = {}
-        only = item.get("only")
-        if only not in (None, 0, -1):
-            complain((*path, "only"), "expected 0 or -1, the first or the last part")
-            only = None
-        return Part(at, bool(item.get("optional", False)), absent, only, family)
+        return Part(tuple(data.at), data.optional, as_data(data.absent), data.only, family)
 
 
-def _lay(below: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` over ``below``: the mappings key by key (a word's facts fact by fact), all else whole."""
-    merged = {key: value for key, value in below.items() if key not in ("note", "like")} | dict(data)
-    for key in _MAPS:
-        if isinstance(below.get(key), dict) and isinstance(data.get(key), dict):
-            merged[key] = below[key] | data[key]
-            if key == "words":
-                both = [w for w in data[key] if isinstance(below[key].get(w), dict) and isinstance(data[key][w], dict)]
-                merged[key] |= {word: below[key][word] | data[key][word] for word in both}
-    return merged
+class _Compiler:
+    """Turns a family's statements into its description, and collects what is wrong with them."""
 
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
 
-def _calls(raw: Any, complain: Complain, path: tuple[str | int, ...]) -> tuple[Call, ...]:
-    if isinstance(raw, list):
-        return tuple(_call(item, complain, (*path, i)) for i, item in enumerate(raw))
-    return (_call(raw, complain, path),)
+    def parser(self, piece: Piece[Any]) -> Parser:
+        return Parser(_FIELDS, piece.document, self.problems)
 
-
-def _call(raw: Any, complain: Complain, path: tuple[str | int, ...]) -> Call:
-    if not isinstance(raw, dict):
-        complain(path, "expected a mapping of facts, or a list of them")
-        return Call()
-    for key in raw.keys() - _CALL:
-        complain((*path, key), f"unknown fact; {did_you_mean(key, _CALL)}")
-    for key, known in (("kind", KINDS), ("attn_type", ATTN_TYPES)):
-        if raw.get(key) not in (None, *known):
-            complain((*path, key), f"`{raw[key]}` is not known; {did_you_mean(raw[key], known)}")
-    facts = {name: compile_value(raw[name], complain, (*path, name)) for name in FACTS if name in raw}
-    for key, dimensions in (("mla", MLA), ("indexer", INDEXER)):
-        facts |= _dimensions(key, dimensions, raw, complain, path)
-    when = compile_condition(raw["when"], complain, (*path, "when")) if "when" in raw else None
-    said = raw.get("fields", {})
-    if not isinstance(said, dict):
-        complain((*path, "fields"), "expected a mapping from the names of fields to values")
-        said = {}
-    fields = {name: compile_value(value, complain, (*path, "fields", name)) for name, value in said.items()}
-    return Call(raw.get("kind"), raw.get("attn_type"), when, facts, fields)
-
-
-def _dimensions(
-    key: str, names: tuple[str, ...], raw: Mapping[str, Any], complain: Complain, path: tuple[str | int, ...]
-) -> dict[str, Value]:
-    """``mla: true`` takes each dimension from the field of its name; a mapping says where some come from instead."""
-    if key not in raw:
-        return {}
-    said = raw[key]
-    given = said if isinstance(said, dict) and not said.keys() - {*names, "used"} else {}
-    facts = {
-        f"{key}.used": compile_value(given.get("used", True) if given or said == {} else said, complain, (*path, key))
-    }
-    for name in names:
-        facts[f"{key}.{name}"] = compile_value(
-            given.get(name, True if name == "own" else name), complain, (*path, key, name)
+    def family(self, name: str, said: Mapping[Path_, Piece[Any]]) -> Family:
+        """The description that the statements make, without its parts."""
+        plain = _under(said)
+        words = {word: self._calls(piece, said) for word, piece in _under(said, "words").items()}
+        pattern = None
+        if "pattern" in plain:
+            pattern = self._pattern(plain["pattern"], words)
+        shared: Piece[schema.KvSharedData | None] | None = plain.get("kv_shared")
+        refuse: list[Piece[schema.RefusalData]] = _items(plain.get("refuse"))
+        return Family(
+            name=name,
+            names={field: tuple(piece.model) for field, piece in _under(said, "names").items()},
+            defaults={field: as_data(piece.model) for field, piece in _under(said, "defaults").items()},
+            layers=self._value(plain["layers"], "layers") if "layers" in plain else None,
+            pattern=pattern,
+            base=self._call(plain),
+            words=words,
+            also={label: self._also(piece) for label, piece in _under(said, "also").items()},
+            kv_shared={} if shared is None or shared.model is None else self._shared(shared.piece(shared.model)),
+            refuse=tuple(self._refusal(piece) for piece in refuse),
+            watch=tuple(plain["watch"].model) if "watch" in plain else (),
+            renamed=plain["renamed"].model if "renamed" in plain else {},
+            note=plain["note"].model if "note" in plain else "",
         )
-    return facts
+
+    def _value(self, piece: Piece[Any], fact: str) -> Value:
+        return compile_value(piece.model, self.parser(piece), piece.path, CHECKS[fact])
+
+    def _condition(self, piece: Piece[Any]) -> ConfigCondition:
+        return compile_condition(piece.model, self.parser(piece), piece.path)
+
+    def _pattern(self, piece: Piece[Any], words: Iterable[str]) -> Pattern:
+        parser = self.parser(piece)
+        pattern = compile_pattern(piece.model, parser, piece.path)
+        for word in sorted(pattern.vocabulary.difference(words)):
+            parser.problem(piece.path, f"`{word}` is none of the family's words", did_you_mean(word, words))
+        return pattern
+
+    def _calls(self, piece: Piece[list[schema.CallData]], said: Mapping[Path_, Piece[Any]]) -> tuple[Call, ...]:
+        """The calls of a word; the facts of one that has a single call are statements of their own."""
+        word = piece.path[-1]
+        if len(piece.model) == 1:
+            return (self._call(_under(said, "words", word)),)
+        return tuple(self._call(_facts(call)) for call in _items(piece))
+
+    def _call(self, said: Mapping[str, Piece[Any]]) -> Call:
+        kind, attn_type = (said[key].model if key in said else None for key in ("kind", "attn_type"))
+        facts = {fact: self._value(said[fact], fact) for fact in _FACTS if fact in said}
+        for key in ("mla", "indexer"):
+            if key in said:
+                facts |= self._dimensions(key, said[key])
+        fields = {} if "fields" not in said else self._fields(said["fields"])
+        return Call(kind, attn_type, self._condition(said["when"]) if "when" in said else None, facts, fields)
+
+    def _dimensions(self, key: str, piece: Piece[schema.MlaData | schema.IndexerData | None]) -> dict[str, Value]:
+        if piece.model is None:
+            return {f"{key}.used": Literal(False)}
+        dimensions = [(name, f"{key}.{name}") for name in type(piece.model).model_fields]
+        return {fact: self._value(piece.piece(getattr(piece.model, name), name), fact) for name, fact in dimensions}
+
+    def _fields(self, piece: Piece[dict[str, Any]]) -> dict[str, Value]:
+        items = {name: piece.piece(value, name) for name, value in piece.model.items()}
+        return {name: compile_value(item.model, self.parser(item), item.path) for name, item in items.items()}
+
+    def _also(self, piece: Piece[schema.AlsoData]) -> tuple[Pattern, Mapping[str, Call]]:
+        calls = {word: piece.piece(call, "words", word) for word, call in piece.model.words.items()}
+        words = {word: self._call(_facts(call)) for word, call in calls.items()}
+        return self._pattern(piece.piece(piece.model.pattern, "pattern"), words), words
+
+    def _shared(self, piece: Piece[schema.KvSharedData]) -> dict[str, Value]:
+        items = {name: piece.piece(getattr(piece.model, name), name) for name in piece.model.model_fields_set}
+        return {name: compile_value(item.model, self.parser(item), item.path) for name, item in items.items()}
+
+    def _refusal(self, piece: Piece[schema.RefusalData]) -> tuple[ConfigCondition, str]:
+        condition = self._condition(piece.piece(piece.model.when, "when"))
+        if not condition.fields and not self.problems:
+            self.parser(piece).problem((*piece.path, "when"), "names no field", "say which configs are refused")
+        return condition, piece.model.because
+
+
+def _under(said: Mapping[Path_, Piece[Any]], *above: str | int) -> dict[str, Piece[Any]]:
+    """The statements right below a path, by their last key."""
+    depth = len(above)
+    return {str(p[-1]): piece for p, piece in said.items() if len(p) == depth + 1 and p[:depth] == above}
+
+
+def _items(piece: Piece[list[T]] | None) -> list[Piece[T]]:
+    return [] if piece is None else [piece.piece(item, i) for i, item in enumerate(piece.model)]
+
+
+def _facts(call: Piece[schema.CallData]) -> dict[str, Piece[Any]]:
+    """The facts that a call says, by name."""
+    said = call.model.model_fields_set
+    return {name: call.piece(getattr(call.model, name), name) for name in type(call.model).model_fields if name in said}
+
+
+def _statements(file: Piece[Any]) -> Statements:
+    """What a file, or a part in it, says by itself, by its path in the family's description."""
+    out: Statements = {}
+    for key, piece in _facts(file).items():
+        if key in _MAPS:
+            for name, value in piece.model.items():
+                out[key, name] = piece.piece(value, name)
+                if key == "words" and len(value) == 1:
+                    call = out[key, name].piece(value[0])
+                    out |= {(key, name, fact): said for fact, said in _facts(call).items()}
+        elif key not in _OWN:
+            out[key,] = piece
+    return out
+
+
+def _lay(below: Statements, own: Statements) -> Statements:
+    """``own`` over ``below``: a word of several calls replaces what is below, a note is not inherited."""
+    several = {path for path, piece in own.items() if path[0] == "words" and len(path) == 2 and len(piece.model) != 1}
+    return {path: piece for path, piece in below.items() if path != ("note",) and path[:2] not in several} | own
+
+
+def _introduced(name: str, file: schema.FamilyData, document: Document) -> None:
+    """Report what a file should say of itself and does not, and what it has no business to say."""
+    pattern = name.startswith("_")
+    kind, needed, foreign = "a family", ["model_type", "source"], ["summary", *schema.OF_PART]
+    if pattern:
+        kind, needed, foreign = "a pattern", ["summary"], ["model_type", "source", *schema.OF_PART]
+    for key in needed:
+        if getattr(file, key) is None:
+            help_ = f"the file of {kind} must have it"
+            document.problems.append(document.problem((), f"`{key}` is missing", help_))
+    for key in foreign:
+        if key in file.model_fields_set:
+            help_ = "it says where a part stands" if key in schema.OF_PART else "the names of patterns begin with `_`"
+            document.problems.append(document.problem((key,), f"{kind} has no `{key}`", help_, key=True))
+    if not pattern and file.model_type not in (None, name):
+        message = f"model_type: `{file.model_type}` stands in the file of `{name}`"
+        document.problems.append(document.problem(("model_type",), message, "give the file and the family one name"))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnreg.models.facts import LayerFacts
 from attnreg.models.groups import LayerGroup, ModelLayers
 
 
-@dataclass(frozen=True)
-class GroupMemory:
+class GroupMemory(NamedTuple):
     """What the layers of one group store: ``token_bytes`` of all of them together, for each token that they keep.
 
     ``keeps`` is the number of latest tokens that are kept, None for all; ``compress`` the number of tokens for which
@@ -30,8 +28,7 @@ class GroupMemory:
         return self.token_bytes * (tokens + (length // self.compress if self.compress else 0))
 
 
-@dataclass(frozen=True)
-class KvMemory:
+class KvMemory(NamedTuple):
     """The KV cache of one request on one rank, stored as ``kv_dtype`` (in which ``auto`` is the model's own dtype)."""
 
     kv_dtype: str
@@ -47,8 +44,7 @@ class KvMemory:
         return sum(g.at(length) for g in self.groups)
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """The KV caches of a model and of its draft on one of ``ranks`` ranks, counted at some request lengths."""
 
     models: tuple[KvMemory, ...]

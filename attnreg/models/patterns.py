@@ -1,4 +1,4 @@
-"""Which word each layer of a stack has: the pattern primitives of models.yaml.
+"""Which word each layer of a stack has: the patterns of a family's file.
 
 A pattern is a word for all layers; a list, of which the first that applies counts; or a mapping with one of
 
@@ -18,26 +18,31 @@ and ``others`` are patterns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from attnreg.compile.conditions import Parser
+from attnreg.compile.yaml_source import Path_
 from attnreg.models.fields import ConfigError, ConfigFields, anything, integer, show
-from attnreg.models.values import Complain, Condition, Value, compile_condition, compile_value
+from attnreg.models.values import ConfigCondition, compile_condition, compile_value
 
-KEYS = {
-    "list": {"means", "decides_count", "longer_is_cut"},
-    "runs": {"means"},
-    "repeat": {"means"},
-    "every": {"at", "is", "others"},
-    "layers": {"from", "is", "others"},
-    "below": {"is", "others"},
+# each form's keys, the first of which names it, and what stands under them; what ends in ? may be left out
+PATTERNS: Mapping[str, Mapping[str, str]] = {
+    "list": {"list": "field", "means": "words?", "decides_count": "boolean?", "longer_is_cut": "boolean?"},
+    "runs": {"runs": "field", "means": "words?"},
+    "repeat": {"repeat": "cycle", "means": "words?"},
+    "every": {"every": "value", "at": "value?", "is": "pattern", "others": "pattern"},
+    "layers": {"layers": "indices", "from": "value?", "is": "pattern", "others": "pattern"},
+    "below": {"below": "value", "is": "pattern", "others": "pattern"},
 }
+# what every form may have beside its own
+BESIDE: Mapping[str, str] = {"when": "condition?", "note": "text?"}
 _INDEX = integer(-(2**31))
 Words = Sequence[str]
+# of so many layers: whether the layer of an index is meant; None where the pattern does not apply
+Chosen = Callable[[ConfigFields, int], Callable[[int], bool] | None]
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """``words(fields, count)`` is one word a layer, or None where the pattern does not apply.
 
     A ``count`` of None asks for as many as the config itself says. ``vocabulary`` holds the words that the pattern can
@@ -49,38 +54,75 @@ class Pattern:
     fields: tuple[str, ...] = ()
 
 
-def compile_pattern(raw: Any, complain: Complain, path: tuple[str | int, ...] = ()) -> Pattern:
-    """The pattern that ``raw`` says; what is wrong with it goes to ``complain(path, message)``."""
+def compile_pattern(raw: Any, parser: Parser, path: Path_) -> Pattern:
+    """The pattern that ``raw`` says; what is wrong with it goes to the parser's problems."""
     if isinstance(raw, str):
         return Pattern(lambda _, count: None if count is None else [raw] * count, frozenset({raw}))
     if isinstance(raw, list) and raw:
-        options = [compile_pattern(item, complain, (*path, i)) for i, item in enumerate(raw)]
-
-        def first(fields: ConfigFields, count: int | None) -> Words | None:
-            return next((words for o in options if (words := o.words(fields, count)) is not None), None)
-
-        return Pattern(first, frozenset().union(*(o.vocabulary for o in options)), _names(options))
-    kinds = [key for key in raw if key in KEYS] if isinstance(raw, Mapping) else []
+        return _first([compile_pattern(item, parser, (*path, i)) for i, item in enumerate(raw)])
+    kinds = [key for key in raw if key in PATTERNS] if isinstance(raw, dict) else []
     if len(kinds) != 1:
-        complain(path, f"expected a word, a list of patterns, or a mapping with one of {', '.join(KEYS)}")
-        return Pattern(lambda *_: None, frozenset())
+        parser.problem(path, f"expected a word, a list of patterns, or a mapping with one of {', '.join(PATTERNS)}")
+        return _NOWHERE
     kind = kinds[0]
-    for key in raw:
-        if key not in (kind, "when", "note", *KEYS[kind]):
-            known = ", ".join([*sorted(KEYS[kind]), "when", "note"])
-            complain((*path, key), f"unknown key `{key}` beside `{kind}`; known: {known}")
-    condition = compile_condition(raw["when"], complain, (*path, "when")) if "when" in raw else None
-    build = {"list": _list, "runs": _runs, "repeat": _repeat}.get(kind, _split)
-    pattern = build(kind, raw, complain, path)
-    if condition is None and "note" not in raw:
+    if not _has_the_keys_of(kind, raw, parser, path):
+        return _NOWHERE
+    pattern = {"list": _list, "runs": _runs, "repeat": _repeat}.get(kind, _split)(kind, raw, parser, path)
+    if raw.keys().isdisjoint(BESIDE):
         return pattern
+    condition = compile_condition(raw["when"], parser, (*path, "when")) if "when" in raw else None
+    decided_by = condition.fields if condition else ()
     guarded = _guarded(condition, pattern, raw.get("note"))
-    decided_by = [name for name, _ in condition.parts] if condition else []
     return Pattern(guarded, pattern.vocabulary, tuple(dict.fromkeys((*pattern.fields, *decided_by))))
 
 
+def _has_the_keys_of(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> bool:
+    """Whether a mapping has the keys of its form, and under the plain ones what belongs there; reported if not."""
+    before, keys = len(parser.problems), {**PATTERNS[kind], **BESIDE}
+    for key in raw:
+        if key not in keys:
+            known = ", ".join(known for known in keys if known != kind)
+            parser.problem((*path, key), f"unknown key `{key}` beside `{kind}`; known: {known}", key=True)
+    for key, what in keys.items():
+        if key not in raw:
+            if not what.endswith("?"):
+                whose = "those" if key == "is" else "the other"
+                parser.problem(path, f"`{kind}` needs `{key}`, the word of {whose} layers")
+        elif (plain := what.rstrip("?")) in _PLAIN and not _PLAIN[plain][1](raw[key]):
+            parser.problem((*path, key), f"expected {_PLAIN[plain][0]}")
+    return len(parser.problems) == before
+
+
+def _is_words(raw: object) -> bool:
+    return isinstance(raw, list) and bool(raw) and all(isinstance(word, str) for word in raw)
+
+
+# what stands under a key that is no value, pattern or condition: in words, and the test of it
+_PLAIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "field": ("the name of a field", lambda raw: isinstance(raw, str)),
+    "text": ("text", lambda raw: isinstance(raw, str)),
+    "boolean": ("true or false", lambda raw: isinstance(raw, bool)),
+    "cycle": (
+        "a list of words, or the name of a field that holds them",
+        lambda raw: isinstance(raw, str) or _is_words(raw),
+    ),
+    "words": (
+        "a mapping from entries to words",
+        lambda raw: isinstance(raw, dict) and all(isinstance(word, str) for word in raw.values()),
+    ),
+}
+_NOWHERE = Pattern(lambda *_: None, frozenset())
+
+
+def _first(options: Sequence[Pattern]) -> Pattern:
+    def first(fields: ConfigFields, count: int | None) -> Words | None:
+        return next((words for o in options if (words := o.words(fields, count)) is not None), None)
+
+    return Pattern(first, frozenset().union(*(o.vocabulary for o in options)), _names(options))
+
+
 def _guarded(
-    condition: Condition | None, pattern: Pattern, note: str | None
+    condition: ConfigCondition | None, pattern: Pattern, note: str | None
 ) -> Callable[[ConfigFields, int | None], Words | None]:
     def words(fields: ConfigFields, count: int | None) -> Words | None:
         found = pattern.words(fields, count) if condition is None or condition.holds(fields) else None
@@ -95,11 +137,8 @@ def _names(patterns: Sequence[Pattern]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for pattern in patterns for name in pattern.fields))
 
 
-def _list(kind: str, raw: Mapping[str, Any], complain: Complain, path: tuple[str | int, ...]) -> Pattern:
-    name, means = raw[kind], _means(raw, complain, path)
-    if not isinstance(name, str):
-        complain((*path, kind), "expected the name of a field")
-        name = ""
+def _list(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> Pattern:
+    name, means = raw[kind], raw.get("means", {})
     decides, cut = raw.get("decides_count", False), raw.get("longer_is_cut", False)
 
     def words(fields: ConfigFields, count: int | None) -> Words | None:
@@ -118,11 +157,8 @@ def _list(kind: str, raw: Mapping[str, Any], complain: Complain, path: tuple[str
     return Pattern(words, frozenset(means.values()), (name,))
 
 
-def _runs(kind: str, raw: Mapping[str, Any], complain: Complain, path: tuple[str | int, ...]) -> Pattern:
-    name, means = raw[kind], _means(raw, complain, path)
-    if not isinstance(name, str):
-        complain((*path, kind), "expected the name of a field")
-        name = ""
+def _runs(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> Pattern:
+    name, means = raw[kind], raw.get("means", {})
 
     def words(fields: ConfigFields, count: int | None) -> Words | None:
         runs = fields.value(name)
@@ -144,12 +180,9 @@ def _runs(kind: str, raw: Mapping[str, Any], complain: Complain, path: tuple[str
     return Pattern(words, frozenset(means.values()), (name,))
 
 
-def _repeat(kind: str, raw: Mapping[str, Any], complain: Complain, path: tuple[str | int, ...]) -> Pattern:
-    cycle, means = raw[kind], _means(raw, complain, path)
+def _repeat(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> Pattern:
+    cycle, means = raw[kind], raw.get("means", {})
     fixed = isinstance(cycle, list)
-    if not (isinstance(cycle, str) or (fixed and cycle and all(isinstance(word, str) for word in cycle))):
-        complain((*path, kind), "expected a list of words, or the name of a field that holds them")
-        cycle = ""
 
     def words(fields: ConfigFields, count: int | None) -> Words | None:
         entries = cycle if fixed else fields.value(cycle)
@@ -163,31 +196,10 @@ def _repeat(kind: str, raw: Mapping[str, Any], complain: Complain, path: tuple[s
     return Pattern(words, frozenset(cycle if fixed else means.values()), () if fixed else (cycle,))
 
 
-def _split(kind: str, raw: Mapping[str, Any], complain: Complain, path: tuple[str | int, ...]) -> Pattern:
+def _split(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> Pattern:
     """The patterns that say of some layers one thing and of the others another."""
-    for key in ("is", "others"):
-        if key not in raw:
-            complain(path, f"`{kind}` needs `{key}`, the word of {'those' if key == 'is' else 'the other'} layers")
-    if "is" not in raw or "others" not in raw:
-        return Pattern(lambda *_: None, frozenset())
-    inside, outside = (compile_pattern(raw[k], complain, (*path, k)) for k in ("is", "others"))
-    # a list of layers is no list of alternatives
-    fixed = raw[kind] if kind == "layers" and isinstance(raw[kind], list) else None
-    limit = compile_value(raw[kind] if fixed is None else None, complain, (*path, kind))
-    start = compile_value(raw.get("from", 0), complain, (*path, "from"))
-    at = compile_value(raw["at"], complain, (*path, "at")) if "at" in raw else None
-    names = limit.names
-
-    def chosen(fields: ConfigFields, count: int) -> Callable[[int], bool] | None:
-        if kind == "layers":
-            return _layers(fields, count, fixed, limit, start)
-        number = limit.get(fields, integer(0 if kind == "below" else 1))
-        if number is None:
-            return None
-        if kind == "below":
-            return lambda i: i < number
-        phase = number - 1 if at is None else at.get(fields, _INDEX)
-        return None if phase is None else lambda i: i % number == phase % number
+    inside, outside = (compile_pattern(raw[k], parser, (*path, k)) for k in ("is", "others"))
+    chosen, names = (_indices if kind == "layers" else _counted)(kind, raw, parser, path)
 
     def words(fields: ConfigFields, count: int | None) -> Words | None:
         choose = None if count is None else chosen(fields, count)
@@ -200,31 +212,55 @@ def _split(kind: str, raw: Mapping[str, Any], complain: Complain, path: tuple[st
     return Pattern(words, vocabulary, tuple(dict.fromkeys((*names, *inside.fields, *outside.fields))))
 
 
-def _layers(
-    fields: ConfigFields, count: int, fixed: list[Any] | None, field: Value, start: Value
-) -> Callable[[int], bool] | None:
-    indices = field.get(fields, anything) if fixed is None else fixed
-    if indices is None:
-        return None
-    name = field.names[0] if field.names else "layers"
-    first = start.get(fields, _INDEX)
-    if not isinstance(indices, list | tuple) or any(isinstance(i, bool) or not isinstance(i, int) for i in indices):
-        raise fields.error(name, "expected a list of the indices of layers")
-    if fixed is None and (wrong := [i for i in indices if not -count <= i - first < count]):
-        raise ConfigError(
-            f"{fields.where}{fields.spelt(name)} names layer {wrong[0]}, and there are {count} "
-            f"(counted from {first}); give indices of layers"
-        )
-    chosen = {(i - first) % count if -count <= i - first < count else -1 for i in indices} if count else set()
-    return chosen.__contains__
+def _counted(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> tuple[Chosen, tuple[str, ...]]:
+    """The layers that ``every`` and ``below`` mean, and the fields that say it."""
+    least = integer(0 if kind == "below" else 1)
+    limit = compile_value(raw[kind], parser, (*path, kind), least)
+    at = compile_value(raw["at"], parser, (*path, "at"), _INDEX) if "at" in raw else None
+
+    def chosen(fields: ConfigFields, count: int) -> Callable[[int], bool] | None:
+        number = limit.get(fields, least)
+        if number is None:
+            return None
+        # arithmetic may come to less than 0, below which there is no layer; but every one of 0 layers is none
+        number = (_INDEX if kind == "below" else least)(fields, (*limit.names, kind)[0], number)
+        if kind == "below":
+            return lambda i: bool(i < number)
+        phase = number - 1 if at is None else at.checked(fields, _INDEX, "at")
+        return None if phase is None else lambda i: i % number == phase % number
+
+    return chosen, limit.names
 
 
-def _means(raw: Mapping[str, Any], complain: Complain, path: tuple[str | int, ...]) -> dict[str, str]:
-    means = raw.get("means", {})
-    if not isinstance(means, Mapping) or not all(isinstance(word, str) for word in means.values()):
-        complain((*path, "means"), "expected a mapping from entries to words")
-        return {}
-    return dict(means)
+def _indices(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> tuple[Chosen, tuple[str, ...]]:
+    """The layers that ``layers`` means, and the fields that say it; a list there is one of indices, not of values."""
+    fixed = raw[kind] if isinstance(raw[kind], list) else None
+    if fixed is not None and not _are_indices(fixed):
+        parser.problem((*path, kind), "expected a list of the indices of layers, or the name of a field that holds it")
+    field = compile_value(raw[kind] if fixed is None else None, parser, (*path, kind))
+    start = compile_value(raw.get("from", 0), parser, (*path, "from"), _INDEX)
+
+    def chosen(fields: ConfigFields, count: int) -> Callable[[int], bool] | None:
+        indices = field.get(fields, anything) if fixed is None else fixed
+        first = None if indices is None else start.checked(fields, _INDEX, "from")
+        if indices is None or first is None:
+            return None
+        name = (*field.names, kind)[0]
+        if not _are_indices(indices):
+            raise fields.error(name, "expected a list of the indices of layers")
+        if fixed is None and (wrong := [i for i in indices if not -count <= i - first < count]):
+            raise ConfigError(
+                f"{fields.where}{fields.spelt(name)} names layer {wrong[0]}, and there are {count} "
+                f"(counted from {first}); give indices of layers"
+            )
+        there = {(i - first) % count if -count <= i - first < count else -1 for i in indices} if count else set()
+        return there.__contains__
+
+    return chosen, field.names
+
+
+def _are_indices(raw: object) -> bool:
+    return isinstance(raw, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in raw)
 
 
 def _translate(fields: ConfigFields, name: str, entries: Any, means: Mapping[str, str]) -> Words:

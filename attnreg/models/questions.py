@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.models.fields import ConfigError
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
@@ -36,8 +36,7 @@ class ModelOptions:
     lengths: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class ModelQuestions:
+class ModelQuestions(NamedTuple):
     """The questions of a model's groups in order, a line that names it, what was assumed, and its KV cache."""
 
     questions: tuple[Question, ...]

@@ -1,4 +1,4 @@
-"""A model's config.json -> what each of its layers needs, as facts and as requests, by the rules of models.yaml."""
+"""A model's config.json -> what each of its layers needs, as facts and as requests, by the rules of its family."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 from attnreg.compile.bundled import registry_root
 from attnreg.models.facts import LayerFacts, MlaDims, request_of
-from attnreg.models.families import Families, Family
+from attnreg.models.families import GENERAL, Families
 from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
-from attnreg.models.stack import Stack
+from attnreg.models.stack import Family, Stack
 
 __all__ = [
     "ConfigError",
@@ -37,8 +37,8 @@ _TOWERS = ("vision_config", "audio_config", "speech_config", "encoder_config")
 
 @functools.cache
 def bundled_families() -> Families:
-    """The families of the registry's models.yaml."""
-    return Families.load(registry_root() / "models.yaml", "registry/models.yaml")
+    """The families of the registry."""
+    return Families.load(registry_root() / "models", "registry/models")
 
 
 def requests_from_model(
@@ -84,7 +84,7 @@ def requests_from_model(
     return ModelLayers(name, model or "unknown", dtype, layers, group(layers), notes, longest)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Reading:
     """What has been read of one config: the layers in order, and what was assumed."""
 
@@ -145,7 +145,7 @@ class _Reading:
         )
         if data.get("is_encoder_decoder") is True:
             self.notes.append("is_encoder_decoder is True; only the decoder's self-attention is given.")
-        general = self.families.get("general")
+        general = self.families.get(GENERAL)
         self.stack(_fields(data, where, general), general, "", stranger)
 
     def strange_tower(self, data: Mapping[str, Any], where: str, name: str, depth: int) -> None:
@@ -175,7 +175,7 @@ class _Reading:
             inner = ConfigFields(data, f"{fields.where}{at}.").word("model_type") if at != "." else ""
             how = part.family(inner if inner in self.families and inner != name else None)
             if part.only is not None and how.parts:
-                how = replace(how, parts=(how.parts[part.only],))
+                how = how._replace(parts=(how.parts[part.only],))
             own = _fields(data, fields.where if at == "." else f"{fields.where}{at}.", how, fields)
             if at in _TEXT:
                 self.texts.append(own)

@@ -1,35 +1,83 @@
-"""One stack of layers: a family's rules applied to a config's fields."""
+"""What is known of a family, and the stack of layers that it makes of a config's fields."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from attnreg.models.facts import MIXERS, AbsorbedMla, LayerFacts, MlaDims, MlaIndexer
-from attnreg.models.families import Call, Family
-from attnreg.models.fields import (
-    Check,
-    ConfigError,
-    ConfigFields,
-    anything,
-    flag,
-    integer,
-    mapping,
-    number,
-    positive,
-    show,
-)
-from attnreg.models.values import Value
+from attnreg.models.facts import CHECKS, MIXERS, AbsorbedMla, LayerFacts, MlaDims, MlaIndexer
+from attnreg.models.fields import ConfigError, ConfigFields, anything, integer, mapping, number, positive, show
+from attnreg.models.patterns import Pattern
+from attnreg.models.values import ConfigCondition, Literal, Value
 
 _MAX_LAYERS = 10_000
 _NEEDED = {"chunk": "a chunked layer needs the length of a chunk in tokens"}
-_count, _size, _any_size = integer(1), integer(1), integer(0)
+_any_size = integer(0)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass
+class Call(NamedTuple):
+    """The facts of one attention call of a layer, as far as they are said; a fact that is not said is not here.
+
+    ``fields`` are what the layers have to themselves where no ``per_layer_config`` says it.
+    """
+
+    kind: str | None = None
+    attn_type: str | None = None
+    when: ConfigCondition | None = None
+    facts: Mapping[str, Value] = _NOTHING
+    fields: Mapping[str, Value] = _NOTHING
+
+    def over(self, below: Call) -> Call:
+        """This call's facts, and those of ``below`` that it does not say."""
+        kind, attn_type = self.kind or below.kind, self.attn_type or below.attn_type
+        facts, fields = {**below.facts, **self.facts}, {**below.fields, **self.fields}
+        return Call(kind, attn_type, self.when or below.when, facts, fields)
+
+
+class Part(NamedTuple):
+    """A stack of a model of several: where its config stands, and ``family(name)``, how it maps to layers.
+
+    ``name`` is the family that the part's own config names, or None for the one that the data says. ``absent`` is the
+    part's config where the file has none, ``only`` the index of the only part of that family that stands here.
+    """
+
+    at: tuple[str, ...]
+    optional: bool
+    absent: Mapping[str, Any]
+    only: int | None
+    family: Callable[[str | None], Family]
+
+
+class Family(NamedTuple):
+    """How a family's config, or a part of it, maps to a stack of layers; with ``parts``, to several stacks.
+
+    ``refuse`` holds what contradicts itself, with the sentence for its user; ``watch`` are fields that mean something
+    in other families, so that a reader is told where this one does not look at them; ``renamed`` are older words of a
+    pattern and what they mean now.
+    """
+
+    name: str
+    names: Mapping[str, tuple[str, ...]] = _NOTHING
+    defaults: Mapping[str, Any] = _NOTHING
+    layers: Value | None = None
+    pattern: Pattern | None = None
+    base: Call = Call()
+    words: Mapping[str, tuple[Call, ...]] = _NOTHING
+    also: Mapping[str, tuple[Pattern, Mapping[str, Call]]] = _NOTHING
+    kv_shared: Mapping[str, Value] = _NOTHING
+    refuse: tuple[tuple[ConfigCondition, str], ...] = ()
+    watch: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = _NOTHING
+    note: str = ""
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(eq=False, repr=False)
 class Stack:
     """One stack of layers: a family's rules and the fields that they are applied to.
 
@@ -45,7 +93,7 @@ class Stack:
         """Each attention call, in order: layer index, facts, attention type, and the layer whose KV it reads."""
         for condition, because in self.family.refuse:
             if condition.holds(self.fields):
-                raise self.fields.error(condition.parts[0][0], because)
+                raise self.fields.error(condition.fields[0], because)
         words = self.words()
         also = {
             label: self.marks(label, pattern.words(self.fields, len(words)))
@@ -76,10 +124,10 @@ class Stack:
         """The word of each layer."""
         assert self.family.layers is not None
         assert self.family.pattern is not None
-        count = self.family.layers.get(self.fields, _count)
-        names = (*self.family.pattern.fields, *self.family.layers.names, "layers")
-        if count is not None and count > _MAX_LAYERS:
-            raise self.fields.error((*self.family.layers.names, "layers")[0], f"expected at most {_MAX_LAYERS}")
+        count, counted = self.family.layers.get(self.fields, CHECKS["layers"]), (*self.family.layers.names, "layers")[0]
+        names = (*self.family.pattern.fields, counted)
+        if count is not None and _any_size(self.fields, counted, count) > _MAX_LAYERS:
+            raise self.fields.error(counted, f"expected at most {_MAX_LAYERS}")
         if count == 0:
             # what arithmetic gives: a part that this model does not have
             return []
@@ -112,7 +160,7 @@ class Stack:
         known = self.family.also[label][1]
         for i, word in enumerate(entries or ()):
             if word not in known:
-                name = self.family.also[label][0].fields[0]
+                name = (*self.family.also[label][0].fields, label)[0]
                 raise ConfigError(f"{self.fields.where}{name}[{i}] is {show(word)}; known: {', '.join(sorted(known))}")
         return entries
 
@@ -135,23 +183,22 @@ class Stack:
         rule = self.family.kv_shared
         if "list" in rule:
             sources = rule["list"].get(self.fields, anything) or []
-            name = rule["list"].names[0]
+            name = (*rule["list"].names, "kv_shared")[0]
             ok = isinstance(sources, list | tuple) and len(sources) in (0, len(words))
             if not ok or any(
                 isinstance(s, bool) or not isinstance(s, int) or not 0 <= s <= i for i, s in enumerate(sources)
             ):
                 raise self.fields.error(name, "expected the index of a layer up to its own for each layer")
             return {i: source for i, source in enumerate(sources) if source != i}
-        last = rule["last"].get(self.fields, _any_size) if "last" in rule else None
+        last = rule["last"].checked(self.fields, _any_size, "kv_shared") if "last" in rule else None
         if not last:
             return {}
-        first = len(words) - last
+        first, name = len(words) - last, (*rule["last"].names, "kv_shared")[0]
         if first < 1:
-            raise self.fields.error(rule["last"].names[0], f"expected less than the number of layers, {len(words)}")
+            raise self.fields.error(name, f"expected less than the number of layers, {len(words)}")
         sources = {word: i for i, word in enumerate(words[:first])}
         for i in range(first, len(words)):
             if words[i] not in sources:
-                name = rule["last"].names[0]
                 raise self.fields.error(name, f"layer {i} ({words[i]}) has no earlier layer of its kind to share with")
         return {i: sources[words[i]] for i in range(first, len(words))}
 
@@ -162,7 +209,7 @@ class Stack:
         for call in self.family.words[word]:
             if call.when is not None and not call.when.holds(self.fields):
                 continue
-            whole = replace(call, when=None).over(self.family.base)
+            whole = call._replace(when=None).over(self.family.base)
             for label, mark in marks:
                 whole = self.family.also[label][1][mark].over(whole)
             kind = whole.kind or "full"
@@ -175,32 +222,32 @@ class Stack:
             yield facts, whole.attn_type or "decoder"
 
     def facts(self, call: Call, kind: str) -> LayerFacts:
-        causal = self.maybe(call, "causal", _causal)
+        causal = self.maybe(call, "causal")
         causal = causal is not False and kind not in ("cross", "vision") and (causal or True)
-        heads = self.need(call, "heads", _count)
-        form = call.facts["form"].get(self.fields, anything) if "form" in call.facts else None
-        mla = self.mla(call) if self.maybe(call, "mla.used", flag) and not form else None
+        heads = self.need(call, "heads")
+        form = self.maybe(call, "form")
+        mla = self.mla(call) if self.maybe(call, "mla.used") and not form else None
         if mla:
             head_size = (mla.qk_nope_head_dim or 0) + mla.qk_rope_head_dim
             kv_heads, head_size_v = heads, mla.v_head_dim
         else:
-            head_size = self.need(call, "head_size", _size)
-            kv_heads = self.need(call, "kv_heads", _count)
-            head_size_v = self.maybe(call, "head_size_v", _size) or head_size
+            head_size = self.need(call, "head_size")
+            kv_heads = self.need(call, "kv_heads")
+            head_size_v = self.maybe(call, "head_size_v") or head_size
             if heads % kv_heads:
                 raise self.indivisible(call, heads, kv_heads)
             mla = self.latent(call, form, kv_heads, head_size, head_size_v) if form else None
         window = chunk = None
         if kind == "sliding":
-            window = self.maybe(call, "window", _count)
+            window = self.maybe(call, "window")
             if window is None:
                 # as the classes do: a window of nothing bounds nothing
                 kind = "full"
                 self.endless = True
         elif kind == "chunked":
-            chunk = self.need(call, "chunk", _count)
-        scaling = self.maybe(call, "scaling", positive)
-        attention = call.facts["attention"].get(self.fields, anything) if "attention" in call.facts else None
+            chunk = self.need(call, "chunk")
+        scaling = self.maybe(call, "scaling")
+        attention = self.maybe(call, "attention")
         return LayerFacts(
             layer_idx=0,
             kind="encoder" if kind == "full" and causal is False else kind,
@@ -211,42 +258,42 @@ class Stack:
             head_size_v=head_size_v,
             sliding_window=window,
             chunk=chunk,
-            sinks=bool(self.maybe(call, "sinks", flag)),
-            softcap=self.maybe(call, "softcap", positive),
-            alibi=bool(self.maybe(call, "alibi", flag)),
+            sinks=bool(self.maybe(call, "sinks")),
+            softcap=self.maybe(call, "softcap"),
+            alibi=bool(self.maybe(call, "alibi")),
             causal=causal,
-            bias=bool(self.maybe(call, "bias", flag)),
+            bias=bool(self.maybe(call, "bias")),
             mla=mla,
             scaling=(head_size**-0.5 if scaling is None else scaling) * self.yarn(call),
-            sparse_blocks=self.maybe(call, "sparse_blocks", _size),
-            compress=self.maybe(call, "compress", _size),
+            sparse_blocks=self.maybe(call, "sparse_blocks"),
+            compress=self.maybe(call, "compress"),
         )
 
     def mla(self, call: Call) -> MlaDims:
-        nope, rope = (self.need(call, f"mla.{name}", _any_size) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
+        nope, rope = (self.need(call, f"mla.{name}") for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
         if not nope + rope:
             raise self.fields.error("qk_nope_head_dim", "qk_rope_head_dim is 0 as well; one of them must be above 0")
-        rank, q_rank = self.need(call, "mla.kv_lora_rank", _size), self.maybe(call, "mla.q_lora_rank", _size)
+        rank, q_rank = self.need(call, "mla.kv_lora_rank"), self.maybe(call, "mla.q_lora_rank")
         latent = AbsorbedMla(1, rank + rope, rank)
-        v_head_dim = self.need(call, "mla.v_head_dim", _size)
+        v_head_dim = self.need(call, "mla.v_head_dim")
         return MlaDims(rank, q_rank, nope, rope, v_head_dim, latent, self.indexer(call))
 
     def latent(self, call: Call, form: str, kv_heads: int, head_size: int, head_size_v: int) -> MlaDims:
         """A latent that is attended to as it is, without an expanded form."""
-        q_rank, rope = self.maybe(call, "mla.q_lora_rank", _size), self.maybe(call, "mla.qk_rope_head_dim", _any_size)
+        q_rank, rope = self.maybe(call, "mla.q_lora_rank"), self.maybe(call, "mla.qk_rope_head_dim")
         stored = AbsorbedMla(kv_heads, head_size, head_size_v)
         return MlaDims(None, q_rank, None, rope or 0, None, stored, self.indexer(call), form)
 
     def indexer(self, call: Call) -> MlaIndexer | None:
-        if not self.maybe(call, "indexer.used", flag):
+        if not self.maybe(call, "indexer.used"):
             return None
-        own = self.maybe(call, "indexer.own", flag) is not False
+        own = self.maybe(call, "indexer.own") is not False
         names = ("index_n_heads", "index_head_dim", "index_topk")
-        return MlaIndexer(own, *(self.need(call, f"indexer.{name}", _size) for name in names))
+        return MlaIndexer(own, *(self.need(call, f"indexer.{name}") for name in names))
 
     def yarn(self, call: Call) -> float:
         """The factor of YaRN on the softmax scale, which some families apply beside the usual one."""
-        if not self.maybe(call, "yarn_scale", flag):
+        if not self.maybe(call, "yarn_scale"):
             return 1.0
         name = next((n for n in ("rope_parameters", "rope_scaling") if self.fields.value(n) is not None), "")
         data = self.fields.nested(name) if name else None
@@ -258,27 +305,24 @@ class Stack:
             raise rope.error("factor", "mscale_all_dim needs it; give the factor by which positions are stretched")
         return (0.1 * mscale * math.log(max(positive(rope, "factor", factor), 1.0)) + 1.0) ** 2
 
-    def need(self, call: Call, fact: str, check: Check) -> Any:
-        value = self.maybe(call, fact, check)
+    def need(self, call: Call, fact: str) -> Any:
+        value = self.maybe(call, fact)
         if value is None:
-            raise self.missing(call.facts[fact], fact)
+            raise self.missing(call.facts.get(fact, Literal(None)), fact)
         return value
 
-    def maybe(self, call: Call, fact: str, check: Check) -> Any:
-        """A fact's value, null where nothing says it; what arithmetic made of the fields is checked once more."""
+    def maybe(self, call: Call, fact: str) -> Any:
+        """A fact's value, null where nothing says it."""
         rule = call.facts.get(fact)
-        value = None if rule is None else rule.get(self.fields, check)
-        return value if rule is None or value is None or not rule.names else check(self.fields, rule.names[0], value)
+        return None if rule is None else rule.checked(self.fields, CHECKS[fact], fact)
 
     def missing(self, value: Value, fact: str) -> ConfigError:
         """The error for a fact that the config does not say."""
-        fields = self.fields
+        fields, first = self.fields, (*value.names, fact)[0]
         names = [n for n in dict.fromkeys((*value.names, *value.decided_by)) if fields.holds(n)]
-        if not names or not fields.holds(value.names[0]):
+        if not names or not fields.holds(first):
             why = f" ({self.stranger})" if self.stranger else ""
-            return ConfigError(
-                f"{fields.where}{value.names[0]} is missing and has no default{why}; add it to the config"
-            )
+            return ConfigError(f"{fields.where}{first} is missing and has no default{why}; add it to the config")
         text = " and ".join(f"{fields.spelt(name)} is {show(fields.value(name))}" for name in names)
         return ConfigError(f"{fields.where}{text}; {_NEEDED.get(fact, 'a number is needed here')}")
 
@@ -291,7 +335,3 @@ class Stack:
             f"{self.fields.where}{self.fields.spelt(names[0])} is {heads} and {self.fields.spelt(names[1])} is "
             f"{kv_heads}; the second must divide the first{cure}"
         )
-
-
-def _causal(fields: ConfigFields, name: str, value: Any) -> Any:
-    return value if value == "prefix" else flag(fields, name, value)

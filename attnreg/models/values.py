@@ -1,4 +1,4 @@
-"""Where models.yaml takes a value from: a small language of values and conditions over the fields of a config.
+"""Where a family's file takes a value from: a small language of values and conditions over the fields of a config.
 
 A value is a literal number or truth value; the name of a field; a list, of which the first that is not null counts; or
 a mapping with one of
@@ -11,34 +11,43 @@ a mapping with one of
     not: VALUE         of a truth value
     sum, difference, product, quotient (which must come out even), floor_quotient, power, least: a list of values
 
-A value that needs a field which is missing or null is null itself.
+A value that needs a field which is missing or null is null itself. A condition is the registry's own
+(`attnreg.language.conditions`), over the config's fields.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnreg.compile.yaml_source import Float, as_data
-from attnreg.models.fields import Check, ConfigError, ConfigFields, flag, number, positive, show
+from attnreg.compile.conditions import Parser
+from attnreg.compile.yaml_source import Float, Path_, as_data
+from attnreg.language.conditions import Condition
+from attnreg.models.fields import Check, ConfigError, ConfigFields, anything, flag, number, positive, show
 
-Complain = Callable[[tuple[str | int, ...], str], None]
-OPERATIONS = ("sum", "difference", "product", "quotient", "floor_quotient", "power", "least")
-FORMS = ("when", "note", "index", "item", "word", "not", *OPERATIONS)
+# each form's keys, the first of which names it, and what stands under them; what ends in ? may be left out
+FORMS: Mapping[str, Mapping[str, str]] = {
+    "when": {"when": "condition", "value": "value", "otherwise": "value?"},
+    "note": {"note": "text", "value": "value"},
+    "index": {"index": "integer"},
+    "item": {"item": "field"},
+    "word": {"word": "word"},
+    "not": {"not": "flag"},
+    **{name: {name: "values"} for name in ("sum", "difference", "product", "least")},
+    **{name: {name: "two values"} for name in ("quotient", "floor_quotient", "power")},
+}
 
 
 class Value(ABC):
     """A value of the data: ``get`` computes it from a config's fields, each of which ``check`` has looked at."""
 
-    parts: tuple[Value, ...] = ()
-
-    # plain classes: a dozen dataclasses would cost a cold `attnreg explain` more than reading the data does
-    def __init__(self, *parts: Value, **facts: Any) -> None:
-        self.parts = parts
-        self.__dict__ |= facts
+    @property
+    def parts(self) -> tuple[Value, ...]:
+        """The values that it is made of."""
+        return ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +68,14 @@ class Value(ABC):
     def get(self, fields: ConfigFields, check: Check) -> Any:
         """What it is for this config; null where a field that it needs is missing or null."""
 
+    def checked(self, fields: ConfigFields, check: Check, name: str) -> Any:
+        """What it is, what arithmetic makes of the fields being checked as well; ``name`` is for what has no field."""
+        value = self.get(fields, check)
+        return None if value is None else check(fields, (*self.names, name)[0], value)
 
+
+# plain dataclasses: comparison and frozenness would cost a cold `attnreg explain` more than reading a family does
+@dataclass(eq=False, repr=False)
 class Literal(Value):
     value: Any
 
@@ -67,6 +83,7 @@ class Literal(Value):
         return self.value
 
 
+@dataclass(eq=False, repr=False)
 class Field(Value):
     name: str
 
@@ -89,7 +106,8 @@ class Item(Field):
     def get(self, fields: ConfigFields, check: Check) -> Any:
         value = fields.value(self.name)
         if isinstance(value, list | tuple):
-            assert fields.layer is not None
+            if fields.layer is None:
+                raise fields.error(self.name, "expected one value: a list has one for each layer, and this is for all")
             if fields.layer >= len(value):
                 raise ConfigError(
                     f"{fields.where}{self.name} has {len(value)} entries; layer {fields.layer} has none: "
@@ -99,8 +117,9 @@ class Item(Field):
         return None if value is None else check(fields, self.name, value)
 
 
+@dataclass(eq=False, repr=False)
 class Index(Value):
-    """The index of this layer, counted from ``start``."""
+    """The index of this layer, counted from ``start``; null for what is the same for all layers."""
 
     start: int
 
@@ -109,160 +128,249 @@ class Index(Value):
         return True
 
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        assert fields.layer is not None
-        return fields.layer + self.start
+        return None if fields.layer is None else fields.layer + self.start
 
 
+@dataclass(eq=False, repr=False)
 class First(Value):
+    """The first of some values that is not null."""
+
+    options: tuple[Value, ...]
+
+    @property
+    def parts(self) -> tuple[Value, ...]:
+        return self.options
+
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        return next((v for part in self.parts if (v := part.get(fields, check)) is not None), None)
+        return next((v for part in self.options if (v := part.get(fields, check)) is not None), None)
 
 
+@dataclass(eq=False, repr=False)
 class When(Value):
-    condition: Condition
+    """One value where a condition holds, else another."""
+
+    condition: ConfigCondition
+    value: Value
+    otherwise: Value
+
+    @property
+    def parts(self) -> tuple[Value, ...]:
+        return (self.value, self.otherwise)
 
     @property
     def decided_by(self) -> tuple[str, ...]:
-        return (*(name for name, _ in self.condition.parts), *super().decided_by)
+        return (*self.condition.fields, *super().decided_by)
 
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        value, otherwise = self.parts
-        return (value if self.condition.holds(fields) else otherwise).get(fields, check)
+        return (self.value if self.condition.holds(fields) else self.otherwise).get(fields, check)
 
 
+@dataclass(eq=False, repr=False)
 class Note(Value):
     """A value that is an assumption where the family is not known."""
 
     note: str
+    value: Value
+
+    @property
+    def parts(self) -> tuple[Value, ...]:
+        return (self.value,)
 
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        value = self.parts[0].get(fields, check)
+        value = self.value.get(fields, check)
         if value not in (None, False):
             fields.notes.append(self.note)
         return value
 
 
+@dataclass(eq=False, repr=False)
 class Not(Value):
+    """The other truth value."""
+
+    value: Value
+
+    @property
+    def parts(self) -> tuple[Value, ...]:
+        return (self.value,)
+
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        value = self.parts[0].get(fields, flag)
+        value = self.value.get(fields, flag)
         return None if value is None else not value
 
 
+@dataclass(eq=False, repr=False)
 class Operation(Value):
+    """Arithmetic with some values; null where one of them is."""
+
     name: str
+    operands: tuple[Value, ...]
+
+    @property
+    def parts(self) -> tuple[Value, ...]:
+        return self.operands
 
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        parts = [
-            part.get(fields, positive if self.name == "power" and not i else number)
-            for i, part in enumerate(self.parts)
+        numbers = [
+            part.checked(fields, positive if self.name == "power" and not i else number, self.name)
+            for i, part in enumerate(self.operands)
         ]
-        if None in parts:
+        if None in numbers:
             return None
-        a, *rest = parts
+        a, *rest = numbers
         match self.name:
             case "sum":
-                return sum(parts)
+                return sum(numbers)
             case "difference":
                 return a - sum(rest)
             case "product":
-                return math.prod(parts)
+                return math.prod(numbers)
             case "least":
-                return min(parts)
+                return min(numbers)
             case "power":
-                return float(a ** rest[0])
+                return self._power(fields, a, rest[0])
         return self._quotient(fields, a, rest[0])
 
-    def _quotient(self, fields: ConfigFields, a: Any, b: Any) -> Any:
+    def _power(self, fields: ConfigFields, a: float, b: float) -> float:
+        try:
+            return float(a**b)
+        except OverflowError:
+            raise ConfigError(f"{fields.where}{self._operands(fields)}; their power is too large") from None
+
+    def _quotient(self, fields: ConfigFields, a: float, b: float) -> float:
         if not b or (self.name == "quotient" and a % b):
-            text = " and ".join(f"{fields.spelt(name)} is {show(fields.value(name))}" for name in self.names)
-            raise ConfigError(f"{fields.where}{text}; the second must divide the first")
+            raise ConfigError(f"{fields.where}{self._operands(fields)}; the second must divide the first")
         return a // b
 
+    def _operands(self, fields: ConfigFields) -> str:
+        return " and ".join(f"{fields.spelt(name)} is {show(fields.value(name))}" for name in self.names) or self.name
 
-@dataclass(frozen=True)
-class Condition:
-    """Fields and what they must be, all of which must hold; the matchers are those of the registry's conditions."""
 
-    parts: tuple[tuple[str, Any], ...]
+# conditions ----------------------------------------------------------------------------------------------------------
+
+
+class ConfigCondition:
+    """A condition over a config's fields.
+
+    A field that is compared with numbers or with truth values alone is checked as it is read: a config that holds
+    anything else there is refused. A word beside true and false (gemma4's "all") is no flag that is on.
+    """
+
+    def __init__(self, condition: Condition) -> None:
+        self.condition = condition
+        self.fields = condition.facets
+        self._checks = _checks(condition)
 
     def holds(self, fields: ConfigFields) -> bool:
-        return all(_matches(fields, name, wanted) for name, wanted in self.parts)
+        """Whether a config is as the condition says. Raises `ConfigError` for a field of another type."""
+        return self.condition.holds(_Point(fields, self._checks))
 
 
-def compile_value(raw: Any, complain: Complain, path: tuple[str | int, ...] = ()) -> Value:
-    """The value that ``raw`` says; what is wrong with it goes to ``complain(path, message)``."""
-    if isinstance(raw, Float):
-        return Literal(value=float(raw))
-    if raw is None or isinstance(raw, bool | int | float):
-        return Literal(value=raw)
-    if isinstance(raw, str):
-        return Field(name=raw)
+class _Point(Mapping[str, Any]):
+    """A config's fields as a condition sees them: each is read, and checked, when a clause asks for it."""
+
+    def __init__(self, fields: ConfigFields, checks: Mapping[str, Check]) -> None:
+        self._fields = fields
+        self._checks = checks
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._fields.value(name)
+        check = self._checks.get(name, anything)
+        return None if value is None else check(self._fields, name, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields.data)
+
+    def __len__(self) -> int:
+        return len(self._fields.data)
+
+
+def _flag_or_word(fields: ConfigFields, name: str, value: Any) -> Any:
+    return value if isinstance(value, str) else flag(fields, name, value)
+
+
+def _checks(condition: Condition) -> dict[str, Check]:
+    """The fields of which the type is known, by what they are compared with."""
+    found: dict[str, set[Check]] = {}
+    for clause in condition.walk():
+        words = clause.matcher.mentions
+        given = words - {None}
+        # a matcher that mentions nothing bounds numbers
+        check = number if not words else _flag_or_word if given and all(map(_is_flag, given)) else anything
+        found.setdefault(clause.facet, set()).add(check)
+    return {name: checks.pop() for name, checks in found.items() if len(checks) == 1}
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def compile_condition(raw: Any, parser: Parser, path: Path_) -> ConfigCondition:
+    """The condition that ``raw`` says; what is wrong with it goes to the parser's problems."""
+    return ConfigCondition(parser.condition(raw, path))
+
+
+# values --------------------------------------------------------------------------------------------------------------
+
+
+def compile_value(raw: Any, parser: Parser, path: Path_, check: Check = anything) -> Value:
+    """The value that ``raw`` says; what is wrong with it, or with a literal in it, goes to the parser's problems."""
+    if isinstance(raw, str) and not isinstance(raw, Float):
+        return Field(raw)
     if isinstance(raw, list):
         if not raw:
-            complain(path, "expected at least one value")
-        return First(*(compile_value(item, complain, (*path, i)) for i, item in enumerate(raw)))
-    forms = [name for name in FORMS if name in raw]
-    beside = {"when": {"value", "otherwise"}, "note": {"value"}}.get(forms[0] if forms else "", set())
-    if len(forms) != 1 or raw.keys() - {*forms, *beside} or (beside and "value" not in raw):
-        complain(path, f"expected one of {', '.join(FORMS)} (`when` and `note` with `value`)")
-        return Literal(value=None)
-    name = forms[0]
-    part = raw[name]
-    here = (*path, name)
-    if name == "when":
-        value, otherwise = (compile_value(raw.get(k), complain, (*path, k)) for k in ("value", "otherwise"))
-        return When(value, otherwise, condition=compile_condition(part, complain, here))
-    if name == "note":
-        return Note(compile_value(raw["value"], complain, (*path, "value")), note=str(part))
-    if name == "index":
-        if not isinstance(part, int):
-            complain(here, "expected the number from which layers are counted")
-        return Index(start=part if isinstance(part, int) else 0)
-    if name in ("item", "word"):
-        if not isinstance(part, str):
-            complain(here, f"expected {'the name of a field' if name == 'item' else 'a word'}")
-        return Item(name=str(part)) if name == "item" else Literal(value=part)
-    if name == "not":
-        return Not(compile_value(part, complain, here))
-    if (
-        not isinstance(part, list)
-        or len(part) < 2
-        or (len(part) > 2 and name in ("quotient", "floor_quotient", "power"))
-    ):
-        complain(here, "expected a list of two values")
-        return Literal(value=None)
-    return Operation(*(compile_value(item, complain, (*here, i)) for i, item in enumerate(part)), name=name)
+            parser.problem(path, "expected at least one value")
+        return First(tuple(compile_value(item, parser, (*path, i), check) for i, item in enumerate(raw)))
+    if isinstance(raw, dict):
+        return _form(raw, parser, path, check)
+    return _literal(as_data(raw), parser, path, check)
 
 
-def compile_condition(raw: Any, complain: Complain, path: tuple[str | int, ...] = ()) -> Condition:
-    """The condition that ``raw`` says: a mapping from field to a value, a list of values, or operators."""
-    if not isinstance(raw, Mapping) or not raw:
-        complain(path, "expected a mapping from the names of fields to what they must be")
-        return Condition(())
-    for name, wanted in raw.items():
-        if isinstance(wanted, Mapping) and (
-            len(wanted) != 1 or next(iter(wanted)) not in ("min", "max", "below", "not")
-        ):
-            complain((*path, name), "expected one of the operators min, max, below, not")
-    return Condition(tuple((name, as_data(wanted)) for name, wanted in raw.items()))
+def _literal(value: Any, parser: Parser, path: Path_, check: Check) -> Literal:
+    try:
+        if value is not None:
+            check(ConfigFields({"it": value}), "it", value)
+    except ConfigError as error:
+        parser.problem(path, str(error).removeprefix("it is "))
+    return Literal(value)
 
 
-def _matches(fields: ConfigFields, name: str, wanted: Any) -> bool:
-    if isinstance(wanted, Mapping):
-        operator, limit = next(iter(wanted.items()))
-        if operator == "not":
-            return not _matches(fields, name, limit)
-        value = fields.value(name)
-        if value is None:
-            return False
-        value = number(fields, name, value)
-        return bool({"min": value >= limit, "max": value <= limit, "below": value < limit}[operator])
-    if isinstance(wanted, list):
-        return any(_matches(fields, name, item) for item in wanted)
-    value = fields.value(name)
-    if isinstance(wanted, bool):
-        # a flag that is missing is off; words beside true and false (gemma4's "all") are no flag that is on
-        return wanted is (
-            value is not None and (value if isinstance(value, str) else flag(fields, name, value)) is True
-        )
-    return bool(value == wanted)
+def _form(raw: dict[str, Any], parser: Parser, path: Path_, check: Check) -> Value:
+    name = next((name for name in FORMS if name in raw), "")
+    keys = FORMS.get(name, {})
+    needed = {key for key, what in keys.items() if not what.endswith("?")}
+    if not name or raw.keys() - keys.keys() or needed - raw.keys():
+        parser.problem(path, f"expected one of {', '.join(FORMS)} (`when` and `note` with `value`)")
+        return Literal(None)
+    parts = [_part(raw.get(key), what.rstrip("?"), parser, (*path, key), check) for key, what in keys.items()]
+    build = _BUILD.get(name)
+    return build(*parts) if build else Operation(name, *parts)
+
+
+_BUILD: dict[str, Callable[..., Value]] = {
+    "when": When, "note": Note, "index": Index, "item": Item, "word": Literal, "not": Not
+}  # fmt: skip
+
+
+def _part(raw: Any, what: str, parser: Parser, path: Path_, check: Check) -> Any:
+    """What stands under a key of a form."""
+    if what == "condition":
+        return compile_condition(raw, parser, path)
+    if what in ("value", "flag"):
+        return compile_value(raw, parser, path, flag if what == "flag" else check)
+    if what in ("values", "two values"):
+        return _operands(raw, what, parser, path)
+    if what == "integer" and (isinstance(raw, bool) or not isinstance(raw, int)):
+        parser.problem(path, "expected an integer")
+        return 0
+    if what != "integer" and not isinstance(raw, str):
+        parser.problem(path, f"expected {'the name of a field' if what == 'field' else 'text'}")
+        return ""
+    return _literal(raw, parser, path, check).value if what == "word" else raw
+
+
+def _operands(raw: Any, what: str, parser: Parser, path: Path_) -> tuple[Value, ...]:
+    if not isinstance(raw, list) or len(raw) < 2 or (len(raw) > 2 and what == "two values"):
+        parser.problem(path, "expected a list of two values" + ("" if what == "two values" else " or more"))
+        return (Literal(None), Literal(None))
+    first = positive if path[-1] == "power" else number
+    return tuple(compile_value(item, parser, (*path, i), number if i else first) for i, item in enumerate(raw))

@@ -126,9 +126,9 @@ def test_show_prints_a_familys_rule_and_what_it_is_like(run: Callable[..., Any])
     status, out, _ = run("show", "qwen3_moe")
     assert status == 0
     lines = out.splitlines()
-    assert lines[0].startswith("qwen3_moe   models.yaml:")
+    assert lines[0] == "qwen3_moe   qwen3_moe.yaml:1"
     assert "  like: mistral" in lines
-    assert any(line.startswith("mistral   which qwen3_moe is like   models.yaml:") for line in lines)
+    assert any(line == "mistral   which qwen3_moe is like   mistral.yaml:1" for line in lines)
     assert lines[-1] == "  24 layers (0–23)   32/4 heads of 64"
     data = json.loads(run("show", "qwen3_moe", "--json")[1])
     assert (data["model_type"], data["like"]) == ("qwen3_moe", "mistral")

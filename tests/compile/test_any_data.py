@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 from support.files import write
+from support.spoiling import paths, spoil
 
 import attnreg
 
@@ -93,21 +94,6 @@ WORDS = st.sampled_from(
 VALUES: st.SearchStrategy[Any] = WORDS | st.sampled_from(
     [None, True, 0, 1, -1, 3, 64, 10**9, 10**30, 2.5, [], {}, [[]], {"a": 1}, [{}]]
 )
-
-
-def paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    return [p for key, value in inner for p in [(*path, key), *paths(value, (*path, key))]]
-
-
-def spoil(data: Any, path: tuple[Any, ...], key: str | None, value: Any) -> None:
-    """Replace a value, or with a key add one beside it."""
-    for step in path[:-1]:
-        data = data[step]
-    if key is not None and isinstance(data, dict):
-        data[key] = value
-    else:
-        data[path[-1]] = value
 
 
 @pytest.fixture(scope="module")

@@ -1,228 +1,26 @@
-"""The language of models.yaml: values, conditions, patterns, words, parts; and a located error for every slip in it."""
+"""The files of model families: what each says by itself and inherits, and a located error for every slip in one."""
 
 from __future__ import annotations
 
-import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.small_families import GENERAL, LABEL, SOURCES, families, of_files, read
 
 from attnreg.errors import RegistryError
+from attnreg.models.facts import CHECKS
 from attnreg.models.families import Families
-from attnreg.models.reader import ConfigError, bundled_families, requests_from_model
-
-GENERAL = """\
-sources:
-  here: {url: "https://example.org", version: "1"}
-general:
-  layers: layers
-  heads: [heads, 8]
-  kv_heads: [kv, {note: KV heads were assumed., value: heads}, 8]
-  head_size: [size, {quotient: [width, heads]}, 64]
-  window: window
-  chunk: chunk
-  words:
-    full: {kind: full}
-    sliding: {kind: sliding}
-    chunked: {kind: chunked}
-    linear: {kind: linear}
-    none: {kind: none}
-  pattern: full
-families:
-"""
+from attnreg.models.fields import ConfigError
+from attnreg.models.reader import bundled_families, requests_from_model
+from attnreg.models.schema import CallData
 
 
-def families(text: str) -> Families:
-    return Families(GENERAL + textwrap.indent(textwrap.dedent(text), "  "), "models.yaml")
+def problems(known: Families) -> list[str]:
+    return [f"{p.where}: {p.message}" + (f"; {p.help}" if p.help else "") for p in known.check()]
 
 
-def read(data: str, **config: Any) -> Any:
-    """The layers of a config of the first family in ``data``."""
-    known = families(data)
-    name = data.partition(":")[0].strip()
-    return requests_from_model({"model_type": name, **config}, families=known)
-
-
-def letters(data: str, **config: Any) -> str:
-    kinds = {"full": "f", "sliding": "s", "chunked": "c", "linear": "l", "encoder": "e", "cross": "x"}
-    return "".join(kinds[layer.kind] for layer in read(data, **config).layers)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "config", "kinds"),
-    [
-        ("full", {}, "ffffff"),
-        ("{list: types}", {"types": ["sliding", "full"] * 3, "window": 4}, "sfsfsf"),
-        ("{list: types, means: {A: full, L: linear}}", {"types": "ALLALL"}, "fllfll"),
-        ('{list: flags, means: {"0": full, "1": linear}}', {"flags": [0, 1, 1, 0, True, False]}, "fllflf"),
-        ("{list: types, means: {others: linear, A: full}}", {"types": "ABCABC"}, "fllfll"),
-        ("{list: types, means: {A: full, M: none}, decides_count: true}", {"types": "AMA"}, "ff"),
-        ("{list: types, longer_is_cut: true}", {"types": ["linear"] * 9}, "llllll"),
-        ("[{list: types}, linear]", {}, "llllll"),
-        ("[{list: types}, linear]", {"types": None}, "llllll"),
-        ("[{list: types}, linear]", {"types": []}, "llllll"),
-        ("{runs: runs, means: {g: full, l: linear}}", {"runs": [[["g", "l"], 2], [["l"], 2]]}, "flflll"),
-        ("{repeat: [linear, linear, full]}", {}, "llfllf"),
-        ("{repeat: cycle}", {"cycle": ["linear", "full"]}, "lflflf"),
-        ("{every: 3, is: full, others: linear}", {}, "llfllf"),
-        ("{every: 3, at: 0, is: full, others: linear}", {}, "fllfll"),
-        ("{every: [period, 2], at: offset, is: full, others: linear}", {"offset": 1}, "lflflf"),
-        ("{every: period, is: full, others: linear}", {"period": 2}, "lflflf"),
-        ("[{every: period, is: full, others: linear}, linear]", {}, "llllll"),
-        ("{layers: [0, -1], is: full, others: linear}", {}, "fllllf"),
-        ("{layers: [0, 40], is: full, others: linear}", {}, "flllll"),
-        ("{layers: which, is: full, others: linear}", {"which": [1, 2]}, "lfflll"),
-        ("{layers: which, from: 1, is: full, others: linear}", {"which": [1, 6]}, "fllllf"),
-        ("{below: 2, is: full, others: linear}", {}, "ffllll"),
-        ("{below: n, is: full, others: {every: 2, is: full, others: linear}}", {"n": 1}, "fflflf"),
-        ("[{when: {on: true}, repeat: [linear]}, full]", {"on": True}, "llllll"),
-        ("[{when: {on: true}, repeat: [linear]}, full]", {"on": False}, "ffffff"),
-        ("[{when: {on: false}, repeat: [linear]}, full]", {}, "llllll"),
-        ("[{when: {n: {min: 4}}, repeat: [linear]}, full]", {"n": 4}, "llllll"),
-        ("[{when: {n: {below: 4}}, repeat: [linear]}, full]", {"n": 4}, "ffffff"),
-        ("[{when: {n: {max: 0.5}}, repeat: [linear]}, full]", {"n": 0.5}, "llllll"),
-        ("[{when: {n: {min: 4}}, repeat: [linear]}, full]", {}, "ffffff"),
-        ("[{when: {w: {not: null}}, repeat: [linear]}, full]", {"w": 1}, "llllll"),
-        ("[{when: {w: {not: null}}, repeat: [linear]}, full]", {"w": None}, "ffffff"),
-        ("[{when: {w: [null, a]}, repeat: [linear]}, full]", {"w": "a"}, "llllll"),
-        ("[{when: {w: all}, repeat: [linear]}, full]", {"w": "all"}, "llllll"),
-        # a word is no flag that is on, nor one that is off by name
-        ("[{when: {w: true}, repeat: [linear]}, full]", {"w": "all"}, "ffffff"),
-    ],
-)
-def test_patterns(pattern: str, config: dict[str, Any], kinds: str) -> None:
-    assert letters(f"m:\n  pattern: {pattern}\n", layers=6, **config) == kinds
-
-
-@pytest.mark.parametrize(
-    ("value", "config", "size"),
-    [
-        ("48", {}, 48),
-        ("size", {"size": 80}, 80),
-        ("a.b", {"a": {"b": 80}}, 80),
-        ("[a.b, 96]", {"a": {}}, 96),
-        ("[size, other]", {"size": None, "other": 96}, 96),
-        ("{quotient: [width, heads]}", {"width": 640, "heads": 8}, 80),
-        ("{floor_quotient: [width, heads]}", {"width": 650, "heads": 8}, 81),
-        ("{sum: [size, 1]}", {"size": 79}, 80),
-        ("{difference: [size, 1]}", {"size": 81}, 80),
-        ("{product: [size, 2, 2]}", {"size": 20}, 80),
-        ("{least: [size, width]}", {"size": 20, "width": 80}, 20),
-        ("[{sum: [absent, 1]}, 96]", {}, 96),
-        ("{when: {on: true}, value: 32, otherwise: 16}", {"on": True}, 32),
-        ("{when: {on: true}, value: 32, otherwise: 16}", {}, 16),
-        ("[{when: {on: true}, value: 32}, 24]", {}, 24),
-        ("{item: sizes}", {"sizes": [40]}, 40),
-        ("{item: sizes}", {"sizes": 40}, 40),
-        ("{index: 33}", {}, 33),
-    ],
-)
-def test_values(value: str, config: dict[str, Any], size: int) -> None:
-    (layer,) = read(f"m:\n  head_size: {value}\n", layers=1, **config).layers
-    assert layer.head_size == size
-
-
-def test_layers_may_differ_by_their_entry_of_a_list() -> None:
-    model = read("m:\n  heads: {item: heads}\n  kv_heads: 1\n", layers=3, size=64, heads=[4, 8, 4])
-    assert [layer.num_heads for layer in model.layers] == [4, 8, 4]
-    assert [group.layers for group in model.groups] == [(0, 2), (1,)]
-
-
-def test_a_word_adds_facts_and_may_be_several_calls() -> None:
-    text = """\
-    m:
-      pattern: {repeat: [both, full]}
-      words: {both: [{kind: linear}, {kind: full, sinks: true}], full: {head_size: 128}}
-    """
-    model = read(text, layers=2)
-    assert [(x.layer_idx, x.kind, x.sinks, x.head_size) for x in model.layers] == [
-        (0, "linear", False, None),
-        (0, "full", True, 64),
-        (1, "full", False, 128),
-    ]
-
-
-def test_a_call_may_depend_on_the_config() -> None:
-    text = "m:\n  words: {full: [{kind: full}, {kind: cross, when: {cross: true}}]}\n"
-    assert (letters(text, layers=2), letters(text, layers=2, cross=True)) == ("ff", "fxfx")
-
-
-def test_further_patterns_add_to_the_first() -> None:
-    text = """\
-    m:
-      pattern: {repeat: [full, sliding]}
-      also:
-        wide: {pattern: {list: wide, means: {"1": wide, others: narrow}}, words: {wide: {head_size: 128}, narrow: {}}}
-    """
-    model = read(text, layers=4, window=3, wide=[0, 1, 1, 0])
-    assert [(x.kind, x.head_size) for x in model.layers] == [
-        ("full", 64),
-        ("sliding", 128),
-        ("full", 128),
-        ("sliding", 64),
-    ]
-
-
-def test_what_a_layer_has_to_itself() -> None:
-    text = "m:\n  words: {sliding: {fields: {size: [own_size, 32]}}}\n  pattern: {repeat: [full, sliding]}\n"
-    assert [x.head_size for x in read(text, layers=2, window=3).layers] == [64, 32]
-    assert [x.head_size for x in read(text, layers=2, window=3, own_size=96).layers] == [64, 96]
-    saved = read(text, layers=3, window=3, per_layer_config={"00": {"size": 16}, "2": {"size": 128}})
-    assert [x.head_size for x in saved.layers] == [16, 64, 128]
-
-
-@pytest.mark.parametrize(
-    ("rule", "config", "shared"),
-    [
-        ("{last: n}", {"n": 2}, [None, None, None, None, 2, 3]),
-        ("{last: n}", {"n": 0}, [None] * 6),
-        ("{last: n}", {}, [None] * 6),
-        ("{list: from}", {"from": [0, 1, 0, 1, 2, 5]}, [None, None, 0, 1, 2, None]),
-        ("{list: from}", {}, [None] * 6),
-    ],
-)
-def test_shared_keys_and_values(rule: str, config: dict[str, Any], shared: list[int | None]) -> None:
-    text = f"m:\n  pattern: {{repeat: [full, sliding]}}\n  kv_shared: {rule}\n"
-    assert [x.kv_shared_from for x in read(text, layers=6, window=3, **config).layers] == shared
-
-
-PARTS = """\
-m:
-  names: {layers: depth}
-  parts:
-    - {at: vision, like: tower, optional: true}
-    - {at: [text_config, .], heads: 4, kv_heads: 4}
-tower:
-  defaults: {layers: 1}
-  words: {full: {kind: vision}}
-other:
-  heads: 2
-  kv_heads: 2
-"""
-
-
-def test_parts() -> None:
-    assert [(x.kind, x.num_heads, x.part) for x in read(PARTS, text_config={"layers": 1}).layers] == [("full", 4, "")]
-    both = read(PARTS, vision={}, text_config={"layers": 1})
-    assert [(x.kind, x.num_heads, x.part) for x in both.layers] == [("vision", 8, "vision"), ("full", 4, "")]
-    # the fields of older files stand at the top, under the whole's names; a nested model_type that is known decides
-    assert len(read(PARTS, depth=3).layers) == 3
-    named = read(PARTS.replace(", heads: 4, kv_heads: 4", ""), text_config={"layers": 1, "model_type": "other"})
-    assert [x.num_heads for x in named.layers] == [2]
-
-
-def test_a_part_that_is_absent_has_a_config_of_its_own() -> None:
-    text = PARTS.replace("optional: true", "absent: {layers: 2, heads: 16}")
-    model = read(text, text_config={"layers": 1})
-    assert [x.num_heads for x in model.layers] == [16, 16, 4]
-    assert "vision is not in the config, so it is that of its class, with every default." in model.assumptions
-    # one that is there, but empty, has the defaults of its family
-    assert [x.num_heads for x in read(text, text_config={"layers": 1}, vision={}).layers] == [8, 4]
-
-
-def test_a_part_may_read_the_whole() -> None:
-    text = "m:\n  parts: [{at: inner, pattern: sliding, window: ..window}]\n"
-    assert [x.sliding_window for x in read(text, window=7, inner={"layers": 1}).layers] == [7]
+# laying files over each other ----------------------------------------------------------------------------------------
 
 
 def test_like_lays_an_entry_over_another() -> None:
@@ -240,149 +38,365 @@ def test_like_lays_an_entry_over_another() -> None:
     assert "Not in the config, so the defaults of m hold: layers 3, heads 4, kv 4." in model.assumptions
 
 
-def test_a_refusal_is_the_datas_own_sentence() -> None:
-    text = "m:\n  refuse: [{when: {cross: true, decoder: false}, because: only a decoder has cross-attention}]\n"
-    assert letters(text, layers=1, cross=True, decoder=True) == "f"
-    with pytest.raises(ConfigError, match=r"^cross is True; only a decoder has cross-attention$"):
-        read(text, layers=1, cross=True)
-
-
-def test_notes_are_assumptions_of_strangers_only() -> None:
-    known = families("m:\n  note: M is odd.\n")
-    stranger = requests_from_model({"model_type": "x", "layers": 1, "heads": 4}, families=known)
-    assert "KV heads were assumed." in stranger.assumptions
-    assert stranger.layers[0].num_kv_heads == 4
-    familiar = requests_from_model({"model_type": "m", "layers": 1, "heads": 4}, families=known)
-    assert familiar.assumptions[0] == "M is odd."
-    assert "KV heads were assumed." not in familiar.assumptions
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"types": ["full"]}, "types has 1 entries and the model has 2 layers; give one entry for each layer"),
-        ({"types": [3, "full"]}, "types[0] is 3; expected a word"),
-        ({"types": [None, "full"]}, "types[0] is None; expected a word"),
-        ({"types": ["half", "full"]}, "types[0] is 'half'; known: chunked, full, linear, none, sliding"),
-        ({"types": {}}, "types is {}; expected a list with one entry for each layer"),
-        (
-            {"types": ["chunked"] * 2, "chunk": "8"},
-            "chunk is '8'; expected an integer of at least 1 (write 8, without quotes)",
-        ),
-        ({"runs": [["full"]]}, "runs is [['full']]; expected a list of [words, times]"),
-        ({"runs": [[["full"], 9]]}, "runs is [[['full'], 9]]; expected each run at most 2 times, the number of layers"),
-        ({"which": [5]}, "which names layer 5, and there are 2 (counted from 0); give indices of layers"),
-        ({"which": ["0"]}, "which is ['0']; expected a list of the indices of layers"),
-        ({"width": 100, "heads": 8}, "width is 100 and heads is 8; the second must divide the first"),
-        ({"sizes": [64]}, "sizes has 1 entries; layer 1 has none: give one entry for each layer"),
-        ({"kv": 3, "heads": 8}, "heads is 8 and kv is 3; the second must divide the first"),
-        ({"share": 2}, "share is 2; expected less than the number of layers, 2"),
-        ({"per_layer_config": {"7": {}}}, "per_layer_config is {'7': {}}; '7' is no index of one of the 2 layers"),
-        ({"per_layer_config": {"1": 3}}, "per_layer_config.1 is 3; expected an object"),
-        ({"per_layer_config": {"1": {"size": -1}}}, "size (of layer 1) is -1; expected at least 1"),
-        ({"on": "yes", "n": True}, "n is True; expected a number of at most 2147483647"),
-    ],
-)
-def test_configs_that_contradict_themselves(config: dict[str, Any], message: str) -> None:
+def test_a_word_of_several_calls_replaces_what_is_below() -> None:
     text = """\
     m:
-      head_size: [{item: sizes}, size, {quotient: [width, heads]}, 64]
-      kv_shared: {last: share}
-      pattern:
-        - {list: types}
-        - {runs: runs}
-        - {layers: which, is: full, others: linear}
-        - {when: {n: {min: 3}}, repeat: [linear]}
-        - full
+      like: base
+      words: {full: [{kind: full}, {kind: linear}]}
+    n:
+      like: m
+      words: {full: {sinks: true}}
+    base:
+      words: {full: {softcap: 30}}
     """
-    with pytest.raises(ConfigError) as caught:
-        read(text, layers=2, **config)
-    assert str(caught.value) == message
+    known = families(text)
+    calls = {name: known.get(name).words["full"] for name in ("m", "n", "base")}
+    assert [call.kind for call in calls["m"]] == ["full", "linear"]
+    assert [sorted(call.facts) for call in calls["m"]] == [[], []]
+    assert [sorted(call.facts) for call in calls["n"]] == [["sinks"]]
+    assert [sorted(call.facts) for call in calls["base"]] == [["softcap"]]
+
+
+def test_statements_know_their_files() -> None:
+    known = families("m:\n  like: _plain\n  window: span\n_plain:\n  defaults: {heads: 4}\n  note: Not for others.\n")
+    said = known.statements("m")
+    where = {path: str(said[path].at()) for path in (("window",), ("defaults", "heads"), ("words", "full", "kind"))}
+    assert where == {
+        ("window",): "models/m.yaml:3:9",
+        ("defaults", "heads"): "models/_plain.yaml:2:19",
+        ("words", "full", "kind"): "models/_general.yaml:9:16",
+    }
+    assert ("note",) not in said
+    assert known.lineage("m") == ("m", "_plain", "_general")
+
+
+def test_patterns_are_no_families() -> None:
+    known = families("m:\n  like: _plain\n_plain:\n  kv_heads: 2\n")
+    assert (list(known), len(known), "_plain" in known, "_general" in known) == (["m"], 1, False, False)
+    assert (known.like("m"), known.like("_plain"), known.text("_plain")) == (
+        "_plain",
+        "",
+        "summary: A pattern.\nkv_heads: 2",
+    )
+    model = requests_from_model({"model_type": "_plain", "layers": 1}, families=known)
+    assert model.assumptions[0].startswith("model_type '_plain' is not a known family")
+
+
+def test_files_are_read_when_they_are_asked_for() -> None:
+    known = families("m:\n  heads: 2\nbroken:\n  heads: {sum: 3}\n")
+    assert list(known) == ["broken", "m"]
+    assert (known.get("m").name, known.source("m"), known.note("m")) == ("m", "here:file.py#Name", "")
+    assert str(known.where("broken")) == "models/broken.yaml:1:1"
+    with pytest.raises(RegistryError):
+        known.get("broken")
+
+
+# a directory ---------------------------------------------------------------------------------------------------------
+
+FAMILY = "model_type: m\nheads: 2\nsource: here:file.py#Name\n"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    for name, text in {"_general": GENERAL, "_sources": SOURCES, "m": FAMILY}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def test_a_directory_of_families(directory: Path) -> None:
+    known = Families.load(directory, LABEL)
+    assert (list(known), problems(known)) == (["m"], [])
+    (layer,) = requests_from_model({"model_type": "m", "layers": 1, "kv": 2}, families=known).layers
+    assert layer.num_heads == 2
+
+
+@pytest.mark.parametrize("name", ["m.yml", "notes.txt", "more"])
+def test_files_that_are_none_of_a_family(name: str, directory: Path) -> None:
+    (directory / name).write_text(FAMILY)
+    (directory / ".hidden").write_text("")
+    help_ = "rename it, or take it away"
+    assert problems(Families.load(directory, LABEL)) == [
+        f"models/{name}:1:1: no file of a family: their names end in .yaml; {help_}"
+    ]
+
+
+@pytest.mark.parametrize("name", ["_general", "_sources"])
+def test_a_file_that_every_directory_has(name: str, directory: Path) -> None:
+    (directory / f"{name}.yaml").unlink()
+    assert problems(Families.load(directory, LABEL))[0] == f"models/{name}.yaml:1:1: the file is missing"
+
+
+def test_directories_and_files_that_cannot_be_read(directory: Path) -> None:
+    with pytest.raises(RegistryError, match=r"nowhere:1:1: cannot be read: No such file or directory"):
+        Families.load(directory / "nowhere", "nowhere")
+    (directory / "folder.yaml").mkdir()
+    (directory / "latin.yaml").write_bytes(b"model_type: latin\nnote: caf\xe9\n")
+    assert problems(Families.load(directory, LABEL)) == [
+        "models/folder.yaml:1:1: cannot be read: Is a directory",
+        "models/latin.yaml:2:10: not UTF-8 text: invalid continuation byte at byte 27",
+    ]
+
+
+# what a file says of itself ------------------------------------------------------------------------------------------
+
+ORPHAN = "model_type: m\nsource: here:f.py#N\n"
+A_FAMILY, A_PATTERN = "the file of a family must have it", "the file of a pattern must have it"
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "message"),
+    ("files", "problem"),
     [
-        ("m:\n  haeds: 3\n", "19:12", "m.haeds: unknown key; did you mean `heads`?"),
-        ("m:\n  like: lama\n", "19:11", "m: no family `lama`"),
-        ("m:\n  like: n\nn:\n  like: m\n", "21:11", "families are like each other: m -> n -> m"),
-        ("m: 3\n", "18:6", "m: expected a mapping"),
-        ("m:\n  words: [full]\n", "19:12", "m.words: expected a mapping"),
-        ("m:\n  words: {full: {kind: ful}}\n", "19:26", "m.words.full.kind: `ful` is not known; did you mean `full`?"),
-        ("m:\n  words: {full: {seize: 3}}\n", "19:27", "m.words.full.seize: unknown fact"),
-        ("m:\n  pattern: half\n", "19:14", "m.pattern: `half` is none of the family's words"),
-        ("m:\n  pattern: {evry: 2}\n", "19:14", "m.pattern: expected a word, a list of patterns, or a mapping with"),
-        ("m:\n  pattern: {every: 2, is: full}\n", "19:14", "m.pattern: `every` needs `others`"),
-        ("m:\n  pattern: {list: a, mean: {}}\n", "19:30", "m.pattern.mean: unknown key `mean` beside `list`"),
-        ("m:\n  pattern: {list: [a]}\n", "19:21", "m.pattern.list: expected the name of a field"),
-        ("m:\n  heads: {plus: [1, 2]}\n", "19:12", "m.heads: expected one of when, note, index, item, word, not, sum"),
-        ("m:\n  heads: {sum: 3}\n", "19:18", "m.heads.sum: expected a list of two values"),
-        ("m:\n  heads: {quotient: [1, 2, 3]}\n", "19:23", "m.heads.quotient: expected a list of two values"),
-        ("m:\n  heads: {when: 3, value: 4}\n", "19:19", "m.heads.when: expected a mapping from the names of fields"),
-        ("m:\n  heads: {when: {a: {moer: 3}}, value: 4}\n", "19:23", "m.heads.when.a: expected one of the operators"),
-        ("m:\n  heads: []\n", "19:12", "m.heads: expected at least one value"),
-        ("m:\n  also: {x: {pattern: full}}\n", "19:15", "m.also.x: expected a mapping with `pattern` and `words`"),
-        ("m:\n  refuse: [{when: {a: 1}}]\n", "19:14", "m.refuse.0: expected a mapping with `when` and `because`"),
-        ("m:\n  kv_shared: {first: 3}\n", "19:16", "m.kv_shared: expected a mapping with `last` or `list`"),
-        ("m:\n  parts: [{like: lama}]\n", "19:20", "m.parts.0.like: no family `lama`"),
-        ("m:\n  attn_type: decode\n", "19:16", "m.attn_type: `decode` is not known; did you mean `decoder`?"),
-        ("m:\n  source: here\n", "19:13", "m: `here` is no source; write <name>:<path>#<symbol>"),
-        ("m:\n  source: there:a#b\n", "19:13", "m: `there:a#b` is no source"),
+        (
+            {"m": "model_type: n\nsource: here:f.py#N\n"},
+            "models/m.yaml:1:13: model_type: `n` stands in the file of `m`; give the file and the family one name",
+        ),
+        ({"m": "source: here:f.py#N\n"}, f"models/m.yaml:1:1: `model_type` is missing; {A_FAMILY}"),
+        ({"m": "model_type: m\n"}, f"models/m.yaml:1:1: `source` is missing; {A_FAMILY}"),
+        ({"m": ""}, f"models/m.yaml:1:1: `model_type` is missing; {A_FAMILY}"),
+        ({"m": "- model_type: m\n"}, "models/m.yaml:1:1: the file: expected a mapping, got a list"),
+        (
+            {"m": ORPHAN + "model_type: m\n"},
+            "models/m.yaml:3:1: `model_type` is given twice (first on line 1); keep one of the two",
+        ),
+        (
+            {"m": ORPHAN + "heads: 2\nheads: 3\n"},
+            "models/m.yaml:4:1: `heads` is given twice (first on line 3); keep one of the two",
+        ),
+        (
+            {"m": ORPHAN + "summary: A plain decoder.\n"},
+            "models/m.yaml:3:1: a family has no `summary`; the names of patterns begin with `_`",
+        ),
+        ({"_m": "heads: 2\n"}, f"models/_m.yaml:1:1: `summary` is missing; {A_PATTERN}"),
+        (
+            {"_m": "summary: A plain decoder.\nmodel_type: m\n"},
+            "models/_m.yaml:2:1: a pattern has no `model_type`; the names of patterns begin with `_`",
+        ),
+        (
+            {"m": ORPHAN + "at: text_config\n"},
+            "models/m.yaml:3:1: a family has no `at`; it says where a part stands",
+        ),
+        (
+            {"m": ORPHAN + "parts: [{at: a, source: here:f.py#N}]\n"},
+            "models/m.yaml:3:17: parts.source: a part has no `source`; it is the file that says it",
+        ),
+        (
+            {"m": "model_type: m\nsource: here\n"},
+            "models/m.yaml:2:9: source: `here` is no source; write <name>:<path>#<symbol>; did you mean `here`?",
+        ),
+        (
+            {"m": "model_type: m\nsource: there:f.py#N\n"},
+            "models/m.yaml:2:9: source: `there:f.py#N` is no source; write <name>:<path>#<symbol>; did you mean `here`",
+        ),
+        ({"_sources": "sources: {here: {url: x}}\n"}, "models/_sources.yaml:1:11: sources.here: `version` is missing"),
+        ({"_sources": "- here\n"}, "models/_sources.yaml:1:1: the file: expected a mapping, got a list"),
+        (
+            {"m": ORPHAN + "like: lama\n", "llama": ORPHAN.replace("m\n", "llama\n", 1)},
+            "models/m.yaml:3:7: like: there is no file lama.yaml; did you mean `llama`? (also: _general, m)",
+        ),
+        ({"m": ORPHAN + "like: m\n"}, "models/m.yaml:3:7: like: families are like each other: m -> m"),
+        (
+            {"m": ORPHAN + "like: _n\n", "_n": "summary: N.\nlike: m\n"},
+            "models/_n.yaml:2:7: like: families are like each other: m -> _n -> m",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_file_says_of_itself(files: dict[str, str], problem: str) -> None:
+    assert [p for p in problems(of_files(**files)) if p.startswith(problem)]
+
+
+def test_a_part_may_be_like_its_whole() -> None:
+    known = families("m:\n  parts: [{at: inner, like: m, parts: []}]\n")
+    assert problems(known) == []
+    assert len(requests_from_model({"model_type": "m", "inner": {"layers": 2}}, families=known).layers) == 2
+
+
+# what a file says of layers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("haeds: 3", "2:1: unknown key `haeds`; did you mean `heads`?"),
+        ("words: [full]", "2:8: words: expected a mapping, got a list"),
+        ("words: {full: 3}", "2:15: words.full: expected a mapping of facts, or a list of them, got `3`"),
+        ("words: {full: {kind: ful}}", "2:22: words.full.kind: expected `full`, `sliding`, `chunked`, `cross`"),
+        ("words: {full: {seize: 3}}", "2:16: words.full: unknown key `seize`"),
+        ("words: {full: [{kind: full}, {seize: 3}]}", "2:31: words.full: unknown key `seize`"),
+        ("words: {full: [{kind: full}, {heads: {sum: 3}}]}", "2:44: words.full.heads.sum: expected a list of two"),
+        ("attn_type: decode", "2:12: attn_type: expected `decoder`, `encoder` or `encoder_only`, got `decode`"),
+        ("mla: 3", "2:6: mla: expected true, false or a mapping, got `3`"),
+        ("mla: {rank: kv_rank}", "2:7: mla: unknown key `rank`"),
+        ("mla: {kv_lora_rank: {sum: 3}}", "2:27: mla.kv_lora_rank.sum: expected a list of two values or more"),
+        ("names: {layers: 3}", "2:17: names.layers: expected a list, got `3`"),
+        ("fields: {size: {sum: 3}}", "2:22: fields.size.sum: expected a list of two values or more"),
+        ("also: {x: {pattern: full}}", "2:8: also.x: `words` is missing; every entry of this kind must have it"),
+        ("also: {x: {pattern: half, words: {full: {}}}}", "2:21: also.x.pattern: `half` is none of the family's words"),
+        ("refuse: [{when: {a: 1}}]", "2:10: refuse: `because` is missing; every entry of this kind must have it"),
+        ("refuse: [{when: {}, because: no}]", "2:17: refuse.when: names no field; say which configs are refused"),
+        ("kv_shared: {first: 3}", "2:13: kv_shared: unknown key `first`"),
+        ("parts: [{like: lama}]", "2:16: parts.like: there is no file lama.yaml"),
+        ("parts: [{only: 1}]", "2:16: parts.only: expected 0 or -1, got `1`"),
+        ("parts: [{heads: {sum: 3}}]", "2:23: parts.heads.sum: expected a list of two values or more"),
+        ("note: [a]", "2:7: note: expected text, got a list"),
+        # patterns
+        ("pattern: half", "2:10: pattern: `half` is none of the family's words"),
+        ("pattern: []", "2:10: pattern: expected a word, a list of patterns, or a mapping with one of list, runs"),
+        ("pattern: {evry: 2}", "2:10: pattern: expected a word, a list of patterns, or a mapping with one of"),
+        ("pattern: {every: 2, is: full}", "2:10: pattern: `every` needs `others`, the word of the other layers"),
+        ("pattern: {below: 2, others: full}", "2:10: pattern: `below` needs `is`, the word of those layers"),
+        (
+            "pattern: {list: a, mean: {}}",
+            "2:20: pattern.mean: unknown key `mean` beside `list`; known: means, decides_count, longer_is_cut, when",
+        ),
+        ("pattern: {list: [a]}", "2:17: pattern.list: expected the name of a field"),
+        ("pattern: {list: a, means: [b]}", "2:27: pattern.means: expected a mapping from entries to words"),
+        ("pattern: {list: a, decides_count: 3}", "2:35: pattern.decides_count: expected true or false"),
+        ("pattern: {repeat: [full, 3]}", "2:19: pattern.repeat: expected a list of words, or the name of a field"),
+        ("pattern: {layers: [a], is: full, others: full}", "2:19: pattern.layers: expected a list of the indices of"),
+        ("pattern: {every: 0, is: full, others: full}", "2:18: pattern.every: 0; expected at least 1"),
+        ("pattern: {repeat: [full], note: 3}", "2:33: pattern.note: expected text"),
+        # values
+        ("heads: {plus: [1, 2]}", "2:8: heads: expected one of when, note, index, item, word, not, sum, difference"),
+        ("heads: {sum: [1, 2], least: [1, 2]}", "2:8: heads: expected one of when, note, index, item, word, not"),
+        ("heads: {when: {a: 1}}", "2:8: heads: expected one of when, note, index, item, word, not, sum, difference"),
+        ("heads: {sum: 3}", "2:14: heads.sum: expected a list of two values or more"),
+        ("heads: {quotient: [1, 2, 3]}", "2:19: heads.quotient: expected a list of two values"),
+        ("heads: {item: 3}", "2:15: heads.item: expected the name of a field"),
+        ("heads: {index: a}", "2:16: heads.index: expected an integer"),
+        ("heads: {note: 3, value: 1}", "2:15: heads.note: expected text"),
+        ("heads: []", "2:8: heads: expected at least one value"),
+        # a literal is checked where it is written
+        ("heads: true", "2:8: heads: True; expected an integer of at least 1"),
+        ("heads: [a, 0]", "2:12: heads: 0; expected at least 1"),
+        ("heads: {word: many}", "2:15: heads.word: 'many'; expected an integer of at least 1"),
+        ("heads: {product: [a, true]}", "2:22: heads.product: True; expected a number of at most 2147483647"),
+        ("sinks: {not: 3}", "2:14: sinks.not: 3; expected true or false"),
+        ("softcap: -1.5", "2:10: softcap: -1.5; expected a number above 0 and at most 2147483647"),
+        # conditions are the registry's
+        ("heads: {when: 3, value: 4}", "2:15: heads.when: expected a condition (facet: matcher), got `3`"),
+        (
+            "heads: {when: {a: {moer: 3}}, value: 4}",
+            "2:20: heads.when.a.moer: unknown operator `moer`; known: below, max, min, multiple_of, not",
+        ),
+        (
+            "heads: {when: {a: {min: 2, max: 1}}, value: 4}",
+            "2:19: heads.when.a: nothing is 2 to 1: the range is empty; mend its bounds, or remove it",
+        ),
+        ("heads: {when: {a: []}, value: 4}", "2:19: heads.when.a: the list is empty; name at least one value"),
     ],
 )
-def test_slips_in_the_data_are_located(text: str, place: str, message: str) -> None:
-    try:
-        problems = families(text).check()
-    except RegistryError as error:
-        problems = list(error.problems)
-    assert [str(p.where) for p in problems][:1] == [f"models.yaml:{place}"]
-    assert problems[0].message.startswith(message)
+def test_slips_in_what_is_said_of_layers(text: str, problem: str) -> None:
+    found = problems(families(f"m:\n  {text}\n"))
+    assert [p for p in found if p.startswith(f"models/m.yaml:{problem}")] == found[:1]
 
 
 def test_a_fault_is_told_where_it_stands() -> None:
     known = families("m:\n  like: base\nbase:\n  heads: {sum: 3}\n")
     with pytest.raises(RegistryError) as caught:
         known.get("m")
-    assert [str(p.where) for p in caught.value.problems] == ["models.yaml:21:18"]
+    assert [str(p.where) for p in caught.value.problems] == ["models/base.yaml:2:14"]
+    # and once, however many inherit it
+    assert len(known.check()) == 1
 
 
-def test_an_unknown_part_of_the_file() -> None:
-    with pytest.raises(RegistryError, match=r"models\.yaml:1:1: unknown part `family:`"):
-        Families("family:\n  m: {}\n", "models.yaml")
+def test_a_refusal_is_the_datas_own_sentence() -> None:
+    text = "m:\n  refuse: [{when: {cross: true, decoder: {not: true}}, because: only a decoder has it}]\n"
+    assert len(read(text, layers=1, cross=True, decoder=True).layers) == 1
+    with pytest.raises(ConfigError, match=r"^cross is True; only a decoder has it$"):
+        read(text, layers=1, cross=True)
+
+
+# YAML in any style ---------------------------------------------------------------------------------------------------
+
+PLAIN = """\
+model_type: m
+defaults: {layers: 3, heads: 4, kv: 2}
+words:
+  full: {sinks: true}
+pattern: [{list: types}, full]
+source: here:file.py#Name
+"""
+STYLES = {
+    "four spaces": """\
+model_type: m
+defaults:
+    layers: 3
+    heads: 4
+    kv: 2
+words:
+    full:
+        sinks: true
+pattern:
+    - list: types
+    - full
+source: here:file.py#Name
+""",
+    "flow": "{model_type: m, defaults: {layers: 3, heads: 4, kv: 2}, words: {full: {sinks: true}},\n"
+    " pattern: [{list: types}, full], source: 'here:file.py#Name'}\n",
+    "json": '{"model_type": "m", "defaults": {"layers": 3, "heads": 4, "kv": 2}, "words": {"full": {"sinks": true}},'
+    '"pattern": [{"list": "types"}, "full"], "source": "here:file.py#Name"}',
+    "a space before the colon": PLAIN.replace(":", " :").replace("here :file", "here:file"),
+    "single quotes": PLAIN.replace("model_type", "'model_type'").replace("full:", "'full':"),
+    "double quotes": PLAIN.replace("words", '"words"').replace("full:", '"full":'),
+    "a quoted value": PLAIN.replace("m\n", "'m'\n", 1),
+    "an explicit key": PLAIN.replace("model_type: m", "? model_type\n: m"),
+    "a document's start": "---\n" + PLAIN,
+    "a byte order mark": "\ufeff" + PLAIN,
+    "Windows' line ends": PLAIN.replace("\n", "\r\n"),
+    "comments": "# what it is\n\n" + PLAIN.replace("\n", "  # so\n"),
+    "an anchor": PLAIN.replace("{sinks: true}", "&plain {sinks: true}\n  other: *plain"),
+    "the other way round": "source: here:file.py#Name\npattern: [{list: types}, full]\nwords: {full: {sinks: true}}\n"
+    "defaults: {kv: 2, heads: 4, layers: 3}\nmodel_type: m\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_yaml_of_any_style_says_the_same(style: str) -> None:
+    expected, known = of_files(m=PLAIN), of_files(m=STYLES[style])
+    assert problems(known) == []
+    assert list(known) == ["m"]
+    config: dict[str, Any] = {"model_type": "m"}
+    assert requests_from_model(config, families=known) == requests_from_model(config, families=expected)
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "message"),
+    ("text", "problem"),
     [
-        ("families:\n  a: {}\ngeneral: {}\n", "1:1", "the part `sources` is missing"),
-        ("sources: {}\nfamilies:\n  a: {}\n  b: {}\n", "1:1", "the part `general` is missing"),
-        ("sources:\ngeneral: {}\n", "1:9", "sources: expected a mapping"),
+        (
+            PLAIN.replace("{sinks: true}", "*plain"),
+            "models/m.yaml:4:9: `*plain` names no anchor; write `&plain` before its first use",
+        ),
+        (PLAIN + "<<: {heads: 2}\n", "models/m.yaml:7:1: merge keys (`<<`) are not understood"),
+        (PLAIN + "---\n" + PLAIN, "models/m.yaml:7:1: a second document in one file"),
+        (PLAIN + "\theads: 2\n", "models/m.yaml:7:1: not valid YAML: "),
+        (PLAIN + "heads: !!int 2\n", "models/m.yaml:7:8: the tag `!!int` is not understood"),
     ],
 )
-def test_a_part_of_the_file_that_is_missing(text: str, place: str, message: str) -> None:
-    problems = Families(text, "models.yaml").check()
-    assert [(str(p.where), p.message) for p in problems] == [(f"models.yaml:{place}", message)]
+def test_other_yaml_is_a_located_error(text: str, problem: str) -> None:
+    # an anchor of another family's file is none of this one's
+    known = of_files(m=text, other=PLAIN.replace("m\n", "other\n", 1).replace("{sinks", "&plain {sinks"))
+    assert [p for p in problems(known) if p.startswith(problem)] == problems(known)[:1]
 
 
-@pytest.mark.parametrize(("ratio", "size"), [(0.5, 1), (2.0, 1), (0.75, 64)])
-def test_a_condition_lists_numbers_with_a_point(ratio: float, size: int) -> None:
-    data = "m:\n  head_size: {when: {ratio: [0.5, 2.0]}, value: 1, otherwise: 64}\n"
-    assert [layer.head_size for layer in read(data, ratio=ratio, layers=1).layers] == [size]
-
-
-def test_entries_are_read_when_they_are_asked_for() -> None:
-    known = families('m:\n  heads: 2\n"n-1":\n  heads: {sum: 3}\n# a comment\nlast:\n  heads: 3\n')
-    assert list(known) == ["last", "m", "n-1"]
-    assert (known.get("m").name, known.text("last")) == ("m", "last:\n  heads: 3")
-    assert str(known.where("n-1")) == "models.yaml:20:3"
-    with pytest.raises(RegistryError):
-        known.get("n-1")
+# what is shipped -----------------------------------------------------------------------------------------------------
 
 
 def test_the_shipped_families_are_right() -> None:
-    assert bundled_families().check() == []
+    assert problems(bundled_families()) == []
 
 
-def test_every_shipped_family_names_its_source() -> None:
+def test_no_line_is_too_long_to_read() -> None:
     known = bundled_families()
-    assert [name for name in known if not known.source(name)] == []
+    lines = [line for name in known.files for line in (known.text(name) if name != "_sources" else "").splitlines()]
+    assert [line for line in lines if len(line) > 120 and not line.startswith("source:")] == []
+    assert max(map(len, lines)) <= 160
+
+
+def test_every_fact_has_its_check() -> None:
+    read_apart = {"kind", "attn_type", "when", "fields", "mla", "indexer"}
+    dimensions = {f"{key}.{name}" for key in ("mla", "indexer") for name in _dimensions(key)}
+    assert set(CHECKS) == (set(CallData.model_fields) - read_apart) | dimensions | {"layers"}
+
+
+def _dimensions(key: str) -> list[str]:
+    return list(type(getattr(CallData.model_validate({key: True}), key)).model_fields)

@@ -1,4 +1,4 @@
-"""models.yaml gives what transformers' own classes were observed to compute, for every family and every layer."""
+"""Every family and every layer is as transformers' own classes were observed to compute it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observed layers and those that models.yaml gives, side by side."""
+"""Observed layers and those that registry/models gives, side by side."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _exceptions() -> Any:
 
 
 def differing(config: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Field -> an example, for what an observation and models.yaml do not agree on.
+    """Field -> an example, for what an observation and registry/models do not agree on.
 
     ``layers`` is their number, ``refused`` a config that attnreg refuses.
     A tower observed by itself is called an encoder, and a vision tower in the model that it stands in: both are right.

@@ -1,4 +1,4 @@
-"""What transformers' own classes compute, layer by layer, found by running them: the oracle for `registry/models.yaml`.
+"""What transformers' own classes compute, layer by layer, found by running them: the oracle for `registry/models`.
 
 `observe(config)` builds the model that a config.json describes, without weights, runs it with a probe in the place of
 the attention function, and evaluates the mask that every call received. A row per attention or mixer layer comes back:

@@ -1,0 +1,152 @@
+"""The shape of a model family's file, as pydantic models; docs/schema/models.schema.json is made from them.
+
+What stands under `Value`, `LayerPattern` and `FieldCondition` is a language of its own: `attnreg.models.values`,
+`attnreg.models.patterns` and `attnreg.compile.conditions` read it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from attnreg.compile.schema import DataModel, SourceData, Words
+
+Kind = Literal["full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none"]
+AttnType = Literal["decoder", "encoder", "encoder_only"]
+KINDS: tuple[str, ...] = get_args(Kind)
+Value = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/value"})]
+LayerPattern = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/pattern"})]
+FieldCondition = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/field_condition"})]
+
+
+def _used(value: Any) -> Any:
+    if not isinstance(value, bool | dict | None):
+        raise ValueError("expected true, false or a mapping")
+    return {"used": value} if isinstance(value, bool) else value
+
+
+def _one_or_many(value: Any) -> Any:
+    if not isinstance(value, dict | list):
+        raise ValueError("expected a mapping of facts, or a list of them")
+    return [value] if isinstance(value, dict) else value
+
+
+class MlaData(DataModel):
+    """Multi-head latent attention; a dimension that is left out is the field of its name."""
+
+    used: Value = Field(default=True, description="Whether the layers are MLA.")
+    kv_lora_rank: Value = "kv_lora_rank"
+    q_lora_rank: Value = "q_lora_rank"
+    qk_nope_head_dim: Value = "qk_nope_head_dim"
+    qk_rope_head_dim: Value = "qk_rope_head_dim"
+    v_head_dim: Value = "v_head_dim"
+
+
+class IndexerData(DataModel):
+    """The indexer of sparse MLA; a dimension that is left out is the field of its name."""
+
+    used: Value = Field(default=True, description="Whether there is an indexer.")
+    own: Value = Field(default=True, description="false: the layer takes the tokens that an earlier one chose.")
+    index_n_heads: Value = "index_n_heads"
+    index_head_dim: Value = "index_head_dim"
+    index_topk: Value = "index_topk"
+
+
+def _flag_or(model: str) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"type": "boolean"}, {"$ref": f"#/$defs/{model}"}]})
+
+
+class CallData(DataModel):
+    """The facts of one attention call of a layer."""
+
+    kind: Kind | None = Field(default=None, description="What the call is; `full`, if nothing says it.")
+    attn_type: AttnType | None = Field(default=None, description="Of layers that are not causal.")
+    when: FieldCondition = Field(default=None, description="The condition under which the call is there.")
+    fields: dict[str, Value] = Field(
+        default={}, description="Fields that these layers have to themselves, where no per_layer_config says it."
+    )
+    heads: Value = Field(default=None, description="Query heads.")
+    kv_heads: Value = Field(default=None, description="KV heads.")
+    head_size: Value = Field(default=None, description="Elements per query and key head.")
+    head_size_v: Value = Field(default=None, description="Elements per value head, where it differs.")
+    window: Value = Field(default=None, description="Keys that a causal query of a sliding layer sees, or either side.")
+    chunk: Value = Field(default=None, description="The length of a chunked layer's blocks, in tokens.")
+    sinks: Value = Field(default=None, description="Whether sinks are added to the softmax's denominator.")
+    softcap: Value = Field(default=None, description="What the scores are capped at.")
+    alibi: Value = Field(default=None, description="Whether ALiBi slopes are added to the scores.")
+    bias: Value = Field(default=None, description="Whether another bias is added to the scores.")
+    causal: Value = Field(default=None, description="true, false, or {word: prefix} for a multimodal prefix.")
+    scaling: Value = Field(default=None, description="The softmax scale; head_size ** -0.5, if left out.")
+    yarn_scale: Value = Field(default=None, description="Whether YaRN's factor multiplies the scale.")
+    sparse_blocks: Value = Field(default=None, description="The length of the blocks that an indexer chooses.")
+    compress: Value = Field(default=None, description="One more key is kept for each so many tokens.")
+    attention: Value = Field(default=None, description="A word for the kind of attention; mha or mla, if left out.")
+    form: Value = Field(default=None, description="A word for a latent that is not DeepSeek-V3's.")
+    mla: Annotated[MlaData | None, BeforeValidator(_used), _flag_or("MlaData")] = None
+    indexer: Annotated[IndexerData | None, BeforeValidator(_used), _flag_or("IndexerData")] = None
+
+
+_CALLS = {"anyOf": [{"$ref": "#/$defs/CallData"}, {"type": "array", "items": {"$ref": "#/$defs/CallData"}}]}
+Calls = Annotated[list[CallData], BeforeValidator(_one_or_many), WithJsonSchema(_CALLS)]
+
+
+class AlsoData(DataModel):
+    """A further pattern, whose words add facts."""
+
+    pattern: LayerPattern
+    words: dict[str, CallData]
+
+
+class KvSharedData(DataModel):
+    """Which layers read another's keys and values."""
+
+    last: Value = Field(default=None, description="The last so many, each from the last of its word before them.")
+    list: Value = Field(default=None, description="For each layer the index of the one that it reads.")
+
+
+class RefusalData(DataModel):
+    """Configs that contradict themselves, and the sentence that their user reads."""
+
+    when: FieldCondition
+    because: str
+
+
+class FamilyData(CallData):
+    """models/<model_type>.yaml: how the config.json of a model family maps to its layers; or a part of such a model.
+
+    A file whose name begins with `_` is a pattern that families are like: it has a summary in place of a model_type.
+    One model serves files and parts, because a second would cost a cold `attnreg explain` more than reading a file.
+    """
+
+    model_type: str | None = Field(default=None, description="The family's name, which is the file's.")
+    summary: str | None = Field(default=None, description="What a pattern is for.")
+    like: str | None = Field(default=None, description="The family or the pattern over which this is laid.")
+    source: str | None = Field(default=None, description="Where the rule was read: <source>:<path>#<symbol>.")
+    note: str = Field(default="", description="A sentence that is printed with every model of the family.")
+    names: dict[str, Words] = Field(default={}, description="Field -> other names under which its files hold it.")
+    defaults: dict[str, Any] = Field(default={}, description="What its class puts for a field that a file leaves out.")
+    layers: Value = Field(default=None, description="The number of layers.")
+    pattern: LayerPattern = Field(default=None, description="The word of each layer.")
+    words: dict[str, Calls] = Field(default={}, description="Word -> its layers' facts, a list for several calls.")
+    also: dict[str, AlsoData] = Field(default={}, description="Further patterns, whose words add facts.")
+    kv_shared: KvSharedData | None = None
+    refuse: list[RefusalData] = Field(default=[], description="Configs that contradict themselves.")
+    watch: list[str] = Field(default=[], description="Fields whose use in other families a reader would miss here.")
+    renamed: dict[str, str] = Field(default={}, description="Older words of a pattern -> what they mean now.")
+    parts: list[FamilyData] = Field(default=[], description="The stacks of a model that has several, in order.")
+    at: Words = Field(default=["."], min_length=1, description="The field of its config, or several; `.`: here.")
+    optional: bool = Field(default=False, description="Whether there is no such part where its config is missing.")
+    absent: dict[str, Any] = Field(default={}, description="The part's config where the file has none.")
+    only: Literal[0, -1] | None = Field(default=None, description="The first or the last stack of that family.")
+
+
+# what a file says of itself alone, and what a part says of where it stands
+OF_FILE = ("model_type", "summary", "source")
+OF_PART = ("at", "optional", "absent", "only")
+
+
+class SourcesFile(DataModel):
+    """models/_sources.yaml: what the families were read in."""
+
+    sources: dict[str, SourceData]
