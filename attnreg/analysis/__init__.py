@@ -1,1 +1,1 @@
-"""The same selection, exactly, for all configurations: what check, diff and lock ask."""
+"""Exact statements about the selections of all configurations, for check and diff; locked selections, for lock."""

@@ -1,4 +1,4 @@
-"""Boxes: a region of the space covered by a few large ones, each said in words, facet by facet."""
+"""Boxes: the cover of a region of the space by a few large boxes, and the text of each, facet by facet."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A box of configurations that all change alike: what it narrows of its change's frame, facet by facet, in words.
+    """A box of configurations that all change alike, in words: the facets in which it is narrower than the frame.
 
-    ``count`` is how many configurations it adds to the boxes before it; ``example`` is one of them.
+    The frame is the smallest box around all configurations of the change. ``count`` is how many configurations the box
+    adds to those before it; ``example`` is one of them.
     """
 
     facets: tuple[tuple[str, str], ...]
@@ -41,9 +42,9 @@ def facets_text(facets: Iterable[tuple[str, str]]) -> str:
 
 
 def cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Region], int]:
-    """Boxes inside a region that cover it, each as large as it can be, and how many points the limit left out."""
+    """At most ``limit`` large boxes that together cover a region, and the number of its points that they leave out."""
     d, out, left = space.diagrams, list[Region](), region
-    # a box may hold what no request can be
+    # a box may also hold points at which no request exists
     spread = d.ite(space.possible, region, d.true)
     while left != d.false and len(out) < limit:
         point = space.cheapest(left)
@@ -57,16 +58,16 @@ def cover(space: Space, region: Node, frame: Box, limit: int) -> tuple[list[Regi
 
 
 def _narrowed(box: Box, frame: Box) -> Box:
-    """What a box says beyond its frame."""
+    """The facets in which a box is narrower than its frame."""
     inside = {level: classes & frame[level] for level, classes in box.items()}
     return {level: classes for level, classes in inside.items() if classes != frame[level]}
 
 
 def _widened(space: Space, region: Node, point: list[int]) -> Box:
-    """The largest box around a point inside a region that widening one facet after the other finds."""
+    """A large box inside a region, around a point, made by widening one facet after the other."""
     d = space.diagrams
     box: Box = {level: frozenset({c}) for level, c in enumerate(point)}
-    # what a reader wants to know first is widened last
+    # the facets that matter most to a reader are widened last
     order = sorted(
         box, key=lambda level: TOLD_FIRST.index(v) if (v := space.variables[level].facet) in TOLD_FIRST else -1
     )
@@ -83,21 +84,21 @@ def _widened(space: Space, region: Node, point: list[int]) -> Box:
 
 
 def described(space: Space, box: Box, frame: Box | None = None) -> Iterator[tuple[str, str]]:
-    """The facets that a box restricts, and to what, in words; inside a frame, if one is given."""
+    """The facets that a box restricts, and their values in words. frame: a box that leaves some features open."""
     on: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
     off: dict[str, list[str]] = {"features": [], "flags": [], "packages": []}
     for level in sorted(box):
         variable = space.variables[level]
         if variable.facet == "packages":
-            there, text = _package_text(space, variable, box[level])
-            (on if there else off)["packages"].append(text)
+            installed, text = _package_text(space, variable, box[level])
+            (on if installed else off)["packages"].append(text)
         elif variable.word is not None:
             (on if box[level] == {1} else off)[variable.facet].append(variable.name)
         else:
             yield variable.name, _values_text(variable, box[level])
     free = [w for w in _open_features(space, frame) if w not in (*on["features"], *off["features"])]
     if len(off["features"]) > max(len(free), 2):
-        # what it may have says it shorter than what it must not have
+        # the features it may have are fewer than those it must not have
         yield "features", _at_most(on.pop("features"), free)
     for facet in on:
         if on[facet]:
@@ -119,11 +120,12 @@ def _at_most(asked: list[str], free: list[str]) -> str:
 
 
 def _package_text(space: Space, variable: Variable, classes: frozenset[int]) -> tuple[bool, str]:
-    """Whether a package is there, and in which versions."""
-    asked = {m for r in space.registries for c in every_clause(r) if c.facet == "packages" for m in c.matcher.mentions}
+    """Whether a package is installed in some classes, and the package with its versions as text."""
+    clauses = (c for r in space.registries for c in every_clause(r) if c.facet == "packages")
+    requirements = {requirement for c in clauses for requirement in c.matcher.mentions}
     some = frozenset(i for i, c in enumerate(variable.classes) if c[0] is not None)
     every = frozenset(range(len(variable.classes)))
-    for requirement in [Requirement(variable.name), *sorted(asked, key=str)]:
+    for requirement in [Requirement(variable.name), *sorted(requirements, key=str)]:
         if requirement.package == variable.name:
             met = frozenset(i for i, c in enumerate(variable.classes) if requirement.met_by(_one(variable.name, c[0])))
             if classes in (met, every - met):
@@ -139,7 +141,7 @@ def _one(package: str, version: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def _values_text(variable: Variable, classes: frozenset[int]) -> str:
-    """Some classes of a facet in words: what they hold, or what they leave out, whichever is shorter."""
+    """Some classes of a facet in words: the values that they hold, or "not" those that they leave out, if shorter."""
     values = [v for c in sorted(classes) for v in variable.classes[c]]
     others = [v for i, c in enumerate(variable.classes) if i not in classes for v in c]
     if others == [None]:
@@ -162,14 +164,14 @@ def _arch_text(values: list[Any], others: list[Any]) -> str:
 
 
 def _integers_text(values: list[Any], top: int) -> str:
-    """Integers in words: runs of them, or a first few and the step; those that pass ``top`` go on for ever."""
+    """Integers in words, as runs or as the first few with their step; what reaches ``top`` has no end."""
     none = ["not given"] if None in values else []
     numbers = sorted(v for v in values if v is not None and v <= top)
     return ", ".join([*none, *(_steps_text(numbers, top) or _runs_text(numbers, top))])
 
 
 def _steps_text(numbers: list[int], top: int) -> list[str]:
-    """Integers of one step between them, where they are many or go on for ever; else nothing."""
+    """Integers with one step between them, if they are many or have no end; else an empty list."""
     steps = {b - a for a, b in itertools.pairwise(numbers)}
     step = steps.pop() if len(steps) == 1 else 1
     endless = bool(numbers) and numbers[-1] > top - step

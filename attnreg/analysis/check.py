@@ -1,4 +1,4 @@
-"""What must hold of a registry, decided for every configuration: its invariants, and that none of its data is dead."""
+"""`attnreg check`: invariants that are violated and data that never have an effect, over every configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing wrong in a registry that loads: what, where, how to mend it, and a configuration that shows it."""
+    """One fault of a registry that loads: its kind and line, how to mend it, and a configuration that shows it."""
 
     kind: str
     where: Location
@@ -49,8 +49,8 @@ def example_lines(selection: Selection) -> list[str]:
     shown = " ".join(f"{k}={_value_text(v)}" for k, v in request.to_dict().items())
     missing = ""
     if platform.packages is not None:
-        known = {name for name, _ in platform.packages}
-        absent = sorted(set(selection.registry.vocabulary.packages) & _asked_packages(selection) - known)
+        installed = {name for name, _ in platform.packages}
+        absent = sorted(set(selection.registry.vocabulary.packages) & _missing_packages(selection) - installed)
         missing = f" without packages {', '.join(absent)}" if absent else ""
     lines = [f"for example: {platform.platform} {platform.arch}{flags}{missing} {shown}"]
     lines.append(f"  chosen: {selection.backend.name if selection.backend else 'none'}")
@@ -63,14 +63,15 @@ def _value_text(value: Any) -> str:
     return ",".join(value) if isinstance(value, list) else "none" if value is None else str(value)
 
 
-def _asked_packages(selection: Selection) -> set[str]:
+def _missing_packages(selection: Selection) -> set[str]:
+    """The packages that some reason names."""
     return {str(r.asked) for c in selection.candidates for r in c.reasons if "packages" in r.facets}
 
 
 def check(registry: Registry) -> list[Finding]:
     """Every finding about a registry, in the order of its files. Exact: no configuration is left out.
 
-    What the registry lists as ``known`` is left out; a known finding that is found no longer is one itself.
+    Findings that the registry lists as ``known`` are left out. An entry of ``known`` without a finding is one itself.
     """
     space = Space([registry])
     model = Model(space, registry)
@@ -78,7 +79,7 @@ def check(registry: Registry) -> list[Finding]:
         *_invariants(model),
         *_choices(model),
         *_waivers(model),
-        # what a user decided makes no data dead
+        # without choices: data that only a choice makes unreachable is no fault
         *_orders(Model(space, dataclasses.replace(registry, choices=()))),
         *_cases(model),
         *_rows(model),
@@ -87,19 +88,16 @@ def check(registry: Registry) -> list[Finding]:
     ]
     findings = [
         *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
-        *_no_longer(registry, findings),
+        *_stale_exceptions(registry, findings),
     ]
     files = {file: i for i, file in enumerate(registry.files)}
     return sorted(findings, key=lambda f: (files[f.where.file], f.where.line))
 
 
-def _no_longer(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
+def _stale_exceptions(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
     for known in registry.known:
         if not any(f.message.startswith(known.finding) for f in findings):
             yield Finding("stale exception", known.where, f"found no longer: {known.finding}", "remove it from `known`")
-
-
-# invariants ----------------------------------------------------------------------------------------------------------
 
 
 def _invariants(model: Model) -> Iterator[Finding]:
@@ -138,9 +136,6 @@ def _example(model: Model, region: Node) -> Selection | None:
     if point is None:
         return None
     return evaluate(*model.space.example(point), model.registry)
-
-
-# data that is never reached ------------------------------------------------------------------------------------------
 
 
 def _choices(model: Model) -> Iterator[Finding]:
@@ -196,7 +191,7 @@ def _cases(model: Model) -> Iterator[Finding]:
             if all(d.conjoin(parts) == d.false for parts in zip(left, holds, strict=True)):
                 message = f"the case `{value}` of {derived.name} is never reached"
                 yield Finding("unreachable case", where, message, "remove it, or move it up")
-            left = [d.ite(here, d.false, rest) for here, rest in zip(holds, left, strict=True)]
+            left = [d.ite(case, d.false, rest) for case, rest in zip(holds, left, strict=True)]
 
 
 def _rows(model: Model) -> Iterator[Finding]:
@@ -241,20 +236,20 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
 
 
 def _words(registry: Registry) -> Iterator[Finding]:
-    """Words that a request may use and that no backend accepts anywhere; borrowed words are their owner's business."""
-    own = _own(registry)
+    """Words that no backend accepts anywhere. Words of the registry that this one extends are left out."""
+    own = _own_directories(registry)
     for word, message in (*_unclaimed(registry), *_unserved(registry)):
         if PurePath(word.where.file).parent in own:
             yield Finding("unused word", word.where, message, "remove the word, or claim it")
 
 
 def _unclaimed(registry: Registry) -> Iterator[tuple[Word, str]]:
-    """Values that every claim refuses."""
+    """Words that the claims of all variants refuse."""
     variants = [v for row in registry.backends.values() for v in row.variants]
     for key, facet in registry.vocabulary.claims.items():
-        # whoever does not look at a value does not accept it either
-        looks = [v for v in variants if facet.name not in v.unchecked]
-        matchers = [next((c.matcher for c in v.claims if c.key == key), ANY) for v in looks]
+        # a variant that does not check a facet states nothing about its words
+        checking = [v for v in variants if facet.name not in v.unchecked]
+        matchers = [next((c.matcher for c in v.claims if c.key == key), ANY) for v in checking]
         for word in registry.vocabulary.words_of(facet.name).values():
             if not any(m.matches(word.name) for m in matchers):
                 yield word, f"no backend accepts {facet.name} {word.name}"
@@ -272,10 +267,10 @@ def _derived(registry: Registry) -> Iterator[Finding]:
     """Derived facets that nothing reads."""
     read = {clause.facet for clause in every_clause(registry)}
     for derived in registry.derived.values():
-        if derived.name not in read and PurePath(derived.where.file).parent in _own(registry):
+        if derived.name not in read and PurePath(derived.where.file).parent in _own_directories(registry):
             yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")
 
 
-def _own(registry: Registry) -> set[PurePath]:
-    """Where the registry's own files are; what it extends is its owner's business."""
+def _own_directories(registry: Registry) -> set[PurePath]:
+    """The directories of the registry's own rows, without those of a registry that it extends."""
     return {PurePath(row.where.file).parent for row in registry.backends.values()}

@@ -1,7 +1,7 @@
 """Decision diagrams over finite variables: exact answers about all points of a product, without visiting them.
 
-A node tests one variable and has one child for each of its classes; equal nodes are one node, so that a function of
-many variables stays small where its parts are independent, equality is identity, and counting is one pass.
+A node tests one variable and has one child for each class of it. Equal nodes are one node: a function of many variables
+stays small where its parts are independent, equal functions have the same node, and counting takes one pass.
 Source: R. E. Bryant, Graph-Based Algorithms for Boolean Function Manipulation, IEEE Trans. Computers C-35(8), 1986,
 with many-valued variables (A. Srinivasan et al., Algorithms for Discrete Function Manipulation, ICCAD 1990).
 """
@@ -16,9 +16,9 @@ Box = dict[int, frozenset[int]]
 
 
 class Diagrams:
-    """A store of nodes over variables of given sizes; terminals hold any hashable value.
+    """A store of nodes over variables, ``sizes`` being their numbers of classes; a terminal holds any hashable value.
 
-    ``false`` and ``true`` are the boolean terminals; `conjoin`, `unite` and `negate` take and give boolean functions.
+    ``false`` and ``true`` are the boolean terminals; `conjoin`, `unite` and `negate` take and return boolean functions.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ class Diagrams:
 
     def terminal(self, value: Hashable) -> Node:
         """The constant function."""
-        # True == 1 in Python, but they are different answers
+        # the type too: True == 1 in Python, but they are different values
         return self._intern(("value", type(value), value), self._end, (), value)
 
     def node(self, level: int, kids: Sequence[Node]) -> Node:
@@ -49,16 +49,16 @@ class Diagrams:
         return self._unique.get(key) or self._intern(key, level, tuple(kids), None)
 
     def _intern(self, key: tuple[Any, ...], level: int, kids: tuple[Node, ...], value: Any) -> Node:
-        found = self._unique.get(key)
-        if found is None:
-            found = self._unique[key] = len(self._level)
+        node = self._unique.get(key)
+        if node is None:
+            node = self._unique[key] = len(self._level)
             self._level.append(level)
             self._kids.append(kids)
             self._values.append(value)
-        return found
+        return node
 
     def among(self, level: int, classes: Iterable[int]) -> Node:
-        """Whether variable ``level`` is in one of some classes."""
+        """The boolean function that holds where variable ``level`` is in one of some classes."""
         wanted = set(classes)
         return self.node(level, [self.true if c in wanted else self.false for c in range(self.sizes[level])])
 
@@ -72,10 +72,8 @@ class Diagrams:
             node = self._kids[node][point[self._level[node]]]
         return self._values[node]
 
-    # operations ------------------------------------------------------------------------------------------------------
-
     def ite(self, test: Node, then: Node, other: Node) -> Node:
-        """``then`` where ``test`` holds, ``other`` elsewhere."""
+        """The function that is ``then`` where ``test`` holds and ``other`` elsewhere."""
         if test == self.true:
             return then
         if test == self.false:
@@ -83,8 +81,8 @@ class Diagrams:
         if then == other:
             return then
         key = (test, then, other)
-        found = self._memo.get(key)
-        if found is None:
+        node = self._memo.get(key)
+        if node is None:
             levels = self._level
             level = min(levels[test], levels[then], levels[other])
             a = self._kids[test] if levels[test] == level else None
@@ -94,44 +92,45 @@ class Diagrams:
                 self.ite(a[i] if a else test, b[i] if b else then, c[i] if c else other)
                 for i in range(self.sizes[level])
             ]
-            found = self._memo[key] = self.node(level, kids)
-        return found
+            node = self._memo[key] = self.node(level, kids)
+        return node
 
     def negate(self, a: Node) -> Node:
         return self.ite(a, self.false, self.true)
 
     def conjoin(self, nodes: Iterable[Node]) -> Node:
-        """Where all hold. Deeper functions first, so that the partial results stay small."""
+        """The boolean function that holds where all of some do."""
         out = self.true
+        # deeper functions first, so that the partial results stay small
         for node in sorted(set(nodes), key=lambda n: self._level[n], reverse=True):
             out = self.ite(node, out, self.false)
         return out
 
     def unite(self, nodes: Iterable[Node]) -> Node:
-        """Where any holds."""
+        """The boolean function that holds where any of some does."""
         out = self.false
         for node in nodes:
             out = self.ite(node, self.true, out)
         return out
 
     def apply(self, function: Callable[..., Hashable], *nodes: Node) -> Node:
-        """The function of several functions' values, at every point."""
+        """The diagram of ``function``, applied at every point to the values of ``nodes``."""
         memo: dict[tuple[Node, ...], Node] = {}
 
         def go(args: tuple[Node, ...]) -> Node:
-            found = memo.get(args)
-            if found is None:
+            node = memo.get(args)
+            if node is None:
                 level = min(self._level[n] for n in args)
                 if level == self._end:
-                    found = self.terminal(function(*(self._values[n] for n in args)))
+                    node = self.terminal(function(*(self._values[n] for n in args)))
                 else:
                     kids = [
                         go(tuple(self._kids[n][i] if self._level[n] == level else n for n in args))
                         for i in range(self.sizes[level])
                     ]
-                    found = self.node(level, kids)
-                memo[args] = found
-            return found
+                    node = self.node(level, kids)
+                memo[args] = node
+            return node
 
         return go(nodes)
 
@@ -149,10 +148,8 @@ class Diagrams:
                 stack += self._kids[n]
         return out
 
-    # questions -------------------------------------------------------------------------------------------------------
-
     def count(self, node: Node) -> int:
-        """At how many points a boolean function holds."""
+        """The number of points at which a boolean function holds."""
         memo: dict[Node, int] = {self.true: 1, self.false: 0}
 
         def span(start: int, stop: int) -> int:
@@ -162,16 +159,16 @@ class Diagrams:
             return product
 
         def go(n: Node) -> int:
-            found = memo.get(n)
-            if found is None:
+            count = memo.get(n)
+            if count is None:
                 level = self._level[n]
-                found = memo[n] = sum(go(k) * span(level + 1, self._level[k]) for k in self._kids[n])
-            return found
+                count = memo[n] = sum(go(k) * span(level + 1, self._level[k]) for k in self._kids[n])
+            return count
 
         return go(node) * span(0, self._level[node])
 
     def cheapest(self, node: Node, cost: Callable[[int, int], int], free: Sequence[int]) -> list[int] | None:
-        """A point of least cost where a boolean function holds; ``free`` has a class of each variable that is free."""
+        """A point of least cost where a boolean function holds; ``free`` has the classes of free variables."""
         memo: dict[Node, tuple[float, int]] = {self.true: (0, 0), self.false: (float("inf"), 0)}
 
         def go(n: Node) -> float:
@@ -191,13 +188,13 @@ class Diagrams:
 
     def bounds(self, node: Node) -> Box:
         """The smallest box that holds every point of a boolean function: for each variable the classes that occur."""
-        found: list[set[int]] = [set() for _ in self.sizes]
+        occurring: list[set[int]] = [set() for _ in self.sizes]
         seen, stack = {self.false}, [] if node == self.false else [node]
 
         def skipped(start: int, stop: int) -> None:
-            # a variable that a path does not ask about takes every class
+            # a variable that a path does not test takes every class
             for level in range(start, stop):
-                found[level].update(range(self.sizes[level]))
+                occurring[level].update(range(self.sizes[level]))
 
         skipped(0, self._level[node] if stack else 0)
         while stack:
@@ -206,23 +203,23 @@ class Diagrams:
                 seen.add(n)
                 for c, kid in enumerate(self._kids[n]):
                     if kid != self.false:
-                        found[self._level[n]].add(c)
+                        occurring[self._level[n]].add(c)
                         skipped(self._level[n] + 1, self._level[kid])
                         stack.append(kid)
-        return {level: frozenset(classes) for level, classes in enumerate(found)}
+        return {level: frozenset(classes) for level, classes in enumerate(occurring)}
 
     def contains(self, node: Node, box: Box) -> bool:
         """Whether a boolean function holds at every point of a box (a set of classes for some variables)."""
         memo: dict[Node, bool] = {self.true: True, self.false: False}
 
         def go(n: Node) -> bool:
-            found = memo.get(n)
-            if found is None:
+            holds = memo.get(n)
+            if holds is None:
                 level = self._level[n]
                 classes = box.get(level)
                 kids = self._kids[n]
-                found = memo[n] = all(go(kids[c]) for c in (classes if classes is not None else range(len(kids))))
-            return found
+                holds = memo[n] = all(go(kids[c]) for c in (classes if classes is not None else range(len(kids))))
+            return holds
 
         return go(node)
 

@@ -1,4 +1,4 @@
-"""What changes between two registries: exactly which configurations get another backend, as few readable boxes."""
+"""`attnreg diff`: the configurations that get another backend from another registry, exactly, as a few boxes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """All configurations that go from one backend (None: none) to another; ``rest`` are outside the regions listed.
+    """All configurations that go from one backend (None: none) to another.
 
-    ``frame`` is what all of them have in common, facet by facet, in words.
+    ``frame`` is what they have in common, facet by facet, in words. ``rest`` of them are outside the regions listed.
     """
 
     before: str | None
@@ -38,9 +38,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The difference between two registries over ``size`` configurations that both know and either can tell apart.
+    """The difference between two registries over ``size`` configurations, which both know and either tells apart.
 
-    ``gone`` and ``new`` are the words that only one of them knows, by facet: they are no part of the comparison.
+    ``gone`` and ``new`` are the words that only ``before`` or only ``after`` knows, by facet: they are no part of the
+    comparison.
     """
 
     before: Registry
@@ -56,7 +57,7 @@ class Diff:
         return sum(c.count for c in self.changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
+        """The difference as JSON-ready values."""
         return {
             "before": self.before.title,
             "after": self.after.title,
@@ -94,12 +95,12 @@ def diff(
     any_packages: bool = False,
     limit: int = 8,
 ) -> Diff:
-    """Every configuration whose backend differs, grouped by what it had and what it gets.
+    """Every configuration whose backend differs, grouped by the backends before and after.
 
-    ``within`` narrows the question: facet -> value, or a collection of values (of features, flags and packages: all of
-    them); ``requests`` narrow it to what some layers ask for, wherever they run. Every package is taken as installed,
-    unless ``any_packages`` lets each be there or not. At most ``limit`` boxes are listed for each pair of backends, the
-    one nearest to an ordinary request first; the counts are exact all the same.
+    within: facet -> the value, or the values, that a configuration has; for features, flags and packages all of the
+    words. requests: only these requests are compared, on every platform. any_packages: each package is compared both
+    installed and missing; otherwise every package is installed. limit: the most boxes that are listed for each pair of
+    backends, the box nearest to an ordinary request first; the counts stay exact.
 
     Raises ValueError for a facet in ``within`` that neither registry distinguishes, or a value that neither knows.
     """
@@ -109,7 +110,7 @@ def diff(
         [
             space.possible,
             _common(space, before, after),
-            *([d.unite(_asked(space, request) for request in requests)] if requests else []),
+            *([d.unite(_points_of(space, request) for request in requests)] if requests else []),
             *(_within(space, facet, wanted) for facet, wanted in (within or {}).items()),
             *(
                 d.among(k, [v.ordinary])
@@ -121,13 +122,13 @@ def diff(
     old, new = Model(space, before).chosen(), Model(space, after).chosen()
     pairs = d.apply(lambda a, b: None if a == b else (a, b), old, new)
     pairs = d.ite(inside, pairs, d.terminal(None))
-    asked = d.bounds(inside)
+    compared = d.bounds(inside)
     changes = []
     for pair in d.terminals(pairs) - {None}:
         region = d.apply(lambda value, p=pair: value == p, pairs)
         frame = d.bounds(region)
         boxes, rest = cover(space, region, frame, limit)
-        shown = {level: classes for level, classes in frame.items() if classes != asked[level]}
+        shown = {level: classes for level, classes in frame.items() if classes != compared[level]}
         changes.append(Change(pair[0], pair[1], tuple(described(space, shown)), d.count(region), tuple(boxes), rest))
     changes.sort(key=lambda c: (-c.count, c.before or "", c.after or ""))
     return Diff(before, after, d.count(inside), tuple(changes), _words(before, after), _words(after, before))
@@ -145,7 +146,7 @@ def _words(these: Registry, those: Registry) -> dict[str, tuple[str, ...]]:
 
 
 def _common(space: Space, before: Registry, after: Registry) -> Node:
-    """Where a configuration uses only words that both registries know."""
+    """The configurations that use only words that both registries know."""
     d, parts = space.diagrams, []
     foreign = [
         (facet, word)
@@ -163,17 +164,17 @@ def _common(space: Space, before: Registry, after: Registry) -> Node:
     return d.conjoin(parts)
 
 
-def _asked(space: Space, request: AttentionRequest) -> Node:
-    """Where a request is made, on any platform."""
-    # a facet that a registry declares and the request leaves out is not given
+def _points_of(space: Space, request: AttentionRequest) -> Node:
+    """The configurations of one request, on every platform."""
+    # None for the facets that a registry declares and the request leaves out
     declared = (f for r in space.registries for f in r.vocabulary.facets.values() if f.of == "request")
     facts, d = {**{f.name: None for f in declared}, **request.facts()}, space.diagrams
-    asked = [(level, v) for level, v in enumerate(space.variables) if v.facet in facts]
-    return d.conjoin(d.among(level, [v.class_of(v.value_in(facts))]) for level, v in asked)
+    variables = [(level, v) for level, v in enumerate(space.variables) if v.facet in facts]
+    return d.conjoin(d.among(level, [v.class_of(v.value_in(facts))]) for level, v in variables)
 
 
 def _within(space: Space, facet: str, wanted: Any) -> Node:
-    """Where a facet has one of the values; for a set facet, where it holds all of them."""
+    """The configurations in which a facet has one of some values; for a set facet, those in which it holds all."""
     values = [wanted] if isinstance(wanted, str | int) or wanted is None else list(wanted)
     _validate_words(space, facet, values)
     if facet in ("features", "flags", "packages"):
@@ -196,15 +197,15 @@ def _validate_words(space: Space, facet: str, values: Collection[Any]) -> None:
 
 
 def _holding(space: Space, facet: str, words: Collection[Any]) -> Node:
-    """Where a set holds all of some words; one that makes no difference is held by every configuration."""
+    """The configurations in which a set holds all of some words. A word that makes no difference excludes none."""
     d = space.diagrams
     levels = [level for word in words if (level := space.level.get((facet, str(word)))) is not None]
-    there = [[i for i, c in enumerate(space.variables[k].classes) if c[0] not in (None, False)] for k in levels]
-    return d.conjoin(d.among(*pair) for pair in zip(levels, there, strict=True))
+    present = [[i for i, c in enumerate(space.variables[k].classes) if c[0] not in (None, False)] for k in levels]
+    return d.conjoin(d.among(*pair) for pair in zip(levels, present, strict=True))
 
 
 def _having(space: Space, facet: str, values: Collection[Any]) -> Node:
-    """Where a facet of one value has one of some."""
+    """The configurations in which a facet that holds one value has one of ``values``."""
     level = space.level.get((facet, None))
     if level is None:
         others = ", ".join(dict.fromkeys(v.facet for v in space.variables if len(v.classes) > 1))

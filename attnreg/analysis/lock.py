@@ -1,4 +1,4 @@
-"""The selections that a deployment relies on, written to a file and held against later data."""
+"""`attnreg lock`: the selections that a deployment relies on, written to a file and compared with later data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One locked selection that is another one now: what it was, and what it is with its trace."""
+    """One locked selection that has changed: the lock's entry, and the selection now or its problem."""
 
     entry: Mapping[str, Any]
     now: Selection | None
@@ -41,7 +41,7 @@ class Drift:
         return _title(chosen.name if chosen else None, chosen.variant if chosen else None)
 
     def lines(self) -> list[str]:
-        """What changed, what now speaks against the old choice, and how the new one was chosen."""
+        """The drift in plain text: both backends, the reasons against the old one, and how the new one was chosen."""
         platform, where = self.entry["platform"], " · ".join(filter(None, (self.entry["model"], self.entry["label"])))
         lines = [f"{where} · {platform['platform']} {platform['arch']}: {self.before} → {self.after}"]
         if self.problem:
@@ -82,7 +82,7 @@ def write_lock(
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """A lock file. Raises `RegistryError` where it is none."""
+    """The contents of a lock file. Raises `RegistryError` for a file that is not one."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as e:

@@ -1,4 +1,4 @@
-"""A registry as it was in another git revision: ``REV:DIRECTORY``, or any source that `load_registry` takes."""
+"""Loads a registry from a git revision, ``REV:DIRECTORY``, or from any source that `load_registry` takes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from attnreg.registry import Registry
 
 
 def load_revision(source: str) -> Registry:
-    """The registry that ``source`` names; ``main:registry`` is that directory as the revision ``main`` has it.
+    """The registry that ``source`` names: ``main:registry`` is the directory ``registry`` in the revision ``main``.
 
-    The directory may be left out where it is the registry of this checkout (``main:``). Raises `RegistryError`.
+    Without a directory (``main:``) it is the one of this checkout's registry. Raises `RegistryError`.
     """
     revision, colon, directory = source.partition(":")
-    # a path may hold a colon, and does on Windows
+    # a path may contain a colon, as on Windows
     if not colon or not revision or Path(source).exists():
         return load_registry(source)
     here = Path.cwd() if directory else registry_root().parent

@@ -1,6 +1,6 @@
-"""The space of configurations of some registries: the product of all classes of values that their data tells apart.
+"""The space of configurations of some registries: the product of the classes of values that their data tells apart.
 
-A statement about all configurations is decided over it (`attnreg.analysis.symbolic`), not sampled.
+Statements about all configurations are decided over it exactly, by `attnreg.analysis.symbolic`, and not sampled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnreg.request import AttentionRequest
 class Space:
     """The product of the classes that some registries distinguish, with a store of decision diagrams over it.
 
-    ``possible`` leaves out what no request can be, such as query heads that are no multiple of the KV heads.
+    ``possible`` leaves out points without a request, such as query heads that are not a multiple of the KV heads.
     """
 
     def __init__(self, registries: Iterable[Registry]) -> None:
@@ -33,7 +33,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many configurations can be told apart."""
+        """The number of configurations that the registries tell apart."""
         return self.diagrams.count(self.possible)
 
     def _possible(self) -> Node:
@@ -49,19 +49,19 @@ class Space:
         return out
 
     def _pair(self, a: int, b: int, i: int, j: int) -> tuple[Any, Any] | None:
-        """Values of two linked facets that a request takes together, the ordinary first."""
+        """Values of two linked facets that a request may combine, from classes of each; None where there are none."""
         first, second = self.variables[a], self.variables[b]
         fits = next(fits for x, y, fits in LINKED if (x, y) == (first.facet, second.facet))
         pairs = product(first.usual(i), second.usual(j))
         return next(((x, y) for x, y in pairs if x is None or y is None or fits(x, y)), None)
 
     def point(self, request: AttentionRequest, platform: Platform) -> list[int]:
-        """The classes in which a configuration falls."""
+        """The classes of a configuration, one for each variable."""
         facts = {**request.facts(), **platform.facts()}
         return [v.class_of(v.value_in(facts)) for v in self.variables]
 
     def example(self, point: Sequence[int]) -> tuple[AttentionRequest, Platform]:
-        """A possible configuration that falls in these classes; the ordinary value of a class where it has one."""
+        """A configuration at a possible point, with the ordinary value of each class that has one."""
         values = {key: self.variables[i].usual(point[i])[0] for key, i in self.level.items()}
         for first, second, _ in LINKED:
             a, b = (self.level.get((facet, None)) for facet in (first, second))

@@ -1,4 +1,4 @@
-"""Selection as an exact function over the space of configurations: each condition, row and order as a diagram."""
+"""Model: a registry's selection as decision diagrams over the space, from conditions to the backend chosen."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from attnreg.registry import Backend, Order, Registry, Variant
 class Model:
     """One registry's selection as functions over a space.
 
-    Where the space holds words that the registry does not know (of another registry, to which it is compared), nothing
-    is chosen; a flag or a facet that it does not know changes nothing. ``asked`` says of which requests rows are
-    functions: of those that the order makes, or of those by name. It is no dimension of the space, for one selection
-    may make both.
+    Where the space has words that the registry does not know (those of another registry, in a comparison), no backend
+    is chosen; a flag or a facet that it does not know changes nothing. ``asked`` says whether rows are judged for the
+    order or for a user who names one. It is no dimension of the space, because one selection may do both.
     """
 
     def __init__(self, space: Space, registry: Registry, asked: str = AUTOMATIC) -> None:
@@ -36,25 +35,23 @@ class Model:
 
     @cached_property
     def by_name(self) -> Model:
-        """The model of requests by name; the same where the registry makes no difference."""
+        """The model of rows that a user names; this model where the registry has no facet `asked`."""
         return Model(self.space, self.registry, BY_NAME) if ASKED in self.registry.vocabulary.facets else self
 
     @property
     def both(self) -> tuple[Model, ...]:
-        """This model and that of requests by name, if it is another."""
+        """This model and, if it is another, that of rows that a user names."""
         return (self,) if self.by_name is self else (self, self.by_name)
-
-    # conditions ------------------------------------------------------------------------------------------------------
 
     def condition(self, condition: Condition) -> Node:
         """Where a condition holds."""
-        found = self._conditions.get(id(condition))
-        if found is None:
+        node = self._conditions.get(id(condition))
+        if node is None:
             parts = [self.clause(clause) for clause in condition.clauses]
             parts += [self.d.unite(self.condition(c) for c in group) for group in condition.any_of]
             parts += [self.d.negate(self.condition(c)) for c in condition.none_of]
-            found = self._conditions[id(condition)] = self.d.conjoin(parts)
-        return found
+            node = self._conditions[id(condition)] = self.d.conjoin(parts)
+        return node
 
     def clause(self, clause: Clause) -> Node:
         return self.matches(clause.facet, clause.matcher)
@@ -97,18 +94,16 @@ class Model:
 
     def derived(self, name: str) -> Node:
         """A derived facet's value everywhere."""
-        found = self._derived.get(name)
-        if found is None:
-            found = self.d.terminal(None)
+        node = self._derived.get(name)
+        if node is None:
+            node = self.d.terminal(None)
             for condition, value, _ in reversed(self.registry.derived[name].cases):
-                found = self.d.ite(self.condition(condition), self.d.terminal(value), found)
-            self._derived[name] = found
-        return found
-
-    # rows ------------------------------------------------------------------------------------------------------------
+                node = self.d.ite(self.condition(condition), self.d.terminal(value), node)
+            self._derived[name] = node
+        return node
 
     def without_rules(self, variant: Variant) -> Node:
-        """Where a variant's own claims and requirements accept, its rules left aside."""
+        """Where a variant would accept without its rules."""
         d = self.d
         parts = [self.space.possible, self.condition(variant.when), self.condition(variant.requires)]
         for claim in variant.claims:
@@ -148,32 +143,30 @@ class Model:
             self._rows[name] = self.d.unite(a for a, _ in both), self.d.unite(n for _, n in both)
         return self._rows[name]
 
-    # selection -------------------------------------------------------------------------------------------------------
-
     def chosen(self) -> Node:
         """The name of the selected backend everywhere; None where there is none."""
         d = self.d
         if self._chosen is None:
-            out = self._walk(None)
+            out = self._by_order(None)
             for choice in self.registry.choices:
                 if choice.strength == "require":
                     required = choice.backends[0]
                     candidate = required, self._undenied(required, self.by_name)
                     out = d.ite(self.condition(choice.when), self.pick([candidate]), out)
                 elif choice.strength == "prefer":
-                    out = d.ite(self.condition(choice.when), self._walk(choice.backends[0]), out)
+                    out = d.ite(self.condition(choice.when), self._by_order(choice.backends[0]), out)
             self._chosen = d.ite(self._known(), out, d.terminal(None))
         return self._chosen
 
     def _known(self) -> Node:
-        """Where every word is one of the registry's."""
+        """Where the registry knows every word."""
         vocabulary, parts = self.registry.vocabulary, []
         for level, variable in enumerate(self.space.variables):
             facet = vocabulary.facets.get(variable.facet)
             if facet is not None and facet.kind in ("word", "arch"):
                 words = [c[0][1] if variable.facet == "arch" else c[0] for c in variable.classes]
-                known = [i for i, word in enumerate(words) if word is None or word in facet.known]
-                parts.append(self.d.among(level, known))
+                classes = [i for i, word in enumerate(words) if word is None or word in facet.known]
+                parts.append(self.d.among(level, classes))
         return self.d.conjoin(parts)
 
     def native(self) -> Node:
@@ -217,7 +210,7 @@ class Model:
             out = self.d.ite(native, self.d.terminal(name), out)
         return out
 
-    def _walk(self, preferred: str | None) -> Node:
+    def _by_order(self, preferred: str | None) -> Node:
         first = [(preferred, self._undenied(preferred, self.by_name))] if preferred else []
         out = self.pick(first)
         for order, region in self.regions():

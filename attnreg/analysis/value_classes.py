@@ -1,4 +1,4 @@
-"""Classes of values that some registries cannot tell apart: what each dimension of their space is made of."""
+"""Variables: the dimensions of the space, each with the classes of values that some registries cannot tell apart."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_VALUES = 4096
 class Variable:
     """One dimension of the space: a facet, or one word of a set facet.
 
-    ``classes`` lists each class's values; two values are in one class where their ``signature`` is equal. Integers are
-    listed up to ``top``, past which they repeat.
+    ``classes`` lists the values of each class; values with equal ``signature`` are in one class. Integers are listed up
+    to ``top``; past it the classes repeat.
     """
 
     facet: str
@@ -42,11 +42,11 @@ class Variable:
         return next((i for i, c in enumerate(self.classes) if usual in c), 0)
 
     def class_of(self, value: Any) -> int:
-        """The class of any value, listed or not. Raises KeyError for one that no request has."""
-        found = self.index.get(self.signature(value))
-        if found is None:
+        """The class of any value, listed or not. Raises KeyError for a value that no request has."""
+        index = self.index.get(self.signature(value))
+        if index is None:
             raise KeyError(f"{self.name} {value!r}")
-        return found
+        return index
 
     def usual(self, index: int) -> list[Any]:
         """The values of a class, the ordinary one first."""
@@ -74,36 +74,38 @@ def variables(registries: tuple[Registry, ...]) -> Iterator[Variable]:
     for registry in registries:
         for clause in every_clause(registry):
             matchers.setdefault(clause.facet, []).append(clause.matcher)
-    asked = {name: list({id(m): m for m in found}.values()) for name, found in matchers.items()}
+    distinct = {name: list({id(m): m for m in each}.values()) for name, each in matchers.items()}
     facets = _facets(registries).values()
-    yield _devices(registries, asked)
+    yield _devices(registries, distinct)
     for facet in facets:
-        yield from _of_one_value(facet, asked, registries)
+        yield from _of_one_value(facet, distinct, registries)
     for facet in facets:
-        yield from _of_a_set(facet, asked.get(facet.name, []))
+        yield from _of_a_set(facet, distinct.get(facet.name, []))
 
 
 def _of_one_value(
-    facet: Facet, asked: Mapping[str, list[Matcher]], registries: tuple[Registry, ...]
+    facet: Facet, matchers: Mapping[str, list[Matcher]], registries: tuple[Registry, ...]
 ) -> Iterator[Variable]:
     """The dimension of a facet that holds one value, if there is one."""
-    # a derived facet follows from others; which value the selection's own has is a matter of the model of a selection
+    # derived facets follow from others, and the model of a selection sets the selection's own facet
     if facet.of in ("derived", "selection") or facet.name in ("platform", "arch"):
         return
-    own, required = asked.get(facet.name, []), facet.name in CORE and CORE[facet.name].required
+    tests, required = matchers.get(facet.name, []), facet.name in CORE and CORE[facet.name].required
     if facet.kind == "integer":
-        linked = asked.get(partner_of(facet.name) or "", [])
-        if own or (required and linked):
-            yield _integers(facet.name, own, linked)
-    elif own and facet.kind not in ("words", "packages"):
-        values = _texts(own) if facet.kind == "text" else sorted(facet.words, key=str)
-        yield _split(facet.name, None, values if required else [None, *values], _word_signature(facet, own, registries))
+        linked = matchers.get(partner_of(facet.name) or "", [])
+        if tests or (required and linked):
+            yield _integers(facet.name, tests, linked)
+    elif tests and facet.kind not in ("words", "packages"):
+        values = _texts(tests) if facet.kind == "text" else sorted(facet.words, key=str)
+        yield _split(
+            facet.name, None, values if required else [None, *values], _word_signature(facet, tests, registries)
+        )
 
 
 def _of_a_set(facet: Facet, asked: list[Matcher]) -> Iterator[Variable]:
-    """The dimensions of a facet that holds a set: one for each word or package that some registry asks for."""
+    """The dimensions of a facet that holds a set: one for each word or package that some registry mentions."""
     if facet.kind == "words":
-        # a feature that no row serves is one that every row refuses
+        # every feature makes a difference: rows that do not serve it refuse it
         every = facet.name == "features" or any(m.form == "only" for m in asked)
         words = sorted(facet.words) if every else sorted({w for m in asked for w in m.mentions})
         yield from (_split(facet.name, word, (False, True), lambda value: value) for word in words)
@@ -155,12 +157,12 @@ def _split(
     groups: dict[Hashable, list[Any]] = {}
     for value in values:
         groups.setdefault(signature(value), []).append(value)
-    index = {found: i for i, found in enumerate(groups)}
+    index = {key: i for i, key in enumerate(groups)}
     return Variable(facet, word, tuple(map(tuple, groups.values())), signature, index, top)
 
 
 def _devices(registries: tuple[Registry, ...], matchers: Mapping[str, list[Matcher]]) -> Variable:
-    """Platform and architecture are one variable: the second determines the first."""
+    """The variable of platform and architecture together, because the second determines the first."""
     vocabularies = [r.vocabulary for r in registries]
     devices = {(a.platform, a.name): None for v in vocabularies for a in v.architectures.values()}
     by_platform, by_arch = matchers.get("platform", ()), matchers.get("arch", ())
@@ -186,10 +188,10 @@ def _word_signature(facet: Facet, asked: list[Matcher], registries: tuple[Regist
 
 def _integers(name: str, asked: list[Matcher], linked: list[Matcher]) -> Variable:
     core, usual = CORE.get(name), ordinary(name)
-    # twice the range, so that what repeats is seen to do so
+    # twice the range, so that a period that repeats appears twice
     stop = 2 * integer_range([*asked, *linked]).stop
     if asked and linked and name in ("num_heads", "num_kv_heads"):
-        # far enough to hold, for each class of the one, a multiple in each class of the other that has one
+        # far enough for each class of KV heads to have a multiple in each class of query heads where there is one
         stop = min(stop * stop, _MOST_VALUES)
     optional = [] if core and core.required else [None]
     beyond = [usual] if usual is not None and usual >= stop else []
@@ -212,7 +214,7 @@ def _package(package: str, wanted: list[Requirement]) -> Variable:
 
 
 def _texts(matchers: list[Matcher]) -> list[str]:
-    """The texts that matchers name, and before them one that none of them names."""
+    """The texts that matchers name, after a text that none of them names."""
     named = sorted(word for word in {w for m in matchers for w in m.mentions} if word is not None)
     another = "(another)"
     while another in named:

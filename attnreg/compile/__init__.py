@@ -1,1 +1,1 @@
-"""YAML files -> one immutable Registry, every problem with its place."""
+"""YAML files -> one immutable Registry, or every problem in them with its location."""

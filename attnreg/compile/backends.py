@@ -1,4 +1,4 @@
-"""Rows of backends.yaml -> `Backend`: claims are resolved and each variant is unfolded into a complete alternative."""
+"""Rows of backends.yaml -> `Backend`: resolves claims, and makes each variant a complete alternative."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 
 @dataclass(slots=True)
 class _Capabilities:
-    """What a row claims, while variants and overlays still change it."""
+    """The capabilities of a row, while variants and overlays still change them."""
 
     claims: dict[str, Claim]
     features: dict[str, Location]
@@ -31,13 +31,13 @@ class _Capabilities:
     unchecked: dict[str, Location]
 
     def add(self, features: Mapping[str, Location]) -> None:
-        """Serve features natively, whatever was said of them before."""
+        """Serve features natively; a feature that was emulated is no longer."""
         self.features |= features
         for feature in features:
             self.emulated.pop(feature, None)
 
     def remove(self, feature: str) -> bool:
-        """Refuse a feature; whether it was served before."""
+        """Refuse a feature. Returns whether it was served before."""
         served = False
         for group in (self.features, self.emulated, self.unchecked):
             served |= group.pop(feature, None) is not None
@@ -51,7 +51,7 @@ class _Capabilities:
 
 @dataclass(slots=True)
 class _Row:
-    """A row as it was first stated, and what overlays change of it."""
+    """A row as its file states it, and the changes that overlays make."""
 
     base: Part[schema.BackendData]
     patches: list[Part[schema.BackendPatch]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Row:
 
 
 class RowCompiler(Reporter):
-    """Compiles rows; ``imports`` says whether modules are to be imported, ``trusted`` from which packages."""
+    """Compiles rows. ``imports`` says whether modules may be imported, ``trusted`` from which packages."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class RowCompiler(Reporter):
         super().__init__(vocabulary, sources, broken, problems)
         self.trusted = trusted
         self.imports = imports
-        # by file, what none of its rows looks at
+        # by file, the features and facets that its rows do not check
         self.unchecked: dict[Document, dict[str, Location]] = {}
 
     def backends(self, parts: Parts) -> dict[str, Backend]:
-        """Every row, by name, as the files and then the overlays describe it."""
+        """Name -> backend, for every row, with the changes of all overlays applied."""
         rows: dict[str, _Row] = {}
         for file in parts.backends:
             self.unchecked[file.document] = self._unchecked(file, file.model.unchecked)
@@ -102,7 +102,7 @@ class RowCompiler(Reporter):
     ) -> Backend:
         data = base.model
         features = self.vocabulary.features
-        # what a file says of facets is no surprise in a row; a feature that is let through is
+        # a row inherits the unchecked features of its file, of which a selection warns, but not the unchecked facets
         unchecked = {w: at for w, at in self.unchecked.get(base.document, {}).items() if w in features}
         capabilities = _Capabilities({}, {}, base.key_at("capabilities"), {}, unchecked)
         self._identity(base, capabilities)
@@ -126,7 +126,7 @@ class RowCompiler(Reporter):
             if part.model.source is not None:
                 self.source(part, part.model.source)
         statements.complete(base, capabilities.claims, capabilities.unchecked)
-        # a row without variants is its own only alternative
+        # a row without variants has one alternative
         alternatives = [self._variant(v, base, capabilities, requires, rules) for v in variants.values() or [[]]]
         return Backend(
             name=name,
@@ -221,7 +221,7 @@ class RowCompiler(Reporter):
             capabilities.claims[key] = claim
 
     def _without(self, part: Part[object], key: str, base: Matcher, change: Claim, items: list[object]) -> Claim | None:
-        """What is left of a claim when ``items`` are removed from it; each of them must remove something."""
+        """A claim without ``items``, each of which must remove a value; None where the claim cannot be changed."""
         path, words = ("capabilities", "remove", key), self.vocabulary.claims[key].words
         try:
             values = words or integer_range([base, change.matcher])
@@ -259,7 +259,7 @@ class RowCompiler(Reporter):
         return Claim(facet.name, key, self._accepted(part, facet, raw, *path), part.document.key_at(*here))
 
     def _accepted(self, part: Part[object], facet: Facet, raw: object, *path: str | int) -> Matcher:
-        """What a claim accepts: anything, some values, or (of a facet that follows another) that it is not given."""
+        """The matcher of a claim: of every value (`any`), of a value that is not given (`same`), or of some values."""
         if raw == "any":
             return ANY
         if raw == "same" and raw not in facet.words:
@@ -277,7 +277,7 @@ class RowCompiler(Reporter):
         return ANY
 
     def _rules(self, part: Part[object], rules: list[schema.RuleData]) -> list[Rule]:
-        self.shadowed(part, (rule.when for rule in rules), ("rules",), "rule")
+        self.check_reachable(part, (rule.when for rule in rules), ("rules",), "rule")
         out = []
         for i, rule in enumerate(rules):
             when = self.condition(part, rule.when, "rules", i, "when")
@@ -298,7 +298,7 @@ class RowCompiler(Reporter):
         requires: Condition,
         rules: list[Rule],
     ) -> Variant:
-        """An alternative: what the row says, with what a variant and then the overlays that name it change."""
+        """One alternative: the row's data, changed by a variant and then by overlays of the variant."""
         capabilities, when, notes, source = base.copy(), ALWAYS, list[str](), None if layers else row.model.source
         for part in layers:
             data = part.model

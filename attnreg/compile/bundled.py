@@ -1,4 +1,4 @@
-"""Where the data is that comes with attnreg."""
+"""The directory of the data that comes with attnreg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validated files -> one Registry: rows, orders, choices and invariants, in which every name must exist."""
+"""Validated files -> one Registry. Checks that every name in orders, choices, waivers and invariants exists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compile_registry(
     files: tuple[str, ...],
     problems: Iterable[Problem] = (),
 ) -> Registry:
-    """The registry that the parts make. Raises `RegistryError` with every problem found, those given included."""
+    """The registry made of ``parts``. Raises `RegistryError` with every problem, ``problems`` included."""
     return _Compiler(parts, trusted, list(problems)).registry(name, fingerprint, files)
 
 
@@ -45,7 +45,7 @@ class _Compiler(Reporter):
         vocabulary = compile_vocabulary(parts.vocabulary, problems)
         super().__init__(vocabulary, sources, parts.broken, problems)
         if len(problems) > before:
-            # everything else is said in these words
+            # without its words, every other part would have problems too
             self._fail()
         self.parts = parts
         self.trusted = trusted
@@ -81,8 +81,6 @@ class _Compiler(Reporter):
         if self.problems:
             raise RegistryError(self.problems)
 
-    # derived facets --------------------------------------------------------------------------------------------------
-
     def _derived(self) -> dict[str, Derived]:
         out: dict[str, Derived] = {}
         for part in self.parts.vocabulary:
@@ -99,11 +97,11 @@ class _Compiler(Reporter):
                     )
                     for i, case in enumerate(data.cases)
                 )
-                self.shadowed(part, (case.when for case in data.cases), (*here, "cases"), "case")
+                self.check_reachable(part, (case.when for case in data.cases), (*here, "cases"), "case")
                 self.source(part, None if part.borrowed else data.source, *here)
                 where = part.key_at(*here)
                 out[name] = Derived(name, cases, where)
-                # 1 and True are equal, and not the same value
+                # by type too: 1 and True are equal, but different values
                 values = tuple({(type(value), value): value for _, value, _ in cases if value is not None}.values())
                 facet = Facet(name, "derived", "derived", data.legend, where, values, data.claim)
                 self.vocabulary = self.vocabulary.with_facets([facet])
@@ -116,7 +114,7 @@ class _Compiler(Reporter):
             for platform, rows in part.model.items():
                 if not self.name(part, (platform,), platform, platforms, "platform", key=True):
                     continue
-                self.shadowed(part, (row.when for row in rows), (platform,), "order")
+                self.check_reachable(part, (row.when for row in rows), (platform,), "order")
                 below = orders.get(platform, ())
                 names = [order.name for order in below]
                 for i, row in enumerate(rows):
@@ -127,7 +125,7 @@ class _Compiler(Reporter):
                 if part in self.parts.orders and rows and rows[-1].when is not None:
                     help_ = "end the list with an order that has no `when`"
                     self.report(part, (platform, len(rows) - 1), "the last order has a `when`", help_)
-                # what an overlay says comes first
+                # the orders of an overlay come first
                 orders[platform] = (*(self._order(part, platform, i, r, backends) for i, r in enumerate(rows)), *below)
         for place in self.parts.places:
             self._place(place, orders, backends)
@@ -150,13 +148,13 @@ class _Compiler(Reporter):
                 help_ = "remove one, or give each an `if`"
                 self.report(part, here, f"{entry.backend} stands twice in the order", help_)
             seen[entry.backend] = bool(entry.if_)
-            condition = self.deciding(part, entry.if_, *here, "if")
+            condition = self.shared_condition(part, entry.if_, *here, "if")
             entries.append(Entry(entry.backend, condition, part.at(*here)))
         self.source(part, row.source, *path)
         return Order(
             platform=platform,
             name=row.name,
-            when=self.deciding(part, row.when, *path, "when"),
+            when=self.shared_condition(part, row.when, *path, "when"),
             entries=tuple(entries),
             where=part.at(*path),
             because=row.because,
@@ -166,9 +164,9 @@ class _Compiler(Reporter):
     def _place(
         self, part: Part[schema.PlaceData], orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]
     ) -> None:
-        """Put a backend beside a neighbour, in every order that has one; with `if`, an earlier place of it stays."""
+        """Insert a backend beside a neighbour, in every order that has one; with `if`, its earlier places stay."""
         data = part.model
-        entry = Entry(data.backend, self.deciding(part, data.if_, "if"), part.at())
+        entry = Entry(data.backend, self.shared_condition(part, data.if_, "if"), part.at())
         side, neighbour = self._neighbour(part, backends, [order.title for order in _all(orders)])
         if neighbour is None:
             return
@@ -186,7 +184,7 @@ class _Compiler(Reporter):
     def _neighbour(
         self, part: Part[schema.PlaceData], backends: dict[str, Backend], titles: list[str]
     ) -> tuple[str, str | None]:
-        """On which side of which backend the place is; None for the backend where the place is not valid."""
+        """The side and the name of the neighbour of a place; None for the name where the place is not valid."""
         data = part.model
         side, neighbour = ("before", data.before) if data.before else ("after", data.after)
         if neighbour is None or (data.before and data.after):
@@ -201,16 +199,16 @@ class _Compiler(Reporter):
 
     def _choice(self, part: Part[schema.ChoiceData], backends: dict[str, Backend]) -> Choice:
         data = part.model
-        given = {k: v for k in ("require", "prefer", "deny") if (v := getattr(data, k)) is not None}
-        if len(given) != 1:
+        decisions = {k: v for k in ("require", "prefer", "deny") if (v := getattr(data, k)) is not None}
+        if len(decisions) != 1:
             self.report(part, (), "a choice needs exactly one of `require`, `prefer` and `deny`")
-        strength, names = next(iter(given.items()), ("deny", []))
+        strength, names = next(iter(decisions.items()), ("deny", []))
         names = [names] if isinstance(names, str) else names
-        if given and not names:
+        if decisions and not names:
             self.report(part, (strength,), "names no backend")
         for i, name in enumerate(names):
             self.name(part, (strength, i), name, backends, "backend")
-        when = self.deciding(part, data.when, "when")
+        when = self.shared_condition(part, data.when, "when")
         return Choice(strength, tuple(names), when, part.at(), data.because)  # type: ignore[arg-type]
 
     def _fallbacks(self) -> Iterator[Fallback]:
@@ -220,7 +218,7 @@ class _Compiler(Reporter):
                 for j, facet in enumerate(data.only):
                     self.name(part, (*path, "only", j), facet, self.vocabulary.facets, "facet")
                 self.source(part, data.source, *path)
-                when = self.deciding(part, data.when, *path, "when")
+                when = self.shared_condition(part, data.when, *path, "when")
                 yield Fallback(when, frozenset(data.only), data.because, part.at(*path))
 
     def _waivers(self) -> Iterator[Waiver]:
@@ -245,7 +243,7 @@ class _Compiler(Reporter):
         return Invariant(
             name=data.name,
             says=data.says,
-            when=self.deciding(part, data.when, "when"),
+            when=self.shared_condition(part, data.when, "when"),
             where=part.at(),
             chosen=frozenset(data.chosen) if data.chosen is not None else None,
             never=frozenset(data.never or ()),
@@ -259,7 +257,7 @@ def _all(orders: dict[str, tuple[Order, ...]]) -> list[Order]:
 
 
 def _with_entry(order: Order, entry: Entry, side: str, neighbour: str, *, again: bool) -> Order:
-    """The order with one entry more, beside the first of a neighbour; ``again``: one that it has already stays."""
+    """The order with an entry beside the first of a neighbour; ``again`` keeps earlier entries of the same backend."""
     entries = [e for e in order.entries if again or e.backend != entry.backend]
     at = [e.backend for e in entries].index(neighbour)
     entries.insert(at + (side == "after"), entry)

@@ -1,9 +1,9 @@
-"""Plain data -> conditions and matchers: the parser of the one condition grammar, every problem with its place.
+"""Parser: plain data -> conditions and matchers, with the location of every problem.
 
-`attnreg.language.conditions` shows the grammar. It is the same over a registry's facets, whose words are known, and
-over the fields of a model's config (`attnreg.language.vocabulary.OpenFacets`), which hold whatever JSON can hold. There
-a value equals what is of its kind (``1`` is ``1.0``; neither is ``true`` or ``"1"``), bounds and ``multiple_of`` accept
-numbers only, a text with ``*`` or ``?`` accepts text only, and a list or a mapping is only ever null or not.
+`attnreg.language.conditions` shows the grammar. It is the same over the facets of a registry, whose words are known,
+and over the fields of a model's config (`attnreg.language.vocabulary.OpenFacets`), which hold any JSON value. For a
+field, ``1`` equals ``1.0``, but neither equals ``true`` or ``"1"``; bounds and ``multiple_of`` accept only numbers, and
+a pattern with ``*`` or ``?`` only text. A list or a mapping can only be tested for null.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ ARCH_OPERATORS = ("min", "max", "below", "not")
 WORD_OPERATORS = ("not",)
 _GLOB = re.compile(r"[*?]")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*([<>=!~].*)?\Z")
-# versions that are plainly right: a registry that has no others is read without the library, whose import takes long
+# specifiers that are valid for certain: packaging, whose import is slow, is imported only where a registry has another
 _PLAIN_VERSIONS = re.compile(r"\s*(?:[<>]=?|[=!]=)\s*[0-9]+(?:\.[0-9]+)*\s*\Z")
 
 
 class Facets(Protocol):
-    """What conditions may name: a `Vocabulary`, or `OpenFacets` for the fields of a model's config.
+    """The facets that conditions may name: a `Vocabulary`, or `OpenFacets` for the fields of a model's config.
 
-    ``facet`` finds one by name; ``facets`` are those that are known before anybody names them.
+    ``facet`` returns the facet of a name. ``facets`` lists those that are declared; `OpenFacets` declares none.
     """
 
     @property
@@ -68,9 +68,9 @@ class Facets(Protocol):
 
 
 class Parser:
-    """Turns plain data into conditions and tests; what is wrong is added to ``problems`` with its place.
+    """Turns plain data into conditions and matchers; adds each problem, with its location, to ``problems``.
 
-    ``of_row`` says whether they are a backend's: whatever decides between backends is the same for all of them.
+    ``of_row`` says whether a condition may differ from backend to backend; the condition of an order may not.
     """
 
     def __init__(self, words: Facets, document: Document, problems: list[Problem], *, of_row: bool = True) -> None:
@@ -117,19 +117,17 @@ class Parser:
             self.problem(path, f"unknown facet `{name}`", did_you_mean(name, known), key=True)
             return []
         if facet.of == "selection" and not self.of_row:
-            message = f"`{name}` is no matter of requests: it differs from backend to backend"
+            message = f"`{name}` cannot be used here: its value differs from backend to backend"
             self.problem(path, message, "rows, waivers and derived facets may ask for it", key=True)
         return [Clause(name, self.matcher(raw, facet, path), self.doc.key_at(*path))]
 
     def matcher(self, raw: object, facet: Facet, path: Path_) -> Matcher:
-        """The matcher that the data stands for. Reports an unknown word, operator or type, and a matcher of nothing."""
+        """The matcher that the data describes. Reports unknown words, operators, types, and a matcher of no value."""
         if facet.kind == "words":
             return self._set_test(raw, facet, path)
         if facet.kind == "packages":
             return self._packages_test(raw, path)
         return self._matcher(raw, facet, path)
-
-    # matchers of one value -------------------------------------------------------------------------------------------
 
     def _matcher(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, list):
@@ -169,7 +167,7 @@ class Parser:
         accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
         if not accepted:
             self.problem(path, f"`{raw}` matches no {_noun(facet)}", _words_hint(raw, facet))
-        # a person knows sm100 and sm103 better than sm10?
+        # architectures are printed by name: sm100, sm103 is clearer than sm10?
         named = [a for a in self.words.architectures if a in accepted] if facet.kind == "arch" else []
         return one_of(accepted, ", ".join(named) or raw, named)
 
@@ -223,7 +221,7 @@ class Parser:
         return tests[0] if len(tests) == 1 else all_of(tests)
 
     def _bound(self, op: str, raw: object, facet: Facet, path: Path_) -> dict[str, float]:
-        """One bound by its operator; nothing where the data gives no number."""
+        """Operator -> its bound; empty where the data is not a number."""
         broken = facet.kind == "field" and op != "multiple_of"
         value: Any = as_data(raw) if broken else raw
         if not (is_number(value) if broken else _is_int(value)) or not math.isfinite(value):
@@ -237,7 +235,7 @@ class Parser:
         return {op: value}
 
     def _negation(self, raw: object, facet: Facet, path: Path_) -> Matcher:
-        """`not`; where it names null, the value must be given, and that is how it is said."""
+        """The matcher of `not`. Where it names null, the value must be given, and the text says so."""
         test = negation(self._matcher(raw, facet, path))
         if raw is None:
             return replace(test, text="given")
@@ -256,8 +254,6 @@ class Parser:
         keep = {"min": operator.ge, "max": operator.le, "below": operator.lt}[op]
         accepted = frozenset(a.name for a in archs.values() if a.series == bound.series and keep(a.rank, bound.rank))
         return one_of(accepted, {"min": f"{value} or later", "max": f"up to {value}", "below": f"before {value}"}[op])
-
-    # matchers of sets ------------------------------------------------------------------------------------------------
 
     def _set_test(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, dict):
@@ -335,7 +331,7 @@ def _absent(facet: Facet, words: frozenset[str], where: Location) -> Clause:
 def _is_empty(test: Matcher, facet: Facet) -> bool:
     if facet.kind == "integer":
         every = integer_range([test])
-        # its constants first: one of them nearly always shows that there is something
+        # constants first: one of them nearly always matches
         likely = (None, *(n for n in (*test.constants, *test.moduli) if n in every))
         return not (any(map(test.matches, likely)) or any(map(test.predicate, every)))
     if facet.kind in ("word", "arch", "boolean", "derived"):

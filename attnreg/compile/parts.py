@@ -1,4 +1,4 @@
-"""The validated pieces that a registry is compiled from, and how a compiler reports what is wrong with them."""
+"""Parts: the validated data that a registry is compiled from. Reporter: the checks and the report of their problems."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T_co]):
-    """A validated piece of data: the model, the document it stands in, and its path there.
+    """A validated piece of data: the model, its document, and its path in the document.
 
-    ``borrowed`` words are another registry's, whose sources are not at hand.
+    ``borrowed`` marks the vocabulary of another registry, whose sources are not read.
     """
 
     model: T_co
@@ -30,15 +30,15 @@ class Part(Generic[T_co]):
     borrowed: bool = False
 
     def piece(self, model: U, *path: str | int) -> Part[U]:
-        """What stands in this part at ``path`` below it (without a path: this part, its model's type known better)."""
+        """The part at ``path`` below this one; without a path, this part with a model of a narrower type."""
         return Part(model, self.document, (*self.path, *path), self.borrowed)
 
     def at(self, *path: str | int) -> Location:
-        """Where the value at ``path`` below this part begins."""
+        """The location of the value at ``path`` below this part."""
         return self.document.at(*self.path, *path)
 
     def key_at(self, *path: str | int) -> Location:
-        """Where the key that names ``path`` below this part stands."""
+        """The location of the key at the end of ``path`` below this part."""
         return self.document.key_at(*self.path, *path)
 
 
@@ -50,9 +50,9 @@ OrdersPart = Part[dict[str, list[schema.OrderData]]]
 
 @dataclass(slots=True)
 class Parts:
-    """Everything that one registry is made of, in the order in which it was read.
+    """All parts of one registry, in the order in which they were read.
 
-    ``broken`` names the rows and sources that were left out because of their own problems: naming them is no mistake.
+    ``broken`` names the rows and sources that were left out because of their own problems: a name among them is known.
     """
 
     vocabulary: list[VocabularyPart] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Parts:
 
 
 class Reporter:
-    """Looks names up, parses conditions, and collects every problem with its place."""
+    """Checks names, parses conditions, and collects every problem with its location."""
 
     def __init__(
         self, vocabulary: Vocabulary, sources: Iterable[str], broken: Iterable[str], problems: list[Problem]
@@ -83,11 +83,11 @@ class Reporter:
         return Parser(self.vocabulary, part.document, self.problems)
 
     def condition(self, part: Part[object], raw: schema.Condition | None, *path: str | int) -> Condition:
-        """The condition of a backend, or of a derived facet."""
+        """The condition of a row, a waiver or a derived facet, which may differ from backend to backend."""
         return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
 
-    def deciding(self, part: Part[object], raw: schema.Condition | None, *path: str | int) -> Condition:
-        """The condition of what decides between backends: an order, an entry, a choice, a fallback, an invariant."""
+    def shared_condition(self, part: Part[object], raw: schema.Condition | None, *path: str | int) -> Condition:
+        """The condition of an order, entry, choice, fallback or invariant, which is the same for all backends."""
         parser = Parser(self.vocabulary, part.document, self.problems, of_row=False)
         return ALWAYS if raw is None else parser.condition(raw, (*part.path, *path))
 
@@ -108,7 +108,7 @@ class Reporter:
         *,
         key: bool = False,
     ) -> bool:
-        """Whether ``name`` is one of those known; reported if it is not, unless it is broken."""
+        """Whether ``name`` is known. A name that is not is reported as an unknown ``noun``, unless it is broken."""
         known = list(known)
         if isinstance(name, str) and name in known:
             return True
@@ -117,10 +117,10 @@ class Reporter:
             self.report(part, path, what + shown(name), did_you_mean(as_written(name), known), key=key)
         return False
 
-    def shadowed(
+    def check_reachable(
         self, part: Part[object], conditions: Iterable[schema.Condition | None], path: Path_, noun: str
     ) -> None:
-        """Report what can never be reached because an earlier sibling takes all of it, by the `when` of each."""
+        """Report each item of a list that an earlier one makes unreachable, by their `when`: none, or the same."""
         seen: list[schema.Condition] = []
         for i, condition in enumerate(conditions):
             when = condition or {}

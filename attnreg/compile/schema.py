@@ -1,6 +1,6 @@
-"""The shape of the YAML files, as pydantic models; what words mean is the compiler's business, not theirs.
+"""The shape of the YAML files, as pydantic models. The compiler checks what the words in them mean.
 
-The same models make the JSON Schemas that editors use (tools/gen_docs.py writes them to docs/schema/).
+tools/gen_docs.py writes the same models to docs/schema/ as JSON Schemas for editors.
 """
 
 from __future__ import annotations
@@ -29,17 +29,14 @@ CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/cap
 
 
 class DataModel(BaseModel):
-    """A mapping of the data: a key that it does not declare is refused, and what was read does not change."""
+    """A mapping of the data. It is immutable, and refuses keys that it does not declare."""
 
     # a nested model builds no validator of its own: that of the file has it inside, and most are never asked alone
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-# vocabulary.yaml -----------------------------------------------------------------------------------------------------
-
-
 class WordData(BaseModel):
-    """A word: its sentence, and whatever else is known of it."""
+    """A word: its meaning, a sentence, and any other properties."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     legend: str
@@ -110,9 +107,6 @@ class VocabularyFile(DataModel):
     architectures: dict[str, dict[str, ArchitectureData]] = {}
     derived: dict[str, DerivedData] = {}
     retired_environment: dict[str, RetiredData] = {}
-
-
-# backends.yaml -------------------------------------------------------------------------------------------------------
 
 
 class SourceData(DataModel):
@@ -209,9 +203,6 @@ class BackendsFile(DataModel):
     backends: dict[str, BackendData]
 
 
-# priorities.yaml and invariants.yaml ---------------------------------------------------------------------------------
-
-
 class EntryData(DataModel):
     backend: str
     if_: Condition = Field(alias="if", description="When the automatic order considers it.")
@@ -262,9 +253,6 @@ class InvariantsFile(DataModel):
 
     invariants: list[InvariantData] = []
     known: list[KnownData] = []
-
-
-# overlays ------------------------------------------------------------------------------------------------------------
 
 
 class ChoiceData(DataModel):

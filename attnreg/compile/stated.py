@@ -1,7 +1,7 @@
-"""The closed world: every row states every claim. What states one in a row's place, and the report where nothing does.
+"""The closed world: every row states every claim, unless its file or an overlay states the claim for it.
 
-A row that leaves a claim out takes it from the ``unchecked`` list of its own file, or, where an overlay above the row
-declares the claim, from the facet's ``rows_below: any``. Both are written down: nothing that is left out is accepted.
+A row that leaves a claim out takes it from the ``unchecked`` list of its own file or, where an overlay above the row
+declares the claim, from the facet's ``rows_below: any``. A claim that neither states is reported as missing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _MOST_NAMES = 3
 
 
 class Statements:
-    """What rows may leave to their file or to an overlay; one for a registry."""
+    """The claims that files and overlays state for rows; one instance for a registry."""
 
     def __init__(self, reporter: Reporter, parts: Parts, unchecked: Mapping[Document, Mapping[str, Location]]) -> None:
-        """unchecked: by document, the features and facets that its rows do not look at."""
+        """unchecked: by document, the features and facets that its rows do not check."""
         self.reporter = reporter
         self.unchecked = unchecked
         # documents that hold rows, in the order in which they were read
@@ -32,7 +32,7 @@ class Statements:
         # capability key -> the part that declares its facet first, and the facet's path there
         self.declared: dict[str, tuple[VocabularyPart, tuple[str, str]]] = {}
         self.defaults: dict[str, Location] = {}
-        # what is declared above rows that do not state it
+        # claim of an overlay -> the rows below that do not state it
         self.missing: dict[str, list[str]] = {}
         for part in parts.vocabulary:
             for group in ("facets", "derived"):
@@ -57,9 +57,10 @@ class Statements:
     def complete(
         self, row: Part[schema.BackendData], claims: dict[str, Claim], unchecked: Mapping[str, Location]
     ) -> None:
-        """Add what states the claims that a row leaves out; report each that nothing states.
+        """Add the claims that a file or an overlay states for a row; report claims that are stated nowhere.
 
-        claims: of the row and of the overlays that change it; ``unchecked``: what these do not look at.
+        claims: those of the row and of its overlays; this method adds to them. unchecked: the features and facets that
+        these do not check.
         """
         missing: list[str] = []
         for key, facet in self.reporter.vocabulary.claims.items():

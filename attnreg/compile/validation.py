@@ -1,4 +1,4 @@
-"""Data -> pydantic models: what does not fit a model becomes located problems, and the rest is kept."""
+"""Data -> pydantic models. Data that does not fit a model becomes problems with locations; the rest is kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M = typing.TypeVar("M", bound=BaseModel)
 
 
 def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) -> M | None:
-    """``data`` as a model. What is wrong goes to ``document.problems`` and is left out; None where nothing remains."""
+    """``data`` as a model, None where too little is valid. Faulty parts become problems of ``document``."""
     data = {} if data is None else data
     try:
         return model.model_validate(data)
@@ -30,7 +30,7 @@ def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) ->
 
 
 def _remaining(data: Any, errors: list[Any]) -> Any:
-    """``data`` without unknown keys, and without the rows, or the lists of rows, that have another fault."""
+    """``data`` without its unknown keys, and without the rows or lists of rows that have another fault."""
     if not isinstance(data, dict):
         return data
     rest = copy.deepcopy(data)
@@ -49,7 +49,7 @@ def _remove(data: Any, path: Path_) -> None:
             data = data[step]
         del data[key]
     except (KeyError, IndexError):
-        pass  # it went with something that holds it
+        pass  # an enclosing value is already removed
 
 
 _EXPECTED = {
@@ -90,7 +90,7 @@ def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, 
         return document.problem(here[:-1], f"{prefix}`{loc[-1]}` is missing", help_, key=True)
     value, expected = error["input"], _EXPECTED.get(error["type"])
     if loc and loc[-1] in ("str", "int", "bool"):
-        # a union complains once for each of its members
+        # a union reports one error for each of its members
         here, expected = here[:-1], "a word, an integer, true or false"
     elif error["type"] == "literal_error":
         expected = error["ctx"]["expected"].replace("'", "`").replace("True", "`true`")
@@ -118,7 +118,7 @@ def _model_at(model: Any, loc: Path_) -> Any:
 
 
 def _bare(annotation: Any) -> Any:
-    """A type without what is said of it, and of a union the first type that is not None."""
+    """A type without its annotations; of a union, the first type that is not None."""
     while typing.get_origin(annotation) in (Annotated, typing.Union, types.UnionType):
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     return annotation

@@ -13,7 +13,7 @@ from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, Architecture,
 
 
 def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> Vocabulary:
-    """The words of all files together; a later file may add words and facets and replace legends."""
+    """The vocabulary of all files together; a later file may add words and facets and replace legends."""
     words = _Words(problems)
     for part in parts:
         words.add(part)
@@ -33,7 +33,7 @@ def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> 
 
 
 class _Words:
-    """The words of all files read so far, by what they are words of; a word has one meaning."""
+    """The words of all files so far, by kind; reports a word with two meanings."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -50,7 +50,7 @@ class _Words:
         return Vocabulary({}, self.sets, self.features, self.flags, self.packages, self.architectures, self.retired)
 
     def add(self, part: VocabularyPart) -> None:
-        """Add the words of a file; those that are known already get its legends."""
+        """Add the words of a file; a word of an earlier file takes the new legend."""
         data, at = part.model, part.key_at
         for name, group in data.words.items():
             self.sets.setdefault(name, {}).update(_word_map(group, at, "words", name))
@@ -74,7 +74,7 @@ class _Words:
             name=name,
             platform=platform,
             series=data.series or platform,
-            # one that an earlier file names keeps its place
+            # an architecture of an earlier file keeps its rank
             rank=len(self.architectures) if before is None else before.rank,
             family=data.family,
             products=tuple(data.products),
@@ -137,7 +137,7 @@ def _facet(
 def _check_asked(
     part: VocabularyPart, name: str, data: schema.FacetData, words: frozenset[Any], problems: list[Problem]
 ) -> None:
-    """The selection has one facet, of which the selector sets the value: it must have the values that it sets."""
+    """Check the one facet of the selection: its words must be the values that the selector sets."""
     wrong = ""
     if name != ASKED or data.of != "selection" or data.kind != "word":
         wrong = f"the selection has one facet, `{ASKED}`, of kind word"
@@ -152,7 +152,7 @@ def _check_asked(
 
 
 def _check_words(part: VocabularyPart, vocabulary: Vocabulary, sets: set[str], problems: list[Problem]) -> None:
-    """What the words of one file must be beside those of the others."""
+    """Report words of one file that do not fit the words of all files together."""
 
     def report(path: tuple[str, ...], message: str, help_: str) -> None:
         where = ".".join(path[:-1])

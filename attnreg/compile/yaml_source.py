@@ -1,11 +1,11 @@
-"""YAML read with positions: plain values, and for each of them the line that says it.
+"""Document: a YAML file as plain values, with the location of every key and value.
 
 Only YAML's core schema is understood (null, true, false, integers, floats, strings), so that `no` is a word and
-2026-11-21 is not a date. Tags and merge keys are refused, and so is anything that a small file should not hold: over a
-mebibyte, deep nesting, control characters, or aliases that unfold into more than it could say itself.
+2026-11-21 is not a date. Refused are tags and merge keys, files over a mebibyte, deep nesting, control characters, and
+aliases that unfold into too many values.
 
-The values are built here from the library's parser events, not by its composer: the composer recurses in C, and 500,000
-opening brackets end the process with a segmentation fault before anybody can look at their depth.
+The values are built here from the library's parser events, not by its composer. The composer recurses in C: 500,000
+opening brackets end the process with a segmentation fault before their depth can be checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Path_ = tuple[str | int, ...]
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z|[-+]?\.inf\Z|\.nan\Z", re.IGNORECASE)
-# what YAML calls not printable: C0 but tab and line breaks, C1 but NEL, lone surrogates
+# not printable in YAML: C0 except tab and line breaks, C1 except NEL, lone surrogates
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORDS: dict[str, Any] = {
     "": None,
@@ -63,7 +63,7 @@ class Float(str):
 
 
 def as_data(value: Any) -> Any:
-    """A value of the data as Python and JSON have it: numbers with a point are floats, however deep they stand."""
+    """A value of the data in which every `Float`, at any depth, is a float."""
     if isinstance(value, Float):
         return float(value)
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def as_data(value: Any) -> Any:
 
 
 def as_written(value: Any) -> str:
-    """A value of the data as its file writes it; what has parts is only named."""
+    """A value of the data as YAML text; a list or a mapping is only called one."""
     if isinstance(value, dict | list):
         kind = "mapping" if isinstance(value, dict) else "list"
         return f"a {kind}" if value else f"an empty {kind}"
@@ -80,16 +80,16 @@ def as_written(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of the data as a message quotes it."""
+    """A value of the data in the form in which messages quote it."""
     if isinstance(value, dict | list):
         return as_written(value)
     return f"the number {value}" if isinstance(value, Float) else f"`{as_written(value)}`"
 
 
 class Document:
-    """One data file: ``data`` as plain values, and the place of every key and value by its path.
+    """One data file: ``data`` as plain values, and the location of every key and value by its path.
 
-    Raises `RegistryError` for anything that cannot be read, with the place.
+    Raises `RegistryError`, with the location, for anything that cannot be read.
     """
 
     def __init__(self, text: str, file: str) -> None:
@@ -105,7 +105,7 @@ class Document:
 
     @classmethod
     def load(cls, path: Path, label: str | None = None) -> Document:
-        """The document in a file, named ``label`` in messages."""
+        """The document in a file, which messages call ``label``."""
         file = label or str(path)
         try:
             with path.open("rb") as stream:
@@ -125,17 +125,17 @@ class Document:
         return cls(text, file)
 
     def at(self, *path: str | int) -> Location:
-        """Where the value at ``path`` begins; of the nearest enclosing value, where that path is not in the file."""
+        """The location of the value at ``path``, or of the nearest enclosing value if the file lacks that path."""
         line, column, _ = self._mark(self.values, path)
         return Location(self.file, line, column)
 
     def key_at(self, *path: str | int) -> Location:
-        """Where the key that names ``path`` stands (list items have no key: where the item begins)."""
+        """The location of the key at the end of ``path``; a list item has no key, so its own location."""
         line, column, _ = self.keys.get(path) or self._mark(self.values, path)
         return Location(self.file, line, column)
 
     def problem(self, path: Path_, message: str, help: str = "", *, key: bool = False) -> Problem:  # noqa: A002
-        """A `Problem` at the value (or, with ``key``, at the key) of ``path``, with its source line."""
+        """A `Problem` at the value of ``path`` or, with ``key``, at its key, with the line of text."""
         mark = self.keys.get(path) if key else None
         line, column, width = mark or self._mark(self.values, path)
         return self._problem(line, column, width, message, help)
@@ -167,7 +167,7 @@ class Document:
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> Problem:
         what = " ".join(filter(None, (error.context, error.problem)))
         written = self.text.rstrip()
-        # what is missing at the end of the file is missed where it was begun
+        # a fault at the end of the file is reported where the unfinished value begins
         marks = [m for m in (error.problem_mark, error.context_mark) if m is not None and m.index < len(written)]
         if not marks:
             lines = written.splitlines() or [""]
@@ -178,11 +178,11 @@ class Document:
 
 
 class _Reader:
-    """Builds values from parser events; depth and size are bounded before anything is built."""
+    """Builds values from parser events; it checks depth and size before it builds a value."""
 
     def __init__(self, document: Document) -> None:
         self.doc = document
-        # the parser's own next event; `_replayed`, while an alias repeats others
+        # the next event of the parser or, while an alias repeats events, `_replayed`
         self._parsed: Callable[[], Any] = _Loader(document.text).get_event
         self._next = self._parsed
         self.anchors: dict[str, list[Any]] = {}
@@ -213,7 +213,7 @@ class _Reader:
         return self._parsed()
 
     def _replay(self, events: list[Any]) -> None:
-        """Go through some events before the parser's next."""
+        """Repeat some events before the next event of the parser."""
         self.replay.append(iter(events))
         self._next = self._replayed
 
@@ -267,7 +267,7 @@ class _Reader:
         return out
 
     def _text(self, event: Any) -> str:
-        """The text of a scalar; quotes can hide a control character in an escape."""
+        """The text of a scalar. An escape in quotes may be a control character, which is refused."""
         text: str = event.value
         if not event.implicit[0] and (control := _CONTROL.search(text)) is not None:
             self._refuse(event, f"the control character U+{ord(control[0]):04X} is not allowed")
@@ -290,32 +290,32 @@ class _Reader:
         return text
 
     def _record(self, event: Any) -> Any:
-        """Keep the events of an anchored value, so that an alias can repeat them."""
-        taken, depth = [event], 0
+        """Record the events of an anchored value, so that an alias can repeat them."""
+        recorded, depth = [event], 0
         while True:
-            last = taken[-1]
+            last = recorded[-1]
             depth += isinstance(last, SequenceStartEvent | MappingStartEvent)
             depth -= isinstance(last, SequenceEndEvent | MappingEndEvent)
             if depth == 0:
                 break
             if depth > MAX_DEPTH:
                 self._refuse(last, f"nested more than {MAX_DEPTH} deep")
-            taken.append(self._next())
-            if isinstance(taken[-1], AliasEvent) and taken[-1].anchor == event.anchor:
-                self._refuse(taken[-1], f"`*{event.anchor}` stands in the value that it repeats")
-        self.anchors[event.anchor] = taken
-        self._replay(taken[1:])
+            recorded.append(self._next())
+            if isinstance(recorded[-1], AliasEvent) and recorded[-1].anchor == event.anchor:
+                self._refuse(recorded[-1], f"`*{event.anchor}` stands in the value that it repeats")
+        self.anchors[event.anchor] = recorded
+        self._replay(recorded[1:])
         return event
 
     def _alias(self, event: Any, path: Path_, depth: int) -> Any:
-        taken = self.anchors.get(event.anchor)
-        if taken is None:
+        recorded = self.anchors.get(event.anchor)
+        if recorded is None:
             self._refuse(event, f"`*{event.anchor}` names no anchor", f"write `&{event.anchor}` before its first use")
             return None
         mark = event.start_mark
         self.doc.values[path] = (mark.line + 1, mark.column + 1, event.end_mark.column - mark.column)
-        first = _without_anchor(taken[0])
-        self._replay(taken[1:])
+        first = _without_anchor(recorded[0])
+        self._replay(recorded[1:])
         return self._value(first, path, depth)
 
 

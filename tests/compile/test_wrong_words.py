@@ -135,7 +135,7 @@ def test_wrong_words(text: str, message: str, tmp_path: Path, monkeypatch: pytes
 
 
 NO_MATTER = (
-    "`asked` is no matter of requests: it differs from backend to backend\n"
+    "`asked` cannot be used here: its value differs from backend to backend\n"
     "  help: rows, waivers and derived facets may ask for it"
 )
 MISUSED: dict[str, tuple[str, str]] = {

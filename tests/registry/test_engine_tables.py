@@ -164,7 +164,7 @@ def test_known_findings_are_left_out_and_must_stay_necessary(engine: Path) -> No
         (("asked: by_name,", "asked: named,"), "waivers.when.asked: unknown asked 'named'"),
         (
             ('{kv_dtype: "turboquant_*"}', "{asked: by_name}"),
-            "fallbacks.when.asked: `asked` is no matter of requests: it differs from backend to backend",
+            "fallbacks.when.asked: `asked` cannot be used here: its value differs from backend to backend",
         ),
         (("requires: {packages: [torch]}", "notes: []"), None),
     ],
