@@ -1,1 +1,1 @@
-"""One thin module per registry row, imported by its name once its backend is chosen, and what they share."""
+"""Kernel modules, one for each registry row and imported by name once chosen; subpackages hold what they share."""

@@ -1,7 +1,7 @@
-"""CPU_ATTN: every word of the vocabulary, on the processor, over gathered keys and values.
+"""CPU_ATTN: attention on the processor over gathered keys and values, with every feature of the contract.
 
-PyTorch's scaled_dot_product_attention where it has the words, and float32 scores held whole where it has not: for a
-softcap, sinks, and the LSE.
+It calls PyTorch's scaled_dot_product_attention where that has the features. For a softcap, sinks or the LSE it computes
+whole float32 score matrices.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _BY_SCORES = frozenset({"lse", "sinks", "softcap"})
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> DensePlan:
-    """The dense calls of a batch, small enough to hold the scores where they are needed."""
+    """The dense calls of a batch, cut to a size that fits in memory where whole score matrices are needed."""
     return pieces.plan(spec, batch, scores=not spec.features.isdisjoint({*_BY_SCORES, "alibi"}))
 
 
 def forward(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
-    """Attention as the contract says, in float32 where PyTorch's function does not do it."""
+    """Computes attention by PyTorch's function, or over float32 scores where PyTorch's function lacks a feature."""
     (by_sdpa if spec.features.isdisjoint(_BY_SCORES) else by_scores)(spec, plan, call)

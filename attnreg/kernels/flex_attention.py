@@ -1,8 +1,8 @@
 """FLEX_ATTENTION: PyTorch's flex_attention over gathered keys and values, all requests of a batch in one call.
 
-The keys are gathered because a flex kernel multiplies whatever lies in a tile that it loads: zero times a NaN in a slot
-that was never written is NaN. The tiles to visit come from the host's lengths, so that no mask is ever held whole.
-Sinks are one more key behind all others, which every query sees with a score that is given, and whose value is zero.
+Keys are gathered because a flex kernel multiplies every element of a tile that it loads, masked or not: a NaN in an
+unwritten slot times zero is NaN. The block mask is computed from the host's lengths, so no mask is ever held whole.
+Sinks become one more key behind all others: every query sees it, its score is the head's sink, and its value is zero.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUERY_PADDING, KEY_PADDING, SINK = -1, -2, -3
 
 
 class _Side(NamedTuple):
-    """The queries or the keys of a batch, request after request: their requests and positions, [n] int32.
+    """The queries or the keys of a batch, request after request: request and position of each, [n] int32.
 
     Padding belongs to the request QUERY_PADDING or KEY_PADDING, the key of the sinks to SINK.
     """
@@ -44,9 +44,9 @@ class _Side(NamedTuple):
 class FlexPlan(NamedTuple):
     """One call of flex_attention for a batch; queries and keys are padded to whole tiles.
 
-    query, key: on the device. places: of the keys. mask None: no query sees a key. sink: the row of the key that stands
-    for the sinks. softcap: as a tensor. tokens: the queries that are no padding; empty: the rows of those that see no
-    key.
+    query, key: on the device. places: those of the keys. mask: None if no query sees a key. sink: the row of the key
+    that stands for the sinks. softcap: as a tensor. tokens: the number of queries before the padding. empty: the rows
+    of queries that see no key. written: see `cache.written`.
     """
 
     query: _Side
@@ -61,22 +61,22 @@ class FlexPlan(NamedTuple):
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
-    """The block mask of a batch, and where its keys are."""
+    """The block mask of a batch, and the places of its keys."""
     device = batch.seq_lens.device
     lengths, queries = batch.seq_lens_cpu, batch.query_start_loc_cpu.diff()
     query = _side(queries, lengths - queries, QUERY_PADDING)
-    # a request without queries needs no keys; a window leaves those before it alone, unless a prefix reaches across
+    # a request without queries needs no keys, and none needs keys before its window but for prefix ranges
     first = torch.zeros_like(lengths)
     if spec.sliding_window is not None and batch.mm_prefix is None:
         first = (lengths - queries - spec.sliding_window + 1).clamp(min=0)
     sinks = "sinks" in spec.features
-    key = _side(torch.where(queries > 0, lengths - first, 0), first, KEY_PADDING, least=1 if sinks else 0)
+    key = _side(torch.where(queries > 0, lengths - first, 0), first, KEY_PADDING, min_padding=1 if sinks else 0)
     has_keys = lengths.repeat_interleave(queries) > 0
     empty = (~has_keys).nonzero().flatten().to(device, non_blocking=True)
     stored = written(spec, batch)
     if not has_keys.any():
         return FlexPlan(query, key, Places(None, empty), None, None, None, batch.num_tokens, empty, stored)
-    # padding reads the last key that there is: a finite number, which no query sees
+    # padding repeats the last key, which is finite; no query sees it
     keys = int((key.request >= 0).sum())
     at = torch.arange(len(key.request)).clamp(max=keys - 1)
     keys_at = places(
@@ -92,9 +92,9 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
 
 
 def forward(spec: AttentionSpec, plan: FlexPlan, call: Call) -> None:
-    """Attention as the contract says."""
+    """Writes the attention of the batch's queries into ``output``, and into ``lse``."""
     if plan.mask is not None:
-        # whole tiles: a kernel is compiled for what a layer is, not for how long a batch is
+        # padded to whole tiles, so that kernels are compiled for a layer and not for the length of a batch
         q = call.query.new_zeros(len(plan.query.request), *call.query.shape[1:])
         q[: plan.tokens] = call.query[: plan.tokens]
         k, v = gather(spec, plan.places, call)
@@ -108,11 +108,11 @@ def forward(spec: AttentionSpec, plan: FlexPlan, call: Call) -> None:
 
 
 def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and LSE of flex_attention for packed q, k, v: compiled on a GPU, and on a processor as it is."""
+    """Output and LSE of flex_attention for packed q, k, v: compiled on a GPU, eager on a processor."""
     q, k, v = (x.transpose(0, 1)[None] for x in packed)
     grouped = spec.num_heads != spec.num_kv_heads
     if q.is_cuda:
-        # a layer's features make its kernel, and there is no limit to the layers of a process
+        # each combination of features compiles a kernel, and a process may have many
         with torch._dynamo.config.patch(recompile_limit=1024):
             out, aux = _compiled()(
                 q, k, v, score_mod, mask, spec.softmax_scale, grouped,
@@ -120,16 +120,16 @@ def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *pac
             )  # fmt: skip
         return out, aux.lse
     with warnings.catch_warnings():
-        # that it is slow without a compiler is why no order for processors names this backend
+        # no order for processors names this backend, because it is slow without a compiler
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        found: Any = flex_attention(
+        result: Any = flex_attention(
             q, k, v, score_mod, mask, spec.softmax_scale, grouped, return_aux=AuxRequest(lse=True)
         )
-    return found[0], found[1].lse
+    return result[0], result[1].lse
 
 
 def _kernel_options(query: Tensor, value: Tensor) -> Any:
-    """Smaller tiles where PyTorch's own do not fit: rows over 512 bytes, on 227 KiB of shared memory."""
+    """Smaller tiles where PyTorch's defaults do not fit into 227 KiB of shared memory: rows over 512 bytes."""
     wide = max(query.shape[-1], value.shape[-1]) * query.itemsize > 512
     return {"BLOCK_M": 32, "BLOCK_N": 32, "num_stages": 1, "num_warps": 4} if wide else None
 
@@ -139,15 +139,15 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
-def _side(lengths: Tensor, first: Tensor, padding: int, least: int = 0) -> _Side:
-    """Requests and positions of tokens, from how many there are of each request and where they begin.
+def _side(lengths: Tensor, first: Tensor, padding: int, min_padding: int = 0) -> _Side:
+    """Requests and positions of tokens, from each request's number of tokens and first position.
 
-    least: rows of padding that there must be.
+    min_padding: the fewest rows of padding.
     """
     request = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)
     begin = lengths.cumsum(0) - lengths
     position = torch.arange(len(request)) + (first - begin).repeat_interleave(lengths)
-    more = least + -(len(request) + least) % TILE
+    more = min_padding + -(len(request) + min_padding) % TILE
     return _Side(
         torch.cat([request, request.new_full((more,), padding)]),
         torch.cat([position.int(), position.new_zeros(more, dtype=torch.int32)]),
@@ -155,12 +155,12 @@ def _side(lengths: Tensor, first: Tensor, padding: int, least: int = 0) -> _Side
 
 
 def _scalar(number: float | None, device: torch.device) -> Tensor | None:
-    """A number as a tensor: as Python's it would be compiled in, or worse, become a symbol that nothing is bound to."""
+    """A number as a tensor. The compiler would make a Python number a constant, or a symbol without a value."""
     return None if number is None else torch.tensor(number).to(device, non_blocking=True)
 
 
 def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side) -> MaskMod:
-    """Which keys take part, as flex_attention asks: from the rows of a query and a key."""
+    """The mask function that flex_attention calls with the rows of a query and a key."""
     causal, ranges, sinks = batch.causal, batch.mm_prefix, "sinks" in spec.features
     window = _scalar(spec.sliding_window, batch.seq_lens.device)
 
@@ -168,7 +168,7 @@ def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Sid
         p, k = query.position[row], key.position[column]
         allowed = in_band(p, k, causal=causal, window=window)
         if ranges is not None:
-            # padding, whose request is negative, reads any range, and is refused below
+            # padding has a negative request: it reads any range here, and the comparison of requests masks it below
             request = query.request[row].clamp(min=0)
             for i in range(ranges.shape[1]):
                 begin, end = ranges[request, i, 0], ranges[request, i, 1]
@@ -182,11 +182,11 @@ def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Sid
 def _block_mask(
     spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side, sink: int | None, mask_mod: MaskMod
 ) -> BlockMask:
-    """The tiles that hold a visible key, computed from the extremes of each tile's requests and positions."""
+    """The tiles that hold a visible key, from the extremes of each tile's requests and positions."""
     (q_req_lo, q_req_hi), (q_lo, q_hi) = _extremes(query)
     (k_req_lo, k_req_hi), (k_lo, k_hi) = (tuple(x[None, :] for x in pair) for pair in _extremes(key))
     some = (q_req_lo[:, None] <= k_req_hi) & (k_req_lo <= q_req_hi[:, None])
-    # within one request positions grow with the rows; of several, only the requests tell tiles apart
+    # positions grow with the rows within one request only; tiles of several requests are compared by request alone
     single = (q_req_lo == q_req_hi)[:, None] & (k_req_lo == k_req_hi) & (q_req_lo[:, None] == k_req_lo)
     full = single.clone()
     far, near = q_hi[:, None] - k_lo, q_lo[:, None] - k_hi  # the largest and the smallest p - k of a tile
@@ -215,14 +215,14 @@ def _extremes(side: _Side) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]
 
 
 def _ordered(tiles: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many tiles of each row are set, and which, the set ones first: [1, 1, rows] and [1, 1, rows, columns]."""
+    """The number of set tiles of each row [1, 1, rows], and the columns [1, 1, rows, columns], the set ones first."""
     counts = tiles.sum(1, dtype=torch.int32)
     indices = tiles.int().argsort(dim=1, descending=True, stable=True).int()
     return counts[None, None].to(device, non_blocking=True), indices[None, None].to(device, non_blocking=True)
 
 
 def _score_mod(plan: FlexPlan, params: LayerParams) -> ScoreMod | None:
-    """Softcap, ALiBi and sinks, in the contract's order."""
+    """The score function that applies softcap, ALiBi and sinks in the contract's order; None if a layer has none."""
     softcap, slopes, sinks = plan.softcap, params.alibi_slopes, params.sinks
     if softcap is None and slopes is None and sinks is None:
         return None

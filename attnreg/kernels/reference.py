@@ -1,6 +1,6 @@
-"""Attention in float64, one request at a time: the numbers that every claim is measured against.
+"""Attention in float64, one request at a time: the reference by which claims are verified.
 
-Written to be read beside the contract in `attnreg.runtime.interface`, step by step; speed is of no concern.
+The code follows the contract in `attnreg.runtime.interface` step by step, at the expense of speed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, K
 
 
 class Reference(NamedTuple):
-    """The exact answer for the rows that are no padding, and the magnitudes that error bounds are made of.
+    """The exact answer for the rows before the padding, and the magnitudes from which error bounds are computed.
 
     output: [num_tokens, num_heads, head_size_v] float64; lse: [num_heads, num_tokens] float64.
-    abs_output: as output, of the values' absolutes: sum of p * abs(v).
-    abs_score: as lse, the largest ``softmax_scale * sum(abs(q) * abs(k)) + abs(bias)`` of a key that takes part.
+    abs_output: shaped as output, sum of p * abs(v).
+    abs_score: shaped as lse, the largest ``softmax_scale * sum(abs(q) * abs(k)) + abs(bias)`` of a visible key.
     """
 
     output: Tensor
@@ -37,7 +37,7 @@ def attention(
     value: Tensor | None = None,
     params: LayerParams = NO_PARAMS,
 ) -> Reference:
-    """What `KernelModule.forward` must compute from the same arguments, on the CPU."""
+    """The result that `KernelModule.forward` must come to from the same arguments, computed on the CPU."""
     tokens = batch.num_tokens
     output = torch.zeros(tokens, spec.num_heads, spec.head_size_v, dtype=torch.float64)
     lse = torch.full((spec.num_heads, tokens), -torch.inf, dtype=torch.float64)
@@ -78,14 +78,14 @@ def attention(
 
 
 def positions(batch: BatchMetadata, request: int) -> tuple[Tensor, Tensor]:
-    """A request's query positions [queries, 1] and key positions [keys]: the last query stands at the last key."""
+    """A request's query positions [queries, 1] and key positions [keys]; the last query is at the last key."""
     starts, keys = batch.query_start_loc_cpu, int(batch.seq_lens_cpu[request])
     queries = int(starts[request + 1] - starts[request])
     return torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
 
 
 def visible_keys(spec: AttentionSpec, batch: BatchMetadata, request: int) -> Tensor:
-    """Which keys take part for which query of a request: [queries, keys] bool."""
+    """Whether a key takes part for a query of a request: [queries, keys] bool."""
     query_at, key_at = positions(batch, request)
     distance = query_at - key_at
     visible = torch.ones_like(distance, dtype=torch.bool)
@@ -113,7 +113,7 @@ def request_kv(
     if kv_cache is None:
         starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
         first = int(starts[request])
-        # without a cache, keys and values are given
+        # without a cache, the call has packed keys and values
         assert key is not None
         assert value is not None
         k, v = (x[first : first + keys].cpu().double().transpose(0, 1) for x in (key, value))
@@ -121,13 +121,13 @@ def request_kv(
     # a cache is read through a block table
     assert batch.block_table is not None
     assert spec.block_size is not None
-    found = []
+    dequantised = []
     for cache, scale in zip(by_token(kv_cache, spec.kv_layout), (params.k_scale, params.v_scale), strict=True):
         token = torch.arange(keys, device=cache.device)
-        # as float32, which holds every format exactly: 8-bit floats cannot be indexed
+        # float32 holds every format exactly, and PyTorch cannot index 8-bit floats
         x = cache.float()[batch.block_table[request, token // spec.block_size], token % spec.block_size]
         x = x.cpu().double()
         if scale is not None:
             x = x * scale.cpu().double()[:, None]
-        found.append(x.transpose(0, 1))
-    return found[0], found[1]
+        dequantised.append(x.transpose(0, 1))
+    return dequantised[0], dequantised[1]

@@ -1,8 +1,9 @@
 """ROCM_ATTN: attnreg's Triton kernels on the cache layout of AMD's paged attention (SPLIT), and on the plain ones.
 
-One launch reads a request's cached context and its own new keys alike, which `write_kv` has stored by then; requests
-with few queries are decoded in another. Both are those of TRITON_ATTN: a layout is a way of loading a tile. Sinks are
-not among what kernels for this layout take, so they come afterwards, from the LSE.
+One launch serves long prompts, another the requests with few queries; both are those of TRITON_ATTN, as a layout only
+changes how a tile is loaded. `write_kv` stores a request's new keys before, so a launch reads them from the cache like
+its context. Kernels for
+this layout take no sinks, so sinks are applied afterwards, from the LSE.
 """
 
 from __future__ import annotations

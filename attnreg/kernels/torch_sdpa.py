@@ -1,6 +1,7 @@
 """TORCH_SDPA: PyTorch's scaled_dot_product_attention over gathered keys and values.
 
-Causal prompts and rectangles without a mask take PyTorch's fused kernels, whatever has a mask those that take one.
+Any of PyTorch's fused kernels may run a piece without a mask, causal or not; a piece with a mask needs one of those
+that take a mask.
 """
 
 from __future__ import annotations
@@ -18,5 +19,5 @@ forward = by_sdpa
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> DensePlan:
-    """The dense calls of a batch; with ALiBi each piece has a bias per head, as large as its scores."""
+    """The dense calls of a batch; with ALiBi each piece has a bias of every head, as large as its scores."""
     return pieces.plan(spec, batch, scores="alibi" in spec.features)

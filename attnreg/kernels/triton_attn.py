@@ -12,12 +12,12 @@ kv_cache_shape = paged_cache_shape
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> TritonPlan:
-    """The launches for a batch, which all layers of this spec share, and where their keys are written."""
+    """The launches for a batch, shared by all layers of this spec, and the slots of the new keys."""
     return TritonPlan(spec, batch)
 
 
 class TritonPlan(AttentionPlan):
-    """An attention plan that also knows the slots of the batch's new keys, and the rows that are no padding."""
+    """An attention plan with the slots of the batch's new keys and the number of rows before the padding."""
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
         super().__init__(spec, batch)

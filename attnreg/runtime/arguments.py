@@ -1,7 +1,7 @@
-"""Validates a call's arguments before anything is launched, and raises every problem at once, in words.
+"""Validates a call's arguments before anything is launched; one error states every problem.
 
-Validation reads the host's copies and the tensors' own descriptions, never device memory. With ``ATTNREG_DEBUG=1`` a
-plan also reads what is on the device.
+Validation reads the host's copies of the lengths and the tensors' metadata, never device memory. With
+``ATTNREG_DEBUG=1`` it also reads device memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attnreg.runtime.interface import (
 
 
 def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
-    """Raise `SpecError` where the tensors of a layer are not those that its spec asks for."""
+    """Raises `SpecError` where the tensors of a layer do not match its spec."""
     for name, tensor, size, wanted in (
         ("sinks", params.sinks, spec.num_heads, "sinks" in spec.features),
         ("alibi_slopes", params.alibi_slopes, spec.num_heads, "alibi" in spec.features),
@@ -40,15 +40,15 @@ def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
         if wanted is False:
             raise SpecError(f"{name} is given, and the request does not ask for {name.removesuffix('_slopes')}")
         if tensor.shape != (size,) or not tensor.is_floating_point():
-            raise SpecError(f"{name} is {_described(tensor)}; expected {size} floating-point numbers")
+            raise SpecError(f"{name} is {_tensor_words(tensor)}; expected {size} floating-point numbers")
         if wanted is None and not spec.quantised:
             raise SpecError(f"{name} is given, and kv_dtype {spec.kv_dtype} has no scales")
 
 
 def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> None:
-    """Raise `BatchError` where a batch contradicts itself or does not fit a layer."""
+    """Raises `BatchError` where a batch contradicts itself or does not fit a layer."""
     problems = [*_host_problems(spec, batch)]
-    # what follows computes with the lengths
+    # the other validations compute with the lengths
     if not problems:
         problems = [*_device_tensor_problems(batch), *_storage_problems(spec, batch), *_mask_problems(spec, batch)]
     if not problems and debugging():
@@ -60,32 +60,32 @@ def _host_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
     starts, lengths = batch.query_start_loc_cpu, batch.seq_lens_cpu
     for name, tensor in (("query_start_loc_cpu", starts), ("seq_lens_cpu", lengths)):
         if tensor.device.type != "cpu" or tensor.dtype != torch.int32 or tensor.ndim != 1:
-            yield f"{name} is {_described(tensor)}; expected a one-dimensional int32 tensor in host memory"
+            yield f"{name} is {_tensor_words(tensor)}; expected a one-dimensional int32 tensor in host memory"
             return
     if len(starts) != len(lengths) + 1:
         yield f"query_start_loc_cpu has {len(starts)} elements for {len(lengths)} requests; expected {len(lengths) + 1}"
         return
     queries = starts.diff()
     if starts[0] != 0 or (queries < 0).any():
-        yield f"query_start_loc_cpu is {_few(starts)}; expected prefix sums that begin with 0"
+        yield f"query_start_loc_cpu is {_short_list(starts)}; expected prefix sums that begin with 0"
         return
     if (lengths < 0).any():
-        yield f"seq_lens_cpu is {_few(lengths)}; expected lengths of at least 0"
-    short = (lengths < queries).nonzero().flatten()
-    if spec.attn_type != "encoder_decoder" and len(short):
-        i = int(short[0])
+        yield f"seq_lens_cpu is {_short_list(lengths)}; expected lengths of at least 0"
+    too_short = (lengths < queries).nonzero().flatten()
+    if spec.attn_type != "encoder_decoder" and len(too_short):
+        i = int(too_short[0])
         yield (
             f"request {i} has seq_len {int(lengths[i])} and {int(queries[i])} queries; "
             "seq_lens count this step's tokens too"
         )
     if not batch.paged and batch.key_start_loc is None and not torch.equal(lengths, queries):
         yield "key_start_loc is None, which says that keys and queries are the same tokens, and seq_lens says otherwise"
-    for name, bound, of in (
+    for name, bound, actual in (
         ("max_query_len", batch.max_query_len, queries),
         ("max_seq_len", batch.max_seq_len, lengths),
     ):
-        if len(of) and bound < int(of.max()):
-            yield f"{name} is {bound}; a request has {int(of.max())}"
+        if len(actual) and bound < int(actual.max()):
+            yield f"{name} is {bound}; a request has {int(actual.max())}"
 
 
 def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
         fits = tensor.ndim == len(shape) and all(a in (None, b) for a, b in zip(shape, tensor.shape, strict=True))
         if not fits or tensor.dtype != dtype:
             size = ", ".join("any" if s is None else str(s) for s in shape)
-            yield f"{name} is {_described(tensor)}; expected [{size}] {_short(dtype)}"
+            yield f"{name} is {_tensor_words(tensor)}; expected [{size}] {_dtype_name(dtype)}"
         elif tensor.numel() and tensor.stride(-1) != 1:
             yield f"{name} has stride {tensor.stride(-1)} in its last dimension; expected 1 (call .contiguous())"
         if tensor.device != device:
@@ -123,10 +123,10 @@ def _storage_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
         yield "there is a block_table, and the layer has no block_size; give it in the request"
     elif batch.num_reqs and table.ndim == 2:
         longest = int(batch.seq_lens_cpu.max())
-        holds = table.shape[1] * spec.block_size
-        if holds < longest:
+        capacity = table.shape[1] * spec.block_size
+        if capacity < longest:
             yield (
-                f"block_table has {table.shape[1]} blocks of {spec.block_size} tokens, which hold {holds}; "
+                f"block_table has {table.shape[1]} blocks of {spec.block_size} tokens, which hold {capacity}; "
                 f"a request has {longest}"
             )
 
@@ -137,20 +137,20 @@ def _mask_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
 
 
 def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
-    """Problems of what only the device holds: its copies of the lengths, and the slots."""
+    """Problems of what only device memory holds: the device's copies of the lengths, and the slots."""
     for name in ("query_start_loc", "seq_lens"):
-        here, there = getattr(batch, f"{name}_cpu"), getattr(batch, name).cpu()
-        if not torch.equal(here, there):
-            yield f"{name} is {_few(there)} on the device and {_few(here)} on the host"
+        host, device = getattr(batch, f"{name}_cpu"), getattr(batch, name).cpu()
+        if not torch.equal(host, device):
+            yield f"{name} is {_short_list(device)} on the device and {_short_list(host)} on the host"
     if batch.slot_mapping is not None:
         slots = batch.slot_mapping[batch.slot_mapping >= 0].sort().values
-        twice = slots[1:][slots.diff() == 0]
-        if len(twice):
-            yield f"slot_mapping writes slot {int(twice[0])} twice"
+        repeated = slots[1:][slots.diff() == 0]
+        if len(repeated):
+            yield f"slot_mapping writes slot {int(repeated[0])} twice"
 
 
 def validate_places(spec: AttentionSpec, batch: BatchMetadata, kv_cache: KVCache) -> None:
-    """Raise `BatchError` for block ids and slots that the cache does not have. This reads the device."""
+    """Raises `BatchError` for block ids and slots outside a cache. This reads the device, so it runs on demand only."""
     assert spec.block_size is not None
     blocks = kv_cache.key.shape[0]
     problems = []
@@ -161,17 +161,17 @@ def validate_places(spec: AttentionSpec, batch: BatchMetadata, kv_cache: KVCache
             if bad:
                 problems.append(f"block_table of request {i} names block {bad[0]}; the cache has {blocks}")
     if batch.slot_mapping is not None and batch.slot_mapping.numel():
-        last = int(batch.slot_mapping.max())
-        if last >= blocks * spec.block_size:
-            problems.append(f"slot_mapping names slot {last}; the cache has {blocks * spec.block_size}")
+        largest = int(batch.slot_mapping.max())
+        if largest >= blocks * spec.block_size:
+            problems.append(f"slot_mapping names slot {largest}; the cache has {blocks * spec.block_size}")
     _raise(problems)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The shapes and the device that every call with one batch must fit, computed once for all of them.
+    """The shapes and types that every call with one batch must have: computed once, to validate a call in microseconds.
 
-    num_tokens, num_keys, num_slots: the rows that queries, packed keys and what is written must at least have.
+    num_tokens, num_keys, num_slots: the fewest rows of queries, of packed keys and of keys to write.
     cache_tails: the shapes of a cache's two tensors past their blocks.
     """
 
@@ -186,7 +186,7 @@ class Fit:
 
     @classmethod
     def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> Fit:
-        """The shapes that fit a batch. Raises `BatchError` as `validate_batch` does."""
+        """The requirements of a batch for a layer. Raises `BatchError` as `validate_batch` does."""
         validate_batch(spec, batch)
         slots = 0 if batch.slot_mapping is None else batch.slot_mapping.shape[0]
         keys = 0 if batch.paged else int(batch.seq_lens_cpu.sum())
@@ -195,11 +195,11 @@ class Fit:
         return cls(spec, device, batch.num_tokens, keys, slots, tails, spec.cache_dtype, debugging())
 
     def validate_queries(self, query: Tensor, output: Tensor, lse: Tensor | None) -> None:
-        """Raise `BatchError` where query, output or lse do not fit the batch."""
+        """Raises `BatchError` where queries, output or LSE do not fit."""
         spec, rows = self.spec, query.shape[0]
         if (
-            self._is(query, rows, spec.num_heads, spec.head_size)
-            and self._is(output, rows, spec.num_heads, spec.head_size_v)
+            self._fits(query, rows, spec.num_heads, spec.head_size)
+            and self._fits(output, rows, spec.num_heads, spec.head_size_v)
             and rows >= self.num_tokens
             and lse is None
         ):
@@ -216,33 +216,33 @@ class Fit:
                 problems.append("lse is not contiguous")
         _raise(problems)
 
-    def validate_keys(self, key: Tensor, value: Tensor | None, least: int) -> None:
-        """Raise `BatchError` where key and value do not fit the layer, or have fewer rows than ``least``."""
+    def validate_keys(self, key: Tensor, value: Tensor | None, min_rows: int) -> None:
+        """Raises `BatchError` where key and value do not fit, or have fewer than ``min_rows`` rows."""
         spec, rows = self.spec, key.shape[0]
         if value is None:
             raise BatchError(["key and value come together or not at all"])
         if (
-            self._is(key, rows, spec.num_kv_heads, spec.head_size)
-            and self._is(value, rows, spec.num_kv_heads, spec.head_size_v)
-            and rows >= least
+            self._fits(key, rows, spec.num_kv_heads, spec.head_size)
+            and self._fits(value, rows, spec.num_kv_heads, spec.head_size_v)
+            and rows >= min_rows
         ):
             return
         problems = [
             *self._problems("key", key, (rows, spec.num_kv_heads, spec.head_size), spec.dtype),
             *self._problems("value", value, (rows, spec.num_kv_heads, spec.head_size_v), spec.dtype),
         ]
-        if rows < least:
-            problems.append(f"key has {rows} rows; the batch has {least} keys")
+        if rows < min_rows:
+            problems.append(f"key has {rows} rows; the batch has {min_rows} keys")
         _raise(problems)
 
     def validate_params(self, params: LayerParams) -> None:
-        """Raise `BatchError` for a tensor of the layer that is on another device."""
+        """Raises `BatchError` for a tensor of the layer that is not on the batch's device."""
         for tensor in (params.sinks, params.alibi_slopes, params.k_scale, params.v_scale):
             if tensor is not None and tensor.device != self.device:
                 raise BatchError([f"a tensor of the layer is on {tensor.device}, the batch on {self.device}"])
 
     def validate_cache(self, kv_cache: KVCache) -> None:
-        """Raise `BatchError` where a cache is not what the spec says."""
+        """Raises `BatchError` where a cache does not have the shapes and dtype of the spec."""
         key, value = kv_cache
         dtype = self.cache_dtype
         if (
@@ -263,7 +263,7 @@ class Fit:
             ]
         )
 
-    def _is(self, tensor: Tensor, *shape: int) -> bool:
+    def _fits(self, tensor: Tensor, *shape: int) -> bool:
         return (
             tensor.shape == shape
             and tensor.dtype is self.spec.dtype
@@ -273,7 +273,7 @@ class Fit:
 
     def _problems(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str]:
         if tensor.shape != shape or tensor.dtype != dtype:
-            yield f"{name} is {_described(tensor)}; expected {list(shape)} {_short(dtype)}"
+            yield f"{name} is {_tensor_words(tensor)}; expected {list(shape)} {_dtype_name(dtype)}"
         elif tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
             yield f"{name} has stride {tensor.stride(-1)} in its last dimension; expected 1 (call .contiguous())"
         if tensor.device != self.device:
@@ -290,14 +290,14 @@ def _raise(problems: list[str]) -> None:
         raise BatchError(problems)
 
 
-def _described(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {_short(tensor.dtype)}"
+def _tensor_words(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {_dtype_name(tensor.dtype)}"
 
 
-def _short(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _few(numbers: Tensor) -> str:
+def _short_list(numbers: Tensor) -> str:
     values = numbers.tolist()
     return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, …]"

@@ -1,6 +1,6 @@
-"""Attention over whole score matrices in PyTorch, in float32, for what PyTorch's own function has no arguments for.
+"""Attention over whole score matrices in PyTorch, in float32, for softcap and sinks, which some kernels do not take.
 
-A caller computes the scores, masks them and adds its bias to them, and then attends by them.
+A caller masks the scores and adds its biases between the two functions of this module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def scores_of(query: Tensor, key: Tensor, *, scale: float, softcap: float | None) -> Tensor:
-    """The scaled scores, below the softcap, as [batch, heads, queries, keys] float32 that the caller may overwrite.
+    """The scores, scaled and softcapped: [batch, heads, queries, keys] float32, which the caller may overwrite.
 
     Shapes: query [batch, heads, queries, head_size], key [batch, num_kv_heads, keys, head_size].
     """

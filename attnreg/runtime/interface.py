@@ -1,4 +1,4 @@
-"""The contract between an engine and a kernel module: what a layer is, what a batch is, and what each call must do.
+"""The contract between an engine and a kernel module: layers, batches, and what each call must compute.
 
 **Numbers.** Queries, keys and values are packed: request i owns the rows from ``query_start_loc[i]`` to before
 ``query_start_loc[i + 1]``. Its query j stands at position ``seq_lens[i] - query_len + j`` among its keys ``0`` to
@@ -13,21 +13,23 @@
    keys before it are finite numbers in blocks that exist, even where no query sees them.
 5. softmax over the keys that take part; a sink adds ``exp(sink[head])`` to the denominator and nothing to the output.
 
-``lse`` is the natural logarithm of that denominator, the sink included, so that parts merge: then one of them carries
-the sink. A row without a key has the output zero and the lse -inf (with a sink: the sink).
+``lse`` is the natural logarithm of that denominator, the sink included. With it, outputs over disjoint parts of the
+keys can be merged; then just one part includes the sink. A row without a key has the output zero and the lse -inf (with
+a sink: the sink).
 
-**Memory.** Every call writes into what its caller owns and may be given uninitialised memory. Rows of query, output and
+**Memory.** The caller owns the memory that a call writes to; it may be uninitialised. Rows of query, output and
 lse past ``query_start_loc[-1]`` are padding: never read, never written. The cache is written by ``write_kv`` alone.
 
 **The KV cache** is a pair of tensors, so that values may be narrower than keys, and an engine with one fused tensor
 passes two views of it: NHD ``[num_blocks, block_size, num_kv_heads, head_size]``, or HND with the middle two swapped.
-SPLIT, of AMD's paged kernels, has keys ``[num_blocks, num_kv_heads, head_size // x, block_size, x]``, where x elements
-are 16 bytes, and values ``[num_blocks, num_kv_heads, head_size_v, block_size]``. Any strides but a contiguous last
-dimension. A quantised cache is float8_e4m3fn or float8_e5m2, or the fnuz format of that name where the architecture has
-those, and holds ``x / scale``, computed in float32, saturated at the largest finite number, rounded to nearest even.
+SPLIT, the layout of AMD's paged kernels, has keys ``[num_blocks, num_kv_heads, head_size // x, block_size, x]``, where
+x elements are 16 bytes, and values ``[num_blocks, num_kv_heads, head_size_v, block_size]``. The last dimension is
+contiguous; other strides are free. A quantised cache is float8_e4m3fn or float8_e5m2, or the fnuz variant of that
+format on architectures that have it. It holds ``x / scale``, computed in float32, saturated at the largest finite
+number and rounded to nearest even.
 
-**No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: what the host needs is in the batch's
-CPU copies.
+**No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: the batch's CPU copies hold all that the
+host needs.
 """
 
 from __future__ import annotations
@@ -63,11 +65,11 @@ _FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.fl
 
 
 class SpecError(ValueError):
-    """A layer that contradicts itself, or a number that is missing; the message names the field and the cure."""
+    """Raised for a layer that contradicts itself or lacks a number; the message names the field and the cure."""
 
 
 class BatchError(ValueError):
-    """Tensors or lengths that do not fit the layer or each other. ``problems`` lists everything found at once."""
+    """Raised for tensors or lengths that do not fit the layer or each other; ``problems`` lists every problem."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -75,9 +77,9 @@ class BatchError(ValueError):
 
 
 class UnclaimedError(ValueError):
-    """An input that carries meaning and that the backend does not claim.
+    """Raised for an input that changes the result and that the backend does not claim.
 
-    ``backend`` refused it; ``alternatives`` are the backends that accept it when asked for by name.
+    ``backend`` refused the input; ``alternatives`` are the backends that accept it when named in the request.
     """
 
     def __init__(self, message: str, backend: str, alternatives: Sequence[str] = ()) -> None:
@@ -88,11 +90,11 @@ class UnclaimedError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """What is fixed for one layer. Hashable; layers with equal specs share their plans.
+    """The constants of one layer. Hashable; layers with equal specs share their plans.
 
-    ``features`` are the request's words: kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``, ``lse``,
-    ``non_causal`` and ``batch_invariant`` from it; ``sliding_window`` and ``softcap`` are there if and only if their
-    numbers are given. ``block_size`` None: the layer has no paged cache. ``kv_dtype`` is the request's word; with
+    ``features`` are those of the request. Kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``, ``lse``,
+    ``non_causal`` and ``batch_invariant`` from them; ``sliding_window`` and ``softcap`` are features if and only if
+    their numbers are given. ``block_size`` None: the layer has no paged cache. ``kv_dtype`` is the request's word; with
     ``fnuz`` its 8-bit formats are those of gfx942, without infinities and -0.
 
     Raises `SpecError`.
@@ -129,10 +131,11 @@ class AttentionSpec:
         kv_layout: Layout = "NHD",
         fnuz: bool = False,
     ) -> Self:
-        """The spec of a layer: its request, and the numbers that a request does not hold.
+        """The spec of a layer, from its request and the numbers that a request does not hold.
 
         softmax_scale: default ``head_size ** -0.5``. sliding_window: keys that a query sees, itself included.
-        Raises `SpecError` where the request leaves out what running needs, or asks for what this contract has not.
+        Raises `SpecError` where the request lacks a number that running needs, or asks for what this contract does not
+        cover.
         """
         if request.attention != "mha":
             raise SpecError(f"attention is {request.attention}; this contract is for mha")
@@ -159,7 +162,7 @@ class AttentionSpec:
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """The type of one element of the KV cache."""
+        """The dtype of the KV cache's elements."""
         dtype = self.dtype if self.kv_dtype == "auto" else KV_DTYPES[self.kv_dtype]
         return _FNUZ.get(dtype, dtype) if self.fnuz else dtype
 
@@ -222,11 +225,12 @@ class KVCacheShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParams:
-    """The tensors that belong to one layer, not to its spec; `Attention` holds them and hands them to every call.
+    """The tensors of one layer. `Attention` passes them to every call; layers with equal specs have their own.
 
     sinks, alibi_slopes: [num_heads], contiguous, any floating type (a kernel computes with float32). k_scale, v_scale:
-    [num_kv_heads] float32, what a quantised cache is multiplied by; one scale for all heads is an expanded view (stride
-    0); None is 1. They are given if and only if the spec has the feature, respectively a quantised cache may have them.
+    [num_kv_heads] float32, the factors of a quantised cache; one scale for all heads is an expanded view (stride 0);
+    None is 1. sinks and alibi_slopes are given if and only if the spec has the feature; scales only with a quantised
+    cache.
     """
 
     sinks: Tensor | None = None
@@ -240,13 +244,13 @@ NO_PARAMS = LayerParams()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchMetadata:
-    """What all layers of a step (of one KV-cache group) have in common. `BatchMetadata.build` makes it from lengths.
+    """The requests of one step, for all layers of one KV-cache group. `BatchMetadata.build` makes it from lengths.
 
     query_start_loc:     [num_reqs + 1] int32, prefix sums of the queries per request; a request may have none
     seq_lens:            [num_reqs] int32, keys per request, this step's included; at least its queries, except for
                          encoder_decoder, whose keys are the encoder's
     block_table:         [num_reqs, max_blocks] int32, physical block ids; entries past a request's last block may hold
-                         anything. None: there is no cache, and ``forward`` is given packed keys and values
+                         anything. None: there is no cache, and ``forward`` takes packed keys and values
     slot_mapping:        [num_keys] int64, where ``write_kv`` puts each row of key and value, as block * block_size +
                          offset; negative: nowhere. Distinct otherwise. None: nothing is written
     max_query_len, max_seq_len: upper bounds of the lengths
@@ -269,7 +273,7 @@ class BatchMetadata:
     causal: bool = True
     key_start_loc: Tensor | None = None
     mm_prefix: Tensor | None = None
-    # plans already made for this batch, by backend and spec: `Attention` fills it, the layers share it
+    # this batch's plans by backend and spec; `Attention` fills it, the layers share it
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -323,7 +327,7 @@ def _prefix_sums(lengths: Tensor) -> Tensor:
 
 
 def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shape of a cache that holds one element per key and value element, as ``spec.kv_layout`` says."""
+    """The shapes of a cache in ``spec.kv_layout`` with one element per element of a key or value."""
     if spec.block_size is None:
         raise SpecError("block_size is not given; a paged cache needs the tokens per block")
     dtype, heads = spec.cache_dtype, spec.num_kv_heads
@@ -336,7 +340,7 @@ def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
 
 
 def by_token(kv_cache: KVCache, layout: Layout) -> KVCache:
-    """A cache to be read as ``[num_blocks, block_size, num_kv_heads, size]``, whatever its layout; a view or a copy."""
+    """A cache of any layout as ``[num_blocks, block_size, num_kv_heads, size]``; a view or a copy, for reading only."""
     if layout == "NHD":
         return kv_cache
     if layout == "HND":
@@ -345,7 +349,7 @@ def by_token(kv_cache: KVCache, layout: Layout) -> KVCache:
 
 
 class Call(NamedTuple):
-    """One call of a kernel module's ``forward``: what it reads, and the memory that it writes to.
+    """The tensors of one call of a kernel module's ``forward``: its inputs, and the memory that it writes to.
 
     query [tokens, num_heads, head_size] and output [tokens, num_heads, head_size_v] have ``spec.dtype`` and a
     contiguous last dimension; tokens may exceed ``batch.num_tokens`` (padding). key [num_keys, num_kv_heads, head_size]
@@ -371,7 +375,7 @@ class Call(NamedTuple):
 
 
 class KernelModule(Protocol):
-    """What a registry row's ``module`` must offer. `Attention` validates every argument before it calls.
+    """The functions that a registry row's ``module`` must have. `Attention` validates every argument before a call.
 
     ``plan`` is an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
     num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots.

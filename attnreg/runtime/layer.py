@@ -1,4 +1,4 @@
-"""Attention: what an engine holds per layer. The one place where outputs are allocated and reshaped."""
+"""Attention: the object that an engine holds for each layer. No other module allocates or reshapes outputs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _CALLS = ("kv_cache_shape", "plan", "write_kv", "forward")
 class Attention:
     """One layer's attention by the backend that was selected for it.
 
-    ``spec`` and ``params`` are what the kernel module is told; ``selection`` says why it is this backend. With a
-    ``name`` the custom ops find the layer (`attnreg.ops`).
+    ``spec`` and ``params`` go to the kernel module; ``selection`` says why this backend was chosen. The custom ops
+    (`attnreg.ops`) find a layer by its ``name``.
     """
 
     def __init__(self, selection: Selection, spec: AttentionSpec, params: LayerParams) -> None:
@@ -70,29 +70,29 @@ class Attention:
         kv_layout: Layout | None = None,
         name: str | None = None,
     ) -> Self:
-        """The layer that a selection is for, with the numbers and tensors that its request only names.
+        """The layer for a selection, with the numbers and tensors that the request only names.
 
         softmax_scale: default ``head_size ** -0.5``. sliding_window: keys that a query sees, itself included. sinks,
         alibi_slopes: [num_heads], floating; kept as they are, so weights may be loaded into them later. k_scale,
-        v_scale: what a quantised cache is multiplied by, float32: one element, or [num_kv_heads] if the request asks
+        v_scale: the factors of a quantised cache, float32: one element, or [num_kv_heads] if the request asks
         for per_head_quant_scales; None is 1. kv_layout: of the cache; None: the request's facet of this name, or NHD.
 
-        Raises `UnclaimedError` for a meaning that the request does not ask for, `SpecError` for one that it asks for
-        and that is not given, `NoBackendError` for a selection without a backend, ImportError for a row without a
+        Raises `UnclaimedError` for a feature that is given but not in the request, `SpecError` for one that is in the
+        request but not given, `NoBackendError` for a selection without a backend, ImportError for a row without a
         kernel module.
         """
         if selection.backend is None:
             raise NoBackendError(selection)
         request = selection.request
         per_head = any(s is not None and s.numel() > 1 for s in (k_scale, v_scale))
-        given = features_of(
+        features = features_of(
             sliding_window=sliding_window,
             softcap=softcap,
             sinks=sinks,
             alibi=alibi_slopes,
             per_head_quant_scales=per_head,
         )
-        _refuse_unasked(selection, given)
+        _refuse_unasked(selection, features)
         layout: Layout = kv_layout or dict(request.extra).get("cache_layout") or "NHD"  # type: ignore[assignment]
         _refuse_layout(selection, layout)
         architecture = selection.registry.vocabulary.architectures.get(selection.platform.arch or "")
@@ -131,17 +131,17 @@ class Attention:
         )
 
     def plan(self, batch: BatchMetadata) -> Any:
-        """What the backend computes once per batch, shared with every layer of the same backend and spec.
+        """The backend's plan for a batch, computed once and shared by every layer of the same backend and spec.
 
-        Raises `BatchError` for a batch that does not fit, `UnclaimedError` for a mask that nobody asked for.
+        Raises `BatchError` for a batch that does not fit, `UnclaimedError` for a mask that is not in the request.
         """
         return self._planned(batch)[0]
 
     def _planned(self, batch: BatchMetadata) -> tuple[Any, arguments.Fit]:
         key = (self.backend, self.spec)
         if key not in batch.plans:
-            asked = features_of(attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix)
-            _refuse_unasked(self.selection, asked)
+            features = features_of(attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix)
+            _refuse_unasked(self.selection, features)
             fit = arguments.Fit.of(self.spec, batch)
             batch.plans[key] = self.module.plan(self.spec, batch), fit
         planned: tuple[Any, arguments.Fit] = batch.plans[key]
@@ -158,10 +158,10 @@ class Attention:
         *,
         lse: Tensor | None = None,
     ) -> Tensor:
-        """Write keys and values to the cache (where there is one and they are given), attend, and return the output.
+        """Writes key and value to the cache (if both are given), attends, and returns the output.
 
         query [tokens, num_heads, head_size], key and value [keys, num_kv_heads, head_size(_v)]; heads and their
-        elements may be one dimension. output, which is returned: as query, with head_size_v; allocated if None. Rows
+        elements may be one dimension. output: shaped as query, with head_size_v; allocated if None. Rows
         from ``batch.num_tokens`` on are padding and stay as they are. lse: [num_heads, tokens] float32, written to.
 
         Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
@@ -178,7 +178,7 @@ class Attention:
     __call__ = forward
 
     def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None:
-        """Put keys and values where ``batch.slot_mapping`` says. Arguments and errors as in `forward`."""
+        """Writes keys and values to the slots of ``batch.slot_mapping``. Arguments and errors as in `forward`."""
         self._write(key, value, kv_cache, batch)()
 
     def attend(
@@ -192,16 +192,16 @@ class Attention:
         value: Tensor | None = None,
         lse: Tensor | None = None,
     ) -> None:
-        """Attend to the cache, or to packed keys and values, without writing the cache. Arguments as in `forward`."""
+        """Attends to the cache, or to packed keys and values; writes no cache. Arguments as in `forward`."""
         self._attend(query, kv_cache, batch, output, key, value, lse)()
 
     def new_output(self, query: Tensor) -> Tensor:
-        """Uninitialised memory for the output of a query, with as many dimensions."""
+        """Uninitialised memory for the output of a query, with the query's number of dimensions."""
         heads, size = self.spec.num_heads, self.spec.head_size_v
         return query.new_empty(query.shape[0], *((heads * size,) if query.ndim == 2 else (heads, size)))
 
     def _write(self, key: Tensor, value: Tensor | None, kv_cache: KVCache, batch: BatchMetadata) -> Callable[[], None]:
-        """The update of the cache as a function to be called; its arguments are validated here."""
+        """Validates a write to the cache, and returns the call that does it."""
         spec, (plan, fit) = self.spec, self._planned(batch)
         if batch.slot_mapping is None:
             raise BatchError(["slot_mapping is None: there is no place to write key and value to"])
@@ -226,7 +226,7 @@ class Attention:
         value: Tensor | None,
         lse: Tensor | None,
     ) -> Callable[[], None]:
-        """The attention as a function to be called; its arguments are validated here."""
+        """Validates an attention call, and returns the call that runs it."""
         spec, (plan, fit) = self.spec, self._planned(batch)
         if lse is not None and "lse" not in spec.features:
             _refuse_unasked(self.selection, {"lse"})
@@ -256,7 +256,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor: ...
 @overload
 def _by_head(x: Tensor | None, heads: int) -> Tensor | None: ...
 def _by_head(x: Tensor | None, heads: int) -> Tensor | None:
-    """View [rows, heads * size] as [rows, heads, size]; return anything else as it is, for validation to refuse."""
+    """[rows, heads * size] as [rows, heads, size]; any other shape is returned as it is, for validation to report."""
     if x is None or x.ndim != 2 or x.shape[1] % heads:
         return x
     return x.view(x.shape[0], heads, x.shape[1] // heads)
@@ -270,7 +270,7 @@ def _kernel_module(module: ModuleType, backend: str) -> KernelModule:
 
 
 def _refuse_unasked(selection: Selection, words: Set[str]) -> None:
-    """Raise `UnclaimedError` for features that are used and that the request does not ask for."""
+    """Raises `UnclaimedError` for features that are used but not in the request."""
     unasked = words - selection.request.features
     if not unasked:
         return
@@ -288,7 +288,7 @@ def _refuse_unasked(selection: Selection, words: Set[str]) -> None:
 
 
 def _refuse_layout(selection: Selection, layout: str) -> None:
-    """Raise `UnclaimedError` for a layout of the cache that the row does not declare; each has NHD."""
+    """Raises `UnclaimedError` for a cache layout that the row does not claim. Every row has NHD."""
     assert selection.backend is not None
     request = selection.request
     if layout == "NHD" or "cache_layout" not in selection.registry.vocabulary.facets:
@@ -303,7 +303,7 @@ def _refuse_layout(selection: Selection, layout: str) -> None:
 
 
 def _per_head(scale: Tensor | None, num_kv_heads: int) -> Tensor | None:
-    """A scale as [num_kv_heads] float32: a view, so that later changes are seen."""
+    """A scale as [num_kv_heads] float32: a view, so that later changes of the scale take effect."""
     if scale is None:
         return None
     if scale.dtype != torch.float32 or scale.numel() not in (1, num_kv_heads):

@@ -1,4 +1,4 @@
-"""Which keys a query sees by position, as step 4 of the contract says; for attention that has no kernel of its own."""
+"""Which keys a query sees by position (step 4 of the contract), for backends that compute masks in PyTorch."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from torch import Tensor
 
 
 class Band(NamedTuple):
-    """The keys that a query sees: those up to its own (``causal``) or all, and of those the nearest ``window``.
+    """The keys that a query sees: all keys, or with ``causal`` those up to its own position; within ``window``, if any.
 
-    A window of w holds the query's own position and the w - 1 before it, and where the band is not causal as many
-    after it. None: no window.
+    A window of w holds the query's own position and the w - 1 positions before it. In a band that is not causal it also
+    holds the w - 1 positions after it. None: no window.
     """
 
     causal: bool
     window: int | None
 
     def sees(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        """Whether queries at some positions see keys at others; the tensors broadcast."""
+        """Whether each query position sees each key position; the tensors broadcast."""
         return in_band(query_at, key_at, causal=self.causal, window=self.window)
 
     def touches(self, near: Tensor, far: Tensor) -> Tensor:
-        """Whether a query sees a key at some distance (query - key) from ``near`` to ``far``."""
-        found = far >= 0 if self.causal else far == far
+        """Whether a query sees a key at any distance (query - key) from ``near`` to ``far``."""
+        seen = far >= 0 if self.causal else far == far
         if self.window is not None:
-            found = found & (near < self.window) & (-far < self.window)
-        return found
+            seen = seen & (near < self.window) & (-far < self.window)
+        return seen
 
     def covers(self, near: Tensor, far: Tensor) -> Tensor:
         """Whether a query sees the keys at every distance (query - key) from ``near`` to ``far``."""
-        found = near >= 0 if self.causal else near == near
+        seen = near >= 0 if self.causal else near == near
         if self.window is not None:
-            found = found & (far < self.window) & (-near < self.window)
-        return found
+            seen = seen & (far < self.window) & (-near < self.window)
+        return seen
 
 
 def in_band(query_at: Tensor, key_at: Tensor, *, causal: bool, window: int | Tensor | None) -> Tensor:
-    """As `Band.sees`, with a window that may be a tensor: a compiler would make a constant of a number."""
+    """`Band.sees` with a window that may be a tensor: a compiler does not bake a tensor into the code as a constant."""
     seen = query_at >= key_at if causal else (query_at == query_at) & (key_at == key_at)
     if window is not None:
         distance = query_at - key_at

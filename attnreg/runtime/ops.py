@@ -1,8 +1,7 @@
-"""The custom ops: attention as torch.compile sees it, opaque, with every tensor that it writes among its arguments.
+"""The custom ops: torch.compile sees attention as opaque calls whose arguments include every tensor that they write.
 
-A model calls an op with the name of its layer, under which `register` has put the layer; the batch comes from
-`forward_context`. Because the caches are arguments, a compiler knows from the schemas alone that attention reads what
-the update wrote.
+A model passes an op the name of a layer that `register` has stored; the batch comes from `forward_context`. Because the
+caches are arguments, the schemas alone tell a compiler that attention reads what the update wrote.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = [
     "unified_kv_cache_update",
 ]
 
-# where piecewise CUDA graphs are cut: what depends on the lengths of a batch
+# piecewise CUDA graphs are cut at these ops, which depend on the lengths of a batch
 SPLITTING_OPS = ("attnreg::unified_attention_with_output", "attnreg::unified_kv_cache_update")
 
 _UPDATE = (
@@ -41,7 +40,7 @@ _ATTENTION = (
 
 
 class Layer(Protocol):
-    """What the ops need of a layer; `attnreg.Attention` has it."""
+    """The methods of a layer that the ops call; `attnreg.Attention` has them."""
 
     name: str | None
 
@@ -62,7 +61,7 @@ class Layer(Protocol):
     ) -> None: ...
 
 
-# the layers that have a name, for as long as they live; and the batch of the step that runs
+# named layers, for as long as they live; and the batch of the current step
 _layers: WeakValueDictionary[str, Layer] = WeakValueDictionary()
 _batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | None] = ContextVar(
     "attnreg_batches", default=None
@@ -70,7 +69,7 @@ _batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | 
 
 
 def register(layer: Layer, name: str) -> None:
-    """Name a layer, so that the ops find it for as long as it lives. Raises ValueError where the name is taken."""
+    """Names a layer, so that the ops find it for as long as it lives. Raises ValueError where the name is taken."""
     if _layers.get(name, layer) is not layer:
         raise ValueError(f"there is a layer named {name!r} already; a name belongs to one layer of the process")
     _layers[name] = layer
@@ -81,7 +80,7 @@ def register(layer: Layer, name: str) -> None:
 def forward_context(
     batch: BatchMetadata | None = None, *, layers: Mapping[str, BatchMetadata] | None = None
 ) -> Iterator[None]:
-    """Set the batch that the ops work on inside the block; ``layers`` names those of other KV-cache groups."""
+    """Sets the batch of the ops inside the block; layers: layer name -> batch, for other KV-cache groups."""
     token = _batches.set((batch, layers or {}))
     try:
         yield
@@ -90,11 +89,11 @@ def forward_context(
 
 
 def _layer_named(name: str) -> Layer:
-    """Raises LookupError for a name that no living layer has."""
+    """The layer of a name. Raises LookupError where no living layer has it."""
     layer = _layers.get(name)
     if layer is None:
-        known = ", ".join(sorted(_layers)) or "none"
-        raise LookupError(f"there is no attention layer named {name!r}; the layers are: {known}")
+        names = ", ".join(sorted(_layers)) or "none"
+        raise LookupError(f"there is no attention layer named {name!r}; the layers are: {names}")
     return layer
 
 
@@ -126,8 +125,8 @@ def _attention_with_output(
     _layer_named(layer).attend(query, cache, _batch_for(layer), output, key=key, value=value, lse=lse)
 
 
-def _nothing(*args: object, **kwargs: object) -> None:
-    """The ops on tensors without data: they write to what is given, and return nothing."""
+def _write_nothing(*args: object, **kwargs: object) -> None:
+    """The ops for tensors without data: nothing to do, because the ops return nothing and only write to arguments."""
 
 
 # not torch.library.custom_op: its wrapper costs 20 µs a call, ten times as much as this
@@ -136,7 +135,7 @@ for _schema, _function in ((_UPDATE, _kv_cache_update), (_ATTENTION, _attention_
     _name = _schema.partition("(")[0]
     _library.define(_schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"attnreg::{_name}", _nothing, lib=_library)
+    torch.library.register_fake(f"attnreg::{_name}", _write_nothing, lib=_library)
 
 unified_kv_cache_update = torch.ops.attnreg.unified_kv_cache_update
 unified_attention_with_output = torch.ops.attnreg.unified_attention_with_output
@@ -145,10 +144,11 @@ unified_attention_with_output = torch.ops.attnreg.unified_attention_with_output
 def attention(
     layer: Layer, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: KVCache | None = None
 ) -> Tensor:
-    """Attend as `Attention.forward` does, through the ops, so that a compiler can trace it. The layer needs a name.
+    """The output of `Attention.forward`, computed through the ops so that a compiler can trace it.
 
-    query [tokens, num_heads * head_size] or [tokens, num_heads, head_size], the output likewise; key and value are
-    written to ``kv_cache``, or are what is attended to where there is none.
+    query [tokens, num_heads * head_size] or [tokens, num_heads, head_size], the output likewise. key and value are
+    written to ``kv_cache``; without a cache, attention reads them directly. Raises ValueError for a layer without a
+    name.
     """
     if layer.name is None:
         raise ValueError("the ops find a layer by its name; give one to Attention.from_selection")

@@ -1,4 +1,4 @@
-"""Dense attention, piece by piece, through PyTorch's own function or over whole score matrices."""
+"""Dense attention, piece by piece, by PyTorch's scaled_dot_product_attention or over whole score matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnreg.runtime.interface import AttentionSpec, Call
 
 
 def by_sdpa(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
-    """Attention without softcap, sinks or LSE, which PyTorch's scaled_dot_product_attention cannot express."""
+    """Attention by PyTorch's scaled_dot_product_attention, which has no softcap, sinks or LSE."""
     for piece in plan.pieces:
         query, (key, value) = call.query[piece.rows], gather(spec, piece.places, call)
         q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -35,7 +35,7 @@ def by_sdpa(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
 
 
 def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
-    """Attention as the contract says, in float32, with all scores of a piece in memory."""
+    """Attention with every feature of the contract, in float32, with all scores of a piece in memory."""
     params = call.params
     for piece in plan.pieces:
         q, k, v = (x.transpose(1, 2) for x in (call.query[piece.rows], *gather(spec, piece.places, call)))
@@ -54,7 +54,7 @@ def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
 
 
 def _sdpa_mask(piece: Piece, slopes: Tensor | None) -> Tensor | None:
-    """The mask of a piece as PyTorch's function takes it: bool, or with ALiBi a float32 bias of every head."""
+    """The mask of a piece for PyTorch's function: bool, or with ALiBi a float32 bias for every head."""
     mask = None if piece.visible is None else piece.visible[:, None]
     if slopes is None:
         return mask
@@ -65,7 +65,7 @@ def _sdpa_mask(piece: Piece, slopes: Tensor | None) -> Tensor | None:
 
 
 def _alibi(piece: Piece, slopes: Tensor) -> Tensor:
-    """What ALiBi takes off the scores, [requests, heads, queries, keys]."""
+    """The amounts that ALiBi subtracts from the scores, [requests, heads, queries, keys]."""
     assert piece.distance is not None
     # float32 whatever the layer's type: a slope times a distance does not fit 8 bits of mantissa
     return slopes.float()[:, None, None] * piece.distance[:, None]
@@ -77,7 +77,7 @@ def _later(scores: Tensor) -> Tensor:
 
 
 def fill_empty(empty: Tensor, call: Call) -> None:
-    """Write what rows without a key get: zero, and the LSE of the sink alone."""
+    """Fills the rows of queries without a key: the output is zero, the LSE is the sink, or -inf without one."""
     if not empty.numel():
         return
     lse, sinks = call.lse, call.params.sinks

@@ -1,4 +1,4 @@
-"""The paged cache in PyTorch: where keys and values are, gathering them, and writing new ones."""
+"""The paged cache in PyTorch: locating, gathering and writing keys and values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, C
 
 
 class Places(NamedTuple):
-    """Where keys and values are: int64 blocks and offsets of the cache; without a cache, rows of key and value."""
+    """The places of keys and values: int64 blocks and offsets in the cache; without a cache, rows of key and value."""
 
     blocks: Tensor | None
     offsets: Tensor
 
 
 def places(spec: AttentionSpec, batch: BatchMetadata, request: Tensor, position: Tensor) -> Places:
-    """Where the keys at some positions of some requests are; int64 tensors that broadcast."""
+    """The places of the keys at the given requests and positions; int64 tensors that broadcast."""
     if batch.block_table is None:
         starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
         return Places(None, position + starts[request])
@@ -32,7 +32,7 @@ def gather(spec: AttentionSpec, places: Places, call: Call) -> tuple[Tensor, Ten
         key, value = call.packed
         return key[places.offsets], value[places.offsets]
     assert call.kv_cache is not None
-    found = []
+    gathered = []
     for cache, scale in zip(call.kv_cache, (call.params.k_scale, call.params.v_scale), strict=True):
         tokens = _tokens_first(spec, cache)
         if tokens.stride(0) == tokens.shape[1] * tokens.stride(1):
@@ -44,24 +44,24 @@ def gather(spec: AttentionSpec, places: Places, call: Call) -> tuple[Tensor, Ten
         x = x.view(cache.dtype)
         if scale is not None:
             x = x.float() * scale[:, None]
-        found.append(x.to(spec.dtype))
-    return found[0], found[1]
+        gathered.append(x.to(spec.dtype))
+    return gathered[0], gathered[1]
 
 
 def _tokens_first(spec: AttentionSpec, cache: Tensor) -> Tensor:
-    """A cache as [num_blocks, block_size, num_kv_heads, head_size], 8-bit floats as bytes, which can be indexed."""
+    """A cache as [num_blocks, block_size, num_kv_heads, head_size], 8-bit floats as bytes: PyTorch can index bytes."""
     cache = cache.view(torch.uint8) if spec.quantised else cache
     return cache if spec.kv_layout == "NHD" else cache.transpose(1, 2)
 
 
 def written(spec: AttentionSpec, batch: BatchMetadata) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Row of key and value, block and offset of each write, [num_keys] int64 each; a row of -1 is no write."""
+    """Row of key and value, block and offset of each write to the cache: [num_keys] int64 each. Row -1: no write."""
     slots = batch.slot_mapping
     if slots is None or spec.block_size is None or not slots.numel():
         return None
-    # a row that is not to be written writes what the first one does, again: dropping it would need a synchronisation
-    wanted = slots >= 0
-    rows = torch.where(wanted, torch.arange(len(slots), device=slots.device), wanted.int().argmax())
+    # a row without a slot repeats the first write: dropping the row would need a synchronisation
+    has_slot = slots >= 0
+    rows = torch.where(has_slot, torch.arange(len(slots), device=slots.device), has_slot.int().argmax())
     slots = slots[rows]
     return (
         torch.where(slots >= 0, rows, -1),
@@ -71,7 +71,7 @@ def written(spec: AttentionSpec, batch: BatchMetadata) -> tuple[Tensor, Tensor, 
 
 
 class _Plan(Protocol):
-    """A plan that says what the cache gets, as `written` does."""
+    """A plan with the writes of its batch, as `written` returns them."""
 
     @property
     def written(self) -> tuple[Tensor, Tensor, Tensor] | None: ...
@@ -80,14 +80,14 @@ class _Plan(Protocol):
 def write_kv(
     spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
 ) -> None:
-    """Put each row of key and value into its slot, as the cache stores them."""
+    """Writes each row of key and value into its slot, quantised if the cache is."""
     if plan.written is None:
         return
     rows, blocks, offsets = plan.written
     for x, cache, scale in ((key, kv_cache.key, params.k_scale), (value, kv_cache.value, params.v_scale)):
         stored = _quantised(x, scale, cache.dtype).view(torch.uint8) if spec.quantised else x.to(cache.dtype)
         tokens = _tokens_first(spec, cache)
-        # where no row at all is to be written, slot 0 gets what it holds
+        # where no row has a slot, slot 0 is written with what it holds
         chosen = torch.where(rows[:, None, None] >= 0, stored[rows], tokens[blocks, offsets])
         tokens[blocks, offsets] = chosen
 

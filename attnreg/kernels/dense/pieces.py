@@ -1,6 +1,6 @@
-"""A batch as a few dense rectangles: which queries and keys go together in one call, and under which mask.
+"""The pieces of a batch: dense rectangles of queries and keys, one call each, and their masks.
 
-Nothing here reads device memory: the host's copies of the lengths decide the shapes.
+No function reads device memory: the host's copies of the lengths decide the shapes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ SCORES = 1 << 24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Queries of some requests and all keys that they see, as a dense rectangle.
+    """A dense rectangle: queries of one or more requests, and all keys that they see.
 
-    rows: [requests, queries] int64, their rows of query and output. places: of the keys, [requests, keys]. distance:
-    [requests, queries, keys] float32, how far a query is from a key; None without ALiBi. visible: the same shape in
-    bool; None where ``causal`` says it all: whether queries see just the keys up to their own, with as many queries as
-    keys, or all of them.
+    rows: [requests, queries] int64, the rows of the queries in query and output. places: of the keys, [requests, keys].
+    distance: [requests, queries, keys] float32, between a query and a key; None without ALiBi. visible: [requests,
+    queries, keys] bool, None where ``causal`` describes the mask: causal over as many queries as keys, or no mask.
     """
 
     rows: Tensor
@@ -46,7 +45,7 @@ class DensePlan(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Consecutive queries of a request, by position, and the keys that they see: all half-open."""
+    """Consecutive queries of a request and the keys that they see, as ranges of positions; ``row``: the first query's."""
 
     request: int
     row: int
@@ -55,9 +54,9 @@ class _Span(NamedTuple):
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePlan:
-    """The dense calls that make up a batch.
+    """The dense calls for a batch.
 
-    scores: whether whole score matrices will be held, so that long prompts are cut. Short requests of equal query
+    scores: whether a call holds whole score matrices; long prompts are then cut. Short requests of equal query
     length share a call, unless the layer asks to be batch_invariant.
     """
     device = batch.seq_lens.device
@@ -71,7 +70,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
             continue
         for span in _spans(spec, batch, _Span(request, row, range(length - queries, length), range(length)), scores):
             keys = len(span.keys)
-            # a query length of its own, and keys within a factor of two: padding costs no more than the keys do
+            # one query length, and key counts within a factor of two: padding costs no more than the keys do
             key = (len(span.queries), keys.bit_length())
             alone = "batch_invariant" in spec.features or len(span.queries) * keys * spec.num_heads > SCORES // 16
             groups[(*key, request, span.row) if alone else key].append(span)
@@ -84,37 +83,37 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
 
 
 def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool) -> list[_Span]:
-    """A request cut to the keys that its queries see, and where scores are held to what fits."""
+    """The spans of a request: cut to the keys that the queries see and, with ``scores``, to at most SCORES scores."""
     request, row, queries, keys = whole
     step = max(1, SCORES // (spec.num_heads * len(keys))) if scores else max(len(queries), 1)
     spans = []
     for first in range(queries.start, queries.stop, step):
-        some = range(first, min(first + step, queries.stop))
+        chunk = range(first, min(first + step, queries.stop))
         low, high = 0, keys.stop
         # a prefix range reaches across window and causality
         if batch.mm_prefix is None:
             if spec.sliding_window is not None:
-                low = max(0, some.start - spec.sliding_window + 1)
+                low = max(0, chunk.start - spec.sliding_window + 1)
             if batch.causal:
-                high = some.stop
+                high = chunk.stop
             elif spec.sliding_window is not None:
-                high = min(high, some.stop + spec.sliding_window - 1)
-        spans.append(_Span(request, row + first - queries.start, some, range(low, high)))
+                high = min(high, chunk.stop + spec.sliding_window - 1)
+        spans.append(_Span(request, row + first - queries.start, chunk, range(low, high)))
     return spans
 
 
 def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Piece:
     device = batch.seq_lens.device
     queries, keys = len(spans[0].queries), max(len(s.keys) for s in spans)
-    # one transfer for all that the host knows
-    known = torch.tensor([(s.request, s.row, s.queries.start, s.keys.start, s.keys.stop) for s in spans])
-    request, row, query_at, first, stop = known.to(device, non_blocking=True).unsqueeze(-1).unbind(1)
+    # one transfer for all numbers of the host
+    host = torch.tensor([(s.request, s.row, s.queries.start, s.keys.start, s.keys.stop) for s in spans])
+    request, row, query_at, first, stop = host.to(device, non_blocking=True).unsqueeze(-1).unbind(1)
     query_at = query_at + torch.arange(queries, device=device)
     key_at = first + torch.arange(keys, device=device)
-    # keys past a request's own repeat its last: what lies behind it may be NaN, which no mask undoes
+    # padding repeats a request's last key: memory behind it may hold NaN, which a mask does not remove
     place = torch.minimum(key_at, stop - 1)
     ragged = any(len(s.keys) < keys for s in spans)
-    plain = not ragged and batch.mm_prefix is None and not _window_bites(spec, spans)
+    plain = not ragged and batch.mm_prefix is None and not _window_hides(spec, spans)
     square = plain and batch.causal and queries == keys
     visible = None
     if not square and not (plain and (queries == 1 or not batch.causal)):
@@ -128,8 +127,8 @@ def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Pie
     )
 
 
-def _window_bites(spec: AttentionSpec, spans: list[_Span]) -> bool:
-    """Whether some key that is gathered is further than the window from some query."""
+def _window_hides(spec: AttentionSpec, spans: list[_Span]) -> bool:
+    """Whether any gathered key is outside the window of any query."""
     w = spec.sliding_window
     return w is not None and any(
         max(s.queries.stop - 1 - s.keys.start, s.keys.stop - 1 - s.queries.start) >= w for s in spans if s.queries
@@ -137,7 +136,7 @@ def _window_bites(spec: AttentionSpec, spans: list[_Span]) -> bool:
 
 
 def _or_together(seen: Tensor, ranges: Tensor | None, request: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
-    """What is seen, and beside it what lies in one prefix range: [requests, queries, keys] bool."""
+    """``seen``, extended by the pairs that lie in one prefix range: [requests, queries, keys] bool."""
     if ranges is None:
         return seen
     # [requests, ranges, 1, 1] against [requests, 1, queries, 1] and [requests, 1, 1, keys]
