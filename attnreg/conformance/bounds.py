@@ -1,20 +1,20 @@
-"""How far from the exact answer a correct kernel may be: derived from the formats and the lengths, tuned to nothing.
+"""The largest errors that a correct kernel may have, derived from formats and lengths and not tuned to any kernel.
 
-The error model is that of every attention kernel of the field. With u the unit roundoff of the layer's dtype, r that of
+The error model fits every attention kernel of the field. With u the unit roundoff of the layer's dtype, r that of
 float32, D the head size and S the keys of a row:
 
 - a score is a float32 sum of D products, scaled, capped and biased: it is off by at most
   ``E = (D + C) * r * abs_score + C * r * softcap``. C stands for the elementary functions and the few operations around
   them: exp, tanh and log are good to 20 units in the last place or better in the libraries in use;
-- a weight is exp of it, so that it is off by the factor ``exp(2 * E)`` (its own score's and the denominator's), and is
-  rounded to the dtype before it meets the values: u, but never less than half the smallest number of the dtype;
+- a weight is the exp of a score, so it is off by the factor ``exp(2 * E)`` (for its own score and for the denominator).
+  It is rounded to the dtype before it meets the values: u, but never less than half the smallest number of the dtype;
 - the denominator and the output are float32 sums of S terms, rescaled as the maximum moves: ``(2 * S + C) * r``;
-- what the cache stores is multiplied by a scale and rounded to the dtype, where the two differ: u for the keys, which
-  is ``u * abs_score`` for a score, and u for the values;
+- a cached key or value is multiplied by a scale and rounded to the dtype, where the cache has another: u for the keys,
+  which is ``u * abs_score`` for a score, and u for the values;
 - the output is rounded to the dtype: u.
 
-What an error is relative to, the sums of absolutes, comes with the reference. Products of inputs that were rounded
-further (TF32 for float32, fp8 for queries) do not meet these bounds, and are not meant to.
+Errors are relative to sums of absolute values, which the reference returns. Products of inputs that are rounded further
+(TF32 for float32, fp8 for queries) do not meet these bounds, by intent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bounds(spec: AttentionSpec, batch: BatchMetadata, exact: Reference, largest_
     largest_value: the largest absolute element of the values, dequantised.
     """
     u, r = ROUNDOFF[spec.dtype], ROUNDOFF[torch.float32]
-    # stored in another format, a key or value is rounded on its way into the product
+    # a key or value that is stored in another format is rounded again before the product
     converted = u if spec.block_size is not None and spec.cache_dtype != spec.dtype else 0.0
     queries = batch.query_start_loc_cpu.diff()
     keys = batch.seq_lens_cpu.double().repeat_interleave(queries)  # [num_tokens]

@@ -1,7 +1,7 @@
-"""The claims of a registry row, as cases: every claimed value at least once, every pair that the row accepts.
+"""The claims of a registry row as cases: every claimed value at least once, and every pair that the row accepts.
 
-What a backend claims is what the selector accepts of it, so that variants and rules need no second reading: a rule's
-edge is where a pair stops being accepted. Cases are the same from run to run.
+The selector decides what a backend claims, so variants and rules need no second implementation: a rule shows as a pair
+that is not accepted. Cases are the same from run to run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.trace import Selection
 
-# the features that a run on one device can prove or refute; a claim of any other stays unproven
+# the features that a run on one device can prove or refute; claims of other features stay unproven
 PROVABLE = frozenset(
     {
         "alibi", "batch_invariant", "kv_connector", "lse", "mm_prefix", "non_causal", "per_head_quant_scales", "sinks",
         "sliding_window", "softcap",
     }
 )  # fmt: skip
-# the ordinary first; beside these, the numbers that the row's own claims name
+# the most common first; `Claims` adds the numbers in the row's claims
 BLOCK_SIZES = (16, 32, 48, 64, 1, 8, 128)
 HEAD_SIZES = (64, 128, 80, 96, 112, 32, 256, 16, 192, 40, 512)
 HEAD_SIZES_V = (64, 128, 32)
@@ -43,14 +43,14 @@ Setting = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Claims:
-    """What a backend claims on a platform, with the values of each facet that it accepts, the ordinary first."""
+    """The claims of a backend on a platform: the accepted values of each facet, the most common first."""
 
     backend: str
     platform: Platform
     registry: Registry
 
     def accepts(self, request: AttentionRequest) -> bool:
-        """Whether the backend, asked for by name, takes the request."""
+        """Whether the backend accepts the request when it is named."""
         return self.select(request).backend is not None
 
     def select(self, request: AttentionRequest) -> Selection:
@@ -58,7 +58,7 @@ class Claims:
 
     @cached_property
     def dimensions(self) -> Mapping[str, tuple[Any, ...]]:
-        """Facet -> the values to be proven; each feature is a facet of its own, off or on."""
+        """Facet -> the values to prove; each feature is a facet of its own, off or on."""
         words = self.registry.vocabulary.words
         candidates: dict[str, tuple[Any, ...]] = {
             "attn_type": tuple(words["attn_types"]),
@@ -69,15 +69,15 @@ class Claims:
             "heads": self._heads,
             "head_size_v": (None, *self._sizes("head_size_v", HEAD_SIZES_V)),
         }
-        found: dict[str, tuple[Any, ...]] = {}
+        accepted: dict[str, tuple[Any, ...]] = {}
         for facet, values in candidates.items():
-            found[facet] = tuple(v for v in values if self._case({**self._base, facet: v}) is not None)
-        found["lengths"] = LENGTHS
-        found["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
+            accepted[facet] = tuple(v for v in values if self._case({**self._base, facet: v}) is not None)
+        accepted["lengths"] = LENGTHS
+        accepted["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
         for feature in sorted(PROVABLE & self.registry.vocabulary.features.keys()):
             if self._case({**self._base, feature: True}) is not None:
-                found[feature] = (False, True)
-        return found
+                accepted[feature] = (False, True)
+        return accepted
 
     @cached_property
     def unproven(self) -> frozenset[str]:
@@ -98,24 +98,24 @@ class Claims:
 
     @property
     def _dtypes(self) -> tuple[str, ...]:
-        """The words for dtypes, the most exact first: where it is the ordinary one, the smallest fault shows."""
+        """The dtypes' names, the most exact first: plain cases then use the dtype in which the smallest fault shows."""
         return tuple(sorted(self.registry.vocabulary.words["dtypes"], key=lambda w: ROUNDOFF[DTYPES[w]]))
 
     @property
     def _heads(self) -> tuple[tuple[int, int], ...]:
-        """Query heads and KV heads: the usual ones, and those at which the row's claims change their mind."""
+        """Pairs of query heads and KV heads: the usual ones, and the numbers at which the row's claims have an edge."""
         edges = [(n, 1) for n in self._sizes("num_heads", ())] + [(n, n) for n in self._sizes("num_kv_heads", ())]
         return tuple(dict.fromkeys((*HEADS, *edges)))
 
     def _sizes(self, facet: str, usual: tuple[int, ...]) -> tuple[int, ...]:
-        """The usual sizes, and those at which the row's claims change their mind."""
+        """The usual sizes, and the sizes at which the row's claims have an edge."""
         variants = self.registry.backends[self.backend].variants
         matchers = [c.matcher for v in variants for c in v.claims if c.facet == facet]
         edges = {e for m in matchers for e in (*m.constants, *m.moduli, *m.mentions) if isinstance(e, int)}
         return (*usual, *sorted(e for e in edges if 0 < e <= LARGEST and e not in usual))
 
     def _case(self, settings: Mapping[str, Any]) -> Case | None:
-        """The case of some settings, all else as plain as they allow; None where the backend refuses it."""
+        """The case of some settings, with plain values for all others; None where the backend refuses it."""
         s = {"lengths": LENGTHS[0], "heads": HEADS[0], "head_size_v": None, **settings}
         features = frozenset(name for name in self.registry.vocabulary.features if s.get(name))
         cacheless = s["attn_type"] in ("encoder", "encoder_only")
@@ -123,11 +123,11 @@ class Claims:
         kv_dtype = s.get("kv_dtype", "fp8" if "per_head_quant_scales" in features else "auto")
         if not all(
             (
-                # a cache or none, as the type of attention has it
+                # encoders have no cache, cross-attention has one
                 storage == "packed" or not cacheless,
                 storage != "packed" or s["attn_type"] != "encoder_decoder",
                 storage != "packed" or (kv_dtype == "auto" and "kv_connector" not in features),
-                # one tensor for both has one width
+                # keys and values of a fused cache have one width
                 storage != "fused" or s["head_size_v"] is None,
                 s["head_size_v"] != s["head_size"],
                 "per_head_quant_scales" not in features or kv_dtype.startswith("fp8"),
@@ -161,28 +161,26 @@ class Claims:
         assert case is not None
         return case
 
-    # cases -----------------------------------------------------------------------------------------------------------
-
     def cases(self, size: Size = "pairs") -> list[Case]:
-        """Cases that together hold everything wanted that the backend accepts.
+        """Cases that together cover every group of settings that the backend accepts.
 
-        size: ``claims`` wants every value of every facet, and every pair of features; ``pairs`` every pair of values.
+        size: ``claims`` covers each value of each facet and each pair of features, ``pairs`` each pair of values.
         """
-        wanted = dict.fromkeys(self._wanted(size))
-        found: dict[Case, None] = {}
-        while wanted:
-            target = next(iter(wanted))
-            del wanted[target]
-            settings = self._filled(dict(target), wanted)
+        uncovered = dict.fromkeys(self._groups(size))
+        cases: dict[Case, None] = {}
+        while uncovered:
+            target = next(iter(uncovered))
+            del uncovered[target]
+            settings = self._filled(dict(target), uncovered)
             case = self._case({**self._base, **settings})
             if case is not None:
-                found[case] = None
+                cases[case] = None
                 for group in (*combinations(settings.items(), 1), *combinations(settings.items(), 2)):
-                    wanted.pop(group, None)
-        return list(found)
+                    uncovered.pop(group, None)
+        return list(cases)
 
-    def _wanted(self, size: Size) -> Iterator[tuple[Setting, ...]]:
-        """Values and pairs of values, in the order of the dimensions."""
+    def _groups(self, size: Size) -> Iterator[tuple[Setting, ...]]:
+        """The groups of settings to cover: values and pairs of values, in the order of the dimensions."""
         dimensions = self.dimensions
         for name, values in dimensions.items():
             yield from (((name, value),) for value in values)
@@ -192,9 +190,9 @@ class Claims:
                 if size == "pairs" or (features and x and y):
                     yield (a, x), (b, y)
 
-    def _filled(self, target: dict[str, Any], wanted: Mapping[tuple[Setting, ...], None]) -> dict[str, Any]:
-        """A target with, for each other facet, the accepted value that completes the most wanted groups."""
-        known = {**self._base, **target}
+    def _filled(self, target: dict[str, Any], uncovered: Mapping[tuple[Setting, ...], None]) -> dict[str, Any]:
+        """A target with, for each other facet, the accepted value that covers the most groups."""
+        settings = {**self._base, **target}
         chosen = dict(target)
         for name, values in self.dimensions.items():
             if name in chosen:
@@ -203,10 +201,10 @@ class Claims:
             def gain(value: Any, name: str = name) -> int:
                 # groups are in the order of the dimensions
                 pairs = (((n, v), (name, value)) for n, v in chosen.items())
-                return (((name, value),) in wanted) + sum(p in wanted or p[::-1] in wanted for p in pairs)
+                return (((name, value),) in uncovered) + sum(p in uncovered or p[::-1] in uncovered for p in pairs)
 
             for value in sorted(values, key=gain, reverse=True):
-                if self._case({**known, name: value}) is not None:
-                    chosen[name] = known[name] = value
+                if self._case({**settings, name: value}) is not None:
+                    chosen[name] = settings[name] = value
                     break
         return {name: chosen[name] for name in self.dimensions if name in chosen}

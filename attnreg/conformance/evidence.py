@@ -1,4 +1,4 @@
-"""The evidence for a backend's claims: the results of its cases, counted by claimed value, and the file of them."""
+"""Evidence: the results of a backend's cases, and the JSON file that records them."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class Tally:
-    """The cases that hold one claimed value: how many there are, and the worst error of an output."""
+    """The cases that hold one claimed value: their number, and the worst error, also as a share of its bound."""
 
     cases: int = 0
     error: float = 0.0
     share: float = 0.0
 
     def add(self, outcome: Outcome) -> None:
-        """Count one more case."""
+        """Counts one more case."""
         self.cases += 1
         self.error, self.share = max(self.error, outcome.error), max(self.share, outcome.share)
 
 
 @dataclass
 class Evidence:
-    """The evidence for one backend on one device.
+    """The proven and refuted claims of one backend on one device.
 
-    platform: what it was selected for; its kernels may have run on another device than that has. claims: facet ->
-    claimed value -> tally; features are a facet. problems: what was refuted, case by case. unproven: claimed features
-    that no run on one device can prove; claimed values that this device could not try.
+    platform: the one of the selection; the kernels may have run on a device of another. claims: facet -> claimed value
+    -> tally; features are a facet. problems: the refutations, case by case. unproven: claimed features that no run on
+    one device can prove, and claimed values that this device cannot run.
     """
 
     backend: str
@@ -56,11 +56,11 @@ class Evidence:
 
     @property
     def proven(self) -> bool:
-        """Whether nothing was refuted and nothing left out."""
+        """Whether every claim was run, and none was refuted."""
         return not self.problems and not self.unproven
 
     def add(self, case: Case, outcome: Outcome) -> None:
-        """Count a case for every claimed value that it holds."""
+        """Counts a case for every claimed value that it holds."""
         self.cases += 1
         if outcome.problem:
             self.problems.append(f"{case.words}: {outcome.problem}")
@@ -70,7 +70,7 @@ class Evidence:
                 self.claims.setdefault(facet, {}).setdefault(str(value), Tally()).add(outcome)
 
     def lines(self) -> Iterator[str]:
-        """The result in words: one line, and one more for each problem and for each claim left unproven."""
+        """A summary as text: one line, and one more for each problem and for each unproven claim."""
         worst = max((t.share for tallies in self.claims.values() for t in tallies.values()), default=0.0)
         verdict = "proven" if self.proven else "REFUTED" if self.problems else "proven in part"
         counts = f"{self.cases} cases, {self.refused} refusals"
@@ -79,7 +79,7 @@ class Evidence:
         yield from (f"  not proven here: {word}" for word in self.unproven)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values, with the versions that they were found with."""
+        """JSON-ready values, with the versions of the packages that ran."""
         claims = {
             facet: {
                 value: {"cases": t.cases, "error": float(f"{t.error:.3g}"), "share": float(f"{t.share:.3g}")}
@@ -98,23 +98,23 @@ class Evidence:
         }
 
 
-def save(found: list[Evidence], place: Path, device: torch.device) -> None:
-    """Write evidence to a file, or to a directory's ``<device>.json``, beside what is there of other backends.
+def save(evidence: list[Evidence], path: Path, device: torch.device) -> None:
+    """Writes evidence to a file, or to ``<device>.json`` in a directory, and keeps the records of other backends there.
 
-    A backend with a problem is struck from the file.
+    A backend with a problem is removed from the file.
     """
     title = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    file = place / f"{re.sub('[^a-z0-9]+', '_', title.lower())}.json" if place.is_dir() else place
+    file = path / f"{re.sub('[^a-z0-9]+', '_', title.lower())}.json" if path.is_dir() else path
     backends: dict[str, Any] = json.loads(file.read_text())["backends"] if file.exists() else {}
-    for evidence in found:
-        backends.pop(evidence.backend, None)
-        if not evidence.problems:
-            backends[evidence.backend] = evidence.to_dict()
+    for record in evidence:
+        backends.pop(record.backend, None)
+        if not record.problems:
+            backends[record.backend] = record.to_dict()
     # PyTorch for ROCm calls its devices cuda too
     machine = "rocm" if device.type == "cuda" and torch.version.hip else device.type
     data = {"device": title, "platform": machine}
     text = json.dumps({**data, "backends": dict(sorted(backends.items()))}, indent=2)
-    # a line for each claimed value: what a change of evidence is read by
+    # one line for each claimed value, so that a diff of evidence is readable
     file.write_text(re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Runs a trial and examines it: the numbers are within their bounds, and no other memory was written to."""
+"""Proof of a case: the output is within its bounds, and no other memory is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """The result of a case: the worst absolute error of its output, the worst share of a bound, the first problem."""
+    """The result of a case: the worst absolute error of an output, the worst share of a bound, and the problem."""
 
     error: float
     share: float
@@ -27,9 +27,9 @@ class Outcome(NamedTuple):
 
 
 def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") -> Outcome:
-    """Prepare a case, run it and examine all that it wrote.
+    """Runs a case, and verifies its numbers and all memory that it could write to.
 
-    A decoder layer that may be non-causal is run both ways: causality belongs to the batch.
+    A decoder layer that may be non-causal runs both ways, because causality belongs to the batch.
     """
     decoder = case.request.attn_type == "decoder"
     both = (True, False) if "non_causal" in case.request.features else (True,)
@@ -44,7 +44,7 @@ def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") 
 
 
 def examine(trial: Trial) -> Outcome:
-    """Write the new keys and values, attend, and compare: numbers with the reference, all other memory with before."""
+    """Writes the new keys and values, attends, and verifies the numbers and that no other memory was written."""
     layer, batch, spec = trial.layer, trial.batch, trial.layer.spec
     if trial.cache is not None and spec.attn_type != "encoder_decoder":
         layer.write_kv(trial.key, trial.value, trial.cache, batch)
@@ -64,7 +64,7 @@ def examine(trial: Trial) -> Outcome:
 
 
 def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
-    """Compare what a call wrote into poisoned memory with the reference; the padding must still be poison."""
+    """Compares the output and LSE of a call with the reference; the padding must still hold its poison."""
     spec, batch = trial.layer.spec, trial.batch
     (output, padding), (lse, lse_padding) = ((x[: batch.num_tokens], x[batch.num_tokens :]) for x in (output, lse.mT))
     problems = []
@@ -78,24 +78,24 @@ def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
     if "lse" in spec.features:
         compared.append(("lse", lse.mT, exact.lse, allowed_lse))
     error, share = 0.0, 0.0
-    for name, found, wanted, bound in compared:
-        here = found.cpu().double()
-        # equal infinities are no distance apart
-        off = (here - wanted).masked_fill(here == wanted, 0.0).abs()
-        if not off.numel():
+    for name, computed, expected, bound in compared:
+        result = computed.cpu().double()
+        # the difference of equal infinities is NaN
+        errors = (result - expected).masked_fill(result == expected, 0.0).abs()
+        if not errors.numel():
             continue
-        shares = (off / bound).nan_to_num(nan=torch.inf)
+        shares = (errors / bound).nan_to_num(nan=torch.inf)
         worst = float(shares.max())
-        share, error = max(share, worst), max(error, float(off.max()) if name == "output" else 0.0)
+        share, error = max(share, worst), max(error, float(errors.max()) if name == "output" else 0.0)
         if worst > 1:
             at = tuple(int(i) for i in torch.unravel_index(shares.argmax(), shares.shape))
-            numbers = f"is {float(here[at]):.6g}, exactly {float(wanted[at]):.6g}"
+            numbers = f"is {float(result[at]):.6g}, exactly {float(expected[at]):.6g}"
             problems.append(f"{name}{list(at)} {numbers}; {worst:.3g} times what rounding explains")
     return Outcome(error, share, problems[0] if problems else None)
 
 
 def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
-    """Output and LSE of a call into poisoned memory; the LSE stays poison where the layer does not return it."""
+    """Output and LSE that a call wrote over poison; the LSE stays poison if the layer does not return it."""
     spec = trial.layer.spec
     output = query.new_full((query.shape[0], spec.num_heads, spec.head_size_v), torch.nan)
     lse = torch.full((spec.num_heads, query.shape[0]), torch.nan, device=query.device)
@@ -113,23 +113,23 @@ def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | N
 
 
 def _cache_problems(trial: Trial) -> Iterator[str]:
-    """Problems of the cache: a slot in use must hold what was written to it, rounded once, and any other its poison."""
+    """Problems of the cache: a slot in use must hold its key and value, rounded once; any other slot its poison."""
     cache, batch, spec = trial.cache, trial.batch, trial.layer.spec
     if cache is None:
         return
     params = trial.layer.params
     for i, tokens in enumerate(trial.tokens):
         stored = reference.request_kv(spec, batch, i, cache, None, None, params)
-        for name, given, found, scale in zip(
+        for name, original, cached, scale in zip(
             ("key", "value"), tokens, stored, (params.k_scale, params.v_scale), strict=True
         ):
             unit = torch.ones(1, 1, dtype=torch.float64) if scale is None else scale.cpu().double()[:, None]
-            wanted = given.cpu().double() / unit
+            expected = original.cpu().double() / unit
             kind = torch.finfo(spec.cache_dtype)
             u = 0.0 if spec.cache_dtype == spec.dtype else ROUNDOFF[spec.cache_dtype]
-            off = (found.transpose(0, 1) / unit - wanted.clamp(-kind.max, kind.max)).abs()
+            errors = (cached.transpose(0, 1) / unit - expected.clamp(-kind.max, kind.max)).abs()
             # a division in float32 comes before the rounding
-            if not (off <= u * wanted.abs() * (1 + 2**-20) + (kind.smallest_normal * u if u else 0)).all():
+            if not (errors <= u * expected.abs() * (1 + 2**-20) + (kind.smallest_normal * u if u else 0)).all():
                 yield f"the {name}s of request {i} are not stored as they were given"
     in_use = sum(k.numel() for k, _ in trial.tokens)
     if int(cache.key.float().isfinite().sum()) != in_use:
@@ -137,7 +137,7 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
 
 
 def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[str]:
-    """Problems of batch invariance: a request alone must get the same bits as in the batch."""
+    """Problems of batch invariance: each request must get the same bits alone as in the batch."""
     batch = trial.batch
     starts, keys = batch.query_start_loc_cpu.tolist(), batch.seq_lens_cpu.tolist()
     for i, length in enumerate(keys):
@@ -145,9 +145,9 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
         if batch.block_table is None:
             first = sum(keys[:i])
             keys_of = slice(first, first + length)
-            own = replace(trial, key=trial.key[keys_of], value=trial.value[keys_of])
+            single = replace(trial, key=trial.key[keys_of], value=trial.value[keys_of])
         else:
-            own = trial
+            single = trial
         alone = BatchMetadata.build(
             [rows.stop - rows.start],
             [length],
@@ -156,22 +156,22 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
             causal=batch.causal,
             mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[i : i + 1],
         )
-        found = attend(own, alone, trial.query[rows])
-        if not all(_same_bits(a, b) for a, b in zip(found, (output[rows], lse[:, rows]), strict=True)):
+        results = attend(single, alone, trial.query[rows])
+        if not all(_same_bits(a, b) for a, b in zip(results, (output[rows], lse[:, rows]), strict=True)):
             yield f"request {i} alone gets other bits than in its batch"
 
 
 def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
-    """Problems of a cache whose blocks were copied elsewhere: it must give the same bits, for all state is in them."""
+    """Problems of a cache whose blocks are moved: the output must be the same, so only blocks hold state."""
     assert trial.cache is not None
     assert trial.batch.block_table is not None
     count = trial.cache.key.shape[0]
-    # block b goes to where[b], as bytes, with no look at what is in it
-    where = torch.arange(count).roll(1).to(trial.query.device)
+    # block b moves to new_ids[b], copied as bytes
+    new_ids = torch.arange(count).roll(1).to(trial.query.device)
     moved = KVCache(*(torch.empty_like(x) for x in trial.cache))
     for target, source in zip(moved, trial.cache, strict=True):
-        target.view(torch.uint8)[where] = source.view(torch.uint8)
-    batch = replace(trial.batch, block_table=where[trial.batch.block_table.long()].int())
+        target.view(torch.uint8)[new_ids] = source.view(torch.uint8)
+    batch = replace(trial.batch, block_table=new_ids[trial.batch.block_table.long()].int())
     if not _same_bits(attend(trial, batch, trial.query, moved)[0], output):
         yield "after its blocks were moved, the same cache gives other bits"
 

@@ -1,4 +1,4 @@
-"""Tries what a row does not claim: each must be refused, with a typed error and before anything is launched."""
+"""Verifies that each feature and value that a row does not claim is refused, with a typed error, before any launch."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 class _LaunchedError(Exception):
-    """A kernel module was called."""
+    """Raised where a kernel module is called."""
 
 
 class _NeverCalled:
-    """Stands in for a kernel module that must not be reached."""
+    """Stands in for a kernel module that must not be called."""
 
     def __getattr__(self, call: str) -> Any:
         raise _LaunchedError(call)
 
 
 def refusals(claims: Claims, device: torch.device | str = "cpu") -> Iterator[tuple[str, str | None]]:
-    """Try everything that the backend does not claim: yields what was tried, and what went wrong or None."""
+    """Each attempt and its problem or None: a plain layer with one feature or value that the backend does not claim."""
     for request, facet in _unclaimed_requests(claims):
-        yield f"{facet}={_asked(request, facet)}", _select_problem(claims, request, facet)
-    for name, call in _unasked_inputs(claims, torch.device(device)):
+        yield f"{facet}={_value_of(request, facet)}", _select_problem(claims, request, facet)
+    for name, call in _unclaimed_inputs(claims, torch.device(device)):
         try:
             call()
         except (UnclaimedError, SpecError):
@@ -49,10 +49,10 @@ def refusals(claims: Claims, device: torch.device | str = "cpu") -> Iterator[tup
 
 
 def _unclaimed_requests(claims: Claims) -> Iterator[tuple[AttentionRequest, str]]:
-    """Plain requests with one value or one feature that no claim of the row mentions."""
+    """Plain requests with one value or one feature that no variant of the row claims, and its facet or feature."""
     vocabulary, plain = claims.registry.vocabulary, claims.plain.request
     variants = claims.registry.backends[claims.backend].variants
-    # each claim on a single word is held against every word of the vocabulary
+    # a facet with one word as value is tried with every word of the vocabulary
     for facet in (f for f in (*PROVEN, "cache_layout") if f in vocabulary.facets):
         for word in vocabulary.facets[facet].words if vocabulary.facets[facet].kind == "word" else ():
             if not any(_claims(v, facet, word) for v in variants):
@@ -73,13 +73,13 @@ def _with(request: AttentionRequest, facet: str, value: Any) -> AttentionRequest
     changes: dict[str, Any] = {facet: value}
     if facet not in (f.name for f in fields(request)):
         changes = {"extra": {**dict(request.extra), facet: value}}
-    # the one count divides the other, so only the one that is tried is given
+    # KV heads must divide query heads, so the request states only the number that is tried
     changes |= {other: None for other in ("num_heads", "num_kv_heads") if facet.startswith("num_") and other != facet}
     return replace(request, **changes)
 
 
 def _claims(variant: Variant, facet: str, value: Any) -> bool:
-    """Whether a variant's claim accepts a value; one that is `any` accepts each."""
+    """Whether a variant's claim on a facet accepts a value; `any` accepts every value."""
     return all(c.matcher.matches(value) for c in variant.claims if c.facet == facet)
 
 
@@ -88,7 +88,7 @@ def _around(claim: Claim) -> set[int]:
     return {n + d for n in numbers if isinstance(n, int) for d in (-1, 1) if n + d > 0}
 
 
-def _asked(request: AttentionRequest, facet: str) -> Any:
+def _value_of(request: AttentionRequest, facet: str) -> Any:
     return True if facet in request.features else request.facts()[facet]
 
 
@@ -99,16 +99,16 @@ def _select_problem(claims: Claims, request: AttentionRequest, facet: str) -> st
     except NoBackendError:
         about = {f for c in selection.candidates for r in c.reasons for f in r.facets}
         return None if facet in about else f"{facet} is not claimed, and no reason of the refusal names it"
-    return f"{facet}={_asked(request, facet)} is not claimed, and {claims.backend} was made to run it"
+    return f"{facet}={_value_of(request, facet)} is not claimed, and {claims.backend} was made to run it"
 
 
-def _unasked_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Inputs that a plain layer did not ask for, each with a call that must be refused."""
+def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Calls that must be refused, by name: each gives a plain layer one input that is not in its request."""
     selection, request = claims.select(claims.plain.request), claims.plain.request
     per_head = torch.ones(request.num_heads or 1, device=device)
     inputs: dict[str, Any] = {"sliding_window": 4, "softcap": 2.0, "sinks": per_head, "alibi_slopes": per_head}
-    for name, given in inputs.items():
-        yield name, partial(Attention.from_selection, selection, **{name: given})
+    for name, value in inputs.items():
+        yield name, partial(Attention.from_selection, selection, **{name: value})
     facet = claims.registry.vocabulary.facets.get("cache_layout")
     for layout in sorted(facet.words if facet else ()):
         if layout not in claims.dimensions["storage"]:

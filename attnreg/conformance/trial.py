@@ -1,4 +1,4 @@
-"""Makes a case concrete: a layer, lengths around the edges of its blocks, and tensors with poison around them."""
+"""Trials: a case as a layer, lengths around the edges of blocks, and tensors with poison around them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Case:
 
     @property
     def words(self) -> str:
-        """What it is, as a person reads it."""
+        """The case as text."""
         block = self.request.block_size
         parts = [*request_words(self.request), f"blocks of {block}" if block else "", self.storage, self.lengths]
         return " · ".join(filter(None, parts))
 
     @property
     def seed(self) -> str:
-        """What its numbers are drawn from: the same from run to run, however a request is said."""
+        """The text that seeds its random numbers: the same from run to run, and independent of a request's wording."""
         r = self.request
         sizes = f"h{r.num_heads}/{r.num_kv_heads}-d{r.head_size}" + (f"/{r.head_size_v}" if r.head_size_v else "")
         words = [r.attn_type, r.dtype, f"kv_{r.kv_dtype}", f"b{r.block_size}", sizes, self.storage, self.lengths]
@@ -55,7 +55,7 @@ class Case:
 
 
 class Layer(Protocol):
-    """What a trial asks of a layer; `Attention` has it."""
+    """The part of a layer that a trial uses; `Attention` has it."""
 
     @property
     def spec(self) -> AttentionSpec: ...
@@ -84,7 +84,7 @@ class Layer(Protocol):
 class Trial:
     """A layer, a batch, and the tensors of one call. Rows and slots that are not in use hold NaN.
 
-    tokens: every key and value of every request as it was before it was stored, [keys, num_kv_heads, head_size(_v)].
+    tokens: each request's keys and values before they are stored, [keys, num_kv_heads, head_size(_v)].
     """
 
     layer: Layer
@@ -97,23 +97,23 @@ class Trial:
 
 
 def lengths_of(pattern: str, block: int, attn_type: str) -> list[tuple[int, int]]:
-    """Queries and keys of each request: around the edges of a block, a single token, none at all."""
+    """Queries and keys of each request: lengths around the edges of a block, one token, no token."""
     if attn_type == "encoder_decoder":
-        # the encoder's length has nothing to do with the queries, and may be nothing
+        # the encoder's length is independent of the queries, and may be 0
         cross = {"single": [(1, 1)], "decode": [(1, block + 1), (1, 1), (1, 0), (0, 5), (1, 2 * block)]}
         return cross.get(pattern, [(3, 40), (1, block + 1), (0, 0), (5, 2), (2, 0), (37, block)])
-    found = {
+    lengths = {
         "single": [(1, 1)],
         "decode": [(1, 1), (1, block), (1, block + 1), (1, 2 * block + 1), (1, 77)],
         "prefill": [(1, 1), (0, 0), (block, block), (block + 1, block + 1), (37, 37)],
         "chunked": [(2, 10), (5, block + 4), (block, 2 * block), (3, 2 * block + 2)],
         "mixed": [(1, 2 * block), (6, 6), (0, 7), (4, block + 4), (1, 1), (0, 0), (19, 83)],
     }[pattern]
-    return found if attn_type == "decoder" else [(q, q) for q, _ in found]
+    return lengths if attn_type == "decoder" else [(q, q) for q, _ in lengths]
 
 
 class Draw:
-    """Numbers for one case, the same on every device."""
+    """The random numbers of one case, the same on every device."""
 
     def __init__(self, seed: str, device: torch.device) -> None:
         self.generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
@@ -143,17 +143,17 @@ class Draw:
 
 
 def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: Draw | None = None) -> Attention:
-    """The layer of a case, with a value for every number that its features name."""
+    """The layer of a case, with a value for every number that its features need."""
     draw = draw or Draw(case.seed, device)
-    asks, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
-    scales = draw.scales(kv_heads if "per_head_quant_scales" in asks else 1)
+    features, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
+    scales = draw.scales(kv_heads if "per_head_quant_scales" in features else 1)
     quantised = (case.request.kv_dtype or "").startswith("fp8")
     return Attention.from_selection(
         selection,
-        sliding_window=(1, 5, _block(case), 40)[draw.integer(0, 4)] if "sliding_window" in asks else None,
-        softcap=1.5 if "softcap" in asks else None,
-        sinks=draw.sinks(heads) if "sinks" in asks else None,
-        alibi_slopes=draw.slopes(heads) if "alibi" in asks else None,
+        sliding_window=(1, 5, _block(case), 40)[draw.integer(0, 4)] if "sliding_window" in features else None,
+        softcap=1.5 if "softcap" in features else None,
+        sinks=draw.sinks(heads) if "sinks" in features else None,
+        alibi_slopes=draw.slopes(heads) if "alibi" in features else None,
         k_scale=scales[0] if quantised else None,
         v_scale=scales[1] if quantised else None,
         kv_layout=case.layout,
@@ -184,9 +184,9 @@ def fill(
 ) -> Trial:
     """The tensors of one call of a layer; of a paged one, the context is in its cache already.
 
-    lengths: queries and keys of each request. storage: of `STORAGES`. ranges: what a batch's mm_prefix is, if the layer
-    has the feature; drawn if None. unused_block: what the block table names past a request's last block; a block that
-    no request has, if None.
+    lengths: queries and keys of each request. storage: of `STORAGES`. ranges: the batch's mm_prefix, if the layer has
+    the feature; drawn if None. unused_block: the entry of the block table past a request's last block; if None, a block
+    that no request has.
     """
     spec, device = layer.spec, draw.device
     queries, keys = [q for q, _ in lengths], [k for _, k in lengths]
@@ -202,14 +202,14 @@ def fill(
     assert spec.block_size is not None
     table, slots, blocks = _blocks(draw, keys, spec.block_size, unused_block)
     table = table.to(device)
-    # cross-attention reads what the encoder's step wrote; all else writes its own tokens
+    # cross-attention reads keys that the encoder's step wrote; other layers write their own
     new = [0 if spec.attn_type == "encoder_decoder" else q for q in queries]
 
     def part(cuts: list[slice]) -> tuple[Tensor, Tensor, Tensor]:
         """Key, value and slots of some tokens of each request; rows of poison have no slot."""
         key, value = (_padded(torch.cat([t[i][c] for t, c in zip(tokens, cuts, strict=True)])) for i in (0, 1))
-        own = [s[c] for s, c in zip(slots, cuts, strict=True)]
-        return key, value, torch.cat([*own, torch.full((PADDING,), -1)]).to(device)
+        cut_slots = [s[c] for s, c in zip(slots, cuts, strict=True)]
+        return key, value, torch.cat([*cut_slots, torch.full((PADDING,), -1)]).to(device)
 
     cache = _poisoned_cache(layer, storage, blocks, device)
     key, value, where = part([slice(0, k - n) for k, n in zip(keys, new, strict=True)])
@@ -222,17 +222,17 @@ def fill(
 
 
 def _blocks(draw: Draw, keys: list[int], block: int, unused: int | None) -> tuple[Tensor, list[Tensor], int]:
-    """Block table, slots of each request's tokens, and how many blocks there are: in any order, two of them unused.
+    """Block table, slots of each request's tokens, and the number of blocks. Blocks are in random order, two unused.
 
-    Where a request has no block of its own, the table names ``unused``, or one of those.
+    Entries past a request's last block are ``unused``, or one of the two.
     """
     needed = [-(-k // block) for k in keys]
     ids = draw.order(sum(needed) + 2)
     table = torch.full(
         (len(keys), max([*needed, 1]) + 1), int(ids[-1]) if unused is None else unused, dtype=torch.int32
     )
-    for row, own in zip(table, torch.split(ids[:-2], needed), strict=True):
-        row[: len(own)] = own
+    for row, blocks in zip(table, torch.split(ids[:-2], needed), strict=True):
+        row[: len(blocks)] = blocks
     at = [torch.arange(k) for k in keys]
     slots = [row[t // block].long() * block + t % block for row, t in zip(table, at, strict=True)]
     return table, slots, len(ids)
@@ -248,14 +248,14 @@ def _poisoned_cache(layer: Layer, storage: str, blocks: int, device: torch.devic
         both = torch.stack(list(cache), dim=1)
         cache = KVCache(both[:, 0], both[:, 1])
     for tensor in cache:
-        # all ones but the sign is NaN, and where there is no -0 its bits are
+        # NaN is all ones but the sign; in fnuz formats it has the bits of -0
         nan = 0x80 if layer.spec.fnuz else 0x7F
         tensor.view(torch.uint8).fill_(nan) if layer.spec.quantised else tensor.fill_(torch.nan)
     return cache
 
 
 def _ranges(draw: Draw, lengths: list[tuple[int, int]]) -> Tensor:
-    """Two prefix ranges per request: one among the latest tokens, or none; one anywhere, or none."""
+    """Two prefix ranges per request, each of which may be empty: one among the latest tokens, one anywhere."""
     rows = []
     for q, k in lengths:
         begin = draw.integer(max(0, k - q - 2), k + 1)

@@ -1,4 +1,4 @@
-"""verify(): runs the cases of every claim of every backend that runs here, and returns the evidence."""
+"""verify(): runs the cases of backends' claims on this machine, and returns the evidence."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ def verify(
     jobs: int = 1,
     report: Callable[[str, Case, Outcome], None] | None = None,
 ) -> list[Evidence]:
-    """The evidence for backends' claims on a device; all that have a kernel module for its platform, if none is named.
+    """The evidence for the claims of backends on a device.
 
-    platform: what the backends are selected for; this machine's, if None. device: where they run; the platform's, if
-    None. A GPU's backend on the device ``cpu`` is its logic alone; Triton's kernels need ``TRITON_INTERPRET=1`` there,
-    and the interpreter has no bfloat16. size: see `Claims.cases`. record: a file, or a directory for ``<device>.json``;
-    what was refuted is struck from it. jobs: processes that try cases side by side, for backends that compile long.
-    report: called after every case.
+    backends: names; if empty, all with a kernel module for the platform. platform: the one that backends are selected
+    for; this machine's, if None. device: the one that runs the kernels; the platform's, if None. On the device ``cpu``
+    only the logic of a GPU's backend is verified; Triton's kernels need ``TRITON_INTERPRET=1`` there, and the
+    interpreter has no bfloat16. size: see `Claims.cases`. record: a file, or a directory for ``<device>.json``; a
+    refuted backend is removed from it. jobs: the number of processes, for backends that compile long. report: called
+    after every case.
 
     Raises `RequestError` for an unknown backend, and for one without a kernel module for the platform.
     """
     registry = registry or default_registry()
     platform = platform or Platform.detect(registry.vocabulary)
     device = torch.device(device or {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}.get(platform.platform, "cpu"))
-    # the contract is for ordinary attention: latents have none yet
+    # the contract covers mha only
     rows = [b for b in registry.backends.values() if b.module and "mha" in b.attention]
     runnable = [b.name for b in rows if platform.platform in b.platforms]
     names = list(backends) or runnable
@@ -60,20 +61,20 @@ def verify(
         if name not in runnable:
             raise RequestError(f"{name} cannot be verified here; with a kernel module there are: {', '.join(runnable)}")
     with _one_thread(device):
-        found = [_found(Claims(name, platform, registry), device, size, jobs, report) for name in names]
+        evidence = [_verify(Claims(name, platform, registry), device, size, jobs, report) for name in names]
     if record is not None:
-        save(found, Path(record), device)
-    return found
+        save(evidence, Path(record), device)
+    return evidence
 
 
-def _found(
+def _verify(
     claims: Claims,
     device: torch.device,
     size: Size,
     jobs: int,
     report: Callable[[str, Case, Outcome], None] | None,
 ) -> Evidence:
-    """The evidence of one backend; if its module cannot be imported here, the evidence says so."""
+    """The evidence of one backend. If its module cannot be imported, the error is the evidence's only entry."""
     evidence = Evidence(claims.backend, claims.platform, size)
     try:
         load_kernel(claims.registry, claims.backend)
@@ -84,9 +85,9 @@ def _found(
     cases = claims.cases(size)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in _requirements(claims)
     if interpreted:
-        left_out = [c for c in cases if "bfloat16" in (c.request.dtype, c.request.kv_dtype)]
-        cases = [c for c in cases if c not in left_out]
-        evidence.unproven += ["bfloat16"] if left_out else []
+        skipped = [c for c in cases if "bfloat16" in (c.request.dtype, c.request.kv_dtype)]
+        cases = [c for c in cases if c not in skipped]
+        evidence.unproven += ["bfloat16"] if skipped else []
     for case, outcome in _outcomes(claims, cases, device, jobs):
         evidence.add(case, outcome)
         if report is not None:
@@ -99,22 +100,22 @@ def _found(
 
 
 def _outcomes(claims: Claims, cases: list[Case], device: torch.device, jobs: int) -> Iterator[tuple[Case, Outcome]]:
-    """Each case with what came of it, in order."""
+    """Each case with its outcome, in order."""
     prove_one = partial(_prove, claims, device)
     if jobs == 1:
         yield from zip(cases, map(prove_one, cases), strict=True)
         return
-    # spawned: a process that was forked cannot use the GPU
+    # spawned, because a forked process cannot use the GPU
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from zip(cases, pool.map(prove_one, cases), strict=True)
 
 
 def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome:
     try:
-        # in a process of its own too
+        # this may be a process of the pool, which has a thread count of its own
         with _one_thread(device):
             return prove(case, claims.select(case.request), device)
-    # whatever a kernel raises refutes the claim, and is said
+    # an exception of a kernel refutes the claim, and becomes the problem
     except Exception as e:
         return Outcome(0.0, 0.0, f"{type(e).__name__}: {e}")
 
@@ -127,7 +128,7 @@ def _requirements(claims: Claims) -> set[str]:
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """Run with one thread on a processor: the tensors of a case are so small that threads would wait for each other."""
+    """Sets one thread on a processor: a case's tensors are so small that threads would only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device.type == "cpu" else threads)
     try:

@@ -2,8 +2,7 @@
 
 One launch serves long prompts, another the requests with few queries; both are those of TRITON_ATTN, as a layout only
 changes how a tile is loaded. `write_kv` stores a request's new keys before, so a launch reads them from the cache like
-its context. Kernels for
-this layout take no sinks, so sinks are applied afterwards, from the LSE.
+its context. Kernels for this layout take no sinks, so sinks are applied afterwards, from the LSE.
 """
 
 from __future__ import annotations

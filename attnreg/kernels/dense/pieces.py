@@ -45,7 +45,7 @@ class DensePlan(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Consecutive queries of a request and the keys that they see, as ranges of positions; ``row``: the first query's."""
+    """Consecutive queries of a request and the keys that they see, as ranges of positions; row: the first query's."""
 
     request: int
     row: int
