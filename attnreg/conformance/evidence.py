@@ -40,9 +40,9 @@ class Tally:
 class Evidence:
     """The proven and refuted claims of one backend on one device.
 
-    platform: the one of the selection; the kernels may have run on a device of another. claims: facet -> claimed value
-    -> tally; features are a facet. problems: the refutations, case by case. unproven: claimed features that no run on
-    one device can prove, and claimed values that this device cannot run.
+    platform: that of the selection; the kernels may have run on a device of another platform. claims: facet -> claimed
+    value -> tally; features are a facet. problems: the refutations, case by case. unproven: claimed features that no
+    run on one device can prove, and claimed values that this device cannot run.
     """
 
     backend: str
