@@ -1,4 +1,4 @@
-"""The commands that say what the data says: `explain`, `list`, `show`, `models` and `doctor`."""
+"""The commands that print what the registry and the machine hold: `explain`, `list`, `show`, `models`, `doctor`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from attnreg.cli.output import print_json, terminal
 @registry_options
 @json_option
 def explain(
-    source: RegistryInputs,
-    where: PlatformInputs,
-    asked: RequestInputs,
+    registry_inputs: RegistryInputs,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
     backend: str | None,
     prefer: str | None,
     deny: tuple[str, ...],
@@ -34,13 +34,13 @@ def explain(
     attnreg explain --platform rocm --model gpt-oss-120b/config.json
     attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
     """
-    from attnreg.explain import explain as answers_of
+    from attnreg.explain import explain as explain_all
     from attnreg.explain import render
 
     choices: list[dict[str, Any]] = [{"prefer": prefer}] if prefer else []
     choices += [{"deny": list(deny)}] if deny else []
-    inputs = read_inputs(source, where, asked, choices)
-    explanation = answers_of(
+    inputs = read_inputs(registry_inputs, platform_inputs, request_inputs, choices)
+    explanation = explain_all(
         inputs.questions,
         inputs.platforms,
         inputs.registry,
@@ -60,12 +60,12 @@ def explain(
 @platform_options
 @registry_options
 @json_option
-def list_(source: RegistryInputs, where: PlatformInputs, as_json: bool) -> None:
+def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_json: bool) -> None:
     """List the backends: for a platform or an architecture, in the orders that apply there."""
     from attnreg.explain.tables import backend_dict, backends_on, print_backends
 
-    registry = source.load()
-    platforms = where.platforms(registry) if where.named else []
+    registry = registry_inputs.load()
+    platforms = platform_inputs.platforms(registry) if platform_inputs.named else []
     if as_json:
         print_json([backend_dict(row) for row in backends_on(registry, platforms)])
     else:
@@ -76,8 +76,8 @@ def list_(source: RegistryInputs, where: PlatformInputs, as_json: bool) -> None:
 @click.argument("name", metavar="BACKEND|MODEL_TYPE", shell_complete=complete_backend)
 @registry_options
 @json_option
-def show(source: RegistryInputs, name: str, as_json: bool) -> None:
-    """Show everything that the registry says of one backend, or how the configs of a model family are read."""
+def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
+    """Show the whole entry of one backend, or how the configs of a model family are read."""
     from attnreg.errors import did_you_mean
     from attnreg.explain.families import family_dict, print_family
     from attnreg.explain.tables import backend_dict, print_backend
@@ -90,21 +90,21 @@ def show(source: RegistryInputs, name: str, as_json: bool) -> None:
         else:
             print_family(families, name, terminal())
         return
-    registry = source.load()
+    registry = registry_inputs.load()
     if name not in registry.backends:
-        known = {**registry.backends, **dict.fromkeys(families)}
-        raise click.UsageError(f"no backend and no model family {name!r}; {did_you_mean(name, known, 40)}")
+        names = {**registry.backends, **dict.fromkeys(families)}
+        raise click.UsageError(f"no backend and no model family {name!r}; {did_you_mean(name, names, 40)}")
     if as_json:
         print_json(backend_dict(registry.backends[name]))
     else:
         print_backend(registry, registry.backends[name], terminal())
 
 
-@click.command(short_help="List the model families whose configs are known.")
+@click.command(short_help="List the model families whose configs can be read.")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
 def models(words: tuple[str, ...], as_json: bool) -> None:
-    """List the model families that are known, or those whose model_type has one of the WORDs in it."""
+    """List all model families, or those whose model_type contains one of the WORDs."""
     from attnreg.explain.families import family_dict, print_families
     from attnreg.models.reader import bundled_families
 
@@ -118,14 +118,14 @@ def models(words: tuple[str, ...], as_json: bool) -> None:
         print_families(families, names, terminal())
 
 
-@click.command(short_help="Look at this machine, and what is usable on it.")
+@click.command(short_help="Show this machine, and what is usable on it.")
 @registry_options
 @json_option
-def doctor(source: RegistryInputs, as_json: bool) -> None:
-    """Look at this machine: devices, packages, flags, and which backends are usable here and why not."""
+def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:
+    """Show this machine: devices, packages, flags, and which backends are usable here and why not."""
     from attnreg.machine.doctor import examine, print_report
 
-    report = examine(source.load())
+    report = examine(registry_inputs.load())
     if as_json:
         print_json(report.to_dict())
     else:

@@ -1,4 +1,4 @@
-"""The commands that say whether something holds: `check`, `lock`, `diff` and `verify`."""
+"""The commands that check, compare and verify: `check`, `lock`, `diff` and `verify`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Check a registry: invariants, dead data; or a lock.")
 @registry_options
-@click.option("--lock", metavar="FILE", help="Hold the selections of a lock file against the registry instead.")
+@click.option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
 @json_option
-def check(source: RegistryInputs, lock: str | None, as_json: bool) -> None:
+def check(registry_inputs: RegistryInputs, lock: str | None, as_json: bool) -> None:
     """Check a registry: schema, invariants, and data that is never reached."""
     if lock is not None:
-        _check_lock(source, lock, as_json)
+        _check_lock(registry_inputs, lock, as_json)
         return
-    from attnreg.analysis.check import check as findings_of
+    from attnreg.analysis.check import check as check_registry
     from attnreg.errors import RegistryError
     from attnreg.models.reader import bundled_families
 
-    registry = source.load()
-    findings = findings_of(registry)
-    if source.ours and (problems := bundled_families().check()):
+    registry = registry_inputs.load()
+    findings = check_registry(registry)
+    if registry_inputs.bundled_default and (problems := bundled_families().check()):
         raise RegistryError(problems)
     if as_json:
         data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
@@ -40,12 +40,13 @@ def check(source: RegistryInputs, lock: str | None, as_json: bool) -> None:
     else:
         for finding in findings:
             click.echo(f"{finding}\n")
-        click.echo(_checked(registry, findings))
-    # another engine's faults are worth knowing; only our own are ours to mend
+        click.echo(_summary(registry, findings))
+    # the faults of another engine's registry are reported and do not fail the command
     raise click.exceptions.Exit(1 if findings and registry.imports else 0)
 
 
-def _checked(registry: Registry, findings: Sequence[Finding]) -> str:
+def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
+    """The last line of `attnreg check`: counts of backends, orders, invariants and findings."""
     orders = sum(map(len, registry.orders.values()))
     held = len(registry.kept) - sum(f.kind == "violated invariant" for f in findings)
     noun = "finding" if registry.imports else "warning"
@@ -57,14 +58,14 @@ def _checked(registry: Registry, findings: Sequence[Finding]) -> str:
     )
 
 
-def _check_lock(source: RegistryInputs, file: str, as_json: bool) -> None:
+def _check_lock(registry_inputs: RegistryInputs, file: str, as_json: bool) -> None:
     from pathlib import Path
 
     from attnreg.analysis.lock import drift, read_lock
 
     path = Path(file)
     lock = read_lock(path)
-    registry = source.load(otherwise=lock["registry"])
+    registry = registry_inputs.load(default=lock["registry"])
     drifts = drift(lock, registry, path)
     if as_json:
         print_json({"registry": registry.title, "drift": [d.to_dict() for d in drifts]})
@@ -76,24 +77,24 @@ def _check_lock(source: RegistryInputs, file: str, as_json: bool) -> None:
     raise click.exceptions.Exit(1 if drifts else 0)
 
 
-@click.command(short_help="Write down what models get on some platforms.")
+@click.command(short_help="Record which backends models get on some platforms.")
 @platform_options
 @click.option("--model", "models", multiple=True, required=True, metavar="CONFIG", help="A model to lock; repeatable.")
-@click.option("--dtype", metavar="WORD", help="What the models compute in, where it is not what their configs say.")
+@click.option("--dtype", metavar="WORD", help="The dtype to compute in, instead of the configs' own.")
 @click.option("--kv-dtype", metavar="WORD", help="How the KV cache is stored.")
 @click.option("--tp", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks of tensor parallelism.")
-@click.option("--output", "-o", default="-", metavar="FILE", help="Where to write; standard output, if left out.")
+@click.option("--output", "-o", default="-", metavar="FILE", help="The file to write; by default standard output.")
 @registry_options
 def lock(
-    source: RegistryInputs,
-    where: PlatformInputs,
+    registry_inputs: RegistryInputs,
+    platform_inputs: PlatformInputs,
     models: tuple[str, ...],
     dtype: str | None,
     kv_dtype: str | None,
     tp: int,
     output: str,
 ) -> None:
-    """Write down which backend every layer of some models gets on some platforms.
+    """Record which backend every layer of some models gets on some platforms.
 
     \b
     attnreg lock --platform rocm --model llama/ --model gpt-oss/ -o attnreg.lock
@@ -103,12 +104,14 @@ def lock(
 
     from attnreg.analysis.lock import write_lock
 
-    registry = source.load()
-    platforms = where.platforms(registry)
+    registry = registry_inputs.load()
+    platforms = platform_inputs.platforms(registry)
     facets = {name: word for name, word in (("dtype", dtype), ("kv_dtype", kv_dtype)) if word is not None}
-    asked = RequestInputs(tp=tp, facets=facets)
-    locked = [(of.name, of.questions) for of in (asked.of_model(model, registry) for model in models)]
-    text = json.dumps(write_lock(registry, source.source, locked, platforms), indent=1, ensure_ascii=False) + "\n"
+    request_inputs = RequestInputs(tp=tp, facets=facets)
+    layers = [request_inputs.of_model(model, registry) for model in models]
+    locked = [(model.name, model.questions) for model in layers]
+    data = write_lock(registry, registry_inputs.base, locked, platforms)
+    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     if output == "-":
         click.echo(text, nl=False)
     else:
@@ -142,17 +145,17 @@ def diff(
 
     BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY.
     """
-    from attnreg.analysis.diff import diff as difference_of
+    from attnreg.analysis.diff import diff as diff_registries
     from attnreg.analysis.revisions import load_revision
     from attnreg.explain.tables import print_diff
 
     within: dict[str, Any] = {"platform": platform} if platform else {}
     within |= {"arch": list(arch)} if arch else {}
-    for name, value in (facet_value("--facet", item) for item in facets):
+    for name, value in (facet_value("--facet", text) for text in facets):
         within.setdefault({"feature": "features", "flag": "flags"}.get(name, name), []).append(value)
     old, new = load_revision(before), load_revision(after)
     questions = RequestInputs().of_model(model, new).questions if model else ()
-    difference = difference_of(
+    difference = diff_registries(
         old,
         new,
         within=within,
@@ -171,16 +174,16 @@ def diff(
 @click.argument("backends", nargs=-1, metavar="[BACKEND]...", shell_complete=complete_backend)
 @platform_options
 @registry_options
-@click.option("--device", metavar="NAME", help="Where to run, as PyTorch calls it; the platform's, if left out.")
+@click.option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the platform's.")
 @click.option(
     "--size", type=click.Choice(["claims", "pairs"]), default="pairs", show_default=True, help="How many cases."
 )
-@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that try cases side by side.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that run cases at the same time.")
 @click.option("--record", metavar="FILE|DIR", help="Keep the evidence in a file, or in a directory's <device>.json.")
 @json_option
 def verify(
-    source: RegistryInputs,
-    where: PlatformInputs,
+    registry_inputs: RegistryInputs,
+    platform_inputs: PlatformInputs,
     backends: tuple[str, ...],
     device: str | None,
     size: Literal["claims", "pairs"],
@@ -188,23 +191,23 @@ def verify(
     record: str | None,
     as_json: bool,
 ) -> None:
-    """Prove what backends claim: cases made from the registry's rows, run and held against float64. Exit 1: refuted.
+    """Prove what backends claim: run cases made from their rows and compare with float64. Exit 1: a claim is refuted.
 
-    Without a BACKEND, all that have a kernel module for this machine. Needs PyTorch.
+    Without a BACKEND, every one with a kernel module for this machine. Needs PyTorch.
     """
-    registry = source.load()
-    platforms = where.platforms(registry)
+    registry = registry_inputs.load()
+    platforms = platform_inputs.platforms(registry)
     if len(platforms) != 1:
         raise click.UsageError("verify runs on one device; give one --arch")
     try:
-        from attnreg.conformance.verify import verify as verified
+        from attnreg.conformance.verify import verify as verify_backends
     except ImportError as e:
         raise click.ClickException(f"verify runs the backends and needs PyTorch: {e}") from None
-    found = verified(
+    results = verify_backends(
         backends, registry=registry, platform=platforms[0], device=device, size=size, jobs=jobs, record=record
     )
     if as_json:
-        print_json({e.backend: {**e.to_dict(), "problems": e.problems} for e in found})
+        print_json({e.backend: {**e.to_dict(), "problems": e.problems} for e in results})
     else:
-        click.echo("\n".join(line for evidence in found for line in evidence.lines()))
-    raise click.exceptions.Exit(1 if any(e.problems for e in found) else 0)
+        click.echo("\n".join(line for evidence in results for line in evidence.lines()))
+    raise click.exceptions.Exit(1 if any(e.problems for e in results) else 0)

@@ -1,4 +1,4 @@
-"""The attnreg command. Exit status: 0 all is well, 1 nothing is valid or something differs, 2 bad input."""
+"""The attnreg command. Exit status: 0 for success, 1 for no backend, a finding or a difference, 2 for bad input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnreg.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script: the exit status, with problems on stderr and never a traceback for them."""
+    """Entry point of the console script: returns the exit status, and prints problems on stderr without a traceback."""
     try:
         # without standalone mode click returns the status of `Exit`
         return cli(arguments, prog_name="attnreg", standalone_mode=False) or 0
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        # the reader went away; leave quietly, as other commands do
+        # the reader closed the pipe: end quietly, as other commands do
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ValueError as e:

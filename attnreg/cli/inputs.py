@@ -1,4 +1,4 @@
-"""What the command's options mean: the registry, the platforms and the questions that they name."""
+"""The values of shared options, as typed objects: they make the registry, the platforms and the questions."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class RegistryInputs:
     trust: tuple[str, ...] = ()
 
     @property
-    def ours(self) -> bool:
-        """Whether it is attnreg's own registry, as it is."""
+    def bundled_default(self) -> bool:
+        """Whether this is attnreg's own registry, without an overlay."""
         return not (self.registry or self.overlay or os.environ.get("ATTNREG_REGISTRY"))
 
     @property
-    def source(self) -> str:
-        """What `load_registry` reads before any overlay."""
+    def base(self) -> str:
+        """The name or path of the registry below all overlays."""
         return self.registry or os.environ.get("ATTNREG_REGISTRY") or "default"
 
-    def load(self, choices: Sequence[Mapping[str, Any]] = (), *, otherwise: str | None = None) -> Registry:
-        """The registry, with choices laid over it; ``otherwise`` stands for the default where none is named.
+    def load(self, choices: Sequence[Mapping[str, Any]] = (), *, default: str | None = None) -> Registry:
+        """The registry, with choices laid over it. ``default`` is loaded where no option names a registry.
 
-        Says on stderr what is odd about attnreg's variables in the environment. Raises `RegistryError`.
+        Prints problems of attnreg's environment variables on stderr. Raises `RegistryError`.
         """
         from attnreg.environment import environment_problems
         from attnreg.loader import load_registry
 
         overlays: list[Any] = [*self.overlay, *([{"choices": list(choices)}] if choices else [])]
-        loaded = load_registry(self.registry or otherwise, overlays, trust=self.trust)
+        loaded = load_registry(self.registry or default, overlays, trust=self.trust)
         for problem in environment_problems(os.environ, loaded.vocabulary):
             click.echo(f"attnreg: {problem}", err=True)
         return loaded
@@ -70,7 +70,7 @@ class PlatformInputs:
         return bool(self.platform or self.arch)
 
     def platforms(self, registry: Registry) -> list[Platform]:
-        """Each architecture that is named, or each of a platform; this machine's first device, if neither is.
+        """A platform for each named architecture, or for each of the named platform; by default this machine's device.
 
         Raises `click.UsageError` for a word that the registry does not know.
         """
@@ -84,10 +84,14 @@ class PlatformInputs:
             _validate("architecture", arch, vocabulary.architectures, 20)
         installed = self._installed(registry)
         if not self.named:
-            here = detect(vocabulary)
-            found = here.packages if installed is None else installed
+            machine = detect(vocabulary)
             return [
-                Platform(platform=here.platform, arch=here.arch, flags=here.flags | set(self.flags), packages=found)
+                Platform(
+                    platform=machine.platform,
+                    arch=machine.arch,
+                    flags=machine.flags | set(self.flags),
+                    packages=machine.packages if installed is None else installed,
+                )
             ]
         names = self.arch or [arch.name for arch in vocabulary.architectures_of(self.platform or "")]
         flags = frozenset(self.flags)
@@ -102,7 +106,7 @@ class PlatformInputs:
         ]
 
     def _installed(self, registry: Registry) -> tuple[tuple[str, str], ...] | None:
-        """Name and version of each package; None, which stands for all of them, where none is named."""
+        """(name, version) of each ``--package``; None without that option, which means that all are installed."""
         pairs = tuple((name, version) for name, _, version in (package.partition("==") for package in self.packages))
         for name, _ in pairs:
             _validate("package", name, registry.vocabulary.packages)
@@ -111,7 +115,7 @@ class PlatformInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestInputs:
-    """What is asked: a model and what is asked of it, or the facets of one request, as far as they are given."""
+    """The question: a model with its options, or one request, with the facets that the command line sets."""
 
     model: str | None = None
     draft: str | None = None
@@ -123,17 +127,17 @@ class RequestInputs:
     extra: tuple[str, ...] = ()
 
     @property
-    def given(self) -> dict[str, str | int | None]:
-        """The facets as a request has them: a KV dtype of ``none`` is not given."""
+    def request_facets(self) -> dict[str, str | int | None]:
+        """The facets as a request has them: ``--kv-dtype none`` becomes None."""
         return {name: None if (name, value) == ("kv_dtype", "none") else value for name, value in self.facets.items()}
 
     @property
-    def more(self) -> dict[str, Value]:
-        """The facets of ``--set``, with their values."""
+    def extra_facets(self) -> dict[str, Value]:
+        """Name -> value of each facet from ``--set``."""
         return dict(facet_value("--set", item) for item in self.extra)
 
     def request(self) -> AttentionRequest:
-        """The request that the facets make. Raises `click.UsageError` for options that say something of a model."""
+        """The request with these facets. Raises `click.UsageError` for an option that needs a model."""
         from attnreg.request import AttentionRequest
 
         for option, value in (("--draft", self.draft), ("--layer", self.layer), ("--length", self.lengths or None)):
@@ -141,17 +145,17 @@ class RequestInputs:
                 raise click.UsageError(f"{option} says something of a model; give --model too")
         if self.tp != 1:
             raise click.UsageError("--tp shares out a model's heads; without --model, give the heads of one rank")
-        fields: dict[str, Any] = {"head_size": ordinary("head_size"), **self.given}
-        return AttentionRequest(**fields, features=frozenset(self.features), extra=tuple(self.more.items()))
+        fields: dict[str, Any] = {"head_size": ordinary("head_size"), **self.request_facets}
+        return AttentionRequest(**fields, features=frozenset(self.features), extra=tuple(self.extra_facets.items()))
 
     def of_model(self, model: str, registry: Registry) -> ModelQuestions:
-        """What the layers of a model ask."""
+        """The questions of a model's layers. Raises `attnreg.models.reader.ConfigError` for an unreadable config."""
         from attnreg.models.questions import ModelOptions, model_questions
 
         options = ModelOptions(
-            given=self.given,
+            given=self.request_facets,
             features=frozenset(self.features),
-            extra=self.more,
+            extra=self.extra_facets,
             ranks=self.tp,
             layer=self.layer,
             draft=self.draft,
@@ -162,7 +166,7 @@ class RequestInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a run of `attnreg explain` is about; ``notes`` say what was assumed, ``memory`` is a model's KV cache."""
+    """The inputs of one run of `attnreg explain`. ``notes`` are its assumptions, ``memory`` is a model's KV cache."""
 
     registry: Registry
     platforms: Sequence[Platform]
@@ -173,17 +177,20 @@ class Inputs:
 
 
 def read_inputs(
-    source: RegistryInputs, where: PlatformInputs, asked: RequestInputs, choices: Sequence[Mapping[str, Any]] = ()
+    registry_inputs: RegistryInputs,
+    platform_inputs: PlatformInputs,
+    request_inputs: RequestInputs,
+    choices: Sequence[Mapping[str, Any]] = (),
 ) -> Inputs:
-    """The registry with the choices laid over it, the platforms, and what is asked on them."""
+    """The registry with the choices laid over it, the platforms, and the questions for each of them."""
     from attnreg.explain.answers import title_of
     from attnreg.selection.question import Question
     from attnreg.selection.wording import request_words
 
-    registry = source.load(choices)
-    platforms = where.platforms(registry)
-    if asked.model is not None:
-        model = asked.of_model(asked.model, registry)
+    registry = registry_inputs.load(choices)
+    platforms = platform_inputs.platforms(registry)
+    if request_inputs.model is not None:
+        model = request_inputs.of_model(request_inputs.model, registry)
         return Inputs(
             registry=registry,
             platforms=platforms,
@@ -192,26 +199,27 @@ def read_inputs(
             notes=model.notes,
             memory=model.memory,
         )
-    request = asked.request()
+    request = request_inputs.request()
     notes = [f"no --head-size and no --model: head_size {request.head_size} was assumed"]
-    if "head_size" in asked.facets:
+    if "head_size" in request_inputs.facets:
         notes = []
     question = Question(request, " · ".join(request_words(request)))
     title = title_of(platforms, registry)
     return Inputs(registry=registry, platforms=platforms, questions=[question], title=title, notes=notes)
 
 
-def facet_value(option: str, item: str) -> tuple[str, Value]:
-    """``FACET=VALUE`` as a name and a value: true, false, null, an integer, or else a word."""
-    name, equals, text = item.partition("=")
+def facet_value(option: str, argument: str) -> tuple[str, Value]:
+    """(name, value) of a ``FACET=VALUE``: the value is true, false, null, an integer, or else a word."""
+    name, equals, text = argument.partition("=")
     if not equals:
-        raise click.UsageError(f"{option} {item}: expected FACET=VALUE")
+        raise click.UsageError(f"{option} {argument}: expected FACET=VALUE")
     values: dict[str, Value] = {"true": True, "false": False, "null": None}
     return name, values[text] if text in values else int(text) if text.lstrip("-").isdigit() else text
 
 
-def _validate(noun: str, word: str, known: Mapping[str, Any], most: int = 12) -> None:
+def _validate(noun: str, word: str, vocabulary: Mapping[str, Any], most: int = 12) -> None:
+    """Raise `click.UsageError` for a word that the vocabulary lacks; the message lists up to ``most`` others."""
     from attnreg.errors import did_you_mean
 
-    if word not in known:
-        raise click.UsageError(f"unknown {noun} {word!r}; {did_you_mean(word, known, most)}")
+    if word not in vocabulary:
+        raise click.UsageError(f"unknown {noun} {word!r}; {did_you_mean(word, vocabulary, most)}")

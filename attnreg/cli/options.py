@@ -1,4 +1,4 @@
-"""Sets of options that several commands share. A command gets each set as one typed value of `attnreg.cli.inputs`."""
+"""Options that several commands share. A command gets each set of them as one object of `attnreg.cli.inputs`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Option = Callable[[Command], Command]
 
 
 def registry_options(command: Command) -> Command:
-    """``--registry``, ``--overlay`` and ``--trust``, as ``source``."""
+    """Adds ``--registry``, ``--overlay`` and ``--trust``; the command gets them as ``registry_inputs``."""
     options = [
         click.option(
             "--registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."
@@ -31,11 +31,11 @@ def registry_options(command: Command) -> Command:
         click.option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
         click.option("--trust", multiple=True, metavar="PACKAGE", help="Let rows import modules of this package."),
     ]
-    return _with_options(command, options, "source", functools.partial(_taken, RegistryInputs))
+    return _with_options(command, options, "registry_inputs", functools.partial(_take, RegistryInputs))
 
 
 def platform_options(command: Command) -> Command:
-    """``--platform``, ``--arch``, ``--flag`` and ``--package``, as ``where``."""
+    """Adds ``--platform``, ``--arch``, ``--flag`` and ``--package``; the command gets them as ``platform_inputs``."""
     archs = _completer(lambda v: [(a.name, a.family) for a in v.architectures.values()])
     options = [
         click.option(
@@ -55,11 +55,11 @@ def platform_options(command: Command) -> Command:
         ),
         click.option("--package", "packages", multiple=True, metavar="NAME[==VERSION]", help=CORE["packages"].help),
     ]
-    return _with_options(command, options, "where", functools.partial(_taken, PlatformInputs))
+    return _with_options(command, options, "platform_inputs", functools.partial(_take, PlatformInputs))
 
 
 def request_options(command: Command) -> Command:
-    """An option for a model and each thing that is asked of it, and for every facet of a request, as ``asked``."""
+    """Adds the options of a model and one for every facet of a request; the command gets them as ``request_inputs``."""
     positive = click.IntRange(min=1)
     options = [
         click.option("--model", metavar="CONFIG", help="A config.json, or the directory that holds one."),
@@ -93,17 +93,17 @@ def request_options(command: Command) -> Command:
             help=CORE["features"].help,
         ),
         click.option(
-            "--set", "extra", multiple=True, metavar="FACET=VALUE", help="A facet that the registry declares."
+            "--set", "extra", multiple=True, metavar="FACET=VALUE", help="Another facet of the registry, by name."
         ),
     ]
-    return _with_options(command, options, "asked", _asked)
+    return _with_options(command, options, "request_inputs", _take_request)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The backends of the registry that the command line names."""
+    """Completion of a backend's name, from the registry of ``--registry``."""
     from click.shell_completion import CompletionItem
 
     from attnreg.loader import load_registry
@@ -113,33 +113,37 @@ def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def _with_options(
-    command: Command, options: Sequence[Option], name: str, gather: Callable[[dict[str, Any]], object]
+    command: Command, options: Sequence[Option], name: str, take: Callable[[dict[str, Any]], object]
 ) -> Command:
-    """A command with more options, whose values it gets as its argument ``name``: ``gather`` takes them out of all."""
+    """The command with more options, whose values it gets as one argument ``name``.
+
+    ``take`` removes the values of these options from those of all options, and returns the argument.
+    """
 
     @functools.wraps(command)
-    def gathering(**values: Any) -> None:
-        return command(**{name: gather(values)}, **values)
+    def with_argument(**values: Any) -> None:
+        return command(**{name: take(values)}, **values)
 
-    wanting: Command = gathering
+    result: Command = with_argument
     for option in reversed(options):
-        wanting = option(wanting)
-    return wanting
+        result = option(result)
+    return result
 
 
-def _taken(kind: type[Any], values: dict[str, Any]) -> object:
-    """An instance of a dataclass from the values of its fields, which leave ``values``."""
+def _take(kind: type[Any], values: dict[str, Any]) -> object:
+    """An instance of a dataclass; the values of its fields are removed from ``values``."""
     return kind(**{f.name: values.pop(f.name) for f in fields(kind)})
 
 
-def _asked(values: dict[str, Any]) -> object:
+def _take_request(values: dict[str, Any]) -> object:
+    """A `RequestInputs`; its values are removed from ``values``."""
     facets = {f.name: values.pop(f.name) for kind in ("word", "integer") for f in facet_options(kind)}
     values["facets"] = {name: value for name, value in facets.items() if value is not None}
-    return _taken(RequestInputs, values)
+    return _take(RequestInputs, values)
 
 
 def _completer(words: Callable[[Vocabulary], Sequence[tuple[str, str]]]) -> Any:
-    """Completion from the default registry's words, with their legends."""
+    """Completion of the default registry's words, which ``words`` pairs with their legends."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem

@@ -1,4 +1,4 @@
-"""Where the commands print: a terminal of the right width, and JSON."""
+"""Printing: a console of the right width, and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PIPED_WIDTH = 110
 
 
 def terminal() -> Console:
-    """The console to print to. A pipe has no width of its own, so it gets one."""
+    """A console for standard output. It is 110 columns wide where the output is a pipe and $COLUMNS is not set."""
     from rich.console import Console
 
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ

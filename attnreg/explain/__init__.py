@@ -1,4 +1,4 @@
-"""Answers for a person or a program: why a request gets the backend that it gets."""
+"""Explanations: why a request gets its backend, as text for a terminal and as JSON-ready values."""
 
 from attnreg.explain.answers import explain
 from attnreg.explain.render import render

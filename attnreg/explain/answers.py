@@ -1,4 +1,4 @@
-"""What `attnreg explain` answers: the selections of some questions on some platforms, and what would change them."""
+"""The answers of `attnreg explain`: selections for questions on platforms, and what would make others win."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ _PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """One answer, and the platforms that share it: the same candidates with the same verdicts for the same reasons."""
+    """The selections of platforms that agree: on the winner, and on each candidate and the reasons against it."""
 
     selections: tuple[Selection, ...]
 
     @property
     def selection(self) -> Selection:
+        """The first of the selections, which stands for all."""
         return self.selections[0]
 
     @cached_property
     def remedies(self) -> dict[int, Remedy]:
-        """Rank of each candidate that did not win -> what would make it win."""
-        found = {}
+        """Rank of a candidate that is not accepted -> what would make it win, if that is the same on all platforms."""
+        by_rank = {}
         for candidate in self.selection.candidates:
             if not candidate.accepted:
                 answers = {remedy(s, s.candidates[candidate.rank - 1]) for s in self.selections}
                 if len(answers) == 1 and (answer := answers.pop()) is not None:
-                    found[candidate.rank] = answer
-        return found
+                    by_rank[candidate.rank] = answer
+        return by_rank
 
-    def asked(self, rank: int, index: int) -> Reason:
-        """A reason, with the values of all platforms that share the verdict."""
+    def reason(self, rank: int, index: int) -> Reason:
+        """One reason against a candidate, with the requested values of all platforms of this verdict."""
         reasons = [s.candidates[rank - 1].reasons[index] for s in self.selections]
         first = reasons[0]
         if first.sentence or len({r.asked for r in reasons}) == 1:
@@ -62,7 +63,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything that one run of ``attnreg explain`` says."""
+    """The answers of one run of ``attnreg explain``, its assumptions (``notes``) and the KV cache of its model."""
 
     registry: Registry
     title: str
@@ -72,11 +73,11 @@ class Explanation:
 
     @property
     def found(self) -> bool:
-        """Whether every request found a backend on every platform."""
+        """Whether every request gets a backend on every platform."""
         return all(s.backend for a in self.answers for v in a.verdicts for s in v.selections)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values: each selection with its trace and what would make each other candidate win."""
+        """JSON-ready values: each selection with its trace, and what would make each other candidate win."""
         memory = {} if self.memory is None else {"kv_cache": self.memory.to_dict()}
         return {
             "registry": self.registry.title,
@@ -96,8 +97,8 @@ def _selections(answer: Answer) -> list[dict[str, Any]]:
         for selection in verdict.selections:
             data = full_dict(selection)
             for candidate in data["candidates"]:
-                found = verdict.remedies.get(candidate["rank"])
-                candidate["would_win"] = found.to_dict() if found else None
+                would_win = verdict.remedies.get(candidate["rank"])
+                candidate["would_win"] = would_win.to_dict() if would_win else None
             out.append(data)
     return out
 
@@ -112,9 +113,10 @@ def explain(
     notes: Iterable[str] = (),
     memory: Memory | None = None,
 ) -> Explanation:
-    """Select for every question on every platform; platforms that agree share a verdict.
+    """The explanation of every question on every platform; platforms that agree share a verdict.
 
-    Raises `attnreg.RequestError` for words that the registry does not know. Nothing valid is an answer, too.
+    Raises `attnreg.RequestError` for words that the registry does not have. A request without a backend
+    is an answer and raises nothing.
     """
     answers = []
     for question in questions:
@@ -131,7 +133,7 @@ def explain(
 def title_of(platforms: Sequence[Platform], registry: Registry, what: str = "") -> str:
     """The line above an explanation: ``gpt-oss-120b · 36 layers · ROCm gfx942 (MI300X) · registry default@1a2b3c4``.
 
-    what: what is asked about. Of several architectures of a platform none is named.
+    what: the subject, such as a model. The architecture is left out where there are several.
     """
     where = _PLATFORM_NAMES.get(platforms[0].platform, platforms[0].platform)
     if len(platforms) == 1:
@@ -140,7 +142,7 @@ def title_of(platforms: Sequence[Platform], registry: Registry, what: str = "") 
 
 
 def _signature(selection: Selection) -> Any:
-    """What must be equal for two platforms to share a verdict: everything but the values that were asked."""
+    """The key by which selections are grouped into verdicts: everything but the requested values."""
     candidates = tuple(
         (c.title, c.emulates, tuple((r.kind, r.facets, r.where, r.sentence) for r in c.reasons))
         for c in selection.candidates

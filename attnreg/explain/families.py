@@ -1,4 +1,4 @@
-"""Model families as text for a terminal and as JSON-ready values: how their configs are read."""
+"""Model families as text for a terminal and as JSON-ready values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def family_dict(families: Families, name: str) -> dict[str, Any]:
-    """What is known of a model family, as JSON-ready values; ``groups`` are those of a config without any field."""
+    """A model family as JSON-ready values. ``groups`` are the layers of a config that has no field but model_type."""
     from attnreg.models.questions import group_layers
     from attnreg.models.reader import ConfigError, requests_from_model
 
     try:
         groups = requests_from_model({"model_type": name}, families=families).groups
     except ConfigError:
-        # the class itself has no default for something that every file says
+        # the class has no default for a field that every file has
         groups = ()
     return {
         "model_type": name,
@@ -48,10 +48,10 @@ def print_families(families: Families, names: Sequence[str], console: Console) -
 
 
 def print_family(families: Families, name: str, console: Console) -> None:
-    """Print how a family's configs are read: its file, those that it is like, and what its class has by default."""
+    """Print a family's file, the files of the families that it is like, and its class's default layers."""
     from rich.text import Text
 
-    found = family_dict(families, name)
+    values = family_dict(families, name)
     chain = [name]
     while like := families.like(chain[-1]):
         chain.append(like)
@@ -66,7 +66,7 @@ def print_family(families: Families, name: str, console: Console) -> None:
                 console.print(Text(f"  {line}" if line else ""), soft_wrap=True)
         console.print()
     console.print(Text("a config without any other field", style="bold"))
-    for item in found["groups"]:
+    for item in values["groups"]:
         console.print(Text(f"  {item['layers']}   {item['label']}"))
-    if not found["groups"]:
+    if not values["groups"]:
         console.print(Text("  cannot be read: the class has no default for something that every file says"))

@@ -1,4 +1,4 @@
-"""Explanations as text for a terminal: the answer first, then every verdict with its line of data."""
+"""Explanations as text for a terminal: the winner first, then each other candidate with its lines of data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIN_REASON = 28
 
 
 def render(explanation: Explanation, console: Console) -> None:
-    """Print an explanation; it fits any width from 60 columns up."""
+    """Print an explanation. It fits every width from 60 columns up."""
     from rich.text import Text
 
     width = max(console.width, _MIN_WIDTH)
@@ -44,7 +44,7 @@ def render(explanation: Explanation, console: Console) -> None:
 
 
 def _print_memory(memory: Memory, console: Console) -> None:
-    """A table of the KV cache: a line for each group, and the total."""
+    """Print the table of the KV cache: a line for each group of layers, and the total."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -60,11 +60,11 @@ def _print_memory(memory: Memory, console: Console) -> None:
     for heading in ("bytes/token", *(f"{n:,} tokens" for n in memory.lengths)):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, model in enumerate(memory.models):
-        for found in model.groups:
-            name = f"{'draft ' * (number > 0)}{describe_indices(found.group.layers)}"
-            keeps = f"keeps {found.keeps:,} tokens" if found.keeps is not None else found.what
-            sizes = [f"{found.token_bytes:,}", *(readable(found.at(n)) for n in memory.lengths)]
-            table.add_row(" · ".join(filter(None, (name, keeps))), *(sizes if not found.what else ["–"] * len(sizes)))
+        for part in model.groups:
+            name = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)}"
+            keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
+            sizes = [f"{part.token_bytes:,}", *(readable(part.at(n)) for n in memory.lengths)]
+            table.add_row(" · ".join(filter(None, (name, keeps))), *(sizes if not part.what else ["–"] * len(sizes)))
     total = sum(model.token_bytes for model in memory.models)
     sizes = [readable(sum(model.at(n) for model in memory.models)) for n in memory.lengths]
     table.add_section()
@@ -73,6 +73,7 @@ def _print_memory(memory: Memory, console: Console) -> None:
 
 
 def _verdict_lines(verdict: Verdict, width: int, *, platforms: bool) -> list[Text]:
+    """The lines of a verdict; with ``platforms`` its platforms stand above it."""
     from rich.text import Text
 
     selection = verdict.selection
@@ -88,12 +89,12 @@ def _verdict_lines(verdict: Verdict, width: int, *, platforms: bool) -> list[Tex
         lines += [Text(part, style="yellow") for part in wrapped(f"  ! {warning}", width, "    ")]
     others = [c for c in selection.candidates if c is not selection.chosen]
     if others:
-        lines += _table(verdict, others, width)
+        lines += _candidate_lines(verdict, others, width)
     return lines
 
 
 def _winner_lines(selection: Selection, width: int) -> list[Text]:
-    """The answer, and how it was come to; on one line where there is room."""
+    """The winner and how it was chosen, on one line where there is room."""
     from rich.text import Text
 
     chosen = selection.chosen
@@ -105,8 +106,11 @@ def _winner_lines(selection: Selection, width: int) -> list[Text]:
     return [line, *(Text(part, style="dim") for part in wrapped(f"  {how}", width, "  "))]
 
 
-def _table(verdict: Verdict, candidates: list[Candidate], width: int) -> list[Text]:
-    """Rank and name of each candidate, then a line for each reason and its line of data: beside the name or below."""
+def _candidate_lines(verdict: Verdict, candidates: list[Candidate], width: int) -> list[Text]:
+    """Rank and name of each candidate, then each reason with its line of data.
+
+    The reasons stand beside the name, or below it where less than 28 columns would be left.
+    """
     from rich.text import Text
 
     rank_width = max(len(str(c.rank)) for c in candidates)
@@ -125,30 +129,30 @@ def _table(verdict: Verdict, candidates: list[Candidate], width: int) -> list[Te
         start = Text(f"{head:<{left}}" if beside else " " * left, style=style)
         if not beside:
             lines.append(Text(head, style=style))
-        reasons = [verdict.asked(candidate.rank, i) for i in range(len(candidate.reasons))]
-        for text, at in verdict_words(candidate, reasons):
-            where = at.short
+        reasons = [verdict.reason(candidate.rank, i) for i in range(len(candidate.reasons))]
+        for text, location in verdict_words(candidate, reasons):
+            where = location.short
             for part in wrapped(text, room):
                 line = start.append(f"{part:<{room}}", style="not bold" if candidate.reasons else "dim")
                 line.append(f"  {_clipped(where, where_width)}", style="not bold blue" if where else "")
                 line.rstrip()
                 lines.append(line)
                 start, where = Text(" " * left), ""
-        found = verdict.remedies.get(candidate.rank)
-        if found is not None:
-            verb = "would be chosen" if found.by_name else "would win"
-            parts = wrapped(f"↳ {verb} {found.text}", width - left, "  ")
+        change = verdict.remedies.get(candidate.rank)
+        if change is not None:
+            verb = "would be chosen" if change.by_name else "would win"
+            parts = wrapped(f"↳ {verb} {change.text}", width - left, "  ")
             lines += [Text(" " * left + part, style="magenta") for part in parts]
     return lines
 
 
 def _clipped(text: str, width: int) -> str:
-    """The end of a text that is too wide: there is the number of the line."""
+    """A location of at most ``width`` characters. The end is kept, because it has the line number."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
 def wrapped(text: str, width: int, hanging: str = "", *, first: str = "") -> list[str]:
-    """A text in lines of at most ``width``: the first begins with ``first``, every other with ``hanging``."""
+    """The lines of a text, at most ``width`` wide: the first is indented by ``first``, all others by ``hanging``."""
     import textwrap
 
     return textwrap.wrap(text, width, break_on_hyphens=False, initial_indent=first, subsequent_indent=hanging)

@@ -1,4 +1,4 @@
-"""Backends and the difference between two registries, as text for a terminal and as JSON-ready values."""
+"""Backends, and the difference between two registries, as text for a terminal; backends also as JSON-ready values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def backends_on(registry: Registry, platforms: Sequence[Platform]) -> list[Backend]:
-    """The backends that run on one of some platforms; all of them, if there are none."""
-    wanted = {p.platform for p in platforms}
-    return [row for row in registry.backends.values() if not wanted or wanted & row.platforms]
+    """The backends that run on at least one of the platforms; all backends, if there are no platforms."""
+    names = {p.platform for p in platforms}
+    return [row for row in registry.backends.values() if not names or names & row.platforms]
 
 
 def print_backends(registry: Registry, platforms: Sequence[Platform], console: Console) -> None:
-    """Print every backend, or those that run on some platforms, with the orders that may apply there."""
+    """Print the backends of `backends_on`, and the orders of the platforms."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -61,7 +61,7 @@ def _print_orders(orders: Iterable[Order], console: Console) -> None:
 
 
 def backend_dict(row: Backend) -> dict[str, Any]:
-    """Everything that the registry says of a backend, as JSON-ready values."""
+    """A backend with its variants, as JSON-ready values."""
     return {
         "name": row.name,
         "summary": row.summary,
@@ -92,7 +92,7 @@ def backend_dict(row: Backend) -> dict[str, Any]:
 
 
 def print_backend(registry: Registry, row: Backend, console: Console) -> None:
-    """Print one backend: who it is, and per variant what it needs, accepts, serves and refuses."""
+    """Print one backend: its summary and status, and what each variant needs, accepts, serves and refuses."""
     from rich.text import Text
 
     console.print(Text(row.name, style="bold").append(f"   {row.summary}", style=""))
@@ -118,7 +118,7 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
 
 
 def _print_variant(variant: Variant, keys: list[str], console: Console) -> None:
-    """Print one variant; ``keys`` are the claims in the order of the vocabulary."""
+    """Print one variant. ``keys`` are the keys of claims, in the order of the vocabulary."""
     from rich.table import Table
     from rich.text import Text
 
@@ -147,7 +147,7 @@ def _print_variant(variant: Variant, keys: list[str], console: Console) -> None:
 
 
 def print_diff(difference: Diff, console: Console) -> None:
-    """Print what changes between two registries: for each pair of backends its boxes and counts."""
+    """Print the changes between two registries: the boxes and their counts for each pair of backends."""
     from rich.text import Text
 
     from attnreg.analysis.boxes import facets_text
@@ -176,7 +176,7 @@ def print_diff(difference: Diff, console: Console) -> None:
 
 
 def _print_hanging(console: Console, text: str, head: str, style: str) -> None:
-    """Print a text whose other lines hang under the first word after ``head``."""
+    """Print ``head`` and a text; further lines are indented by the width of ``head``."""
     from rich.text import Text
 
     for line in wrapped(text, console.width, " " * len(head), first=head):

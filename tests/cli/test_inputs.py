@@ -24,18 +24,18 @@ def test_a_registry_is_loaded_with_its_overlays_and_choices(tmp_path: Path, defa
         ("deny", ("FLASH_ATTN",)),
         ("prefer", ("TRITON_ATTN",)),
     ]
-    assert RegistryInputs().load(otherwise="vllm-0.33.0").name == "vllm-0.33.0"
-    assert RegistryInputs(registry="default").load(otherwise="vllm-0.33.0").title == default.title
+    assert RegistryInputs().load(default="vllm-0.33.0").name == "vllm-0.33.0"
+    assert RegistryInputs(registry="default").load(default="vllm-0.33.0").title == default.title
 
 
-def test_only_the_registry_as_it_is_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_registry_without_an_overlay_is_the_bundled_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATTNREG_REGISTRY", raising=False)
-    assert (RegistryInputs().ours, RegistryInputs().source) == (True, "default")
-    assert not RegistryInputs(registry="default").ours
-    assert not RegistryInputs(overlay=("mine.yaml",)).ours
+    assert (RegistryInputs().bundled_default, RegistryInputs().base) == (True, "default")
+    assert not RegistryInputs(registry="default").bundled_default
+    assert not RegistryInputs(overlay=("mine.yaml",)).bundled_default
     monkeypatch.setenv("ATTNREG_REGISTRY", "vllm-0.33.0")
-    assert (RegistryInputs().ours, RegistryInputs().source) == (False, "vllm-0.33.0")
-    assert RegistryInputs(registry="default").source == "default"
+    assert (RegistryInputs().bundled_default, RegistryInputs().base) == (False, "vllm-0.33.0")
+    assert RegistryInputs(registry="default").base == "default"
 
 
 PLATFORMS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [

@@ -26,9 +26,9 @@ def test_platforms_share_a_verdict_for_the_same_reasons_with_other_values(defaul
     old = answer.verdicts[0]
     assert all(s == evaluate(SINKS, s.platform, default) for s in old.selections)
     rank = next(c.rank for c in old.selection.candidates if c.name == "ROCM_AITER_FA")
-    assert old.asked(rank, 0).asked == "gfx90a, gfx1100"
+    assert old.reason(rank, 0).asked == "gfx90a, gfx1100"
     # what both platforms say alike is said once
-    assert old.asked(1, 0) == old.selection.candidates[0].reasons[0]
+    assert old.reason(1, 0) == old.selection.candidates[0].reasons[0]
     assert old.remedies[rank].text == "on gfx942, with --flag aiter --flag aiter_mha"
 
 

@@ -175,7 +175,7 @@ def test_any_request_at_any_width(default: Registry, data: st.DataObject) -> Non
             assert c.title in words
             for i in range(len(c.reasons)):
                 # a line of data may stand within a wrapped reason
-                said = re.escape(verdict.asked(c.rank, i).text.split()[0])
+                said = re.escape(verdict.reason(c.rank, i).text.split()[0])
                 assert re.search(rf"{said}.*?{re.escape(c.reasons[i].where.file.rpartition('/')[2])}:\*", words)
 
 
