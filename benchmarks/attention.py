@@ -62,7 +62,7 @@ class Case:
 
     @property
     def work(self) -> tuple[float, float]:
-        """Bytes that must be moved, and floating-point operations that must be done."""
+        """Bytes to move and floating-point operations to do, at least."""
         heads, kv_heads = self.heads
         tokens = self.requests * self.queries
         seen = self.keys if self.window is None else min(self.keys, self.queries + self.window - 1)
@@ -100,7 +100,7 @@ CASES = (
     ),
 )  # fmt: skip
 HOST_MARK = 20
-# ROCM_ATTN beside TRITON_ATTN, which it may be a tenth slower than; marks are made of what that took in the same run
+# ROCM_ATTN may be a tenth slower than TRITON_ATTN; the marks are set from TRITON_ATTN's times in the same run
 ROCM_CASES = tuple(
     Case(name=name, mark=math.inf, requests=requests, queries=queries, context=context)
     for name, requests, queries, context in (
@@ -160,7 +160,7 @@ class Data:
         self.module.forward(self.spec, self.plan, call)
 
     def error(self) -> float:
-        """The relative error of the output, against float64, on rows drawn from a few requests."""
+        """The relative error of the output against float64, on random rows of up to three requests."""
         case, wrong, right = self.case, 0.0, 0.0
         for request in {0, case.requests // 2, case.requests - 1}:
             rows = torch.randint(case.queries, (min(case.queries, 64),), device="cuda")
@@ -188,13 +188,13 @@ class Data:
         return torch.einsum("hgrk,khd->rhgd", weights, value).flatten(1, 2)
 
     def _stored(self, x: Tensor) -> Tensor:
-        """What the cache holds of x."""
+        """x as it is read from the cache: rounded to fp8 where the cache is quantised."""
         if not self.spec.quantised:
             return x.double()
         return (x.float() / 0.01).clamp(-448, 448).to(torch.float8_e4m3fn).double() * float(torch.tensor(0.01))
 
     def dense(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as torch's own attention wants them: [requests, heads, tokens, head_size]."""
+        """Queries, keys and values for torch's own attention: [requests, heads, tokens, head_size]."""
         requests = self.case.requests
         q, k, v = (x.view(requests, -1, *x.shape[1:]).transpose(1, 2) for x in (self.query, self.key, self.value))
         return q.contiguous(), k.contiguous(), v.contiguous()
@@ -220,7 +220,7 @@ def time_us(call: Callable[[], Any], samples: int = 40) -> float:
     begun = time.perf_counter()
     while len(times) < samples and (len(times) < 10 or time.perf_counter() - begun < 1.0):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        # while the device sleeps the host queues what follows: no gap between the events is the host's
+        # the device sleeps while the host queues the rest, so that no host time falls between the events
         torch.cuda._sleep(500_000)  # type: ignore[no-untyped-call]
         _flush[0].zero_()
         begin.record()
@@ -244,7 +244,7 @@ def host_us(call: Callable[[], Any], calls: int = 300) -> float:
 
 
 def peers(data: Data) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """torch's own attention on the same numbers, in dense tensors: without the cost of paging."""
+    """(name, call) of torch's own attention on the same numbers in dense tensors, without the cost of paging."""
     case = data.case
     if data.spec.quantised or case.window is not None:
         return
@@ -261,7 +261,7 @@ def peers(data: Data) -> Iterator[tuple[str, Callable[[], Any]]]:
                 )
 
         yield name, sdpa
-    # it is compiled for each shape, which takes longer than to measure it: not for every batch size
+    # flex is compiled for each shape, which takes longer than measuring it: not for every batch size
     if case.queries > 16 or case.requests == 64:
         yield "flex", _flex(q, k, v, causal, case.context)
 
@@ -277,7 +277,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, context: int) -> Callab
 
 
 def ceilings() -> dict[str, float]:
-    """What this machine does at best: GB/s of a copy (read and written) and of reading, TFLOP/s of a product."""
+    """The ceilings of this machine: GB/s of a copy (read and written) and of reading, TFLOP/s of a matrix product."""
     n = 2**30
     x, y = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
     copy = 2 * 4 * n / time_us(lambda: torch.neg(x, out=y), 10) / 1e3
@@ -290,14 +290,14 @@ def ceilings() -> dict[str, float]:
 @triton.jit  # type: ignore[untyped-decorator]
 def _read_kernel(x_ptr, sink_ptr, TILES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     start = tl.program_id(0).to(tl.int64) * TILES * BLOCK
-    found = tl.zeros([BLOCK], dtype=tl.int32)
+    bits = tl.zeros([BLOCK], dtype=tl.int32)
     for i in range(TILES):
-        found ^= tl.load(x_ptr + start + i * BLOCK + tl.arange(0, BLOCK))
-    tl.store(sink_ptr + tl.program_id(0), tl.sum(found))
+        bits ^= tl.load(x_ptr + start + i * BLOCK + tl.arange(0, BLOCK))
+    tl.store(sink_ptr + tl.program_id(0), tl.sum(bits))
 
 
 def _read(x: Tensor) -> None:
-    """Reads x once, and writes next to nothing."""
+    """Read x once. Writes one integer for each program."""
     tiles, block = 16, 4096
     programs = x.numel() // (tiles * block)
     _read_kernel[(programs,)](
@@ -306,8 +306,8 @@ def _read(x: Tensor) -> None:
 
 
 def measure(case: Case, limits: dict[str, float], with_peers: bool, **how: Any) -> dict[str, Any]:
-    """The figures of one case: time, error, floor, and the peers' times. how: what `Data` takes beside the case."""
-    # each case begins with memory of its own, not with pieces of what the last one left
+    """The figures of one case: time, error, floor, and the peers' times. ``how``: further arguments of `Data`."""
+    # no case gets fragments of the last one's memory
     torch.cuda.empty_cache()
     data = Data(case, **how)
     us = time_us(data.forward)
@@ -326,7 +326,7 @@ def measure(case: Case, limits: dict[str, float], with_peers: bool, **how: Any) 
 
 
 def measure_rocm(case: Case, limits: dict[str, float]) -> dict[str, Any]:
-    """The figures of ROCM_ATTN on the plain layout, beside TRITON_ATTN there and itself on AMD's layout."""
+    """The figures of ROCM_ATTN in the plain layout; its peers are TRITON_ATTN and itself in AMD's layout."""
     triton_us = measure(case, limits, with_peers=False)["us"]
     mark = round(1.1 * triton_us, 1)
     row = measure(replace(case, name=f"ROCM_ATTN {case.name}", mark=mark), limits, with_peers=False, module=rocm_attn)
@@ -336,7 +336,7 @@ def measure_rocm(case: Case, limits: dict[str, float]) -> dict[str, Any]:
 
 
 def host_row() -> dict[str, Any]:
-    """The host's cost of a forward whose keys are split: two launches."""
+    """The host's cost of a forward with split keys, which has two launches."""
     data = Data(Case(name="", mark=0, requests=1, queries=1, context=4095))
     data.forward()
     us = host_us(data.forward)

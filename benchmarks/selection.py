@@ -1,4 +1,4 @@
-"""Measure what selection costs: import, a cold explain, loading, and select; each beside its budget.
+"""Measure import, a cold explain, loading and selection; each beside its budget.
 
 python benchmarks/selection.py            print a table
 python benchmarks/selection.py --record   write benchmarks/results/selection.json too
@@ -100,7 +100,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def _engine_rows(request: attnreg.AttentionRequest) -> list[dict[str, Any]]:
-    """The same questions, asked of vLLM's own table. In vLLM: 69 to 119 µs uncached, 9.9 µs cached."""
+    """The figures for vLLM's own tables. In vLLM itself: 69 to 119 µs uncached, 9.9 µs cached."""
     load = call_us(lambda: attnreg.load_registry("vllm-0.33.0"), 2.0) / 1e3
     old, new = attnreg.load_registry("vllm-0.20.0"), attnreg.load_registry("vllm-0.33.0")
     plain = attnreg.AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8)
@@ -126,7 +126,7 @@ def _engine_rows(request: attnreg.AttentionRequest) -> list[dict[str, Any]]:
 
 
 def _ten_candidates() -> attnreg.Registry:
-    """The default registry with the ROCm order twice: five candidates more, under names of their own."""
+    """The default registry with five more candidates, copies under new names, in the ROCm order."""
     row = {"summary": "A copy.", "platforms": ["rocm"], "attention": "mha", "source": "vllm:a/copy.py#Copy"}
     claims = {"dtypes": ["float16"], "kv_dtypes": ["auto"], "head_sizes": {"multiple_of": 8}, "block_sizes": "any"}
     capabilities = {**claims, "attn_types": ["decoder"], "features": ["sinks"]}

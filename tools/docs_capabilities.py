@@ -1,4 +1,4 @@
-"""The tables of what backends accept: rows by the requests that they compete for, with the notes that are numbered."""
+"""The tables of what backends accept, one for each family of rows that compete for the same requests."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ NATIVE, EMULATED, UNCHECKED = "✓", "◐", "?"
 
 @dataclass
 class Family:
-    """Rows that compete for the same requests, with the notes that their tables number."""
+    """Rows that compete for the same requests, and the numbered notes of their tables."""
 
     name: str
     rows: list[tuple[Backend, Variant]]
     registry: Registry
-    found: dict[str, list[str]] = field(default_factory=dict)
+    # text -> sources
+    sources: dict[str, list[str]] = field(default_factory=dict)
 
     def note(self, text: str, source: str = "") -> str:
-        """The number of a note; the same text has the same number, and all sources of those that say it."""
-        sources = self.found.setdefault(text, [])
+        """The number of a note. Equal texts share a number and collect their sources."""
+        sources = self.sources.setdefault(text, [])
         if source and source not in sources:
             sources.append(source)
-        return str(list(self.found).index(text) + 1)
+        return str(list(self.sources).index(text) + 1)
 
     @property
     def notes(self) -> list[str]:
-        """The notes in the order of their numbers; ask after the tables."""
-        return [" · ".join(filter(None, (text, ", ".join(sources)))) for text, sources in self.found.items()]
+        """The notes in the order of their numbers; complete once both tables are made."""
+        return [" · ".join(filter(None, (text, ", ".join(sources)))) for text, sources in self.sources.items()]
 
     def values(self) -> str:
-        """The table of everything but features."""
+        """The table of all claims but features."""
         keys = [key for key in self.registry.vocabulary.claims if key not in self.unconstrained]
         columns = [("backend", 32), ("runs on", 28), ("needs", 32), *((f"[{key}]", 28) for key in keys)]
         body = []
@@ -55,12 +56,12 @@ class Family:
 
     @property
     def unconstrained(self) -> list[str]:
-        """The claims that refuse nothing in any row, which get no column."""
+        """The claims that no row states, which get no column."""
         used = {c.key for _, v in self.rows for c in v.claims}
         return [key for key in self.registry.vocabulary.claims if key not in used]
 
     def features(self) -> str:
-        """The matrix of features: the columns that some row here serves."""
+        """The matrix of the features that at least one row serves."""
         served = frozenset[str]().union(*(v.served for _, v in self.rows))
         names = [name for name in self.registry.vocabulary.features if name in served]
         body = []
@@ -73,27 +74,29 @@ class Family:
 
     @property
     def unserved(self) -> list[str]:
+        """The features that no row serves."""
         served = frozenset[str]().union(*(v.served for _, v in self.rows))
         return [name for name in self.registry.vocabulary.features if name not in served]
 
 
 def families(registry: Registry) -> list[Family]:
-    """The families in the order of the vocabulary; rows that serve prompts only are one of their own, the last."""
-    found: dict[str, list[tuple[Backend, Variant]]] = {}
+    """The families in the order of the vocabulary. Rows that serve prompts only form the last one."""
+    rows: dict[str, list[tuple[Backend, Variant]]] = {}
     for name in (*registry.vocabulary.words["attention"], "prefill"):
         for row in registry.backends.values():
             prefill = row.phases == frozenset({"prefill"})
             if prefill if name == "prefill" else name in row.attention and not prefill:
-                found.setdefault(name, []).extend((row, variant) for variant in row.variants)
-    return [Family(name, rows, registry) for name, rows in found.items()]
+                rows.setdefault(name, []).extend((row, variant) for variant in row.variants)
+    return [Family(name, rows, registry) for name, rows in rows.items()]
 
 
 def suffix(variant: Variant) -> str:
+    """``/FA3``; empty for a variant without a name."""
     return f"/{variant.name}" if variant.name else ""
 
 
 def runs_on(registry: Registry, row: Backend, variant: Variant) -> str:
-    """The architectures on which a variant can serve anything, by platform; a platform's name alone stands for all."""
+    """The architectures that a variant can run on: ``cuda sm80–sm90, rocm``. A platform alone means all of it."""
     parts = []
     for platform in (name for name in registry.vocabulary.words["platforms"] if name in row.platforms):
         every = registry.vocabulary.architectures_of(platform)
@@ -104,7 +107,7 @@ def runs_on(registry: Registry, row: Backend, variant: Variant) -> str:
 
 
 def _ranges(every: Sequence[Architecture], some: Sequence[Architecture]) -> str:
-    """``sm80–sm90, sm110``: three or more neighbours of one series are a range."""
+    """``sm80–sm90, sm110``: three or more neighbours of one series become a range."""
     texts = []
     for (_, inside), group in groupby(every, key=lambda arch: (arch.series, arch in some)):
         names = [arch.name for arch in group]
@@ -114,7 +117,7 @@ def _ranges(every: Sequence[Architecture], some: Sequence[Architecture]) -> str:
 
 
 def needs(variant: Variant) -> str:
-    """What a variant asks for beside the architecture: packages, flags, and the requests it is for."""
+    """What a variant needs beside an architecture: packages, flags, and its other conditions."""
     parts = []
     for condition in (variant.requires, variant.when):
         for clause in condition.clauses:
@@ -127,13 +130,13 @@ def needs(variant: Variant) -> str:
             parts += [f"`{rest.describe()}`"] if {*rest.facets} - {"platform", "arch"} else []
         for rest in (Condition(none_of=(c,)) for c in condition.none_of):
             parts += [f"`{rest.describe()}`"] if {*rest.facets} - {"platform", "arch"} else []
-    # a version says that the package is needed, too
+    # `triton>=3.7` makes `triton` redundant
     bare = {part for part in parts if any(other.startswith(part.rstrip("`") + c) for other in parts for c in "<>=!~")}
     return ", ".join(part for part in dict.fromkeys(parts) if part not in bare)
 
 
 def _notes(registry: Registry, row: Backend, variant: Variant) -> Iterator[tuple[str, str]]:
-    """What is to be said of a variant beside its values: each text with its source."""
+    """(text, source) of each note on a variant: its rules, its remarks and its row's status."""
     for rule in variant.rules:
         yield f"{plain(rule.reject)} · `{rule.when.describe()}`", link(registry, rule.source)
     for text in (*row.notes, *variant.notes):
@@ -145,26 +148,27 @@ def _notes(registry: Registry, row: Backend, variant: Variant) -> Iterator[tuple
 
 
 def on(arch: Architecture) -> Mapping[str, Any]:
+    """The facets that an architecture decides."""
     return {"platform": arch.platform, "arch": arch.name}
 
 
 def serves(row: Backend, variant: Variant, arch: Architecture) -> bool:
-    """Whether a variant can serve anything at all on an architecture."""
-    known = on(arch)
-    if arch.platform not in row.platforms or any(rule.when.decided(known) for rule in variant.rules):
+    """Whether a variant can serve some request on an architecture."""
+    facets = on(arch)
+    if arch.platform not in row.platforms or any(rule.when.decided(facets) for rule in variant.rules):
         return False
-    return variant.when.decided(known) is not False and variant.requires.decided(known) is not False
+    return variant.when.decided(facets) is not False and variant.requires.decided(facets) is not False
 
 
 def link(registry: Registry, source: str | None) -> str:
-    """A source as a link to its file, where that is in a repository on GitHub."""
+    """A source as Markdown: a link to its file, if the file is on GitHub or in this tree."""
     if not source:
         return ""
     return f"[`{source}`]" if url_of(registry, source) else f"`{source}`"
 
 
 def url_of(registry: Registry, source: str) -> str | None:
-    """Where the file of a source can be read, at the version that was."""
+    """The address of a source's file at the cited version; None for a source that has no page."""
     name, _, place = source.partition(":")
     ref = registry.sources[name]
     path = place.partition("#")[0]

@@ -1,4 +1,4 @@
-"""The generated blocks of docs/explain.md, and the README's picture: what `attnreg explain` prints of some examples."""
+"""The generated blocks of docs/explain.md, and the README's picture: the output of `attnreg explain` for examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnreg.selection.wording import request_words
 
 PICTURE = "docs/images/explain.svg"
 WIDTH = 104
-# background, foreground, and the eight colours of a terminal: readable on dark, whatever surrounds the picture
+# background, foreground, and the eight colours of a terminal: readable on dark, on any page
 _COLOURS = (
     (22, 27, 34),
     (230, 237, 243),
@@ -34,26 +34,26 @@ _COLOURS = (
 
 @dataclass(frozen=True)
 class Example:
-    """A run of `attnreg explain`: the arguments that a page shows, and what they mean to the library.
+    """A run of `attnreg explain`: the arguments that a page shows, and their values for the library.
 
-    ``archs`` are all of the platform's, if none is named; ``asked`` is a request, or the config of a model below the
-    checkout.
+    ``subject`` is a request, or the path of a model's config in the checkout. ``archs`` are by default all
+    of the platform's.
     """
 
     arguments: str
     platform: str
-    asked: AttentionRequest | str
+    subject: AttentionRequest | str
     archs: tuple[str, ...] = ()
     backend: str | None = None
 
     def explanation(self, root: Path, registry: Registry) -> Explanation:
-        """What the library answers; files are found from ``root``."""
+        """The explanation of this example. ``root`` is the checkout."""
         archs = self.archs or [arch.name for arch in registry.vocabulary.architectures_of(self.platform)]
         platforms = [Platform(platform=self.platform, arch=arch) for arch in archs]
-        if isinstance(self.asked, AttentionRequest):
-            question = Question(self.asked, " · ".join(request_words(self.asked)))
+        if isinstance(self.subject, AttentionRequest):
+            question = Question(self.subject, " · ".join(request_words(self.subject)))
             return explain([question], platforms, registry, backend=self.backend, title=title_of(platforms, registry))
-        model = model_questions(str(root / self.asked), ModelOptions(), registry)
+        model = model_questions(str(root / self.subject), ModelOptions(), registry)
         return explain(
             model.questions,
             platforms,
@@ -66,7 +66,7 @@ class Example:
 
 
 _MODEL = "examples/configs/gpt-oss-120b"
-# block of docs/explain.md -> what it shows
+# block of docs/explain.md -> its example
 EXAMPLES = {
     "model": Example(f"--platform rocm --arch gfx942 --model {_MODEL}", "rocm", _MODEL, ("gfx942",)),
     "platforms": Example(
@@ -85,7 +85,7 @@ EXAMPLES = {
 
 
 def transcripts(root: Path, registry: Registry) -> dict[str, str]:
-    """Name of each generated block -> a command and what it prints, as Markdown."""
+    """Name of each generated block -> a command and its output, as Markdown."""
     out = {}
     for name, example in EXAMPLES.items():
         console = Console(width=WIDTH, file=io.StringIO(), color_system=None, highlight=False, _environ={})
@@ -97,7 +97,7 @@ def transcripts(root: Path, registry: Registry) -> dict[str, str]:
 
 
 def picture(root: Path, registry: Registry) -> str:
-    """What `attnreg explain` prints of a model, as an SVG that needs no font from elsewhere."""
+    """The output of `attnreg explain` for a model, as an SVG that loads no font."""
     console = Console(
         record=True,
         width=WIDTH,
@@ -117,7 +117,7 @@ def picture(root: Path, registry: Registry) -> str:
         font_aspect_ratio=0.6,
         unique_id="explain",
     )
-    # no clip for each line, no text that is only a line's end, and one text a line: a change is a change of few lines
+    # no clip paths, no empty texts, one text a line: a small change of the output is a small diff
     svg = re.sub(r' clip-path="url\(#explain-line-\d+\)"|<text[^>]*>\s*</text>', "", svg)
     svg = svg.replace("</text><text", "</text>\n<text")
     return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"

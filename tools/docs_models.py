@@ -17,9 +17,9 @@ from attnreg.platforms import Platform
 from attnreg.registry import Registry
 from attnreg.selection.selector import evaluate
 
-# the columns of the matrix
+# the architectures of the matrix, in the order of its columns
 ARCHS = ("sm80", "sm90", "sm100", "sm120", "gfx942", "gfx1100", "x86_64")
-# what a family's layers need beyond plain causal attention -> how a layer says so
+# a need beyond plain causal attention -> whether a layer has it
 NEEDS = {
     "sliding windows": lambda x: x.sliding_window is not None,
     "chunks": lambda x: x.chunk is not None,
@@ -41,7 +41,7 @@ NEEDS = {
 
 
 def family_blocks() -> dict[str, str]:
-    """Name of each generated block of the page of families -> its Markdown."""
+    """Name of each generated block of docs/model_families.md -> its Markdown."""
     families = bundled_families()
     models = dict(_defaults())
     rows = []
@@ -56,6 +56,7 @@ def family_blocks() -> dict[str, str]:
 
 
 def _defaults() -> Iterator[tuple[str, ModelLayers]]:
+    """Each family with the layers of a config that has no field but model_type, if it can be read."""
     for name in bundled_families():
         try:
             yield name, requests_from_model({"model_type": name})
@@ -70,22 +71,22 @@ def _symbol(name: str) -> str:
 
 def _needs(models: dict[str, ModelLayers]) -> str:
     lines = []
-    for need, asks in NEEDS.items():
-        names = [f"`{name}`" for name, model in models.items() if _has(model.layers, asks)]
+    for need, has_need in NEEDS.items():
+        names = [f"`{name}`" for name, model in models.items() if _has(model.layers, has_need)]
         lines.append(f"- **{need}**: {', '.join(names) or 'none'}")
     return "\n".join(lines)
 
 
-def _has(layers: Sequence[LayerFacts], asks) -> bool:  # type: ignore[no-untyped-def]
-    if asks is not None:
-        return any(asks(layer) for layer in layers)
+def _has(layers: Sequence[LayerFacts], has_need) -> bool:  # type: ignore[no-untyped-def]
+    if has_need is not None:
+        return any(has_need(layer) for layer in layers)
     sizes = {(x.part, x.head_size, x.head_size_v) for x in layers if x.head_size is not None and x.mla is None}
     return len(sizes) > len({part for part, *_ in sizes})
 
 
 @cache
 def matrix_blocks(root: Path) -> dict[str, str]:
-    """Name of each generated block of the matrix of models -> its Markdown, one for each bundled registry."""
+    """Name of each bundled registry, which names a block of docs/models.md -> the matrix of models as Markdown."""
     models = [requests_from_model(path) for path in sorted((root / "examples" / "configs").glob("*/"), key=_by_name)]
     return {name: _matrix(load_registry(name), models) for name in bundled_registries()}
 
@@ -95,14 +96,14 @@ def _by_name(path: Path) -> str:
 
 
 def _matrix(registry: Registry, models: Sequence[ModelLayers]) -> str:
-    known = [registry.vocabulary.architectures[name] for name in ARCHS if name in registry.vocabulary.architectures]
+    archs = [registry.vocabulary.architectures[name] for name in ARCHS if name in registry.vocabulary.architectures]
     rows = []
     for model in models:
         for group in model.groups:
-            cells = [_cell(registry, group, Platform(platform=arch.platform, arch=arch.name)) for arch in known]
+            cells = [_cell(registry, group, Platform(platform=arch.platform, arch=arch.name)) for arch in archs]
             name = model.name if group is model.groups[0] else ""
             rows.append([name, plain(f"{group_layers(group)}: {group.label}"), *cells])
-    columns = (("model", 30), ("layers", 70), *((arch.title, 22) for arch in known))
+    columns = (("model", 30), ("layers", 70), *((arch.title, 22) for arch in archs))
     return table(columns, rows)
 
 

@@ -1,4 +1,4 @@
-"""The generated blocks of docs/attention_backends.md: what they show of a registry; templates/ lays them out."""
+"""The values behind the generated blocks of docs/attention_backends.md; templates/ has their layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnreg.loader import load_registry
 from attnreg.registry import Order, Registry, Variant
 
 TEMPLATES = Path(__file__).parent / "templates"
-# where the page of what changed between two versions looks
+# the architectures of the page about changes between two versions
 CHANGES_ON = ("sm80", "sm90", "sm100", "sm120", "gfx942", "gfx1100")
 
 
@@ -53,7 +53,7 @@ def blocks(registry: Registry) -> dict[str, str]:
 
 @cache
 def change_blocks(before: str, after: str) -> dict[str, str]:
-    """What changes between two bundled registries, for some well-known architectures."""
+    """Name of each generated block -> its Markdown: changes between two bundled registries, on ``CHANGES_ON``."""
     old, new = load_registry(before), load_registry(after)
     archs = [new.vocabulary.architectures[name] for name in CHANGES_ON]
     differences = [
@@ -66,7 +66,7 @@ def change_blocks(before: str, after: str) -> dict[str, str]:
         ("new", sorted(set(new.backends) - set(old.backends))),
     ]
     lines = [f"- backends {which}: {', '.join(names)}" for which, names in rows if names]
-    lines += [f"- {facet}, {which}: {', '.join(names)}" for which, found in words for facet, names in found.items()]
+    lines += [f"- {facet}, {which}: {', '.join(names)}" for which, facets in words for facet, names in facets.items()]
     return {
         "words": "\n".join(lines),
         "changes": _render("changes", {"differences": differences, "facets_text": facets_text}),
@@ -87,13 +87,14 @@ def _render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def in_words(condition: Condition, always: str) -> str:
+    """A condition as code; the text ``always`` for one that always holds."""
     text = condition.describe()
     return always if text == "always" else f"`{text}`"
 
 
 @dataclass(frozen=True)
 class Line:
-    """An order as one architecture sees it: which requests come to it, and the candidates that can run there."""
+    """An order on one architecture: the requests that it ranks, and the candidates that can run there."""
 
     order: Order
     requests: str
@@ -101,7 +102,7 @@ class Line:
 
 
 def lines_of(registry: Registry, arch: Architecture) -> Iterator[Line]:
-    """The orders that requests on an architecture can come to; one that asks what an earlier one asked gets none."""
+    """The orders that rank requests on an architecture. An order whose requests an earlier one takes is left out."""
     seen = set()
     for order in registry.orders.get(arch.platform, ()):
         applies = order.when.decided(on(arch))
@@ -109,28 +110,29 @@ def lines_of(registry: Registry, arch: Architecture) -> Iterator[Line]:
         if applies is False or requests in seen:
             continue
         seen.add(requests)
-        found = []
+        candidates = []
         for entry in order.entries:
             row = registry.backends[entry.backend]
             variants = [v for v in row.variants if serves(row, v, arch)]
             if variants and entry.condition.decided(on(arch)) is not False:
-                found.append(_candidate(entry.backend, variants, entry.condition.remainder(on(arch))))
-        yield Line(order, requests, " → ".join(found) or "none runs here")
+                candidates.append(_candidate(entry.backend, variants, entry.condition.remainder(on(arch))))
+        yield Line(order, requests, " → ".join(candidates) or "none runs here")
         if applies:
             return
 
 
 def _candidate(name: str, variants: Sequence[Variant], condition: Condition) -> str:
+    """A candidate with the flags that all its variants need, and its condition."""
     flags = [{str(w) for c in v.requires.clauses if c.facet == "flags" for w in c.matcher.mentions} for v in variants]
-    asked = sorted(set.intersection(*flags))
-    notes = [f"flag{'s' * (len(asked) > 1)} " + ", ".join(f"`{flag}`" for flag in asked)] if asked else []
+    needed = sorted(set.intersection(*flags))
+    notes = [f"flag{'s' * (len(needed) > 1)} " + ", ".join(f"`{flag}`" for flag in needed)] if needed else []
     notes += [f"if {in_words(condition, '')}"] if condition.describe() != "always" else []
     return f"[{name}]" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 @dataclass(frozen=True)
 class Page:
-    """What the templates ask of a registry."""
+    """The functions of a registry that the templates call."""
 
     registry: Registry
 
@@ -140,13 +142,13 @@ class Page:
         return [(word.name, word.legend.rstrip(".")) for word in words if word.name in self.registry.orders]
 
     def groups(self, platform: str) -> list[tuple[list[Architecture], list[Line]]]:
-        """Architectures that see the same orders with the same candidates, and what they see."""
-        found: dict[Any, tuple[list[Architecture], list[Line]]] = {}
+        """Groups of architectures with the same orders and candidates, and these orders."""
+        by_lines: dict[Any, tuple[list[Architecture], list[Line]]] = {}
         for arch in self.registry.vocabulary.architectures_of(platform):
             lines = list(lines_of(self.registry, arch))
             key = tuple((line.order.name, line.requests, line.candidates) for line in lines)
-            found.setdefault(key, ([], lines))[0].append(arch)
-        return list(found.values())
+            by_lines.setdefault(key, ([], lines))[0].append(arch)
+        return list(by_lines.values())
 
     def sold_as(self, archs: Iterable[Architecture]) -> str:
         """``Ampere (A100, A30), Ada (L4)``."""
@@ -167,28 +169,28 @@ class Page:
         return link(self.registry, source)
 
     def sources(self) -> list[tuple[str, str]]:
-        """Every row and variant that names a source, and the source."""
-        found = []
+        """(label, source) of every row, and of every variant that has a source of its own."""
+        labelled = []
         for row in self.registry.backends.values():
-            found.append((f"[{row.name}]", row.source))
-            found += [(f"[{row.name}]{suffix(v)}", v.source) for v in row.variants if v.name and v.source]
-        return found
+            labelled.append((f"[{row.name}]", row.source))
+            labelled += [(f"[{row.name}]{suffix(v)}", v.source) for v in row.variants if v.name and v.source]
+        return labelled
 
     def links(self) -> dict[str, str]:
         """Label -> target of every shortcut link of the page."""
         registry = self.registry
-        found = {name: f"#{slug(name)}" for name in registry.backends}
-        found |= {name: f"#feature-{slug(name)}" for name in registry.vocabulary.features}
-        found |= {key: f"#facet-{slug(facet.name)}" for key, facet in registry.vocabulary.claims.items()}
-        found |= {o.title: f"#order-{slug(o.title)}" for orders in registry.orders.values() for o in orders}
+        targets = {name: f"#{slug(name)}" for name in registry.backends}
+        targets |= {name: f"#feature-{slug(name)}" for name in registry.vocabulary.features}
+        targets |= {key: f"#facet-{slug(facet.name)}" for key, facet in registry.vocabulary.claims.items()}
+        targets |= {o.title: f"#order-{slug(o.title)}" for orders in registry.orders.values() for o in orders}
         cited = {source for _, source in self.sources()}
         cited |= {o.source for orders in registry.orders.values() for o in orders if o.source}
         cited |= {r.source for row in registry.backends.values() for v in row.variants for r in v.rules if r.source}
         cited |= {raw["source"] for raw in self.raw("derived").values() if raw.get("source")}
-        return found | {f"`{source}`": url for source in sorted(cited) if (url := url_of(registry, source))}
+        return targets | {f"`{source}`": url for source in sorted(cited) if (url := url_of(registry, source))}
 
     def raw(self, key: str) -> dict[str, Any]:
-        """A part of the vocabulary as it is written, for what selection does not need: reasons, versions, sources."""
+        """A part of the vocabulary's YAML, with what a `Registry` leaves out: reasons, versions, sources."""
         out: dict[str, Any] = {}
         for file in self.registry.files:
             if file.endswith("vocabulary.yaml"):

@@ -62,14 +62,14 @@ def schemas(registry: Registry) -> dict[str, str]:
 
 
 class _Generator(GenerateJsonSchema):
-    """pydantic's generator, which accepts references to definitions that this module adds."""
+    """A generator of pydantic that accepts references to definitions which this module adds."""
 
     def get_schema_from_definitions(self, json_ref: JsonRef) -> Schema | None:
         return super().get_schema_from_definitions(json_ref) if json_ref in self.json_to_defs_refs else None
 
 
 def _tidy(value: Any) -> Any:
-    """A schema without what only repeats names, and without defaults that say nothing."""
+    """A schema without titles that repeat names, and without empty defaults."""
     if isinstance(value, list):
         return [_tidy(item) for item in value]
     if not isinstance(value, dict):
@@ -81,17 +81,14 @@ def _tidy(value: Any) -> Any:
 
 
 def _reached(top: Schema, definitions: dict[str, Schema]) -> list[str]:
-    """The definitions that a schema uses, directly or not, sorted."""
-    found: set[str] = set()
+    """Names of the definitions that a schema uses, directly or through others, sorted."""
+    used: set[str] = set()
     waiting = [top]
     while waiting:
-        names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(waiting.pop()))) - found
-        found |= names
+        names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(waiting.pop()))) - used
+        used |= names
         waiting += [definitions[name] for name in names]
-    return sorted(found)
-
-
-# the language of a model family's file -------------------------------------------------------------------------------
+    return sorted(used)
 
 
 def _family_language() -> dict[str, Schema]:
@@ -152,9 +149,6 @@ def _files_and_parts(definitions: dict[str, Schema]) -> None:
     definitions["FamilyData"]["anyOf"] = [{"required": ["model_type", "source"]}, {"required": ["summary"]}]
 
 
-# what the words of a registry add -----------------------------------------------------------------------------------
-
-
 def _words(registry: Registry, *, closed: bool) -> dict[str, Schema]:
     """The definitions that the models refer to: conditions, claims and names; ``closed`` if no backend may be new."""
     vocabulary = registry.vocabulary
@@ -204,7 +198,7 @@ def _words(registry: Registry, *, closed: bool) -> dict[str, Schema]:
 
 
 def _matcher(registry: Registry, facet: Facet) -> Schema:
-    """What may stand after a facet in a condition."""
+    """The schema of a facet's matcher in a condition."""
     me = {"$ref": f"#/$defs/matcher_{facet.name}"}
     if facet.kind == "packages":
         one = {"$ref": "#/$defs/package"}
@@ -250,7 +244,7 @@ def _list(words: list[Any], least: int = 1) -> Schema:
 
 
 def _refine(definitions: dict[str, Schema], registry: Registry) -> None:
-    """Say in the shapes what only the compiler knows: which texts are names of something."""
+    """Replace plain texts in the shapes by the registry's names, which the models leave to the compiler."""
     vocabulary = registry.vocabulary
     for owner, key in (("InvariantData", "chosen"), ("InvariantData", "never")):
         item: Schema = {"anyOf": [_BACKEND, {"type": "null"}]} if key == "chosen" else _BACKEND
@@ -278,7 +272,7 @@ def _refine(definitions: dict[str, Schema], registry: Registry) -> None:
     overlay = definitions["OverlayFile"]["properties"]
     overlay["orders"]["propertyNames"] = platforms
 
-    # a row that exists is changed, any other is added
+    # an existing row is changed by a patch, any other row is added
     patch, data = {"$ref": "#/$defs/BackendPatch"}, {"$ref": "#/$defs/BackendData"}
     overlay["backends"]["properties"] = dict.fromkeys(registry.backends, patch)
     overlay["backends"]["additionalProperties"] = {"anyOf": [data, patch]}

@@ -9,7 +9,7 @@ from docs_markdown import table
 
 
 def speed_block(root: Path) -> str:
-    """Every case with its figure, its mark, and its peers of the same run."""
+    """The machine and its ceilings, and a table of the cases: figure, mark, and peers in the same run."""
     record = json.loads((root / "benchmarks/results/attention.json").read_text(encoding="utf-8"))
     rows = []
     for figure in record["figures"]:

@@ -1,4 +1,4 @@
-"""The generated block of docs/running.md that says which tile a launch of the attention kernel gets."""
+"""The generated block of docs/running.md with the table of the attention kernel's tiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLUMNS = (
 
 
 def tiles_block() -> str:
-    """The table of tiles in its order, and what its conditions name."""
+    """The table of tiles, first match first, and the meaning of each fact in its conditions."""
     words = "\n".join(f"- `{fact}`: {meaning}" for fact, meaning in FACTS.items())
     return f"{table(_COLUMNS, map(_cells, TABLE))}\n\n{words}"
 

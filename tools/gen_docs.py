@@ -1,6 +1,6 @@
-"""Writes what docs/ derives from the default registry: tables, explanations, JSON Schemas and the README's picture.
+"""Generates parts of docs/ from the bundled registries: tables, explanations, JSON Schemas, the README's picture.
 
-`python tools/gen_docs.py` writes them; with `--check` it prints what it would change, and exits with 1 if anything.
+`python tools/gen_docs.py` writes them. With `--check` it prints a diff and exits with 1 if they are stale.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def stale(root: Path, generated: Mapping[str, str] | None = None) -> str:
-    """What the generator would change in the checkout at ``root``, as a diff and the command; empty if nothing.
+    """The diff that the generator would make in the checkout at ``root``, with its command; empty if there is none.
 
-    generated: what `outputs` gave for it, where it is at hand.
+    generated: the result of `outputs`, if the caller has it.
     """
     differences = []
     for name, text in (outputs(root) if generated is None else generated).items():
@@ -90,15 +90,15 @@ def outputs(root: Path) -> dict[str, str]:
 
 def fill(name: str, page: str, blocks: dict[str, str]) -> str:
     """A page with the text between its markers replaced. Raises ValueError if markers and blocks do not correspond."""
-    found = [(match[2], match[4]) for match in _BLOCK.finditer(page)]
-    names = [begin for begin, _ in found]
-    problems = [f"`{begin}` is closed by the marker of `{end}`" for begin, end in found if begin != end]
+    markers = [(match[2], match[4]) for match in _BLOCK.finditer(page)]
+    names = [begin for begin, _ in markers]
+    problems = [f"`{begin}` is closed by the marker of `{end}`" for begin, end in markers if begin != end]
     problems += [
         f"the markers of `{begin}` are there twice" for begin in dict.fromkeys(names) if names.count(begin) > 1
     ]
     problems += [f"no block is called `{begin}`" for begin in names if begin not in blocks]
     problems += [f"markers are missing for `{block}`" for block in blocks if block not in names]
-    if len(_MARKER.findall(page)) != 2 * len(found):
+    if len(_MARKER.findall(page)) != 2 * len(markers):
         problems.append("a marker stands alone, or not on a line of its own")
     if problems:
         raise ValueError(f"{name}: " + "; ".join(problems))
@@ -106,7 +106,7 @@ def fill(name: str, page: str, blocks: dict[str, str]) -> str:
 
 
 def refusal(page: str) -> str:
-    """What the loader says of a page's example of an overlay with mistakes, as Markdown."""
+    """The loader's errors for the example of an overlay with mistakes on a page, as Markdown."""
     example = re.search(r"^```yaml error\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     if example is None:
         return ""

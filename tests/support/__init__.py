@@ -1,4 +1,4 @@
-"""What several test files share: small registries, ways to ask, small models, cases and stand-ins."""
+"""Helpers that several test files share: small registries, requests, small models, cases and stand-ins."""
 
 from pathlib import Path
 

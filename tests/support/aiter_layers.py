@@ -1,4 +1,4 @@
-"""Layers by the AITER rows, their caches, and the checks of what they compute and call."""
+"""Layers that run the AITER rows, their caches, and assertions on their outputs and calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnreg.runtime.layer import Attention
 MHA = ("ROCM_AITER_FA", "ROCM_AITER_UNIFIED_ATTN")
 
 
-# what the kernel module of a row calls
+# row -> the functions of aiter that its kernel module calls
 FUNCTIONS = {
     "ROCM_AITER_FA": (
         record.FLASH_ATTN_VARLEN, record.MHA_BATCH_PREFILL, record.PAGED_ATTENTION_V1, record.UNIFIED_ATTENTION
@@ -34,20 +34,20 @@ FUNCTIONS = {
 
 
 def check_calls(calls: list[tuple[str, dict[str, Any]]], row: str) -> None:
-    """Each call is of a function that the row's module loads, and passes just what the record says is passed."""
+    """Assert that each call is of a function on the row's record, with exactly the recorded arguments."""
     recorded = {function.name: function for function in FUNCTIONS[row]}
     for name, arguments in calls:
         assert arguments.keys() == set(recorded[name].passes), name
 
 
 def check_all_is_called(calls: list[tuple[str, dict[str, Any]]], row: str) -> None:
-    """As `check_calls`, and every function that the row's module loads was called."""
+    """Assert what `check_calls` does, and that every function of the row's module was called."""
     check_calls(calls, row)
     assert {name for name, _ in calls} == {function.name for function in FUNCTIONS[row]}
 
 
 def make(registry: Registry, platform: Platform, backend: str, **fields: Any) -> Attention:
-    """A layer of 4 heads and 2 KV heads with blocks of 16: fields of its request, and numbers of its layer."""
+    """A layer of 4 heads and 2 KV heads with blocks of 16. ``fields`` belong to its request or to the layer."""
     request = {"head_size": 64, "num_heads": 4, "num_kv_heads": 2, "block_size": 16, "dtype": "bfloat16"}
     names = AttentionRequest.__dataclass_fields__
     asked = AttentionRequest(**(request | {k: v for k, v in fields.items() if k in names}))
@@ -56,7 +56,7 @@ def make(registry: Registry, platform: Platform, backend: str, **fields: Any) ->
 
 
 def filled(layer: Attention, seq_lens: list[int]) -> tuple[KVCache, Tensor]:
-    """A cache of random numbers with all blocks in use, and the block table of requests of these lengths."""
+    """A cache of random numbers with all blocks in use, and a block table for requests of these lengths."""
     size = layer.spec.block_size or 1
     blocks = [-(-k // size) for k in seq_lens]
     cache = layer.new_kv_cache(sum(blocks))
@@ -70,7 +70,7 @@ def filled(layer: Attention, seq_lens: list[int]) -> tuple[KVCache, Tensor]:
 
 
 def check(layer: Attention, batch: BatchMetadata, query: Tensor, output: Tensor, *storage: Any) -> None:
-    """The output is the reference's but for rounding."""
+    """Assert that the output is the reference's but for rounding."""
     spec, params = layer.spec, layer.params
     cache, key, value = (*storage, None, None, None)[:3]
     exact = reference.attention(spec, batch, query, cache, key=key, value=value, params=params)
@@ -79,7 +79,7 @@ def check(layer: Attention, batch: BatchMetadata, query: Tensor, output: Tensor,
 
 
 def latent_layer(registry: Registry, platform: Platform, heads: int = 16, **fields: Any) -> Attention:
-    """A layer of MLA in its latent form, and its spec: what `Attention.from_selection` does not make yet."""
+    """A layer of MLA in its latent form, which `Attention.from_selection` cannot make."""
     features = frozenset(fields.pop("features", ()))
     request = AttentionRequest(
         attention="mla", head_size=576, num_heads=heads, num_kv_heads=1, block_size=16, features=features,

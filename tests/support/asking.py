@@ -1,4 +1,4 @@
-"""Short ways to ask the default registry: a base request, platforms in a few words, and configurations at random."""
+"""A base request, platforms written in a few words, and random requests and platforms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MLA: dict[str, Any] = {
 
 
 def at(where: str, registry: Registry) -> Platform:
-    """``gfx942 +aiter -vllm``: an architecture, the flags that are on, and the packages that are missing."""
+    """The platform of a text such as ``gfx942 +aiter -vllm``: an architecture, flags switched on, packages missing."""
     arch, *words = where.split()
     flags = frozenset(w[1:] for w in words if w[0] == "+")
     missing = {w[1:] for w in words if w[0] == "-"}
@@ -46,7 +46,7 @@ def platforms(registry: Registry) -> st.SearchStrategy[Platform]:
 
 
 def requests(registry: Registry) -> st.SearchStrategy[AttentionRequest]:
-    """Any request in a registry's words: sizes that its data names and others, rather few features."""
+    """Any request in a registry's words: sizes from its data and others, and few features."""
     vocabulary = registry.vocabulary
 
     def word(group: str) -> st.SearchStrategy[str]:

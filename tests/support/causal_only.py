@@ -1,6 +1,6 @@
-"""What the attention kernel compiles to for causal batches, as it is and with its other path cut out.
+"""The attention kernel's instructions for causal batches, as it is and with the path for other batches cut out.
 
-It is imported by a process that compiles alone (compiler.py).
+Imported only by the process of compiler.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _visible_keys(position, kv_len, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
 
 
 def cut() -> None:
-    """Cut the other path out, before any kernel is compiled."""
+    """Cut out the path for batches that are not causal. Call it before any kernel is compiled."""
     rows._visible_keys = _visible_keys
 
 
 def digests(target: str) -> list[tuple[str, str, str]]:
-    """The case, the kernel, and a digest of its instructions for each launch of every causal case of the suite."""
+    """(case, kernel, digest of its instructions) for each launch of every causal case of the suite."""
     return [
         (case.name, launched.variant.function.__name__, hashlib.sha256(launched.text.encode()).hexdigest())
         for case in DEFAULT

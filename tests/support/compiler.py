@@ -1,6 +1,6 @@
-"""A process that compiles for many tests: to import torch and Triton takes longer than to compile some of the kernels.
+"""A process that compiles kernels for many tests, because importing torch and Triton takes longer than some kernels.
 
-A process of its own, because a kernel module that was imported for Triton's interpreter cannot be compiled.
+The tests cannot compile themselves: a kernel module that was imported for Triton's interpreter cannot be compiled.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from support import compiling
 from support.compiling import Case, Usage
 
-# what debuggers read is left out, so that equal instructions are equal text
+# without line numbers, so that equal instructions are equal text
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
 
 
 class CompileError(Exception):
-    """What went wrong in the other process."""
+    """The traceback of an error in the compiling process."""
 
 
 class Compiler:
-    """A process that compiles; it begins with the first question.
+    """A process that compiles. It starts with the first call.
 
-    causal_only: the attention kernel has no path there but that of causal batches.
+    causal_only: cut out the attention kernel's path for batches that are not causal.
     """
 
     def __init__(self, *, causal_only: bool = False) -> None:
@@ -35,19 +35,19 @@ class Compiler:
         self._pool: ProcessPoolExecutor | None = None
 
     def usages(self, cases: tuple[Case, ...], target: str) -> list[Usage]:
-        """What each kernel of some cases uses."""
-        found: list[Usage] = self._run(_usages, cases, target)
-        return found
+        """The resources that each kernel of some cases uses."""
+        usages: list[Usage] = self._run(_usages, cases, target)
+        return usages
 
     def digests(self, target: str) -> list[tuple[str, str, str]]:
-        """What `causal_only.digests` says of a target."""
-        found: list[tuple[str, str, str]] = self._run(_digests, target)
-        return found
+        """The result of `causal_only.digests` for a target."""
+        digests: list[tuple[str, str, str]] = self._run(_digests, target)
+        return digests
 
     def launches(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
-        """What `fake_driver.launches` says."""
-        found: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int] = self._run(_launches)
-        return found
+        """The result of `fake_driver.launches`."""
+        launches: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int] = self._run(_launches)
+        return launches
 
     def close(self) -> None:
         if self._pool is not None:
@@ -60,15 +60,12 @@ class Compiler:
         try:
             found, error = self._pool.submit(_call, function, arguments).result()
         except BrokenProcessPool as e:
-            # a compiler may crash: the next question gets a process anew
+            # a compiler may crash: the next call starts a new process
             self.close()
             raise CompileError(f"the process that compiles ended: {e}") from None
         if error:
             raise CompileError(error)
         return found
-
-
-# in that process -----------------------------------------------------------------------------------------------------
 
 
 def _begin(causal_only: bool) -> None:
@@ -80,7 +77,7 @@ def _begin(causal_only: bool) -> None:
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, str]:
-    """The result, or the traceback as text: not every exception of a compiler travels between processes."""
+    """The result, or the traceback as text, because not every exception of a compiler can be pickled."""
     try:
         return function(*arguments), ""
     except Exception:

@@ -1,4 +1,4 @@
-"""Compiles, without a GPU, exactly what a plan would launch on one, and reads what the kernels use.
+"""Compiles exactly the kernels that a plan would launch, without a GPU, and reads the resources that they use.
 
 Run as a program it compiles cases for targets and prints a JSON line for each: it needs a process of its own, because
 a kernel module that was imported for Triton's interpreter cannot be compiled.
@@ -48,7 +48,7 @@ _KV_DTYPES = {
     "float8_e5m2": "fp8_e5m2",
 }
 FEATURES = ("sinks", "alibi", "lse", "ranges")
-# on every run of the suite; the others with --full
+# compiled on every run of the suite; all others with --full
 DEFAULT = (
     Case("decode"),
     Case("decode fp8", cache="float8_e4m3fn", features=("sinks", "lse")),
@@ -111,7 +111,7 @@ FULL = (
 
 @dataclass(frozen=True)
 class Usage:
-    """What one compiled kernel uses. ``spills``: bytes of registers that did not fit, per thread.
+    """The resources of one compiled kernel. ``spills``: bytes of registers that did not fit, per thread.
 
     serialised: ptxas could not keep the matrix products of a loop in flight, which costs a fifth of the speed.
     """
@@ -128,7 +128,7 @@ class Usage:
 
 
 def compile_case(case: Case, target_name: str) -> list[Usage]:
-    """Compiles the cache write and every launch of a case for a target; what each kernel uses."""
+    """The resources of each kernel of a case, cache write included, compiled for a target."""
     found = []
     for launched in kernels_of(case, target_name):
         registers, spills, serialised = report(launched.compiled)
@@ -150,7 +150,7 @@ def compile_case(case: Case, target_name: str) -> list[Usage]:
 
 
 class Launched(NamedTuple):
-    """A kernel as it would be launched, and what it compiles to."""
+    """A kernel as it would be launched, compiled."""
 
     target: Any
     variant: Any
@@ -159,12 +159,12 @@ class Launched(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its instructions, as text."""
+        """The instructions, as text."""
         return str(self.compiled.asm["amdgcn" if "amdgcn" in self.compiled.asm else "ptx"])
 
 
 def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
-    """Every kernel that a case launches, in order, compiled for a target."""
+    """The kernels that a case launches, in order, compiled for a target."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -209,7 +209,7 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
 
 
 def _run(case: Case) -> None:
-    """Plans and runs a case on tensors that have no memory."""
+    """Plan and run a case on tensors without memory."""
     import torch
 
     from attnreg.kernels.triton.cache import write_kv
@@ -304,7 +304,7 @@ def report(compiled: Any) -> tuple[int, int, bool]:
         file.write_bytes(compiled.asm["cubin"])
         usage = _output(knobs.nvidia.cuobjdump.path, "-res-usage", str(file))
     registers, stack, local = (int(re.search(rf"\b{word}:(\d+)", usage)[1]) for word in ("REG", "STACK", "LOCAL"))
-    # only here are products asynchronous, and only the assembler says what it made of that
+    # only sm90 has asynchronous products, and only the assembler reports that it serialised them
     serialised = compiled.metadata.target.arch == 90 and "serialized" in _output(
         knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
     )

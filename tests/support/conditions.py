@@ -1,4 +1,4 @@
-"""Conditions in the words of a small vocabulary, and matchers with what they accept."""
+"""Conditions over a small vocabulary, and matchers with examples of accepted and refused values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ PACKAGES = {
     "flash": (("flash-attn", "2.6"),),
 }
 
-# facet, matcher, the clause in words, values that it accepts and some that it does not
+# facet, matcher, the clause in words, accepted values, refused values
 MATCHERS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("kv_dtype", "fp8", "fp8", ["fp8"], ["fp8_e4m3", "auto", None]),
     ("kv_dtype", "'fp8*'", "fp8*", ["fp8", "fp8_e4m3", "fp8_e5m2"], ["nvfp4", None]),

@@ -1,4 +1,4 @@
-"""Configs that the tests of the models begin with."""
+"""Base configs that the tests of models change."""
 
 from __future__ import annotations
 

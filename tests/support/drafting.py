@@ -1,4 +1,4 @@
-"""A target and a block-diffusion draft with random weights, each over a paged cache of its own, and the loop of both.
+"""A target and a block-diffusion draft with random weights, each with a paged cache, and their decoding loop.
 
 The draft is DFlash's (arXiv 2602.06036) made small: its queries are one block, the last token and masks,
 that attend to each other in both directions and to a context, which are no tokens but the target's states, projected.
@@ -21,7 +21,7 @@ BLOCK_SIZE, POSITIONS = 16, 128
 
 
 def select(registry: Registry, platform: Platform, kv_dtype: str, *, draft: bool) -> attnreg.Selection:
-    """What serves the layers of the target, or of its draft."""
+    """The selection for the layers of the target, or of its draft."""
     request = AttentionRequest(
         head_size=HEAD_SIZE, num_heads=HEADS, num_kv_heads=KV_HEADS, dtype="float32", kv_dtype=kv_dtype,
         block_size=BLOCK_SIZE, role="draft" if draft else "target", features=["non_causal"] if draft else [],
@@ -39,7 +39,7 @@ class Layer(nn.Module):
         self.attention = Attention.from_selection(selection, kv_layout=layout, k_scale=scale, v_scale=scale)
         self.cache: KVCache = self.attention.new_kv_cache(POSITIONS // BLOCK_SIZE + 1, device)
         for tensor in self.cache:
-            # NaN: no slot is read that was not written
+            # NaN in every slot: reading one that was not written would show
             code = 0x80 if self.attention.spec.fnuz else 0x7F
             tensor.view(torch.uint8).fill_(code) if quantised else tensor.fill_(torch.nan)
         self.q = nn.Linear(HIDDEN, HEADS * HEAD_SIZE)
@@ -69,7 +69,7 @@ class Model(nn.Module):
         self.position = nn.Embedding(POSITIONS, HIDDEN)
         self.layers = nn.ModuleList(Layer(selection, layout, device) for _ in range(layers))
         self.head = nn.Linear(HIDDEN, VOCABULARY)
-        # scores of several units: attention looks at some tokens and not at their mean
+        # large scores, so that attention prefers some tokens to their mean
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.25)
         self.to(device)
@@ -84,7 +84,7 @@ class Model(nn.Module):
 
 @dataclass
 class Loop:
-    """Greedy decoding of one request, with a draft or without. ``accepted``: how many drafts each step kept."""
+    """Greedy decoding of one request, with or without a draft."""
 
     target: Model
     draft: Model
@@ -92,7 +92,7 @@ class Loop:
     device: str
 
     def batch(self, context: int, queries: int, *, causal: bool) -> BatchMetadata:
-        """The next queries after a context; blocks are in no order."""
+        """The batch of the next queries after a context; the blocks are in reverse order."""
         table = torch.arange(POSITIONS // BLOCK_SIZE, 0, -1, dtype=torch.int32)
         at = torch.arange(context, context + queries)
         slots = table[at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
@@ -127,20 +127,20 @@ class Loop:
             proposed = self.propose(tokens[-1], context)
             choices, states = self.run_target([tokens[-1], *proposed], context)
             kept = next((i for i, (d, t) in enumerate(zip(proposed, choices, strict=False)) if d != t), len(proposed))
-            # what the target says after the last token that it agrees with is its own
+            # the target's own choice follows the last accepted token
             tokens += choices[: kept + 1]
             self.remember(states[: kept + 1], context)
             accepted.append(kept)
         return tokens[: len(prompt) + count], accepted
 
     def propose(self, last: int, context: int) -> list[int]:
-        """One forward of the draft: a block that begins with the last token, the rest masked."""
+        """The draft's proposal: one forward over a block of the last token and masks."""
         block = self.tensor([last] + [MASK] * (self.block - 1))
         states = self.draft.states(block, self.batch(context, self.block, causal=False))
         return self.target.head(states).argmax(-1)[1:].tolist()
 
     def remember(self, states: Tensor, context: int) -> None:
-        """The draft's context: the target's states of tokens that are certain, over whatever the last block left."""
+        """Write the draft's context, the target's states of accepted tokens, over what the last block left."""
         batch = self.batch(context, len(states), causal=False)
         for layer in self.draft.layers:
             layer.store(nn.functional.rms_norm(states, (HIDDEN,)), batch)

@@ -1,4 +1,4 @@
-"""How many examples a property is tried with."""
+"""The number of examples that Hypothesis tries for a property."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from hypothesis import settings
 
 
 def examples(count: int) -> settings:
-    """A decorator: as many examples, times what the profile has of Hypothesis's own 100 (`quick`: a tenth)."""
+    """A decorator that sets the number of examples, scaled by the profile: its `max_examples` over Hypothesis's 100."""
     return settings(max_examples=max(5, count * settings.default.max_examples // 100))

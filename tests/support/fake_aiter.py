@@ -1,8 +1,7 @@
-"""A stand-in for AMD's aiter, made from the record: its functions have the recorded parameters, and they compute.
+"""A stand-in for AMD's aiter. Its functions have the parameters of the record, and compute.
 
-Each one asserts what the real one takes for granted, does what the real one does wrong where an adapter has to go round
-it, and computes the rest with the float64 reference. What the kernels demand was read in aiter's sources, at the
-commits that the record names.
+Each function asserts the preconditions of the real one, repeats the faults that adapters work around, and computes the
+rest with the float64 reference. The preconditions were read in aiter's sources, at the commits of the record.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def signature_of(recorded: Function) -> inspect.Signature:
-    """The signature of a function: what adapters pass has no default here, so that they cannot forget it."""
+    """The signature of a function. Arguments that adapters pass have no default, so that a missing one fails."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     required = [inspect.Parameter(name, kind) for name in recorded.passes]
     return inspect.Signature(
@@ -35,7 +34,7 @@ def signature_of(recorded: Function) -> inspect.Signature:
 
 
 class Fake:
-    """The fake package: ``modules`` by name, and every call that was made: (function, arguments that were given)."""
+    """The fake package: its ``modules`` by name, and its ``calls`` as (function, arguments passed)."""
 
     def __init__(self, fp8: torch.dtype = FP8) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -45,7 +44,7 @@ class Fake:
         self.set(record.FP8.modules[0], "fp8", fp8)
 
     def set(self, module: str, name: str, value: Any) -> None:
-        """Put something into a module, which is made, with those that it is in, where it does not exist."""
+        """Set an attribute of a module. The module and its parents are made if they are missing."""
         parts = module.split(".")
         for i in range(1, len(parts) + 1):
             path = ".".join(parts[:i])
@@ -57,7 +56,7 @@ class Fake:
         setattr(self.modules[module], name, value)
 
     def function(self, recorded: Function, signature: inspect.Signature | None = None) -> Callable[..., Any]:
-        """A function of the record, with its signature or another one."""
+        """A function of the record, with its own signature or the given one."""
         accepted = signature or signature_of(recorded)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +87,7 @@ def write_kv(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """What attnreg's Triton kernel stores, without Triton, which needs a GPU (its interpreter has no bfloat16)."""
+    """The cache write of attnreg's Triton kernel in torch: Triton needs a GPU, and its interpreter has no bfloat16."""
     for x, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
         tokens = cache if layout == "NHD" else cache.transpose(1, 2)
         stored = x
@@ -100,9 +99,6 @@ def write_kv(
         slots = slot_mapping[rows]
         bits = torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype
         tokens.view(bits)[slots // tokens.shape[1], slots % tokens.shape[1]] = stored[rows].to(cache.dtype).view(bits)
-
-
-# what the functions compute -------------------------------------------------------------------------------------------
 
 
 def _computed(
@@ -161,7 +157,7 @@ def _flash_attn_varlen_func(
     assert max_seqlen_q >= cu_seqlens_q.diff().max()
     assert max_seqlen_k >= cu_seqlens_k.diff().max()
     assert alibi_slopes is None or alibi_slopes.dtype == torch.float32
-    # the assembly kernels are asked whether they take a window by `left > 0 or right > 0`
+    # the real test for a window is `left > 0 or right > 0`
     window_size = (-1, -1) if max(window_size[:2]) <= 0 else window_size
     found = _computed(
         q, k, v, cu_seqlens_q, cu_seqlens_k,
@@ -171,7 +167,7 @@ def _flash_attn_varlen_func(
     for start, stop in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), strict=True):
         if not min_seqlen_q or stop - start > min_seqlen_q:
             out[start:stop] = found.output[start:stop]
-    # some of its paths return a tensor of their own
+    # some paths of the real function return a new tensor
     return out.clone() if alibi_slopes is None else out
 
 
@@ -228,13 +224,13 @@ def _unified_attention(
     )
     assert window_size[1] == (0 if window_size[0] >= 0 else -1)
     batch = BatchMetadata.build(queries, seqused_k.tolist(), block_table=block_table)
-    # one of the two without the other is dropped; the kernel reads the first number alone
+    # a scale without the other one is ignored; the kernel reads only the first number
     scaled = k_descale is not None and v_descale is not None
     scales = [x[0, :1].expand(k.shape[2]) if scaled and x is not None else None for x in (k_descale, v_descale)]
     params = LayerParams(sinks=sinks, alibi_slopes=alibi_slopes, k_scale=scales[0], v_scale=scales[1])
     found = reference.attention(spec, batch, q, KVCache(k, v), params=params)
     out.copy_(found.output)
-    # what it makes of requests without a key is not known
+    # the real result for a request without keys is not known
     out[(seqused_k == 0).repeat_interleave(cu_seqlens_q.diff())] = torch.nan
     return out
 
@@ -248,7 +244,7 @@ def _paged_attention_v1(
     requests, heads, size = query.shape
     partitions = -(-max_context_len // partition_size)
     assert workspace_buffer.numel() >= requests * heads * partitions * (size * query.element_size() + 8)
-    # pointers, and the stride of the query's rows alone
+    # the kernel gets pointers and the stride of the query's rows, no other strides
     assert query.is_contiguous()
     assert out.is_contiguous()
     assert block_tables.is_contiguous()
@@ -287,7 +283,7 @@ def _mla(
     assert kv_last_page_lens.tolist() == [1] * (len(qo_indptr) - 1)
     assert max_seqlen_q == qo_indptr.diff().max()
     assert qo_indptr[-1] == q.shape[0] == o.shape[0]
-    # what it makes of requests without a query is not known
+    # the real behaviour for a request without queries is not known
     assert (qo_indptr.diff() > 0).all()
     assert kv_indptr[-1] == kv_indices.shape[0]
     key = kv_buffer.float()[kv_indices.long(), 0] * kv_scale
@@ -303,7 +299,7 @@ def _mla_decode_fwd(
     kv_indptr: Tensor, kv_indices: Tensor, kv_last_page_lens: Tensor, sm_scale: float, **_: Any,
 ) -> tuple[None, Tensor | None]:  # fmt: skip
     assert (causal, logit_cap, page_size, nhead_kv) == (True, 0.0, 1, 1)
-    # the stride of a request is that of so many rows
+    # a request's stride is max_seqlen_q rows
     assert (qo_indptr.diff() == max_seqlen_q).all()
     assert max_seqlen_q <= 4
     kinds = (q.dtype, kv_buffer.dtype)
@@ -327,6 +323,6 @@ def _mla_prefill_fwd(
 
 
 def _check_spare(indices: Tensor) -> None:
-    """Kernels read indices in vectors, and past the last one."""
+    """Assert that the storage goes 128 indices past the last one, because kernels read them in vectors."""
     held = indices.untyped_storage().nbytes() // indices.element_size() - indices.storage_offset()
     assert held >= indices.shape[0] + 128

@@ -1,4 +1,4 @@
-"""An H200 that is not there: Triton compiles for it, and what would be launched is written down.
+"""A fake driver of an H200: Triton compiles for it, and the launches are recorded instead of run.
 
 It is imported by a process that compiles alone (compiler.py).
 """
@@ -20,7 +20,7 @@ STREAM = 7
 
 
 class Driver:
-    """What Triton asks of a driver. ``launched``: the kernels, and what each one's launcher was called with."""
+    """The methods that Triton calls of a driver. ``launched``: (kernel, arguments of its launcher) of each launch."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
@@ -44,7 +44,7 @@ class Driver:
 
 
 def launches() -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
-    """What a decode over split keys launches the first time and the second, and how many kernels were compiled.
+    """The launches of a decode over split keys, the first and the second time, and the number of compiled kernels.
 
     Three kernels: the cache write, the attention, and the merge.
     """
@@ -53,7 +53,7 @@ def launches() -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
 
     target = target_for("cuda", 90, 132)
     plans.target_of = cache.target_of = lambda device: target
-    # its text is made for whoever listens, from all constants
+    # one text for each compiled kernel
     texts: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda **what: texts.append(what["compile"]["specialization_data"])
     driver = Driver()
@@ -82,7 +82,7 @@ def launches() -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
 
 
 def _plain(value: Any) -> Any:
-    """What of an argument travels between processes."""
+    """An argument as a value that can be pickled."""
     if isinstance(value, torch.Tensor):
         return ("tensor", value.data_ptr())
     return value if isinstance(value, bool | int | float | str | None) else repr(value)

@@ -1,4 +1,4 @@
-"""Registries as files: a small one in the words of `tiny`, of which a test replaces what it is about."""
+"""A small registry as files, in the words of `tiny`. Each test replaces the file that it is about."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from support import tiny
 
 
 def row(*lines: str) -> str:
-    """backends.yaml with two rows; the lines belong to the first, `A`, and begin at line 8.
+    """backends.yaml with two rows. The lines go into the first, `A`, and begin at line 8.
 
-    The file's `unchecked` states what a row leaves out.
+    The file's `unchecked` states the claims that a row leaves out.
     """
     return f"""\
 unchecked: [{", ".join(tiny.UNCHECKED)}]
@@ -46,7 +46,7 @@ FILES = {
 
 
 def write(directory: Path, **files: str) -> Path:
-    """A directory with the registry, some files replaced; a file whose text is empty is left out."""
+    """Write the registry into a directory, with some files replaced. A file with an empty text is left out."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in (FILES | files).items():
         if text:
@@ -55,12 +55,12 @@ def write(directory: Path, **files: str) -> Path:
 
 
 def refusal(source: Any, overlays: Sequence[Any] = (), **options: Any) -> str:
-    """What `load_registry` prints, without the title and the path of a directory that is the source."""
+    """The message of `load_registry`'s error, without its title and without the path of the directory."""
     with pytest.raises(attnreg.RegistryError) as e:
         attnreg.load_registry(source, overlays, **options)
     return str(e.value).partition("\n")[2].replace(f"{source}/", "")
 
 
 def brief(message: str) -> str:
-    """A refusal without the lines of source and the carets under them."""
+    """An error message without its lines of source and carets."""
     return "\n".join(line for line in message.splitlines() if not re.match(r" *\d* \| ", line))

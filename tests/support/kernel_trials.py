@@ -1,4 +1,4 @@
-"""Trials of TRITON_ATTN's kernels by themselves: any layer and any lengths, whatever a row of the registry claims."""
+"""Trials of TRITON_ATTN's kernels for any layer and lengths, independent of the registry's claims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnreg.kernels import triton_attn
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams, Layout
 
-# where block tables point past a request's last block: far outside any cache
+# the entry of block tables past a request's last block: far outside any cache
 NOWHERE = 2**30
 
 
@@ -65,15 +65,13 @@ class Case:
 
 
 class KernelLayer:
-    """A layer of the kernel module, without a selection. chosen: what `AttentionPlan` is to launch instead of its own
-    choice.
-    """
+    """A layer of the kernel module, without a selection. ``chosen`` overrides what `AttentionPlan` launches."""
 
     def __init__(self, spec: AttentionSpec, params: LayerParams, **chosen: Any) -> None:
         self.spec, self.params, self.chosen = spec, params, chosen
 
     def plan(self, batch: BatchMetadata) -> Any:
-        """The plan of a batch; made once, as `Attention` does, so that a graph can be captured."""
+        """The plan of a batch. It is made once, as in `Attention`, so that a graph can be captured."""
         if "kernel" not in batch.plans:
             plan = batch.plans["kernel"] = triton_attn.plan(self.spec, batch)
             if self.chosen:
@@ -94,7 +92,7 @@ class KernelLayer:
 
 
 def trial_of(case: Case, device: str, **chosen: Any) -> Trial:
-    """A case's tensors on a device, poisoned as conformance does; ``chosen`` as `KernelLayer` takes it."""
+    """The trial of a case on a device, with memory poisoned as in conformance. ``chosen`` is for `KernelLayer`."""
     draw, spec = Draw(repr(case), torch.device(device)), case.spec
     heads, kv_heads = case.heads
     per_head = "per_head_quant_scales" in spec.features
@@ -113,5 +111,5 @@ def trial_of(case: Case, device: str, **chosen: Any) -> Trial:
 
 
 def check(case: Case, device: str, **chosen: Any) -> None:
-    """The kernels do what they must for a case: the numbers, and no other memory."""
+    """Assert that the kernels compute a case correctly and touch no other memory."""
     assert examine(trial_of(case, device, **chosen)).problem is None

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that run layers: one thread, a processor, and a layer by a backend."""
+"""Fixtures of the tests that run layers: one thread, a CPU platform, and a function that makes layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnreg.runtime.layer import Attention
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """The tensors here are too small to share: threads would only wait for each other."""
+    """Run torch on one thread: the tensors are so small that threads would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,7 +30,10 @@ def cpu() -> Platform:
 
 @pytest.fixture
 def make(default: Registry, cpu: Platform) -> Callable[..., Attention]:
-    """A layer by a backend (CPU_ATTN): fields of its request, and what `Attention.from_selection` takes beside it."""
+    """A function that makes a layer of a backend, by default CPU_ATTN.
+
+    It takes fields of the request, and arguments of `Attention.from_selection`.
+    """
     names = set(AttentionRequest.__dataclass_fields__)
 
     def made(backend: str = "CPU_ATTN", **given: Any) -> Attention:
@@ -43,7 +46,7 @@ def make(default: Registry, cpu: Platform) -> Callable[..., Attention]:
 
 
 def spec(**changes: Any) -> AttentionSpec:
-    """The spec of a small layer in float32; numbers bring the features that they need."""
+    """The spec of a small layer in float32, with the features that its numbers need."""
     plain: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_size": 8, "head_size_v": 8, "softmax_scale": 1.0}
     features = {name for name in ("sliding_window", "softcap") if changes.get(name)} | changes.pop("features", set())
     return AttentionSpec(**{**plain, "dtype": torch.float32, "features": frozenset(features), **changes})

@@ -1,14 +1,14 @@
-"""Writes the machine code that the suite's compile cases become, and compares what two trees wrote.
+"""Writes the machine code of the suite's compile cases, and compares the files of two trees.
 
-A change that only says the same in other words leaves it as it was, to the letter:
+A change that only rewords a kernel leaves its machine code identical:
 
     git worktree add ../before main
     (cd ../before; PYTHONPATH=.:tests python -m support.machine_code write /tmp/before sm90 gfx942)
     PYTHONPATH=.:tests python -m support.machine_code write /tmp/after sm90 gfx942
     PYTHONPATH=.:tests python -m support.machine_code compare /tmp/before /tmp/after
 
-``write FOLDER [--full] [TARGET …]``: one file for each kernel, of all
-targets if none is named; --full: the cases that the suite compiles with ATTNREG_FULL=1 too.
+``write FOLDER [--full] [TARGET …]`` writes one file for each kernel, by default of all targets. --full adds the cases
+that the suite compiles only with ATTNREG_FULL=1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from support.compiling import DEFAULT, FULL, TARGETS, kernels_of, report
 
 
 def write(folder: Path, targets: list[str], *, full: bool) -> None:
-    """Compile the cases for the targets, and write what each kernel became and what it uses."""
+    """Compile the cases for the targets, and write each kernel's machine code and resources."""
     for target in targets:
         for case in DEFAULT + FULL if full else DEFAULT:
             # the layout SPLIT is AMD's
@@ -41,13 +41,13 @@ def write(folder: Path, targets: list[str], *, full: bool) -> None:
 
 
 def _normalised(text: str, name: str) -> str:
-    """The text without its kernel's name, which some comments are aligned by, and without what a debugger reads."""
+    """Machine code without debug information, and without the kernel's name, because its length aligns comments."""
     lines = (" ".join(line.replace(name, "kernel").split()) for line in text.splitlines())
     return "\n".join(line for line in lines if not line.startswith((".file", ".loc", ".ident"))) + "\n"
 
 
 def compare(before: Path, after: Path) -> bool:
-    """Print what differs, and whether nothing does."""
+    """Print the files that differ. Returns whether none does."""
     old, new = ({str(file.relative_to(root)) for file in root.rglob("*.s")} for root in (before, after))
     only = [f"only in {root}: {file}" for root, files in ((before, old - new), (after, new - old)) for file in files]
     differ = [

@@ -1,4 +1,4 @@
-"""Markdown as the tests of the docs read it: tables, links and anchors."""
+"""Parsing of Markdown for the tests of the docs: tables, links and anchors."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ _APART = {"module", "window_left", "window_right", "segments"}
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The observations of a file: family, variant, config, layers."""
+    """The observations of a file, each with family, variant, config and layers."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
 def known_differences() -> dict[str, dict[str, str]]:
-    """Family -> field -> why its observation is not the truth."""
+    """Family -> field -> why the observed value is wrong."""
     known: dict[str, dict[str, str]] = {}
     for item in _exceptions()["differences"]:
         for family in item["families"]:

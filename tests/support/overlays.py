@@ -1,4 +1,4 @@
-"""Questions to a registry with overlays, and an overlay that adds a row in words of its own."""
+"""Selections from a registry with overlays, and an overlay that adds a row and new words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of transformers with random weights, small enough to run in a test, and what a test compares of them."""
+"""Small models of transformers with random weights, and the comparison of their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,
-    # wide: scores of several units, so that attention looks at some tokens and not at their mean
+    # large scores, so that attention prefers some tokens to their mean
     "initializer_range": 0.25,
 }
 GROUPED = {**TEXT, "num_key_value_heads": 2}
@@ -42,7 +42,7 @@ TOLERANCE = LAYERS * 7 * 96 * 2.0**-24
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """Assert that two results of a model are the same but for the order of sums."""
+    """Assert that two results of a model are equal but for rounding in another order of sums."""
     assert found.shape == expected.shape
     assert float((found - expected).abs().max()) <= TOLERANCE * float(expected.abs().max())
 
@@ -65,7 +65,7 @@ def gpt_oss(**more: Any) -> Any:
 
 
 def gemma2(**more: Any) -> Any:
-    # a cap that scores reach
+    # low enough that scores reach it
     config = transformers.Gemma2Config(**{**GEMMA, "attn_logit_softcapping": 2.0, **more})
     return _made(transformers.Gemma2ForCausalLM, config)
 
@@ -145,7 +145,7 @@ def _made(model_class: Any, config: Any) -> Any:
 
 
 def tokens(*lengths: int, left: bool = True) -> dict[str, Tensor]:
-    """Random prompts of some lengths, padded to the longest."""
+    """Random prompts of these lengths, padded to the longest."""
     torch.manual_seed(1)
     most = max(lengths)
     ids, mask = torch.randint(3, IMAGE_TOKEN, (len(lengths), most)), torch.ones(len(lengths), most, dtype=torch.long)
@@ -156,6 +156,6 @@ def tokens(*lengths: int, left: bool = True) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def by(implementation: str, model: Any, run: Callable[[Any], Any]) -> Any:
-    """What a model does by an implementation of attention."""
+    """The result of running a model with an implementation of attention."""
     model.set_attn_implementation(implementation)
     return run(model)

@@ -1,4 +1,4 @@
-"""Registries small enough to try every configuration of: made by hand, or at random."""
+"""Registries so small that a test can try every configuration: written by hand, or random."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ VOCABULARY: dict[str, Any] = {
     },
 }
 
-# what a registry adds that tells requests by name from those of the order
+# the words of a registry that distinguishes a request by name from one by an order
 ASKED: dict[str, Any] = {
     "facets": {
         **VOCABULARY["facets"],
@@ -75,14 +75,14 @@ ASKED: dict[str, Any] = {
 }
 
 
-# what a row of these words must state
+# the claims that every row must state
 CLAIMS = tuple(facet["claim"] for facet in VOCABULARY["facets"].values() if "claim" in facet)
-# and the same in a file's `unchecked`
+# the same facets, as a file's `unchecked` names them
 UNCHECKED = tuple(name for name, facet in VOCABULARY["facets"].items() if "claim" in facet)
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    """A row that accepts everything on a gpu but features; claims that are not given are `any`."""
+    """A row for a gpu that accepts everything but features; a claim that is left out is `any`."""
     capabilities = {**dict.fromkeys(CLAIMS, "any"), **changes.pop("capabilities", {})}
     identity = {"summary": "s", "platforms": ["gpu"], "attention": "mha", "source": "s:p#q"}
     return {**identity, "capabilities": capabilities, **changes}
@@ -98,7 +98,7 @@ def load(
     waivers: Iterable[Mapping[str, Any]] = (),
     vocabulary: Mapping[str, Any] | None = None,
 ) -> attnreg.Registry:
-    """A registry of these rows. Without priorities one order tries all of them, by name."""
+    """A registry of these rows. Without priorities, one order has all of them, sorted by name."""
     sources = {"s": {"url": "u", "version": "1"}}
     files = {
         "vocabulary": {**VOCABULARY, **(vocabulary or {})},
@@ -113,8 +113,6 @@ def load(
             (place / f"{name}.yaml").write_text(yaml.safe_dump(data, sort_keys=False, width=1000))
         return attnreg.load_registry(place, list(overlays))
 
-
-# registries at random ------------------------------------------------------------------------------------------------
 
 integers = st.integers(1, 9)
 stated = st.one_of(
@@ -176,7 +174,7 @@ emulated = st.sampled_from([{}, {}, {"sinks": "slow"}, {"alibi": "slow"}])
 
 
 def _consistent(data: dict[str, Any]) -> dict[str, Any]:
-    """What is emulated is not native too."""
+    """A row whose emulated features are not native as well."""
     native = [f for f in data["capabilities"].get("features", ()) if f not in data["emulated"]]
     return {**data, "capabilities": {**data["capabilities"], "features": native}}
 
@@ -254,7 +252,7 @@ def registries(draw: st.DrawFn, by_name: bool = False) -> attnreg.Registry:
 
 
 def questions(random: Random, registry: attnreg.Registry, number: int) -> list[tuple[AttentionRequest, Platform]]:
-    """Configurations at random, of values near those that such registries name."""
+    """Random configurations, with values near those of such registries."""
     words = registry.vocabulary.words
 
     def one() -> tuple[AttentionRequest, Platform]:
