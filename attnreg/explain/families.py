@@ -52,13 +52,9 @@ def print_family(families: Families, name: str, console: Console) -> None:
     from rich.text import Text
 
     values = family_dict(families, name)
-    chain = [name]
-    while like := families.like(chain[-1]):
-        chain.append(like)
-    for member in chain:
-        heading = Text(member, style="bold").append(
-            "" if member == name else f"   which {chain[0]} is like", style="dim"
-        )
+    # the last, the general rules, holds for every family
+    for member in families.lineage(name)[:-1]:
+        heading = Text(member, style="bold").append("" if member == name else f"   which {name} is like", style="dim")
         console.print(heading.append(f"   {families.where(member).short}", style="blue"))
         for line in families.text(member).splitlines():
             # the heading has the name
