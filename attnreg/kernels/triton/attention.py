@@ -196,8 +196,7 @@ def _store_output(
              mask=rows.exists[:, None] & is_dv)  # fmt: skip
     if lse_ptr is not None:
         lse = tl.where(has_keys, (state.row_max + tl.log2(row_sum)) * LN_2, float("-inf"))
-        lse_offs = rows.head.to(tl.int64) * stride_lse + first_token + rows.token
-        tl.store(lse_ptr + lse_offs, lse, mask=rows.exists)
+        tl.store(lse_ptr + rows.head.to(tl.int64) * stride_lse + first_token + rows.token, lse, mask=rows.exists)
 
 
 @triton.jit(
