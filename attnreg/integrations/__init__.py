@@ -1,1 +1,1 @@
-"""attnreg inside real engines: what they call things, in attnreg's words."""
+"""Adapters that run attnreg inside engines: they translate an engine's terms to attnreg's."""

@@ -7,10 +7,10 @@
     model.generate(...)
     print(attnreg_transformers.explanation(model))
 
-Each layer runs by the backend that the registry selects for what its calls ask: heads and sizes, dtype, device, window,
-sinks, softcap, and what its mask means. Masks and biases that no batch can say run densely, through PyTorch, which is
-logged and counted. What no backend serves raises `attnreg.NoBackendError`, and what attnreg would otherwise have to
-drop `attnreg.UnclaimedError`.
+The registry selects a backend for each layer from its calls: heads and sizes, dtype, device, window, sinks, softcap,
+and the meaning of its mask. A call whose mask or bias no batch can express runs densely, through PyTorch; such calls
+are logged and counted. A request that no backend accepts raises `attnreg.NoBackendError`, and an argument that attnreg
+would have to drop raises `attnreg.UnclaimedError`.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ def register(
     dense: bool = True,
     ignore: tuple[str, ...] = (),
 ) -> None:
-    """Make ``attn_implementation=name`` available, its attention and its masks; a second call replaces the first.
+    """Registers attention and masks for ``attn_implementation=name``; a second call replaces the first.
 
-    registry: the default one, if None. platform: where layers are said to run; by default the device of their tensors.
-    backend: asks for one by name. dense: whether what no batch can say may run densely; if not, it raises. ignore:
-    keyword arguments of attention calls that attnreg does not know and that carry no meaning for attention.
+    registry: the default one, if None. platform: the platform of the requests; by default that of the tensors' device.
+    backend: the name of the backend to use, instead of a selection. dense: whether a call that no batch can express may
+    run densely; if not, it raises. ignore: keyword arguments of attention calls that attnreg does not know and that do
+    not change the result.
     """
     if "flash" in name:
         raise ValueError(
             f"the name {name!r} holds `flash`: transformers takes it for a flash-attention kernel; use another"
         )
     engine = Engine(name, registry, platform=platform, backend=backend, dense=dense, ignore=ignore)
-    # one without the other would run without masks, silently
+    # attention without the mask function would run without masks, silently
     AttentionMaskInterface.register(name, lazy_mask)
     AttentionInterface.register(name, engine.attend)
     _engines[name] = engine
@@ -66,22 +67,23 @@ def register(
 
 
 def continuous_batching(model: Any = None, *, name: str = NAME) -> AbstractContextManager[None]:
-    """Within the block ``model.generate_batch`` attends through attnreg.
+    """A context in which ``model.generate_batch`` attends through attnreg.
 
-    transformers takes only names of its own there: attnreg stands in for "sdpa" and "paged|eager", and gives way to
-    them for every call without a paged cache. ``model``, if given, is switched to "paged|eager" for the block, which
-    unlike "sdpa" is for every model. CUDA graphs have to be off: ``ContinuousBatchingConfig(use_cuda_graph=False)``.
+    transformers accepts only its own names there, so attnreg replaces "sdpa" and "paged|eager" and passes calls without
+    a paged cache on to the originals. ``model``, if given, is switched to "paged|eager" inside the block, because
+    transformers refuses "sdpa" for some models. CUDA graphs must be off:
+    ``ContinuousBatchingConfig(use_cuda_graph=False)``.
     """
     return _continuous_batching(_engine(name), model)
 
 
 def runs(model: Any, *, name: str = NAME) -> tuple[Run, ...]:
-    """What each attention module of a model has run so far, in the order of the modules."""
+    """The runs of each attention module of a model so far, in the order of the modules."""
     return _engine(name).runs_of(model)
 
 
 def explain(model: Any, *, name: str = NAME) -> Explanation:
-    """Which backend each group of layers got, and why; before the model has run, what its config asks for.
+    """The backend of each group of layers and the reasons; before the model has run, those for its config.
 
     `attnreg.explain.render` prints it, as ``attnreg explain`` does.
     """
@@ -90,7 +92,7 @@ def explain(model: Any, *, name: str = NAME) -> Explanation:
 
 
 def explanation(model: Any, *, name: str = NAME, width: int = 100) -> str:
-    """What `explain` says, as text."""
+    """The result of `explain` as text."""
     import io
 
     from rich.console import Console

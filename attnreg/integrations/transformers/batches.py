@@ -1,9 +1,9 @@
-"""transformers' padded rectangles as attnreg's packed batches, and the way back.
+"""Conversion of transformers' padded rectangles to attnreg's packed batches, and of the outputs back.
 
-Keys that are padding are left out. A query that is padding is computed where its mask shows it a key, as by
-transformers' own functions: models pool at such rows, convolve over them and decode them. Where it sees none its output
-is zero. Nothing is copied for one request without padding, whose keys are a view of transformers' cache; otherwise keys
-and values are gathered once per layer and step.
+Keys of padding are left out. A query of padding that sees a key is computed, as by transformers' own functions, because
+models pool at such rows, convolve over them and decode them. A query that sees no key has the output zero. A single
+request without padding is not copied: its keys are a view of transformers' cache. Otherwise keys and values are
+gathered once per layer and step.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from attnreg.runtime.masks import Band
 
 
 class Rest(NamedTuple):
-    """Queries that are padding and see a key all the same: what no batch can say of them.
+    """Queries of padding that see a key: no batch can express them, so they are computed densely.
 
-    rows: [batch, most] their places among the queries, filled up with 0. real: [batch, most] bool, which of them are no
-    filling. mask: [batch, 1, most, keys] bool, true where a key takes part.
+    rows: [batch, most] their indices among the queries, filled up with 0. real: [batch, most] bool, false for filling.
+    mask: [batch, 1, most, keys] bool, true where a key takes part.
     """
 
     rows: Tensor
@@ -34,10 +34,10 @@ class Rest(NamedTuple):
     mask: Tensor
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-        """Write these rows of output [batch, queries, heads, head_size_v], from tensors as transformers has them."""
+        """Writes these rows of output [batch, queries, heads, head_size_v], from transformers' tensors."""
         places = self.rows[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
         keys = self.mask.shape[3]
-        found = dense_attention(
+        attended = dense_attention(
             query.gather(2, places),
             key[:, :, :keys],
             value[:, :, :keys],
@@ -48,15 +48,15 @@ class Rest(NamedTuple):
             sinks=layer.params.sinks,
         )
         request, at = self.real.nonzero().unbind(1)
-        output[request, self.rows[request, at]] = found[request, at]
+        output[request, self.rows[request, at]] = attended[request, at]
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A batch, and where its rows are in the rectangles that transformers passes.
+    """A batch, and the places of its rows in the rectangles that transformers passes.
 
-    crossed: queries and keys are of different texts. queries: rows of [batch * queries] that are tokens, None for all.
-    keys: batch and position of each key, None for all before ``key_stop``.
+    crossed: queries and keys belong to different texts. queries: rows of [batch * queries] that are tokens, None for
+    all. keys: batch index and position of each key, None for all before ``key_stop``.
     """
 
     band: Band
@@ -68,7 +68,7 @@ class Packed:
     rest: Rest | None = None
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[batch, queries, heads, head_size_v] from query [batch, heads, queries, size], key and value likewise."""
+        """The output [batch, queries, heads, head_size_v]; query is [batch, heads, queries, size], key and value likewise."""
         size, queries = query.shape[0], query.shape[2]
         q = _rows(query)
         output = q.new_empty(len(q), layer.spec.num_heads, layer.spec.head_size_v)
@@ -89,9 +89,9 @@ class Packed:
 
 
 def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
-    """The batch that a mask describes, shared by the layers that share the mask; or why there is none.
+    """The batch that a mask describes, shared by the layers that share the mask; or the reason why no batch can.
 
-    crossed: the layer may look at another text.
+    crossed: the layer may attend to another text.
     """
     key = ("packed", crossed)
     if key not in source.memo:
@@ -100,16 +100,16 @@ def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
 
 
 def packed_plainly(size: int, queries: int, keys: int, band: Band, crossed: bool, device: torch.device) -> Packed:
-    """A batch without a mask; the queries are the last tokens among the keys, unless ``crossed``."""
+    """The batch of a call without a mask; the queries are the last tokens among the keys, unless ``crossed``."""
     batch = BatchMetadata.build([queries] * size, [keys] * size, device=device, causal=band.causal)
     return Packed(band, crossed, batch, None, None, keys)
 
 
 def _pack(source: MaskSource, crossed: bool) -> Packed | str:
-    found = source.meaning()
-    if found is None:
+    meaning = source.meaning()
+    if meaning is None:
         return "its mask is neither causal, windowed nor a prefix"
-    band, ranges = found if isinstance(found, Ranged) else (found, None)
+    band, ranges = meaning if isinstance(meaning, Ranged) else (meaning, None)
     end = source.begin + source.queries
     # a causal mask compares positions, which only one text has
     crossed = not band.causal and (crossed or (source.begin == 0 and source.queries != source.keys))
@@ -117,7 +117,7 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         return "its window is on keys of another text"
     if not crossed and (source.begin < 0 or end > source.keys or (not band.causal and end != source.keys)):
         return f"its {source.queries} queries begin at {source.begin} of {source.keys} keys"
-    # what a static cache holds behind the last query is no key yet
+    # a static cache is longer than the tokens: what lies behind the last query is no key yet
     stop = source.keys if crossed else end
     padding = None if source.padding is None else source.padding[:, :stop]
     if padding is None or bool(padding.all()):
@@ -133,7 +133,7 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         )
         query_lens, seq_lens = tokens.sum(1).tolist(), padding.sum(1).tolist()
         rows = None if bool(tokens.all()) else tokens.flatten().nonzero().flatten().to(source.device)
-        rest = None if crossed else _rest(source, found, padding, ~tokens)
+        rest = None if crossed else _rest(source, meaning, padding, ~tokens)
         request, position = padding.nonzero().unbind(1)
         places = request.to(source.device), position.to(source.device)
         if ranges is not None:
@@ -148,21 +148,21 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
     return Packed(band, crossed, batch, rows, places, stop, rest)
 
 
-def _rest(source: MaskSource, found: Band | Ranged, padding: Tensor, left: Tensor) -> Rest | None:
-    """The queries among those left out, [batch, queries] bool, that see a key; None where none does."""
+def _rest(source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: Tensor) -> Rest | None:
+    """The omitted queries ([batch, queries] bool) that see a key; None where no such query sees one."""
     keys = torch.arange(padding.shape[1], device="cpu")
-    if isinstance(found, Ranged):
+    if isinstance(meaning, Ranged):
         seen = source.dense()[:, 0, :, : len(keys)].cpu()
     else:
         queries = torch.arange(source.begin, source.begin + source.queries, device="cpu")
-        seen = found.sees(queries[:, None], keys)[None]
-    left = left & (seen & padding[:, None, :]).any(-1)
-    most = int(left.sum(1).max())
+        seen = meaning.sees(queries[:, None], keys)[None]
+    computed = omitted & (seen & padding[:, None, :]).any(-1)
+    most = int(computed.sum(1).max())
     if not most:
         return None
-    # the places of the rows first, then filling
-    order = left.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-    real = left.gather(1, order)
+    # the rows to compute first, then filling
+    order = computed.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    real = computed.gather(1, order)
     rows = order.where(real, 0)
     chosen = seen.expand(len(rows), -1, -1).gather(1, rows[:, :, None].expand(-1, -1, len(keys)))
     mask = (chosen & padding[:, None, :])[:, None]
@@ -170,7 +170,7 @@ def _rest(source: MaskSource, found: Band | Ranged, padding: Tensor, left: Tenso
 
 
 def _has_holes(padding: Tensor) -> bool:
-    """Whether some row's tokens are not all in one run."""
+    """Whether the tokens of any row are not consecutive."""
     starts = torch.nn.functional.pad(padding, (1, 0)).int().diff(dim=1) == 1
     return bool((starts.sum(1) > 1).any())
 

@@ -1,4 +1,4 @@
-"""What a call of transformers' attention function asks for: a batch, where it is one, and a request."""
+"""A call of transformers' attention function as a request and, where that is possible, a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a call asks of a layer: its request, and the numbers that a request only names."""
+    """The layer that a call asks for: its request, and the numbers that a request only names."""
 
     request: AttentionRequest
     scale: float
@@ -33,11 +33,11 @@ class Asked:
 
 @dataclass(eq=False)
 class TransformersCall:
-    """The arguments of one call that mean something.
+    """The arguments of one call that attnreg uses.
 
-    query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. causal: what a call without a
-    mask means. window counts for such a call only: a mask has its own. chosen: [batch, queries, chosen] the keys that
-    an indexer selected.
+    query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. causal and
+    window apply to a call without a mask; a mask has its own. chosen: [batch, queries, chosen] the keys that an indexer
+    selected.
     """
 
     module: torch.nn.Module
@@ -55,7 +55,7 @@ class TransformersCall:
 
     def __post_init__(self) -> None:
         if self.mask is None and self.causal and self.queries > 1:
-            # what transformers means by it: a static cache may hold more keys than there are tokens yet
+            # transformers counts causality from the first key; a static cache has more keys than tokens
             self.key, self.value = self.key[:, :, : self.queries], self.value[:, :, : self.queries]
 
     @property
@@ -64,7 +64,7 @@ class TransformersCall:
 
     @cached_property
     def batch(self) -> Packed | str:
-        """The call as a batch; or why it is none."""
+        """The call as a batch; or the reason why no batch can express it."""
         size, keys = self.query.shape[0], self.key.shape[2]
         if self.bias is not None:
             return "a bias is added to its scores"
@@ -74,9 +74,9 @@ class TransformersCall:
             return "its queries and keys are of different batches"
         crossed = _is_crossed(self.module)
         if self.mask is None:
-            # a single query that is last sees what is before it, which is everything
+            # a single query is the last token: it sees every key, so it is causal as well
             causal = self.causal or (self.queries == 1 and not crossed and getattr(self.module, "is_causal", True))
-            # a window compares positions, which only one text has
+            # a window compares positions, so queries and keys belong to one text
             crossed = not causal and self.window is None and (crossed or self.queries != keys)
             return packed_plainly(size, self.queries, keys, Band(causal, self.window), crossed, self.query.device)
         if not isinstance(self.mask, LazyMask):
@@ -87,7 +87,7 @@ class TransformersCall:
         return packed_mask(source, crossed=crossed)
 
     def dense_mask(self) -> Tensor | None:
-        """The mask whole; None where every query sees every key."""
+        """The whole mask as a tensor; None where every query sees every key."""
         mask = self._whole_mask()
         if self.chosen is None:
             return mask
@@ -107,7 +107,7 @@ class TransformersCall:
         return self.mask.whole() if isinstance(self.mask, BooleanMask) else self.mask
 
     def asked(self, packed: Packed | None) -> Asked:
-        """What is asked of the layer, under the batch that the call is, if it is one."""
+        """The layer that the call asks for. packed: the call's batch, None if it has none."""
         band = packed.band if packed else Band(self.causal, None)
         heads, size = self.query.shape[1], self.query.shape[3]
         crossed = packed.crossed if packed else not band.causal and _is_crossed(self.module)
@@ -136,9 +136,9 @@ class TransformersCall:
 
 
 def _is_crossed(module: torch.nn.Module) -> bool:
-    """Whether a layer that is not causal looks at another text.
+    """Whether a layer that is not causal may attend to another text.
 
-    Where a model has such layers and this one does not tell, it does: then queries under an encoder's padding are kept.
+    True where the model has such layers and this one does not say: queries under an encoder's padding are then kept.
     """
     if "cross" in type(module).__name__.lower() or getattr(module, "is_cross_attention", False):
         return True
@@ -147,34 +147,34 @@ def _is_crossed(module: torch.nn.Module) -> bool:
     return bool(paired) and getattr(module, "is_decoder", True)
 
 
-# a config -> what its layers are; the reference tells whether the id is still its own
+# id of a config -> a weak reference to it, which tells whether the id was reused, and its layers
 _configs: dict[int, tuple[Any, tuple[LayerFacts, ...]]] = {}
 
 
 def _facts_of(module: torch.nn.Module) -> tuple[LayerFacts, ...]:
-    """What the config of a module says of its layers; nothing where it has none that can be read."""
+    """The layers that a module's config describes; empty where there is no config that can be read."""
     config = getattr(module, "config", None)
     if config is None:
         return ()
-    known = _configs.get(id(config))
-    if known is None or known[0]() is not config:
+    entry = _configs.get(id(config))
+    if entry is None or entry[0]() is not config:
         try:
             layers = requests_from_model(config).layers
         except ConfigError:
             layers = ()
-        known = _configs[id(config)] = ref(config), layers
-    return known[1]
+        entry = _configs[id(config)] = ref(config), layers
+    return entry[1]
 
 
 def _kind(module: torch.nn.Module, heads: int, size: int, causal: bool) -> tuple[str, str]:
-    """The attn_type and the role of a layer, which no call shows: as the model's config has them, if it tells."""
-    found = {
+    """The attn_type and the role of a layer: from the model's config if it is clear, else by causality."""
+    kinds = {
         (layer.request.attn_type, layer.request.role)
         for layer in _facts_of(module)
         if layer.request is not None
         and layer.kind != "cross"
         and (layer.num_heads, layer.head_size, bool(layer.causal)) == (heads, size, causal)
     }
-    if len(found) == 1:
-        return found.pop()
+    if len(kinds) == 1:
+        return kinds.pop()
     return ("decoder" if causal else "encoder_only"), "target"

@@ -1,4 +1,4 @@
-"""Attention under any mask and bias, whole: what is used where a batch cannot say what transformers asks for."""
+"""Dense attention under any mask and bias, for calls of transformers that no batch can express."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dense_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[batch, queries, heads, size], from tensors as transformers passes them; it holds every score where it must.
+    """The output [batch, queries, heads, size], from transformers' tensors; softcap and sinks take a whole score matrix.
 
     mask: broadcasts against [batch, heads, queries, keys]; bool (true takes part) or added to the scores. bias: added.
     """
@@ -39,12 +39,12 @@ def dense_attention(
 
 
 def _added(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Mask and bias as one tensor; bool where there is no number in it."""
+    """Mask and bias as one tensor: bool if it is a boolean mask alone, else added to the scores."""
     if bias is None:
         return mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
     if mask is None:
         return bias.to(dtype)
     if mask.dtype == torch.bool:
-        # the least number, as transformers masks: -inf in a whole row is no softmax
+        # the lowest finite number, as in transformers' masks: a row of -inf has no softmax
         return torch.where(mask, bias, torch.finfo(dtype).min).to(dtype)
     return (bias + mask).to(dtype)

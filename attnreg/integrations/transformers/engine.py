@@ -1,4 +1,4 @@
-"""What transformers calls: each attention call is read, a backend is selected for it, and runs it."""
+"""The attention function that transformers calls: it selects a backend for each call and runs the backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
 
 _log = logging.getLogger("attnreg.integrations.transformers")
-# what transformers passes along and attention does not need: positions, bookkeeping, and what masks say already
+# arguments that do not change attention: positions, bookkeeping, and what the mask already expresses
 _HARMLESS = frozenset(
     {
         "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "input_ids", "inputs_embeds", "is_causal",
@@ -34,7 +34,7 @@ _HARMLESS = frozenset(
         "position_embeddings", "position_ids", "return_dict", "token_type_ids", "use_cache",
     }
 )  # fmt: skip
-# what changes the result wherever it is given: no word of a user's makes it ignorable
+# arguments that change the result wherever they are given: a user cannot have them ignored
 _MEANT = frozenset(
     {
         "alibi", "attention_bias", "bias", "block_indices", "block_mask", "head_mask", "indices", "output_attentions",
@@ -45,7 +45,7 @@ _MEANT = frozenset(
 
 @dataclass(slots=True)
 class Run:
-    """What a module has run: what it asked, the selection, and how often. ``dense`` says why no backend ran it."""
+    """The calls of a module that ran as one layer. selection: by which backend; dense: why no backend ran them."""
 
     module: str
     layer_idx: int | None
@@ -56,12 +56,12 @@ class Run:
 
     @property
     def backend(self) -> str | None:
-        """The name of the backend; None where it ran densely."""
+        """The name of the backend; None where the calls ran densely."""
         return self.selection.backend.name if self.selection and self.selection.backend else None
 
 
 class Engine:
-    """An attention function of transformers, with the registry that decides and a record of what it ran."""
+    """An attention function of transformers, with the registry that decides and a record of its calls."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class Engine:
     ) -> tuple[Tensor, None]:
         """transformers' attention function: [batch, queries, heads, size_v], and no weights.
 
-        query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. A query without a key
-        gets zeros. indices: [batch, queries, chosen] the keys that an indexer chose for each query; none other takes
-        part. Raises `NoBackendError` and `UnclaimedError`.
+        query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. The output of a query
+        without a key is zero. indices: [batch, queries, chosen] the keys that an indexer chose for each query; no other
+        key takes part. Raises `NoBackendError` and `UnclaimedError`.
         """
         self.refuse_unknown(module, dropout, more)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -143,7 +143,7 @@ class Engine:
         return _without_gradient(out, query, key, value, s_aux, position_bias), None
 
     def layer(self, call: TransformersCall, packed: Packed) -> Attention:
-        """The attention of a call's module by the backend that is selected. Raises `NoBackendError`."""
+        """The layer that runs a call, by the selected backend. Raises `NoBackendError`."""
         asked = call.asked(packed)
         layers = self._layers.setdefault(call.module, {})
         layer = layers.get(asked)
@@ -160,18 +160,18 @@ class Engine:
         return layer
 
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection:
-        """The backend for a request on a device, one that can run here; there may be none."""
+        """The selection for a request on a device, among backends that can run here; its backend may be None."""
         return evaluate(request, self.platform(device), self.registry, self.backend, to_run=True)
 
     def select(self, request: AttentionRequest, device: torch.device) -> Selection:
-        """What `evaluate` answers. Raises `NoBackendError` where there is none."""
+        """The selection of `evaluate`. Raises `NoBackendError` where it has no backend."""
         selection = self.evaluate(request, device)
         if selection.backend is None:
             raise NoBackendError(selection)
         return selection
 
     def platform(self, device: torch.device) -> Platform:
-        """The platform that tensors on a device are on."""
+        """The platform of a device: the engine's own if it has one, else this machine's."""
         if self._platform is not None:
             return self._platform
         if device not in self._platforms:
@@ -179,16 +179,16 @@ class Engine:
         return self._platforms[device]
 
     def runs_of(self, model: torch.nn.Module) -> tuple[Run, ...]:
-        """What each module of a model has run, in the order of the modules."""
-        found = ((name, self._runs.get(module, {})) for name, module in model.named_modules())
-        return tuple(replace(run, module=name) for name, seen in found for run in seen.values())
+        """The runs of each module of a model, in the order of the modules."""
+        named = ((name, self._runs.get(module, {})) for name, module in model.named_modules())
+        return tuple(replace(run, module=name) for name, seen in named for run in seen.values())
 
     def refuse_unknown(self, module: torch.nn.Module, dropout: float, more: dict[str, Any]) -> None:
-        """Raise `UnclaimedError` for arguments that mean something, or may, and that attnreg does not serve."""
+        """Raises `UnclaimedError` for arguments that may change the result and that attnreg does not serve."""
         if dropout:
             raise UnclaimedError(f"dropout is {dropout}; attnreg is for inference: call model.eval()", self.name)
-        for name, given in more.items():
-            if given is None or given is False or name in self._harmless:
+        for name, value in more.items():
+            if value is None or value is False or name in self._harmless:
                 continue
             cure = f", or register(ignore=({name!r},)) if attention does not need it" if name not in _MEANT else ""
             raise UnclaimedError(
@@ -212,11 +212,11 @@ class Engine:
                 _log.warning("%s", warning)
 
     def _dense(self, call: TransformersCall, why: str) -> Tensor:
-        """What no batch can say, through PyTorch: logged once for each kind of layer, and counted."""
+        """The output of a call that no batch can express, by PyTorch; counted, and logged once for each kind of layer."""
         asked = call.asked(None)
         if not self.dense:
             if call.bias is not None:
-                # with the reason of every candidate
+                # no backend has a bias: the error states the reason of every candidate
                 self.select(asked.request, call.query.device)
             name = type(call.module).__name__
             raise UnclaimedError(f"{name}: {why}, and dense attention is off (dense=False)", self.name)
@@ -237,19 +237,19 @@ class Engine:
 
 
 def _platform_of(device: torch.device, registry: Registry) -> Platform:
-    """This machine's platform for a torch device; of several GPUs that of the same architecture."""
+    """This machine's platform for a torch device; of several GPUs, the one of the device's architecture."""
     word = {"cuda": "rocm" if torch.version.hip else "cuda"}.get(device.type, device.type)
-    found = [p for p in Platform.detect_all(registry.vocabulary) if p.platform == word]
-    if word == "cuda" and len(found) > 1:
+    platforms = [p for p in Platform.detect_all(registry.vocabulary) if p.platform == word]
+    if word == "cuda" and len(platforms) > 1:
         arch = "sm{}{}".format(*torch.cuda.get_device_capability(device))
-        found = [p for p in found if p.arch == arch]
-    if not found:
+        platforms = [p for p in platforms if p.arch == arch]
+    if not platforms:
         raise UnclaimedError(f"the tensors are on {device}, and attnreg finds no such platform here", word)
-    return found[0]
+    return platforms[0]
 
 
 class _NoBackward(torch.autograd.Function):
-    """Passes a result on, and says what is wrong where somebody asks for its gradient."""
+    """Returns its input, and raises RuntimeError where a gradient of it is computed."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, *inputs: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ class _NoBackward(torch.autograd.Function):
 
 
 def _without_gradient(out: Tensor, *inputs: Tensor | None) -> Tensor:
-    given = [x for x in inputs if x is not None]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
-        return _NoBackward.apply(out, *given)  # type: ignore[no-any-return, no-untyped-call]
+    tensors = [x for x in inputs if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return _NoBackward.apply(out, *tensors)  # type: ignore[no-any-return, no-untyped-call]
     return out

@@ -1,9 +1,9 @@
-"""transformers' masks, kept as what they mean: a tensor that is computed only where something looks into it.
+"""transformers' masks kept by their meaning: a lazy mask is a tensor that is computed when an operation reads it.
 
-A mask of attnreg's is boolean: true where a key takes part. A class that computes attention by itself, outside
-transformers' attention interface, expects numbers to add to its scores; adding this mask would leave it without
-causality and without padding, and nothing would say so. So the mask allows what has one meaning for a mask of booleans
-(indexing, logic, a condition, PyTorch's own attention) and raises `UnclaimedError` for everything else.
+A mask of attnreg is boolean: true where a key takes part. A class that computes attention by itself, outside
+transformers' attention interface, expects numbers to add to its scores. If it added this mask, it would silently run
+without causality and without padding. So the mask allows operations that have one meaning for booleans (indexing,
+logic, a condition, PyTorch's own attention) and raises `UnclaimedError` for all others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from attnreg.runtime.masks import Band
 
 aten = torch.ops.aten
 _CAUSAL: Any = causal_mask_function
-# a mask of more elements than this is not looked through to find what it means
+# the meaning of a mask with more elements than this is not computed
 LARGEST = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
 class MaskSource:
-    """What transformers says of a mask: ``arguments`` are those of its own `sdpa_mask`, which computes it whole.
+    """transformers' description of a mask: ``arguments`` are those of its `sdpa_mask`, which computes the whole mask.
 
     begin: the position of the first query among the keys.
     """
@@ -39,51 +39,51 @@ class MaskSource:
     keys: int
     begin: int
     device: torch.device
-    # what is derived from it, once for all layers that share it
+    # values derived once for all layers that share the mask
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def dense(self) -> Tensor:
-        """[batch, 1, queries, keys] bool, true where a key takes part."""
+        """The whole mask: [batch, 1, queries, keys] bool, true where a key takes part."""
         if "dense" not in self.memo:
             skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            found = sdpa_mask(**{**self.arguments, **skip})
-            # it is None only where it may be skipped
-            assert found is not None
-            self.memo["dense"] = found.expand(self.batch, 1, self.queries, self.keys).to(self.device)
+            mask = sdpa_mask(**{**self.arguments, **skip})
+            # sdpa_mask returns None only where a mask may be skipped
+            assert mask is not None
+            self.memo["dense"] = mask.expand(self.batch, 1, self.queries, self.keys).to(self.device)
         dense: Tensor = self.memo["dense"]
         return dense
 
     @property
     def padding(self) -> Tensor | None:
-        """[batch, keys] bool in host memory: which keys are tokens; None where all are."""
+        """[batch, keys] bool in host memory, true where a key is a token; None where every key is."""
         if "padding" not in self.memo:
             self.memo["padding"] = self._padding()
         return self.memo["padding"]  # type: ignore[no-any-return]
 
     def _padding(self) -> Tensor | None:
-        given: Tensor | None = self.arguments["attention_mask"]
-        if given is None:
+        mask: Tensor | None = self.arguments["attention_mask"]
+        if mask is None:
             return None
         offset = int(self.arguments["kv_offset"])
-        # one transfer for each mask with padding, as transformers' own functions make to see whether there is any
-        host = given[:, offset : offset + self.keys].bool().cpu()
-        # keys that transformers' mask does not reach are none
+        # one transfer for each mask, as in transformers' own functions, which look for padding too
+        host = mask[:, offset : offset + self.keys].bool().cpu()
+        # keys past the end of transformers' mask are no tokens
         host = torch.cat([host, host.new_zeros(len(host), self.keys - host.shape[1])], 1).expand(self.batch, -1)
         return None if bool(host.all()) else host
 
     def meaning(self) -> Band | Ranged | None:
-        """What the mask means beside its padding; None where it is nothing that a batch can say."""
+        """The meaning of the mask apart from its padding; None where no batch can express it."""
         if "meaning" not in self.memo:
             self.memo["meaning"] = self._meaning()
         return self.memo["meaning"]  # type: ignore[no-any-return]
 
     def _meaning(self) -> Band | Ranged | None:
-        known = known_band(self.arguments["mask_function"])
-        if known is not None:
-            return known
+        band = known_band(self.arguments["mask_function"])
+        if band is not None:
+            return band
         if self.batch * self.queries * self.keys > LARGEST:
             return None
-        # in host memory, wherever the caller has tensors made
+        # in host memory, whatever the caller's default device
         with torch.device("cpu"):
             return fitted(self.dense()[:, 0].cpu(), self.padding, self.begin)
 
@@ -92,13 +92,13 @@ class MaskSource:
         if device == self.device:
             return self
         if ("on", device) not in self.memo:
-            # what is in host memory serves there too
+            # values in host memory are the same for every device
             memo = {"padding": self.padding, "meaning": self.meaning()}
             self.memo["on", device] = replace(self, device=device, memo=memo)
         return self.memo["on", device]  # type: ignore[no-any-return]
 
 
-# what has one meaning for a mask of booleans, and what comes of it is such a mask again
+# operations with one meaning for a boolean mask, and a boolean mask as result
 _LOGIC = {
     aten.alias, aten.cat, aten.clone, aten.detach, aten.diagonal, aten.expand, aten.permute, aten.repeat, aten.select,
     aten.slice, aten.split, aten.split_with_sizes, aten.squeeze, aten.stack, aten.t, aten.transpose, aten.unbind,
@@ -107,20 +107,19 @@ _LOGIC = {
     aten.logical_or, aten.nonzero,
 }  # fmt: skip
 _PICKED = {aten.gather, aten.index, aten.index_select}
-# only its shape and its device are looked at
+# operations that read only the shape, dtype and device of the mask
 _MADE_LIKE = {aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros, aten.empty_like, aten.ones_like,
               aten.zeros_like, aten.full_like, aten.rand_like}  # fmt: skip
-# where a mask says what is done to numbers
+# operations with a mask as condition, and the position of that argument
 _CONDITIONS = {aten.masked_fill: 1, aten.masked_fill_: 1, aten.where: 0}
 _ATTENTION = "scaled_dot_product"
 
 
 class BooleanMask(Tensor):
-    """A mask of booleans, true where a key takes part, that nobody can take for numbers.
+    """A boolean mask, true where a key takes part, that raises where it is read as numbers.
 
-    Reading it as numbers (adding it to scores, converting its dtype, comparing it with 0, filling it with -inf) raises
-    `UnclaimedError`: for transformers' own masks of numbers 0 means that a key takes part, here it would mean the
-    opposite.
+    Adding it to scores, converting its dtype, comparing it with 0 or filling it with -inf raises `UnclaimedError`: in
+    transformers' masks of numbers 0 means that a key takes part, and in this mask it would mean the opposite.
     """
 
     booleans: Tensor
@@ -136,7 +135,7 @@ class BooleanMask(Tensor):
     def __init__(self, values: Tensor) -> None: ...
 
     def whole(self) -> Tensor:
-        """The mask as an ordinary tensor, computed if it was not."""
+        """The mask as an ordinary tensor, computed if it is lazy."""
         return self.booleans
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -150,13 +149,13 @@ class BooleanMask(Tensor):
             return same
         if not _is_logic(func, args, kwargs):
             raise UnclaimedError(_misread(func), "attnreg")
-        plain = tree_map(lambda x: x.whole() if isinstance(x, BooleanMask) else x, (args, kwargs))
-        found = func(*plain[0], **plain[1])
-        return found if func.overloadpacket in _MADE_LIKE else tree_map(_guarded, found)
+        plain_args = tree_map(lambda x: x.whole() if isinstance(x, BooleanMask) else x, (args, kwargs))
+        result = func(*plain_args[0], **plain_args[1])
+        return result if func.overloadpacket in _MADE_LIKE else tree_map(_guarded, result)
 
 
 class LazyMask(BooleanMask):
-    """A mask [batch, 1, queries, keys] that is computed as soon as anything but attnreg works with it."""
+    """A mask [batch, 1, queries, keys] that is computed when code other than attnreg reads it."""
 
     source: MaskSource
 
@@ -181,7 +180,7 @@ def _guarded(value: Any) -> Any:
 
 
 def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
-    """The mask again, uncomputed, where it is only copied or moved."""
+    """The lazy mask that results where an operation only copies or moves one; None for any other operation."""
     first = args[0] if args else None
     if isinstance(first, LazyMask):
         if func.overloadpacket in (aten.detach, aten.alias, aten.clone):
@@ -192,7 +191,7 @@ def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
 
 
 def _is_logic(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation reads a mask as what it is: booleans that say which keys take part."""
+    """Whether an operation reads a mask as booleans, never as numbers."""
     name = func.overloadpacket
     if name is aten._to_copy:
         return kwargs.get("dtype") in (None, torch.bool)
@@ -205,23 +204,23 @@ def _is_logic(func: Any, args: Any, kwargs: Any) -> bool:
         rest = [a for i, a in enumerate(args) if i != place]
         if not any(isinstance(a, BooleanMask) for a in rest):
             return True
-        # a mask filled, or chosen from, by booleans is one still
+        # a mask whose elements are replaced by booleans is still a boolean mask
         return all(isinstance(a, bool) or (isinstance(a, Tensor) and a.dtype == torch.bool) for a in rest)
     if _ATTENTION in str(name):
-        # as the mask of PyTorch's attention, never as query, key or value
+        # allowed as the mask of PyTorch's attention, refused as query, key or value
         return not any(isinstance(a, BooleanMask) for a in args[:3])
     if name in _MADE_LIKE:
         return True
     if name is aten.index and not isinstance(args[0], BooleanMask):
-        # the mask says which elements are meant
+        # the mask is the index
         return True
     if name in _PICKED:
         return isinstance(args[0], BooleanMask)
-    given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
     if name in (aten.cat, aten.stack):
-        # what stands beside a mask may have been numbers, of which 0 says the opposite
-        return all(isinstance(x, BooleanMask) for x in given)
-    return name in _LOGIC and all(x.dtype == torch.bool for x in given)
+        # another tensor may come from a mask of numbers, where 0 has the opposite meaning
+        return all(isinstance(x, BooleanMask) for x in tensors)
+    return name in _LOGIC and all(x.dtype == torch.bool for x in tensors)
 
 
 def _misread(func: Any) -> str:
@@ -232,7 +231,7 @@ def _misread(func: Any) -> str:
     )
 
 
-# a compiler would trace into it, and need not
+# a compiler would trace into it, at no use
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def lazy_mask(
     batch_size: int,
@@ -245,7 +244,7 @@ def lazy_mask(
     device: torch.device | str = "cpu",
     **more: Any,
 ) -> LazyMask:
-    """What transformers asks a mask function for; its signature is theirs."""
+    """The mask for a batch; transformers calls this function, and defines its signature."""
     arguments = {
         "batch_size": batch_size,
         "q_length": q_length,
@@ -257,6 +256,6 @@ def lazy_mask(
         "device": device,
         **more,
     }
-    # a static cache counts in a tensor
+    # q_offset is a tensor with a static cache
     begin = int(q_offset) - int(kv_offset)
     return LazyMask(MaskSource(arguments, batch_size, q_length, kv_length, begin, torch.device(device)))

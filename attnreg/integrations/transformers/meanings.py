@@ -1,9 +1,9 @@
-"""What a mask function of transformers means: causal or not, with or without a window, and ranges of keys.
+"""The meaning of a mask function of transformers: causal or not, with or without a window, and ranges of keys.
 
-A function made of transformers' own parts (causal, bidirectional, sliding windows, their unions and intersections) is
-read from those parts, and the reading is held against the function itself, once for each combination. Every other
-function is held against the whole mask, element by element, each time that a mask is made of it: one that depends on
-the batch, on what its module holds or on tensors means what it says there and then, and nothing is remembered of it.
+The meaning of a function made of transformers' own parts (causal, bidirectional, sliding windows and their
+intersections) is read from those parts, and compared with the function once for each combination. The meaning of any
+other function is fitted to its whole mask, element by element, for every mask anew: such a function may depend on the
+batch, on its module or on tensors, so its meaning is not cached.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ MaskFunction = Callable[..., Tensor]
 
 
 class Ranged(NamedTuple):
-    """A band, and the ranges of keys that see each other whatever it says: [batch, ranges, 2] int32, half-open."""
+    """A band, and ranges of tokens that see each other outside it too: [batch, ranges, 2] int32, half-open."""
 
     band: Band
     ranges: Tensor
 
 
-# functions made of transformers' own parts ---------------------------------------------------------------------------
-
-
 class Reach(NamedTuple):
-    """Keys from ``before`` positions before a query to ``after`` behind it; None: without end."""
+    """The keys from ``before`` positions before a query to ``after`` positions behind it; None: no limit."""
 
     before: int | None
     after: int | None
@@ -43,7 +40,7 @@ class Reach(NamedTuple):
 
     @property
     def band(self) -> Band | None:
-        """The reach as a band of the kernels' contract; None for one that it does not have."""
+        """The reach as a band of the kernels' contract; None where the contract has no such band."""
         if self.after == 0:
             return Band(True, None if self.before is None else self.before + 1)
         if self.after == self.before:
@@ -56,7 +53,7 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 def _inner(maker: str, name: str) -> CodeType | None:
-    """The code of the function ``name`` that one of transformers' makers returns; None where there is none such."""
+    """The code of the function ``name`` that transformers' function ``maker`` returns; None where there is none."""
     made_by = getattr(theirs, maker, None)
     codes = made_by.__code__.co_consts if isinstance(made_by, FunctionType) else ()
     return next((c for c in codes if isinstance(c, CodeType) and c.co_name == name), None)
@@ -67,15 +64,15 @@ _BIDIRECTIONAL = theirs.bidirectional_mask_function.__code__
 _WINDOW = _inner("sliding_window_overlay", "inner_mask")
 _WINDOW_BOTH = _inner("sliding_window_bidirectional_overlay", "inner_mask")
 _AND = _inner("and_masks", "and_mask")
-# the parts and numbers of a function -> its band
+# parts and numbers of a function -> its band
 _bands: dict[Hashable, Band | None] = {}
-# far from both ends, and no multiple of anything
+# a position far from any start, and no multiple of a common size
 _FAR = 3 * (1 << 20) + 12_345
 _NEAR = 64
 
 
 def known_band(function: MaskFunction) -> Band | None:
-    """The band of a function that is made of transformers' own parts alone; None for every other."""
+    """The band of a function made of transformers' own parts alone; None for any other function."""
     reach = _reach(function)
     if reach is None:
         return None
@@ -86,23 +83,24 @@ def known_band(function: MaskFunction) -> Band | None:
     return _bands[key]
 
 
-def _held(function: FunctionType) -> list[Any]:
+def _captured(function: FunctionType) -> list[Any]:
+    """The values in a function's closure."""
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
 def _reach(function: Any) -> Reach | None:
     if not isinstance(function, FunctionType):
         return None
-    code, held = function.__code__, _held(function)
+    code, captured = function.__code__, _captured(function)
     if code is _CAUSAL:
         return Reach(None, 0)
     if code is _BIDIRECTIONAL:
         return Reach(None, None)
-    if code in (_WINDOW, _WINDOW_BOTH) and len(held) == 1 and type(held[0]) is int and held[0] > 0:
-        return Reach(held[0] - 1, None) if code is _WINDOW else Reach(held[0], held[0])
-    if code is _AND and len(held) == 1 and isinstance(held[0], tuple) and held[0]:
+    if code in (_WINDOW, _WINDOW_BOTH) and len(captured) == 1 and type(captured[0]) is int and captured[0] > 0:
+        return Reach(captured[0] - 1, None) if code is _WINDOW else Reach(captured[0], captured[0])
+    if code is _AND and len(captured) == 1 and isinstance(captured[0], tuple) and captured[0]:
         whole = Reach(None, None)
-        for part in map(_reach, held[0]):
+        for part in map(_reach, captured[0]):
             if part is None:
                 return None
             whole = whole.within(part)
@@ -111,13 +109,13 @@ def _reach(function: Any) -> Reach | None:
 
 
 def _parts(function: Any) -> Hashable:
-    """What a function of known parts is made of, as something to compare."""
-    held = (tuple(map(_parts, h)) if isinstance(h, tuple) else h for h in _held(function))
-    return (function.__code__, *held)
+    """The code and the captured values of a function of known parts, as a key."""
+    values = (tuple(map(_parts, v)) if isinstance(v, tuple) else v for v in _captured(function))
+    return (function.__code__, *values)
 
 
 def _agrees(function: MaskFunction, band: Band, reach: Reach) -> bool:
-    """Whether the function says what was read from its parts, at its edges and around them."""
+    """Whether a function has the band that was read from its parts, at and around the band's edges."""
     zero = torch.zeros((), dtype=torch.long)
     with torch.device("cpu"):
         for at in (0, 1, 63, _FAR):
@@ -130,14 +128,11 @@ def _agrees(function: MaskFunction, band: Band, reach: Reach) -> bool:
     return True
 
 
-# every other function ------------------------------------------------------------------------------------------------
-
-
 def fitted(seen: Tensor, padding: Tensor | None, begin: int) -> Band | Ranged | None:
-    """The band, or the causal band with ranges, that a mask is at every element; None where it is neither.
+    """The band, or the causal band with ranges, that equals a mask at every element; None where none does.
 
     seen: [batch, queries, keys] bool in host memory. padding: [batch, keys] bool, the keys that are tokens, None for
-    all; rows and columns of padding are not looked at. begin: the position of the first query among the keys.
+    all; rows and columns of padding are not compared. begin: the position of the first query among the keys.
     """
     queries_in, keys_in = seen.shape[1:]
     if begin < 0 or begin + queries_in > keys_in:
@@ -148,7 +143,7 @@ def fitted(seen: Tensor, padding: Tensor | None, begin: int) -> Band | Ranged | 
     if padding is not None:
         tokens = padding[:, None, :] & padding[:, begin:][:, :queries_in, None]
         seen = seen & tokens
-    # a window shows where it cuts: it is as wide as the furthest sight
+    # if there is a window, it is as wide as the largest distance to a visible key
     first = torch.where(seen, keys, keys_in).amin(-1)
     furthest = int((queries - first).clamp(min=0).max()) + 1
     for band in (Band(True, None), Band(True, furthest), Band(False, None), Band(False, furthest)):
@@ -163,18 +158,18 @@ def fitted(seen: Tensor, padding: Tensor | None, begin: int) -> Band | Ranged | 
 
 
 def _ranges(seen: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Where consecutive queries see up to the same later key: the half-open ranges, [batch, ranges, 2] int32."""
+    """The half-open ranges [batch, ranges, 2] int32 in which consecutive queries see up to the same later key."""
     last = torch.where(seen, keys, -1).amax(-1)
-    found = []
+    ranges = []
     for row in last.tolist():
         begins: dict[int, int] = {}
         for query, end in zip(queries.tolist(), row, strict=True):
             if end > query:
                 begins.setdefault(end + 1, query)
-        found.append([(begin, end) for end, begin in begins.items()])
-    most = max(map(len, found))
-    padded = [row + [(0, 0)] * (most - len(row)) for row in found]
-    return torch.tensor(padded, dtype=torch.int32).view(len(found), most, 2)
+        ranges.append([(begin, end) for end, begin in begins.items()])
+    most = max(map(len, ranges))
+    padded = [row + [(0, 0)] * (most - len(row)) for row in ranges]
+    return torch.tensor(padded, dtype=torch.int32).view(len(ranges), most, 2)
 
 
 def _in_one_range(ranges: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

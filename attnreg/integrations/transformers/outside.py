@@ -1,9 +1,9 @@
-"""Classes of transformers that compute attention by themselves, outside its attention interface.
+"""Keeps attnreg off classes of transformers that compute attention outside its attention interface.
 
 Such a class never calls an attention function, looks the implementation's name up in a table of its own, or adds masks
-to its scores: under attnreg's name it would end in a KeyError or in wrong numbers. transformers' own
-``set_attn_implementation`` leaves it on eager, with a warning; loading does not ask. So attnreg asks where transformers
-decides what a class runs by, for the names that are attnreg's and for no other.
+to its scores. Under attnreg's name it would end in a KeyError or in wrong numbers. transformers' own
+``set_attn_implementation`` leaves such a class on eager, with a warning; loading a model does not. So attnreg wraps the
+method in which transformers chooses a class's implementation, for attnreg's names only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _told: set[type[Any]] = set()
 
 
 def stand_aside(engines: Mapping[str, Engine]) -> None:
-    """From now on a class outside the interface that is built under a name of ``engines`` runs by its own eager code.
+    """Makes classes outside the interface run by their own eager code where they are built under a name of ``engines``.
 
-    That is logged as a warning, once for each class. An engine that serves nothing densely raises `UnclaimedError`.
+    Each class is logged once, as a warning. An engine with dense=False raises `UnclaimedError` instead.
     """
     decide = PreTrainedModel.get_correct_attn_implementation
     if hasattr(decide, "attnreg"):

@@ -19,13 +19,14 @@ from attnreg.integrations.transformers.engine import Engine
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.masks import Band
 
-# what transformers takes for continuous batching, beside flash kernels; "sdpa" it refuses models with sinks or softcap
+# the names that transformers accepts for continuous batching beside flash kernels; it refuses "sdpa" to models with
+# sinks or softcap
 _NAMES = ("sdpa", "paged|eager")
 
 
 @contextmanager
 def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
-    """Within the block attnreg serves the calls with a paged cache, and ``model`` is one that makes them."""
+    """A context in which attnreg serves calls with a paged cache, and ``model`` makes such calls."""
     originals = {name: ALL_ATTENTION_FUNCTIONS[name] for name in _NAMES}
     before = None if model is None else model.config._attn_implementation
     for name, original in originals.items():
@@ -68,7 +69,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Packed queries [1, heads, tokens, size] against the keys that the cache gathers for each request.
 
-    The mask, which is as large as queries times keys, is not looked into: it says what the lengths and the window say.
+    The mask, of queries times keys elements, is not read: lengths and window already say what it says.
     """
     engine.refuse_unknown(module, dropout, {k: v for k, v in kwargs.items() if k not in _PAGED})
     key, value = _update(cache, module, key, value, kwargs)
@@ -88,27 +89,27 @@ def _attend(
 def _update(
     cache: Any, module: torch.nn.Module, key: Tensor, value: Tensor, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The keys and values of all requests, new ones stored; in kwargs the lengths become those of this layer's kind."""
+    """Stores new keys and values, and returns those of all requests; puts the lengths for this layer into kwargs."""
     if _fills_kwargs(cache.__class__):
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
         return key, value
     # transformers 5.17 and some before
     places = {name: kwargs[name] for name in ("read_index", "write_index")}
-    found = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, **places)
+    stored = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, **places)
     if isinstance(kwargs["cu_seq_lens_k"], dict):
         kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][_kind(module)]
-    key, value = (x.transpose(0, 1)[None] for x in found)
+    key, value = (x.transpose(0, 1)[None] for x in stored)
     return key, value
 
 
 @cached
 def _fills_kwargs(kind: type[Any]) -> bool:
-    """Whether this transformers' cache takes a call's arguments as a whole, and puts the layer's lengths into them."""
+    """Whether a cache class takes all arguments of a call, and puts the layer's lengths into them."""
     return "kwargs" in inspect.signature(kind.update).parameters
 
 
 def _kind(module: torch.nn.Module) -> str:
-    """What transformers calls the layers that share a cache with this one."""
+    """transformers' name of the group of layers that share a cache with this one."""
     return "sliding_attention" if getattr(module, "sliding_window", None) else "full_attention"
 
 
@@ -122,7 +123,7 @@ _PAGED = frozenset(
 
 
 def _batch(mask: Tensor | None, queries: Tensor, keys: Tensor, device: torch.device) -> BatchMetadata:
-    """The batch of a step, once for all layers that share its mask, which is made anew for each step."""
+    """The batch of a step, kept on the step's mask and so shared by all layers that have this mask."""
     batch: BatchMetadata | None = getattr(mask, "_attnreg_batch", None)
     if batch is None:
         query_lens, seq_lens = queries.diff().tolist(), keys.diff().tolist()

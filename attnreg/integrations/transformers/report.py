@@ -1,4 +1,4 @@
-"""What a model's layers ran, or will run, as `attnreg explain` would say it."""
+"""Explanations of the backends that a model's layers have run by, or will run by, as of `attnreg explain`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnreg.selection.wording import request_words
 
 
 def explain_runs(engine: Engine, model: Any) -> Explanation:
-    """What a model ran, a group for each kind of layer."""
+    """The explanation of a model's runs, with a group for each kind of layer."""
     groups: dict[Any, list[Run]] = {}
     for run in engine.runs_of(model):
         groups.setdefault((run.asked, id(run.selection), run.dense), []).append(run)
@@ -31,7 +31,7 @@ def explain_runs(engine: Engine, model: Any) -> Explanation:
 
 
 def plan_of(engine: Engine, model: Any) -> Explanation:
-    """What a model's config asks for, on the device that it is on."""
+    """The explanation of the layers in a model's config, on the model's device."""
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")
     layers = requests_from_model(model.config, dtype=dtype)
     answers = []

@@ -1,4 +1,4 @@
-"""vLLM: its selector's inputs as requests, and a plugin that lets a registry decide inside vLLM."""
+"""The adapter for vLLM: its selector's inputs as requests, and a plugin that lets a registry decide inside vLLM."""
 
 from attnreg.integrations.vllm.inputs import request_from_selector_row
 

@@ -1,4 +1,4 @@
-"""Asks a registry about vLLM's layers, has vLLM validate the answer, and says in vLLM's log what it was."""
+"""Decider: selects backends for vLLM's layers, has vLLM validate each choice, and logs it in vLLM's log."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Decider:
             path = ask(backend, attn_selector_config=config, num_heads=num_heads)
         except ValueError as e:
             raise ValueError(f"attnreg chose {answer_sentence(selection)}, but vLLM refuses it: {e}") from e
-        # on some platforms vLLM puts another in the place of one that was named
+        # on some platforms vLLM replaces a named backend by another
         if path and not issubclass(resolve_obj_by_qualname(path), backend.get_class()):
             raise ValueError(f"attnreg chose {answer_sentence(selection)}, but vLLM puts {path} in its place")
         return path

@@ -1,4 +1,4 @@
-"""vLLM's configurations in attnreg's facets: the inputs of its selector as a request and a platform."""
+"""Translates the inputs of vLLM's selector to a request and a platform."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest, FacetValue
 
-# field of the selector -> feature; what an older version does not have is off
+# field of the selector -> feature; a field that an older version lacks is off
 _FEATURES = {
     "has_sink": "sinks",
     "has_sliding_window": "sliding_window",
@@ -25,9 +25,9 @@ _FEATURES = {
 _ATTENTION = {(False, False): "mha", (False, True): "mha_sparse", (True, False): "mla", (True, True): "mla_sparse"}
 # VLLM_ROCM_USE_AITER turns aiter on; its parts for MHA and MLA are on unless turned off one by one
 _AITER_FLAGS = frozenset({"aiter", "aiter_mha", "aiter_mla"})
-# what a machine with AMD GPUs is taken to have, beside aiter: the other packages are for NVIDIA's
+# packages that a machine with AMD GPUs is assumed to have beside aiter; all others are for NVIDIA's
 _ON_ROCM = ("flash-attn", "torch", "triton", "vllm")
-# the degree of decode context parallelism, where all that is known is that it is on
+# the assumed degree of decode context parallelism: a recorded row says only that it is on
 _DCP_SIZE = 2
 
 
@@ -38,11 +38,11 @@ def request_from_selector_row(row_in: Mapping[str, Any]) -> tuple[AttentionReque
     ``block_size``, ``use_mla``, ``use_sparse``, ``has_sink``, ``attn_type``, ...), the selector's ``num_heads``, and
     what it reads beside them: ``platform``, ``arch``, ``aiter`` ("on", "off", "pkg_missing"), ``amx``, ``model``,
     ``run_kv_cache_dtype``, ``flash_attn_version`` and ``use_trtllm_attention``. A field that is absent or null is not
-    given, or off. The request is for a registry that declares vLLM's facets, such as ``vllm-0.33.0``; which backend was
-    asked for is no part of it.
+    given, or off. The request is for a registry that declares vLLM's facets, such as ``vllm-0.33.0``. It does not hold
+    the name of the backend that a user asked for.
 
     ``model`` holds ``num_heads``, ``attn_type``, ``is_diffusion`` and, under ``hf``, the fields of the model's config;
-    None stands for no model. Everything that is made for the platform is taken to be installed, but aiter where it is
+    None stands for no model. All packages for the platform are assumed to be installed, except aiter where it is
     "pkg_missing".
     """
     model = row_in.get("model")
@@ -99,10 +99,10 @@ def _kv_heads(row_in: Mapping[str, Any], model: Mapping[str, Any]) -> int | None
 
 
 def _dimension(value: int | None) -> int | None:
-    """A dimension of MLA; 1 for a negative one, which no kernel is compiled for either."""
+    """A dimension of MLA. A negative one becomes 1: no kernel is compiled for either."""
     return value if value is None or value >= 0 else 1
 
 
 def _size(value: int | None) -> int | None:
-    """A count or a width; 1 for one below it, which no kernel is compiled for either."""
+    """A count or a width. A number below 1 becomes 1: no kernel is compiled for either."""
     return value if value is None or value >= 1 else 1

@@ -1,4 +1,4 @@
-"""The layer that vLLM asks about while it runs, and the machine that it is on, in the registry's words."""
+"""Describes the layer that vLLM asks about, and the machine that it runs on, as a request and a platform."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def describe(
 
 def _model_row(model: Any, ranks: Any, registry: attnreg.Registry) -> dict[str, Any]:
     """vLLM's configuration of a model and of its ranks, in the fields of a recorded row."""
-    known = registry.vocabulary.facets["attn_type"].words
+    attn_types = registry.vocabulary.facets["attn_type"].words
     return {
         "num_heads": model.get_num_attention_heads(ranks),
         "num_kv_heads": model.get_num_kv_heads(ranks),
         "head_size": model.get_head_size(),
         # some models mix several types, or have none
-        "attn_type": model.attn_type if model.attn_type in known else None,
+        "attn_type": model.attn_type if model.attn_type in attn_types else None,
         "is_diffusion": model.is_diffusion,
         "hf": {name: getattr(model.hf_text_config, name, None) for name in _MODEL_FIELDS},
     }
@@ -89,13 +89,13 @@ def _architecture(cls: Any, platform: str, registry: attnreg.Registry) -> str:
         # gfx942:sramecc+:xnack-
         name: str = _GCN_ARCH.partition(":")[0]
         return name
-    here = attnreg.Platform.detect_all(registry.vocabulary)
-    # a platform that is not found here is one that the registry does not know either, and is refused by name
-    return next((p.arch for p in here if p.platform == platform), platform)
+    platforms = attnreg.Platform.detect_all(registry.vocabulary)
+    # the registry does not know a platform that is not detected, and refuses its name
+    return next((p.arch for p in platforms if p.platform == platform), platform)
 
 
 def _flags(platform: str) -> frozenset[str]:
-    """What the user switched on, as vLLM reads it: its parts for MHA and MLA count where aiter itself is on."""
+    """The flags that are on, as vLLM reads them: aiter's parts for MHA and MLA count only where aiter itself is on."""
     from vllm import envs
 
     flags = set()
@@ -110,6 +110,6 @@ def _flags(platform: str) -> frozenset[str]:
 
 def role() -> str:
     """The role of the model whose layers vLLM is building: vLLM tags models that draft."""
-    # not imported: where nobody has, no tag was set
+    # read from sys.modules: if vLLM has not imported the module, it has set no tag
     tag = getattr(sys.modules.get("vllm.compilation.backends"), "model_tag", "")
     return "draft" if tag == "draft_model" or tag.endswith("_head") else "target"

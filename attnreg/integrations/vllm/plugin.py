@@ -1,4 +1,4 @@
-"""vLLM's automatic choice of attention backends, made by a registry: a plugin that does nothing until switched on."""
+"""A plugin for vLLM that lets a registry choose attention backends; it does nothing until it is switched on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
 
 _METHOD = "get_attn_backend_cls"
-# what a function that this plugin put in place carries
+# the attribute that marks a function of this plugin
 _MARK = "decided_by_attnreg"
 
 
 def register() -> None:
-    """Let a registry decide vLLM's automatic choice of attention backends, where $ATTNREG_VLLM names one.
+    """Lets a registry decide vLLM's automatic choice of attention backends, if $ATTNREG_VLLM names one.
 
     vLLM calls this in each of its processes, as the entry point ``attnreg`` of the group ``vllm.general_plugins``; a
     second call changes nothing. Where the variable is not set, empty or 0, vLLM stays as it is. 1 stands for
@@ -49,13 +49,13 @@ def register() -> None:
 
 
 def _wrap(platform: type, decider: Decider) -> None:
-    """Let the decider answer where the platform's own method is asked for no backend by name."""
-    own = platform.__dict__.get(_METHOD)
+    """Replaces the platform's method: the decider answers calls that name no backend."""
+    method = platform.__dict__.get(_METHOD)
 
     def get_attn_backend_cls(
         cls: type, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        ask = getattr(super(platform, cls), _METHOD) if own is None else own.__get__(None, cls)
+        ask = getattr(super(platform, cls), _METHOD) if method is None else method.__get__(None, cls)
         if selected_backend is None:
             return decider.decide(cls, attn_selector_config, num_heads, ask)
         path: str = ask(selected_backend, attn_selector_config=attn_selector_config, num_heads=num_heads)
@@ -66,7 +66,7 @@ def _wrap(platform: type, decider: Decider) -> None:
 
 
 def _cache_by_role() -> None:
-    """Keep the answers for draft models apart: vLLM remembers them by the layer alone, whichever model asks."""
+    """Gives draft models a cache of their own: vLLM caches answers by layer alone, whichever model it belongs to."""
     from vllm.v1.attention import selector
 
     from attnreg.integrations.vllm.layers import role
@@ -89,19 +89,19 @@ def _cache_by_role() -> None:
         target.cache_clear()
         draft.cache_clear()
 
-    # whatever was answered before the registry spoke
+    # answers from before the registry decided
     target.cache_clear()
     vars(by_role).update({_MARK: True, "cache_clear": cache_clear})
     setattr(selector, name, by_role)
 
 
 def _add_to_compile_key(registry: Registry) -> None:
-    """Make the registry part of the key of vLLM's compile cache, and let Ray pass the variables on to its workers.
+    """Adds the registry to the key of vLLM's compile cache, and has Ray pass the variables on to its workers.
 
-    What is compiled depends on the backends, which vLLM takes to follow from its own configuration.
+    Compiled code depends on the backends, and vLLM assumes that its own configuration determines them.
     """
     from vllm import envs
 
     envs.environment_variables[VLLM_VARIABLE] = lambda: registry.title
-    # the title says it all
+    # the registry's title identifies it already
     envs.environment_variables[REGISTRY_VARIABLE] = lambda: None

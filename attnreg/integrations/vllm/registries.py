@@ -1,4 +1,4 @@
-"""Which registry decides inside vLLM: one that $ATTNREG_VLLM names, or the bundled one of the vLLM that runs."""
+"""The registry that decides inside vLLM: one that $ATTNREG_VLLM names, or the bundled one of the running vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnreg.selection.point import point_of
 
 
 def deciding_registry(source: str) -> attnreg.Registry:
-    """The registry that the variable stands for; it knows every facet that the plugin describes a layer by."""
+    """The registry of the variable's value; it declares every facet in which the plugin describes a layer."""
     if source != "1":
         registry = attnreg.load_registry(source)
     elif os.environ.get(REGISTRY_VARIABLE):
@@ -24,18 +24,18 @@ def deciding_registry(source: str) -> attnreg.Registry:
 
 
 def _bundled() -> str:
-    """The name of the bundled registry for the vLLM that runs."""
+    """The name of the bundled registry for the running vLLM. Raises `RegistryError` where there is none."""
     import vllm
 
-    name, known = f"vllm-{vllm.__version__.partition('+')[0]}", attnreg.bundled_registries()
-    if name not in known:
-        cure = f"set {VLLM_VARIABLE} to another, or to an overlay; {did_you_mean(name, known)}"
+    name, bundled = f"vllm-{vllm.__version__.partition('+')[0]}", attnreg.bundled_registries()
+    if name not in bundled:
+        cure = f"set {VLLM_VARIABLE} to another, or to an overlay; {did_you_mean(name, bundled)}"
         raise _problem(f"${VLLM_VARIABLE}", f"there is no bundled registry for vLLM {vllm.__version__}", cure)
     return name
 
 
 def _check_facets(registry: attnreg.Registry) -> None:
-    """Raise `RegistryError` for a registry that does not declare the facets that a layer is described by."""
+    """Raises `RegistryError` for a registry that lacks a facet in which the plugin describes a layer."""
     layer = {"head_size": 128, "dtype": "bfloat16", "run_kv_cache_dtype": "auto", "flash_attn_version": 2}
     model = {"num_heads": 8, "attn_type": "decoder"}
     row = {**layer, "use_trtllm_attention": False, "model": model, "platform": "cuda", "arch": "sm90"}
