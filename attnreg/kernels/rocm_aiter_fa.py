@@ -1,6 +1,6 @@
 """ROCM_AITER_FA: aiter's FlashAttention and paged attention behind the runtime's contract. Not run on AMD hardware yet.
 
-Requests with one query read the cache in place. Of the others keys and values are gathered, and dequantised, first.
+Requests with one query read the cache in place. For other requests, keys and values are gathered and dequantised first.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from attnreg.runtime.interface import (
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "ROCM_AITER_FA"
-# gathered keys of one call; a single request may have more
+# the most gathered keys of one call; a single request may have more
 KEYS = 1 << 16
-# what paged_attention_v1 assumes of its workspace, and does not take
+# keys per partition of the workspace: assumed by paged_attention_v1, and no argument of it
 PARTITION = 256
-# query heads per KV head that it is compiled for
+# the most query heads per KV head that paged_attention_v1 is compiled for
 LARGEST_GROUP = 16
 
 _paged_attention = record.PAGED_ATTENTION_V1.load()
@@ -43,7 +43,7 @@ _paged_attention = record.PAGED_ATTENTION_V1.load()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """Consecutive requests whose keys are gathered; places None: keys and values are packed already."""
+    """Consecutive requests, and the places of their keys to gather; None: keys and values are packed already."""
 
     rows: slice
     lengths: Lengths
@@ -72,7 +72,7 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlashPlan:
-    """The calls of a batch: one without a cache, else one for each run of requests of a kind."""
+    """The calls of a batch: one without a cache; else one for each run of requests with one query, or with several."""
     if batch.paged:
         common.validate_cache(spec, BACKEND)
         return FlashPlan(tuple(_runs(spec, batch)), batch.slot_mapping)
@@ -86,9 +86,9 @@ def _runs(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[Prompts | Decod
     for single, group in groupby((i for i, q in enumerate(queries) if q), lambda i: queries[i] == 1):
         requests, total = list[int](), 0
         for i in group:
-            # requests without a query lie between, and would be read as one
-            apart = requests and (i != requests[-1] + 1 if single else total + keys[i] > KEYS)
-            if apart:
+            # a gap between decodes is a request without a query, which the kernel would read as one with a query
+            cut = requests and (i != requests[-1] + 1 if single else total + keys[i] > KEYS)
+            if cut:
                 yield _decodes(batch, requests) if single else _prompts(spec, batch, requests)
                 requests, total = [], 0
             requests.append(i)
@@ -113,11 +113,11 @@ def _decodes(batch: BatchMetadata, requests: list[int]) -> Decodes:
 def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> Prompts:
     device, starts = batch.seq_lens.device, batch.query_start_loc_cpu
     queries, keys = starts.diff()[requests], batch.seq_lens_cpu[requests]
-    # where each gathered key is: its request and its position there
+    # request and position of each gathered key
     request = torch.tensor(requests).repeat_interleave(keys)
     begins = keys.cumsum(0) - keys
     position = torch.arange(int(keys.sum())) - begins.repeat_interleave(keys)
-    known = torch.stack([request, position]).to(device, non_blocking=True)
+    request_and_position = torch.stack([request, position]).to(device, non_blocking=True)
     lengths = Lengths(
         common.int32(torch.cat([queries.new_zeros(1), queries.cumsum(0)]), device),
         common.int32(torch.cat([keys.new_zeros(1), keys.cumsum(0)]), device),
@@ -126,7 +126,7 @@ def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> 
         batch.causal,
     )
     rows = slice(int(starts[requests[0]]), int(starts[requests[-1] + 1]))
-    return Prompts(rows, lengths, places(spec, batch, known[0], known[1]))
+    return Prompts(rows, lengths, places(spec, batch, request_and_position[0], request_and_position[1]))
 
 
 def forward(spec: AttentionSpec, plan: FlashPlan, call: Call) -> None:
@@ -144,15 +144,15 @@ def forward(spec: AttentionSpec, plan: FlashPlan, call: Call) -> None:
 def _decode(
     spec: AttentionSpec, paged: Paged, query: Tensor, kv_cache: KVCache, output: Tensor, params: LayerParams
 ) -> None:
-    """One query per request: it sees all keys but those outside its window, causal or not.
+    """Writes the attention of one query per request, which sees all keys in its window whether causal or not.
 
-    Source of what the arguments mean: aiter/ops/attention.py and csrc/cpp_itfs/pa/pa_v1.py.
+    Source of the arguments' meanings: aiter/ops/attention.py and csrc/cpp_itfs/pa/pa_v1.py.
     """
     if (
         params.sinks is not None
         or spec.sliding_window is not None
         or spec.num_heads // spec.num_kv_heads > LARGEST_GROUP
-        # it takes a cache of 16 bits for the query's format, whatever it is
+        # the function reads any 16-bit cache in the query's format
         or (spec.cache_dtype != spec.dtype and not spec.quantised)
     ):
         aiter_unified.attend(spec, paged, query, kv_cache, output, params)
@@ -169,7 +169,7 @@ def _decode(
         lambda out: _paged_attention(
             out=out,
             workspace_buffer=workspace,
-            # the stride of the heads is taken for granted
+            # the kernel assumes the stride of the heads
             query=query.contiguous(),
             key_cache=kv_cache.key,
             value_cache=kv_cache.value,

@@ -1,11 +1,11 @@
 """ROCM_AITER_MLA: aiter's assembly kernels for MLA behind the runtime's contract. Not run on AMD hardware yet.
 
-The latent form: one KV head, whose key is the latent with its rotary part, and whose value is the latent alone. So the
+MLA in its latent form has one KV head: the key is the latent with its rotary part, the value the latent alone. So the
 spec has num_kv_heads 1 and head_size_v = kv_lora_rank, and the cache's value is a view of its key's first elements.
 
-The kernels read token by token (pages of one), for 16, 32, 64 or 128 heads, and in one batch as many queries of each
-request. Whatever else is asked is turned into requests with a single query of 16 heads. An fp8 cache meets queries in
-fp8, so that its results are coarser than the contract's bounds, which know of no rounding of queries.
+The kernels read token by token (pages of one), for 16, 32, 64 or 128 heads and the same number of queries in each
+request. Any other batch is turned into requests with a single query of 16 heads. With an fp8 cache the kernels round
+queries to fp8, so errors exceed the contract's bounds, which do not include a rounding of queries.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from attnreg.runtime.interface import (
 )
 
 BACKEND = "ROCM_AITER_MLA"
-# a latent of 512 and a rotary part of 64: the kernels are told neither
+# a latent of 512 and a rotary part of 64, which are fixed in the kernels
 WIDTHS = (576, 512)
-# heads that the kernels are built for, with a cache of 16 and of 8 bits; of them the ones that prompts may have
+# numbers of heads that the kernels are built for, by whether the cache is quantised; and those for prompts
 HEADS = {False: (16, 32, 64, 128), True: (16, 128)}
 PROMPT_HEADS = (16, 128)
-# heads of a request where they are split
+# heads of a request after a split by heads
 GROUP = 16
-# queries of one request that decoding takes at once
+# the most queries of one request in a decode
 MOST_QUERIES = 4
 
 _decode = record.MLA_DECODE.load()
@@ -49,10 +49,11 @@ _prefill = record.MLA_PREFILL.load()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlaPlan:
-    """One call for a batch.
+    """The one call for a batch.
 
     form: ``whole`` requests, ``single`` queries with groups of heads, or ``prompts``. query_starts, kv_starts: prefix
-    sums over its requests, int32; slots: where the keys are, [kv_starts[-1]] int32; last: [requests] int32 ones.
+    sums over the call's requests, int32. slots: the slots of the keys, [kv_starts[-1]] int32. last: [requests] int32
+    ones, the length of each last page.
     """
 
     num_tokens: int
@@ -66,18 +67,18 @@ class MlaPlan:
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shape of one layer's cache; its value is no memory of its own, but ``key[..., :head_size_v]``."""
+    """The shape of one layer's cache; its value has no memory of its own: it is ``key[..., :head_size_v]``."""
     _validate(spec)
     return common.kv_cache_shape(spec, num_blocks, BACKEND)
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
-    """The one call of a batch. Raises `SpecError` for a layer that is no MLA, `BatchError` without a cache."""
+    """The one call of a batch. Raises `SpecError` for a layer other than MLA, `BatchError` without a cache."""
     _validate(spec)
     if batch.block_table is None:
         raise BatchError(["there is no block_table: MLA in its latent form reads the cache"])
     lengths = batch.query_start_loc_cpu.diff()
-    # not the batch's, which is a bound
+    # the actual length: batch.max_query_len is only an upper bound
     n = int(lengths.max()) if len(lengths) else 0
     native = spec.num_heads in HEADS[spec.quantised]
     uniform = bool((lengths == n).all()) and n <= MOST_QUERIES
@@ -128,13 +129,13 @@ def _validate(spec: AttentionSpec) -> None:
 
 
 def _slots(spec: AttentionSpec, batch: BatchMetadata, request: Tensor, seen: Tensor) -> Tensor:
-    """Where the first ``seen`` keys of each request are, as block * block_size + offset."""
+    """The slots of the first ``seen`` keys of each request, as block * block_size + offset."""
     assert batch.block_table is not None
     assert spec.block_size is not None
     begins = seen.cumsum(0) - seen
     position = torch.arange(int(seen.sum())) - begins.repeat_interleave(seen)
-    known = torch.stack([request.repeat_interleave(seen), position])
-    owner, at = known.to(batch.seq_lens.device, non_blocking=True)
+    host = torch.stack([request.repeat_interleave(seen), position])
+    owner, at = host.to(batch.seq_lens.device, non_blocking=True)
     slots: Tensor = batch.block_table[owner, at // spec.block_size] * spec.block_size + at % spec.block_size
     return slots
 
@@ -157,7 +158,7 @@ def write_kv(
 def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:
     """Writes the attention of the batch's queries to the latents into ``output``, and into ``lse``.
 
-    Source of what the arguments mean: aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu.
+    Source of the arguments' meanings: aiter/mla.py and csrc/py_itfs_cu/asm_mla.cu.
     """
     assert call.kv_cache is not None
     tokens, latents = plan.num_tokens, _latents(spec, call.kv_cache)
@@ -167,7 +168,7 @@ def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:
     heads = -(-spec.num_heads // GROUP) * GROUP if plan.form == "single" else spec.num_heads
     rows, group = (tokens * heads // GROUP, GROUP) if plan.form == "single" else (tokens, heads)
     q = pad(query, (0, 0, 0, heads - spec.num_heads)).reshape(rows, group, spec.head_size).contiguous()
-    given = {
+    arguments = {
         "kv_buffer": latents,
         "qo_indptr": plan.query_starts,
         "kv_indptr": plan.kv_starts,
@@ -179,20 +180,20 @@ def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:
     in_place = heads == spec.num_heads and output.is_contiguous()
     out = output.view(rows, group, -1) if in_place else output.new_empty(rows, group, spec.head_size_v)
     if plan.form == "prompts":
-        _prefill(q=q, o=out, **given)
+        _prefill(q=q, o=out, **arguments)
     else:
         q_scale = kv_scale = None
         if spec.quantised:
             (q, q_scale), kv_scale = _as_fp8(q), common.one_scale(call.params.k_scale, query)
-        found = _decode(q=q, o=out, q_scale=q_scale, kv_scale=kv_scale, return_lse=lse is not None, **given)[1]
+        lse_rows = _decode(q=q, o=out, q_scale=q_scale, kv_scale=kv_scale, return_lse=lse is not None, **arguments)[1]
         if lse is not None:
-            lse[:, :tokens] = found.view(tokens, heads)[:, : spec.num_heads].T
+            lse[:, :tokens] = lse_rows.view(tokens, heads)[:, : spec.num_heads].T
     if not in_place:
         output.copy_(out.view(tokens, heads, -1)[:, : spec.num_heads])
 
 
 def _latents(spec: AttentionSpec, kv_cache: KVCache) -> Tensor:
-    """The cache as [slots, 1, 1, head_size]: a page for each token. Raises `BatchError` where it is not that."""
+    """The cache as [slots, 1, 1, head_size]: a page for each token. Raises `BatchError` where that is no view of it."""
     key, value = kv_cache
     if value.data_ptr() != key.data_ptr() or value.stride(0) != key.stride(0):
         raise BatchError(["kv_cache.value has memory of its own; with MLA it is kv_cache.key[..., :head_size_v]"])
@@ -202,7 +203,7 @@ def _latents(spec: AttentionSpec, kv_cache: KVCache) -> Tensor:
 
 
 def _as_fp8(query: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries as fp8, and the one scale that they are multiplied by, [1] float32."""
+    """Queries as fp8, and their one scale, [1] float32."""
     largest = torch.finfo(common.FP8).max
     scale = (query.abs().amax().float() / largest).clamp(min=torch.finfo(torch.float32).tiny).view(1)
     return (query.float() / scale).clamp(-largest, largest).to(common.FP8), scale

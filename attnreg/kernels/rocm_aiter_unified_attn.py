@@ -1,8 +1,8 @@
 """ROCM_AITER_UNIFIED_ATTN: aiter's unified Triton kernel behind the runtime's contract. Not run on AMD hardware yet.
 
-The kernel is causal and reads a paged cache. Queries that see all keys of a request, those of cross-attention, become
-requests with one query each: the last one sees everything. Packed keys are copied to blocks first, except for encoders,
-which see in both directions: they are aiter's FlashAttention's.
+The kernel is causal and reads a paged cache. In cross-attention a query sees all keys of its request, so each query
+becomes a request of its own: a request's last query sees every key. Packed keys are copied to blocks first. Encoders,
+which are not causal, run by aiter's FlashAttention instead.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
     assert batch.block_table is not None
     if not batch.causal and spec.attn_type != "encoder_decoder":
         raise UnclaimedError("non_causal: aiter's unified kernel is causal only", BACKEND)
-    # aiter's ALiBi is relative to a request's first query: the same after the softmax, but not beside a sink
+    # aiter's ALiBi counts from a request's first query: equal after the softmax, but not if there is a sink
     alone = not batch.causal or ({"alibi", "sinks"} <= spec.features and batch.max_query_len > 1)
     paged = Paged(batch.query_start_loc, batch.seq_lens, batch.block_table, batch.max_query_len, batch.max_seq_len)
     work, empty = _one_query_each(batch) if alone else (paged, None)
@@ -79,7 +79,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
 
 
 def _in_blocks(batch: BatchMetadata) -> tuple[BatchMetadata, tuple[Tensor, int]]:
-    """A batch over packed keys as one over blocks, and where its keys are in these."""
+    """A batch over packed keys as a batch over blocks, and the slots and the number of these blocks."""
     device, keys = batch.seq_lens.device, batch.seq_lens_cpu.long()
     blocks = -(-keys // BLOCK)
     first = blocks.cumsum(0) - blocks
@@ -92,14 +92,17 @@ def _in_blocks(batch: BatchMetadata) -> tuple[BatchMetadata, tuple[Tensor, int]]
 
 
 def _one_query_each(batch: BatchMetadata) -> tuple[Paged, Tensor | None]:
-    """A batch in which every query is a request of its own, with the keys up to its own, or all where not causal."""
+    """A batch in which every query is a request of its own, and the rows of queries that see no key.
+
+    A query sees the keys up to its own position, or all keys where the batch is not causal.
+    """
     assert batch.block_table is not None
     device = batch.seq_lens.device
     queries = batch.query_start_loc_cpu.diff()
     request = torch.repeat_interleave(torch.arange(batch.num_reqs), queries)
     seen = batch.seq_lens_cpu[request]
     if batch.causal:
-        # those after it are not its own
+        # a query does not see the keys of the queries after it
         seen = seen - (batch.query_start_loc_cpu[1:][request] - 1 - torch.arange(batch.num_tokens))
     empty = (seen == 0).nonzero().flatten()
     paged = Paged(
@@ -130,7 +133,7 @@ def forward(spec: AttentionSpec, plan: UnifiedPlan, call: Call) -> None:
 
 
 def _copied(packed: Tensor, slots: Tensor, blocks: int) -> Tensor:
-    """Packed rows in blocks [blocks, BLOCK, num_kv_heads, size]; what no row is copied to is zero."""
+    """Packed rows copied to blocks [blocks, BLOCK, num_kv_heads, size]; other slots are zero."""
     cache = packed.new_zeros(blocks * BLOCK, *packed.shape[1:])
     cache.index_copy_(0, slots, packed[: slots.shape[0]])
     return cache.view(blocks, BLOCK, *packed.shape[1:])

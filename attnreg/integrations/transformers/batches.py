@@ -68,7 +68,7 @@ class Packed:
     rest: Rest | None = None
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The output [batch, queries, heads, head_size_v]; query is [batch, heads, queries, size], key and value likewise."""
+        """The output [batch, queries, heads, head_size_v] of query [batch, heads, queries, size], key and value."""
         size, queries = query.shape[0], query.shape[2]
         q = _rows(query)
         output = q.new_empty(len(q), layer.spec.num_heads, layer.spec.head_size_v)

@@ -20,7 +20,7 @@ def dense_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """The output [batch, queries, heads, size], from transformers' tensors; softcap and sinks take a whole score matrix.
+    """The output [batch, queries, heads, size] of transformers' tensors; softcap and sinks take a whole score matrix.
 
     mask: broadcasts against [batch, heads, queries, keys]; bool (true takes part) or added to the scores. bias: added.
     """

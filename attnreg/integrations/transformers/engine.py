@@ -212,7 +212,7 @@ class Engine:
                 _log.warning("%s", warning)
 
     def _dense(self, call: TransformersCall, why: str) -> Tensor:
-        """The output of a call that no batch can express, by PyTorch; counted, and logged once for each kind of layer."""
+        """The output of a call that no batch can express, by PyTorch; counted, and logged once per kind of layer."""
         asked = call.asked(None)
         if not self.dense:
             if call.bias is not None:

@@ -1,1 +1,1 @@
-"""What the rows of AITER share: adapters to AMD's kernels, and the record of what they call."""
+"""Adapters to AMD's aiter kernels that several registry rows share, and the record of the functions they call."""

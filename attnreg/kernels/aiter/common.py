@@ -17,7 +17,7 @@ from attnreg.runtime.interface import (
 )
 
 FP8: torch.dtype = record.FP8.load()
-# kernels read indices in whole vectors: behind the last one there is memory, and what is in it names a row that exists
+# kernels read indices in whole vectors: memory behind the last index must exist and hold indices of existing rows
 SPARE_INDICES = 256
 
 

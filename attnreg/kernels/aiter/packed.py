@@ -16,7 +16,7 @@ _batch_prefill = record.MHA_BATCH_PREFILL.load()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """Where each request's queries and keys are in packed rows: prefix sums, int32, and the largest of each."""
+    """The rows of each request's queries and keys: int32 prefix sums, and upper bounds of the lengths."""
 
     query_starts: Tensor
     key_starts: Tensor
@@ -58,10 +58,9 @@ def attend(
         "window_size": (left, right),
         "alibi_slopes": common.float32(params.alibi_slopes),
     }
-    # the function for packed keys hands bfloat16 with head size 128 to assembly kernels that know no sinks, and takes a
-    # window of (0, 0) for none
+    # _varlen runs bfloat16 with head size 128 by assembly kernels without sinks, and takes a window of (0, 0) for none
     if params.sinks is None and w != 1:
-        # not 1, as engines that decode elsewhere pass: requests with so few queries would be left unwritten
+        # min_seqlen_q 0 and not 1, which some engines pass: with 1, requests with so few queries are left unwritten
         common.into(output, lambda out: _varlen(**given, cu_seqlens_k=lengths.key_starts, min_seqlen_q=0, out=out))
         return
     # a paged cache whose pages hold one token each

@@ -1,10 +1,10 @@
-"""What the adapters call of aiter: each function, how it is called, and the source at the commit that was read."""
+"""The functions of aiter that the adapters call: their arguments, and the source at the commit that was read."""
 
 from __future__ import annotations
 
 from attnreg.kernels.aiter.upstream import Function, Value
 
-# what the adapters' calls were written for; a fork that follows ROCm/aiter had the newest text of mha.py
+# the sources that the adapters were written for; a fork of ROCm/aiter had the newest mha.py
 _ATTENTION = "https://github.com/ROCm/aiter/blob/0056982d17ebe7d15cdab0c8eb7cea36f1b61018/aiter/ops/attention.py"
 _DTYPES = "https://github.com/ROCm/aiter/blob/02d69c3995186534495dc09f084cd25c156b3217/aiter/utility/dtypes.py"
 _MHA = "https://github.com/AndreasKaratzas/aiter/blob/583b7b7b2d286f9a5c508ba05f8ced9a2e6b3b8b/aiter/ops/mha.py"
@@ -86,7 +86,7 @@ PAGED_ATTENTION_V1 = Function(
 
 UNIFIED_ATTENTION = Function(
     name="unified_attention",
-    # the second is where it was before aiter sorted its Triton kernels into folders
+    # the second is its module before aiter sorted its Triton kernels into folders
     modules=("aiter.ops.triton.attention.unified_attention", "aiter.ops.triton.unified_attention"),
     source=_UNIFIED,
     passes=(

@@ -14,7 +14,7 @@ _unified = record.UNIFIED_ATTENTION.load()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paged:
-    """Requests of the unified kernel: the last of each one's queries stands at the last of its keys."""
+    """Requests of the unified kernel; a request's last query is at the position of its last key."""
 
     query_starts: Tensor
     seq_lens: Tensor
@@ -41,7 +41,7 @@ def attend(
     """
     key, value = kv_cache if packed else by_token(kv_cache, spec.kv_layout)
     shape = (paged.seq_lens.shape[0], spec.num_kv_heads)
-    # one of the two without the other would be dropped
+    # the kernel drops one scale that comes without the other
     scales = [common.one_scale(s, query).expand(shape) for s in (params.k_scale, params.v_scale)]
     k_descale, v_descale = scales if spec.quantised and not packed else (None, None)
     common.into(

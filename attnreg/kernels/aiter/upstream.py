@@ -1,7 +1,7 @@
-"""Finds what the adapters call of aiter, and compares it with how they call it.
+"""Loads the functions of aiter that the adapters call, and compares their signatures with the calls.
 
-An adapter loads its functions when it is imported. What no longer fits is an `UpstreamError` in words, which the
-selector states as a reason.
+An adapter loads its functions when it is imported. A function that no longer fits raises `UpstreamError`, whose text
+the selector states as a reason.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 
 class UpstreamError(ImportError):
-    """A package that a kernel module calls is not what it was written for; the message names what has changed."""
+    """Raised where a package differs from what a kernel module was written for; the message names the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """Something that a package offers: its name, the module that has it and those that had it earlier, its source."""
+    """An object of a package: its name, its module and the modules that had it earlier, and its source."""
 
     name: str
     modules: tuple[str, ...]
@@ -47,7 +47,7 @@ class Value:
             try:
                 return importlib.import_module(name)
             except ModuleNotFoundError as e:
-                # the module is not where it was, rather than that something inside it is missing
+                # tells a module that has moved from an import inside it that fails
                 gone = e.name is not None and f"{name}.".startswith(f"{e.name}.") and e.name != self.package
                 if gone and i + 1 < len(self.modules):
                     continue
@@ -62,9 +62,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function(Value):
-    """A function as an adapter calls it: with which parameters, all by keyword, and counting on which defaults.
+    """A function as an adapter calls it: the parameters passed, all by keyword, and the defaults relied on.
 
-    defaults: every parameter that is not passed. One that is gone is no longer counted on.
+    defaults: every parameter that is not passed. A parameter that a newer version has removed is ignored.
     """
 
     passes: tuple[str, ...]
@@ -79,7 +79,7 @@ class Function(Value):
         return found
 
     def changes(self, found: Any) -> Iterator[str]:
-        """What of an installed function does not fit the adapters' calls, each as the end of a sentence about it."""
+        """The differences of an installed function from the adapter's call, each as the end of a sentence about it."""
         if not callable(found):
             yield "is no function any more"
             return
@@ -89,7 +89,7 @@ class Function(Value):
             yield "has no signature to compare with the adapter's call"
             return
         for name in self.passes:
-            # a function that takes anything says nothing of what it knows
+            # `**kwargs` does not tell which parameters a function knows
             if name not in parameters or parameters[name].kind in (_VAR_KEYWORD, _VAR_POSITIONAL):
                 yield f"has no parameter `{name}` any more"
             elif parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -107,5 +107,5 @@ _VAR_KEYWORD, _VAR_POSITIONAL = inspect.Parameter.VAR_KEYWORD, inspect.Parameter
 
 
 def _same(found: Any, recorded: Any) -> bool:
-    # false is no zero
+    # False == 0 in Python, but the two are different defaults
     return found is recorded or (isinstance(found, bool) == isinstance(recorded, bool) and bool(found == recorded))

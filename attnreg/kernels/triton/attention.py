@@ -4,7 +4,7 @@
 
 One program computes one tile of rows for one KV head, so that every key is loaded once for all query heads of its
 group (`rows`). Long contexts are cut into splits, one program each, and a second kernel puts their parts together
-(`splits`). Tiles of keys that all rows see whole are walked without a mask.
+(`splits`). Tiles whose keys are visible to all rows are computed without a mask.
 
 Its parts are inlined: they compile to the code of one long function, instruction for instruction. Arguments in capitals
 are constants, some of them named tuples; shapes are in capitals too, BLOCK_M being TILE.block_m.
@@ -22,9 +22,9 @@ from attnreg.kernels.triton.splits import store_part
 
 
 class Keys(NamedTuple):
-    """Where a program finds its request's keys and values. A cache's blocks are in block_table_ptr, else None.
+    """The pointers to a request's keys and values. block_table_ptr: the request's row, None for packed keys.
 
-    first_row: where packed keys begin. last_block: what stands for the blocks after the last.
+    first_row: the first row of packed keys. last_block: the request's last block, used for block ids after it.
     """
 
     key_ptr: tl.tensor
@@ -103,7 +103,7 @@ def _products(
     if query is not None:
         s = tl.dot(query, k.T, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
     else:
-        # the registers do not hold all of the query. A compiler that knew head_size would unroll this and try
+        # registers cannot hold the whole query. A compiler that knew head_size would unroll the loop and spill
         s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for d in tl.range(0, head_size, TILE.block_k, disable_licm=True):
             some_q = _load_query(query_ptr, exists, d, K.size, TILE.block_k, COMPUTE_DTYPE)
@@ -116,7 +116,7 @@ def _products(
 
 @triton.jit
 def _scores(s, rows, offs_n, scoring, SOFTCAP: tl.constexpr):
-    """Returns the scores of products with the keys at some positions, and what they are still to be multiplied with."""
+    """Returns the scores of products with the keys at offs_n, and a factor still to be applied to them."""
     # plain scores are scaled inside the exponent, at no cost; the others have to be scaled here
     unit = scoring.scale
     if SOFTCAP:
@@ -145,7 +145,7 @@ def _attend_tile(
     K: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PEEL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Returns the state with the BLOCK_N keys from n on, which are in `block`, and the next tile's cache blocks.
+    """Returns the state after the BLOCK_N keys from n on, which are in `block`, and the next tile's cache blocks.
 
     WHOLE: all rows see all of these keys.
     """

@@ -3,8 +3,8 @@
 """8-bit floats in any GPU's registers: exact to float16, and from float32 rounded to nearest even.
 
 A kernel that is given a float8 pointer uses the hardware's conversions; given uint8, it uses these integers. FORMAT is
-PyTorch's name of the type, without float8_. The fnuz formats, of gfx942, have one exponent more where the others have
-infinities, the only NaN where they have -0, and a bias that is one larger.
+PyTorch's name of the type, without float8_. The fnuz formats of gfx942 differ in three ways: the exponent of infinities
+holds numbers, the bits of -0 are the only NaN, and the bias is one larger.
 """
 
 import triton
@@ -19,7 +19,7 @@ def fp8_to_float16(x, FORMAT: tl.constexpr):
     elif FORMAT == "e5m2":
         y = (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
     elif FORMAT == "e5m2fnuz":
-        # half of what e5m2 makes of the same bits, but for its infinities and NaN, which are numbers here
+        # half of the e5m2 value of the same bits; the bits of e5m2's infinities and NaN are numbers here
         bits = x.to(tl.uint16)
         is_last = (bits & 0x7C) == 0x7C
         last = ((bits & 3) + 4).to(tl.float16) * tl.where(bits < 0x80, 8192.0, -8192.0).to(tl.float16)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call"
 """Launching a Triton kernel by the names of its parameters, at little cost on the host.
 
-Triton's own launch path looks at every argument to find the kernel that fits, which takes longer than a short kernel
-runs. Here the caller says what the kernel depends on, and that is one look-up in a dictionary.
+Triton's own launch path inspects every argument to find the compiled kernel, which takes longer than a short kernel
+runs. Here the caller passes a key of all that the code depends on, so finding it is one look-up in a dictionary.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-# in the place of an argument that differs from launch to launch
+# stands for an argument that differs from launch to launch
 GIVEN_LATER: Final = object()
 
 
 class Code(Protocol):
-    """What is known of a kernel's code before a launch. Hashable, and without tensors, because it is kept.
+    """The part of a kernel's compile-time parameters that is fixed before a launch. Hashable, and holds no tensors.
 
     Constants are numbers, text, dtypes, and named tuples of numbers and text: what Triton can write down for its hooks.
     """
 
     @property
     def options(self) -> Mapping[str, int]:
-        """How Triton compiles it."""
+        """Triton's compile options, such as num_warps."""
 
     def constants(self, key: Any) -> Mapping[str, Any]:
-        """Its constexpr parameters by name, in the kernel's order, for a launch with this key."""
+        """The constexpr parameters by name, in the kernel's order, for a launch with this key."""
 
 
 class Kernel:
@@ -44,7 +44,7 @@ class Kernel:
         self._variants: dict[Hashable, Variant] = {}
 
     def arguments(self, **fixed: Any) -> dict[str, Any]:
-        """The kernel's arguments in its own order: those that are fixed, and places for those of each launch.
+        """The kernel's arguments in its order: the fixed ones, and `GIVEN_LATER` for those of each launch.
 
         Raises TypeError where the kernel has no such parameter.
         """
@@ -57,37 +57,37 @@ class Kernel:
     def variant(self, device: torch.device, code: Code) -> Variant:
         """The one variant for a device and this code."""
         key = (device, code)
-        found = self._variants.get(key)
-        if found is None:
-            found = self._variants[key] = Variant(self.function, device.index or 0, code)
-        return found
+        variant = self._variants.get(key)
+        if variant is None:
+            variant = self._variants[key] = Variant(self.function, device.index or 0, code)
+        return variant
 
 
 class Variant:
-    """A kernel for one device, of which each key of `launch` is compiled once."""
+    """A kernel for one device and code; each key of `launch` is compiled once."""
 
     def __init__(self, function: Any, device: int, code: Code) -> None:
         self.function, self.device, self.code = function, device, code
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
     def launch(self, key: Hashable, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
-        """Runs the kernel on ``arguments``: those of `Kernel.arguments`, all of them given.
+        """Runs the kernel on ``arguments``: those of `Kernel.arguments`, each with a value.
 
-        key: what the code depends on beyond the variant, such as strides, which arguments are None, and whether the
+        key: all that the code depends on beyond the variant, such as strides, which arguments are None, and whether the
         pointers whose alignment the kernel relies on are aligned to 16 bytes.
         """
-        known = self._compiled.get(key)
-        if known is None:
+        entry = self._compiled.get(key)
+        if entry is None:
             self._compile(key, grid, arguments)
             return
-        compiled, constants = known
+        compiled, constants = entry
         stream = triton.runtime.driver.active.get_current_stream(self.device)
         enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
         if enter.calls or leave.calls:
-            # a profiler listens: it also wants the launch described
+            # a profiler is active, and needs Triton's description of the launch
             compiled[grid](*arguments.values(), *constants)
         else:
-            # Triton's own way of calling it, which may change: tests/kernels/test_launch.py holds the two side by side
+            # Triton's internal call, which may change: tests/kernels/test_launch.py compares the two
             compiled.run(
                 *grid, stream, compiled.function, compiled.packed_metadata, None, None, None,
                 *arguments.values(), *constants,

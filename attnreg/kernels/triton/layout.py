@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""Where rows are in memory, as constants of a kernel, and how a tile of keys or values is loaded."""
+"""The memory layout of rows as constants of a kernel, and the loading of a tile of keys or values."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,9 +29,9 @@ class Strides(NamedTuple):
 
 
 class CacheLayout(NamedTuple):
-    """Where cached keys, or values, are, and what an element is. Packed ones are a single block: block_size 0.
+    """The layout of keys, or of values, in memory. Packed ones are a single block: block_size 0.
 
-    A row's ``size`` elements lie ``vector`` together, the next ones ``stride_x`` further; vector 0: all together.
+    A row's ``size`` elements lie in groups of ``vector``, ``stride_x`` apart; vector 0: all lie together.
     fp8: the format of 8-bit elements, else "". stride_scale: that of the heads' scales.
     """
 
@@ -47,7 +47,7 @@ class CacheLayout(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What a cache is for all layers of a spec; for packed keys and values, block_size is 0."""
+    """The properties of a cache that all layers of a spec share; for packed keys and values, block_size is 0."""
 
     layout: Layout
     block_size: int
@@ -56,12 +56,12 @@ class Cache(NamedTuple):
     dtype: torch.dtype
 
     def keys(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
-        """The layout of keys whose tensor has these strides, and their scales that, if there are any."""
+        """The layout of keys, from the strides of their tensor and of their scales (None without scales)."""
         # SPLIT holds 16 bytes of a key together
         return self._layout(strides, 16 // self.dtype.itemsize, self.head_size, stride_scale)
 
     def values(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
-        """The layout of values whose tensor has these strides, and their scales that, if there are any."""
+        """The layout of values, from the strides of their tensor and of their scales (None without scales)."""
         return self._layout(strides, 1, self.head_size_v, stride_scale)
 
     def _layout(self, strides: Sequence[int], vector: int, size: int, stride_scale: int | None) -> CacheLayout:

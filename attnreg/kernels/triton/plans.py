@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""Attention for a batch: planned once, for all layers of a spec, and run once a layer."""
+"""Attention plans: the launches for a batch, made once for all layers of a spec and run once per layer."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
 class AttentionPlan:
     """The launches that compute attention for a batch, for all layers of one spec.
 
-    It keeps the batch's tensors, but not the batch, which keeps its plans.
+    A plan holds the batch's tensors and not the batch, which holds its plans.
     """
 
     def __init__(
         self, spec: AttentionSpec, batch: BatchMetadata, *, config: Config | None = None, splits: int | None = None
     ) -> None:
-        """config, splits: instead of the chosen ones, to measure them."""
+        """config, splits: override the chosen ones, for measurements."""
         self.target = target_of(batch.query_start_loc.device)
         paged, ranges = batch.block_table is not None, batch.mm_prefix if "mm_prefix" in spec.features else None
         cache = Cache(
@@ -83,13 +83,13 @@ class AttentionPlan:
         query, kv_cache, output, key, value, lse, params = call
         if kv_cache is not None:
             key, value = kv_cache
-        # one or the other is given: the layer has validated that
+        # the layer has validated that a call has a cache, or keys and values
         assert key is not None
         assert value is not None
         if key.dtype in FP8 and not self.target.converts(key.dtype):
             key, value = key.view(torch.uint8), value.view(torch.uint8)
         sinks, slopes, k_scale, v_scale = params.sinks, params.alibi_slopes, params.k_scale, params.v_scale
-        # what the code depends on beyond the plan; `_Code.constants` reads the strides
+        # all that the code depends on beyond the plan; `_Code.constants` reads the strides
         variant_key = (
             query.stride(), output.stride(), key.stride(), value.stride(),
             None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
@@ -108,7 +108,7 @@ class AttentionPlan:
 
 
 class _Code(NamedTuple):
-    """What the attention kernel's code depends on, apart from strides and what a layer may lack."""
+    """The facts that the attention kernel's code depends on, apart from strides and optional tensors."""
 
     dtype: torch.dtype
     cache: Cache
@@ -161,7 +161,7 @@ class _Code(NamedTuple):
 
 
 class _PlannedLaunch:
-    """One launch of the attention kernel, with all that the batch decides, and the merge if its keys are split."""
+    """One launch of the attention kernel: its fixed arguments, and the merge if its keys are split."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class _PlannedLaunch:
 
 
 class _MergeCode(NamedTuple):
-    """What the code of the merge depends on, apart from strides and what a layer may lack."""
+    """The facts that the merge kernel's code depends on, apart from strides and optional tensors."""
 
     dtype: torch.dtype
     head_size_v: int
@@ -243,7 +243,7 @@ class _MergeCode(NamedTuple):
 
 
 class _PlannedMerge:
-    """The launch that puts together the parts of split keys, and the memory of those parts."""
+    """The launch that merges the parts of split keys, and the memory of those parts."""
 
     def __init__(
         self, spec: AttentionSpec, batch: BatchMetadata, block_dv: int, chosen: Launch, dependent_launch: bool
@@ -262,7 +262,7 @@ class _PlannedMerge:
             slots=slots,
             num_splits=chosen.splits,
         )
-        # in which order parts are summed depends on it, so it may not depend on the batch
+        # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
         block_s = min(32, 4096 // block_dv)
         if "batch_invariant" not in spec.features:
             block_s = min(block_s, power_of_2(chosen.splits))
@@ -270,7 +270,7 @@ class _PlannedMerge:
         self.variant = _MERGE.variant(device, code)
 
     def run(self, variant_key: tuple[Any, ...], output: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
-        own = {
+        arguments = {
             "output_ptr": output, "lse_ptr": lse, "sinks_ptr": sinks, "stride_lse": 0 if lse is None else lse.stride(0),
         }  # fmt: skip
-        self.variant.launch(variant_key, self.grid, self.arguments | own)
+        self.variant.launch(variant_key, self.grid, self.arguments | arguments)

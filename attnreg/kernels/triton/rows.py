@@ -3,8 +3,8 @@
 """Which rows a program of the attention kernel computes, and which keys they see.
 
 A tile's rows are BLOCK_Q consecutive queries of one request, each with the ``heads`` query heads of a group that share
-a KV head. Causality, windows and bidirectional ranges come down to one thing: the half-open interval of keys that a row
-sees, which always holds the row's own position.
+a KV head. Causality, windows and bidirectional ranges all reduce to one half-open interval of visible keys per row,
+which always holds the row's own position.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 class Tile(NamedTuple):
-    """What one program computes at once; constants of a kernel.
+    """The sizes of what one program computes at once; constants of a kernel.
 
     block_m rows, of ``heads`` query heads each. block_n keys. block_k columns of queries and keys in one product.
     block_d and block_dv: all columns of keys and of values, rounded up to powers of 2.
@@ -145,7 +145,7 @@ def program_span(span, min_split, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexp
 
     min_split: a share has at least so many keys.
     """
-    # keys that share a cache block are found together, and at best a tile lies in one block
+    # aligned tiles share look-ups in the block table, and at best lie in one block
     ALIGNMENT: tl.constexpr = 1 if BLOCK_SIZE == 0 else (BLOCK_N if BLOCK_SIZE % BLOCK_N == 0 else 16)
     start, stop = span.start // ALIGNMENT * ALIGNMENT, span.stop
     if SPLIT:
@@ -157,7 +157,7 @@ def program_span(span, min_split, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexp
 
 @triton.jit
 def whole_tiles(span, PEEL: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns where the tiles of keys begin and end that all rows see whole; with PEEL alone they are told apart."""
+    """Returns the begin and the end of the tiles whose keys all rows see; an empty range without PEEL."""
     first, last = span.start, span.start
     if PEEL:
         first += tl.cdiv(tl.maximum(span.whole_start - span.start, 0), BLOCK_N) * BLOCK_N
@@ -169,7 +169,7 @@ def whole_tiles(span, PEEL: tl.constexpr, BLOCK_N: tl.constexpr):
 def phase_of_span(span, first_whole, last_whole, PHASE: tl.constexpr):
     """Returns the keys [first, last) of a phase.
 
-    0: the tiles before those that all rows see whole, which only a window makes; 1: those; 2: the others.
+    1: the tiles whose keys all rows see; 0: the tiles before these, which only a window causes; 2: the others.
     """
     if PHASE == 0:
         first, last = span.start, tl.minimum(first_whole, span.stop)

@@ -1,4 +1,4 @@
-"""How a batch becomes launches: which requests go together, in how many tiles and splits. No tensors, only integers."""
+"""The schedule of a batch: its launches, with their requests, tiles and splits. Integers only, no tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config, Shape, choose_config, tile_rows
 
-# requests of up to so many queries are decoded: their rows fit one tile, and their keys are what takes the time
+# requests of up to so many queries are decoded: their rows fit one tile, and loading keys takes most of the time
 SHORT_QUERIES = 16
 # keys per split where a request's result may not depend on its batch
 INVARIANT_SPLIT = 1024
@@ -40,7 +40,7 @@ def schedule(
     batch_invariant: bool = False,
     config: Config | None = None,
 ) -> list[Launch]:
-    """The launches for a batch; they fill in the shape's rows and short. config: to measure it, not the chosen one.
+    """The launches for a batch. shape: rows and short are set here. config: overrides the chosen one, for measurements.
 
     A request's tiles and splits depend on its own lengths alone if ``batch_invariant``.
     """
@@ -53,7 +53,7 @@ def schedule(
         if not members:
             continue
         short = longest <= SHORT_QUERIES
-        # the bound, not the longest, where it matters: a captured graph may be replayed with longer requests
+        # the upper bound where it applies: a captured graph may be replayed with requests longer than these
         limit = max_query_len if max_query_len <= longest else max(members)
         rows = (longest if batch_invariant and short else limit) * shape.group
         chosen = config or choose_config(target, shape._replace(rows=tile_rows(rows), short=short))
@@ -75,13 +75,13 @@ def schedule(
 
 
 def choose_splits(programs: int, keys: int, min_split: int, block_n: int, capacity: int) -> int:
-    """Into how many splits to cut ``keys``, so that the device's waves of programs take the least time in all."""
+    """The number of splits of ``keys`` with which the device's waves of programs take the least time."""
 
     def time(splits: int) -> int:
         share = max(min_split, -(-keys // (splits * block_n)) * block_n)
         return -(-programs * splits // capacity) * share
 
-    # more than four waves are full enough; and each split is one more part to merge
+    # more than four waves keep the device busy, and each further split costs a part to merge
     most = max(1, min(-(-keys // min_split), 4 * capacity // programs))
     least = min(time(splits) for splits in range(1, most + 1))
     return next(splits for splits in range(1, most + 1) if time(splits) <= 1.05 * least)

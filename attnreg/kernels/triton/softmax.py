@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803 (constexprs are written in capitals)
-"""The running softmax of a tile of rows: its state, and what scores and a sink make of it."""
+"""The running softmax of a tile of rows: its state, and its updates by scores and by a sink."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 class Softmax(NamedTuple):
-    """What is known of the rows after some of their keys, in float32; scores count in powers of 2.
+    """The state of the rows after part of their keys, in float32; scores are exponents of 2.
 
     acc [BLOCK_M, BLOCK_DV]: the sum of the values, each with the weight 2 ** (score - row_max). row_max [BLOCK_M]: the
     largest score. row_sum [BLOCK_M]: the sum of the weights; 0 for a row that has seen no key.
@@ -36,9 +36,9 @@ def no_keys(BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):
 
 @triton.jit
 def with_scores(state, s, unit):
-    """Returns the weights of a tile of scores, s * unit [BLOCK_M, BLOCK_N], and the state with them.
+    """Returns the weights of a tile of scores, s * unit [BLOCK_M, BLOCK_N], and the state that includes them.
 
-    The sum of values is scaled to the new maximum; the tile's own values are still to be added.
+    acc is rescaled to the new maximum; the caller still adds the tile's values.
     """
     new_max = tl.maximum(state.row_max, tl.max(s, 1) * unit)
     p = tl.exp2(s * unit - new_max[:, None])  # [BLOCK_M, BLOCK_N]

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""Attention over keys in splits: how a program stores its part, and the kernel that puts the parts together.
+"""Attention over split keys: the code that stores a program's part, and the kernel that merges the parts.
 
-A part is what one program makes of its keys: the output of a row, and the logarithm (base 2) of its weights' sum. They
+A part is the result of one program for a row: its output, and the logarithm (base 2) of the sum of its weights. Parts
 are in partial_ptr [num_reqs * slots, num_heads, splits, head_size_v] and partial_lse_ptr, without the last dimension.
 """
 
@@ -17,7 +17,7 @@ def store_part(
     state, rows, req, tile, slots, partial_ptr, partial_lse_ptr,
     NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Stores what the rows' softmax became over the keys of this program's split."""
+    """Stores the rows' softmax over the keys of this program's split."""
     BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
     offs_dv = tl.arange(0, TILE.block_dv)
     is_dv = (offs_dv < SIZE)[None, :]
@@ -25,13 +25,13 @@ def store_part(
         slot = req.to(tl.int64) * slots + rows.token
         part = (slot * NUM_HEADS + rows.head) * tl.num_programs(1) + tl.program_id(1)  # [BLOCK_M]
     else:
-        # a large tile has no registers for int64: up to the tile they are needed, within it 32 bits do
+        # a large tile has no registers for int64: the tile's offset needs 64 bits, offsets within the tile only 32
         first_slot = req.to(tl.int64) * slots + tile * BLOCK_Q
         first_part = first_slot * NUM_HEADS * tl.num_programs(1) + tl.program_id(1)
         partial_ptr += first_part * SIZE
         partial_lse_ptr += first_part
         part = ((rows.token - tile * BLOCK_Q) * NUM_HEADS + rows.head) * tl.num_programs(1)
-    # a part without a key has no output to store: the merge sees its sum and skips it
+    # a part without a key has no output to store: the merge skips it by its sum
     has_keys = state.row_sum > 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     parts = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
@@ -73,14 +73,14 @@ def _merge_splits_kernel(
     for s in range(0, num_splits, BLOCK_S):
         parts = first_part + s + offs_s
         is_part = s + offs_s < num_splits
-        # no load waits for another: the parts are read before it is known which of them were written
+        # values are loaded without waiting for the sums, so unwritten parts are read too
         log_sums = tl.load(partial_lse_ptr + parts, mask=is_part, other=float("-inf"))  # [BLOCK_S]
         values = tl.load(partial_ptr + parts[:, None] * HEAD_SIZE_V + offs_dv[None, :],
                          mask=is_part[:, None] & (offs_dv < HEAD_SIZE_V)[None, :], other=0.0)  # fmt: skip
         new_max = tl.maximum(row_max, tl.max(log_sums, 0))
         weights = tl.exp2(log_sums - new_max)
         alpha = tl.exp2(row_max - new_max)
-        # where, not a product: what was not written may be NaN
+        # where, not a product: an unwritten part may hold NaN
         acc = acc * alpha + tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), 0)
         row_sum = row_sum * alpha + tl.sum(weights, 0)
         row_max = new_max

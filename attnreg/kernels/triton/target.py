@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""What kernels are compiled for: a GPU's architecture, and how much of everything it has."""
+"""Targets: the GPU that kernels are compiled for, its features and the sizes of its resources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnreg.kernels.triton.fp8 import fp8_to_float16
 
 
 class Target(NamedTuple):
-    """What is compiled for: ``backend`` and ``arch`` as Triton names them, the multiprocessors and their memory."""
+    """A GPU to compile for: ``backend`` and ``arch`` as Triton names them, the multiprocessors and their memory."""
 
     backend: str
     arch: int | str
@@ -27,7 +27,7 @@ class Target(NamedTuple):
 
     @property
     def matrix_units(self) -> bool:
-        """Whether Triton has matrix units to compute with; it has left those before Ampere."""
+        """Whether Triton uses matrix units on this GPU; it no longer supports those before Ampere."""
         return self.backend != "cuda" or int(self.arch) >= 80
 
     @property
@@ -37,11 +37,11 @@ class Target(NamedTuple):
 
     @property
     def dependent_launch(self) -> bool:
-        """Whether a kernel can be set up while the one that it depends on still runs."""
+        """Whether a kernel can be set up while the kernel that it depends on still runs."""
         return self.backend == "cuda" and int(self.arch) >= 90
 
     def converts(self, dtype: torch.dtype) -> bool:
-        """Whether the hardware converts this 8-bit format; AMD's is left to integers, which do it everywhere alike."""
+        """Whether the hardware converts this 8-bit format. On AMD integer code does, alike on every architecture."""
         ocp = dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
         return ocp and self.backend == "cuda" and int(self.arch) >= 89
 
@@ -69,9 +69,9 @@ def target_for(backend: str, arch: int | str, num_sms: int) -> Target:
 
 @functools.cache
 def target_of(device: torch.device) -> Target:
-    """What kernels for this device are compiled for; on the CPU, Triton's interpreter passes for a small A100."""
+    """The target for a device; on the CPU, Triton's interpreter stands for a small A100."""
     if device.type != "cuda":
-        # a function of ours is compiled, or interpreted, as the kernels are
+        # tells whether Triton compiles or interprets the kernels
         if isinstance(fp8_to_float16, triton.JITFunction):
             raise RuntimeError(
                 f"Triton cannot compile for {device}; move the tensors to a GPU or set TRITON_INTERPRET=1"

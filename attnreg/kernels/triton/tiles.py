@@ -1,8 +1,9 @@
-"""Which tile a launch of the attention kernel gets: one table, of which the first row that matches counts.
+"""The tiles of the attention kernel: one table, in which the first row that matches a launch applies.
 
 A row has a condition in the registry's grammar (`attnreg.language.conditions`), a configuration, and the GPU on which
-that was measured against others. One that was not measured is there because it spills no registers, to which the
-compile tests hold all of them. Nothing is tuned at run time, so the same batch always runs the same way.
+the configuration was measured against others. A configuration that was not measured was chosen because it spills no
+registers; the compile tests verify that none does. Nothing is tuned at run time, so the same batch always runs the same
+way.
 
 docs/running.md prints the table.
 """
@@ -38,11 +39,11 @@ class Config(NamedTuple):
 
 
 class UpTo(int):
-    """A tile's rows: as many as the launch has, from 16 up to this."""
+    """The number of a tile's rows: that of the launch, from 16 up to this maximum."""
 
 
 class Shape(NamedTuple):
-    """What the choice of a configuration depends on.
+    """The facts of a launch on which the choice of a configuration depends.
 
     rows: `tile_rows` of the longest request of the launch. short: its requests are to be decoded.
     itemsize: of the dots. split: the cache's layout is SPLIT. extras: scores are more than products (softcap, ALiBi,
@@ -63,11 +64,11 @@ class Shape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of the wider of keys and values."""
+        """The width of keys or of values, whichever is larger."""
         return max(self.block_d, self.block_dv)
 
 
-# what a row's condition may name
+# the facts that a row's condition may name
 FACTS: Mapping[str, str] = {
     "gpu": "nvidia, AMD's cdna (matrix units for computing) or rdna (for graphics), or Triton's interpreter",
     "sm": "NVIDIA's compute capability, 90 for 9.0; 0 elsewhere",
@@ -196,7 +197,7 @@ def power_of_2(n: int) -> int:
 
 
 def tile_rows(rows: int) -> int:
-    """How many rows a tile wants for so many: a power of 2 from 16 to 128."""
+    """The rows of a tile for a number of rows: a power of 2 from 16 to 128."""
     return max(16, min(128, power_of_2(rows)))
 
 
