@@ -1,9 +1,9 @@
 """The files of model families -> `Family`, each read when it is asked for.
 
 One file says one family, `models/<model_type>.yaml`, as far as it differs from the one that it is ``like``: another
-family, or a pattern, whose file's name begins with ``_``. All lie at last over `_general`, which also reads the models
-whose family is not known. A file's statements are laid over those of the file below before they are compiled, and each
-keeps its own place, so that a fault is told where it stands and not where it is inherited.
+family, or a template, whose file's name begins with ``_``. All lie at last over `_general`; models whose family has no
+file are read by `_unknown`. A file's statements are laid over those of the file below before they are compiled, and
+each keeps its own place, so that a fault is told where it stands and not where it is inherited.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from attnreg.models.stack import Call, Family, Part
 from attnreg.models.values import ConfigCondition, Literal, Value, compile_condition, compile_value
 
 GENERAL = "_general"
+UNKNOWN = "_unknown"
 SOURCES = "_sources"
 # what is said of a file, or of where a part stands, and not of layers
 _OWN = {"like", *schema.OF_FILE, *schema.OF_PART}
@@ -83,11 +84,11 @@ class Families:
         return len(self._names)
 
     def where(self, name: str) -> Location:
-        """The file of a family or a pattern."""
+        """The file of a family or a template."""
         return Location(f"{self.label}/{name}.yaml", 1, 1)
 
     def text(self, name: str) -> str:
-        """The file of a family or a pattern as it is written."""
+        """The file of a family or a template as it is written."""
         return self._file(name).document.text.rstrip()
 
     def source(self, name: str) -> str:
@@ -99,7 +100,7 @@ class Families:
         return self._file(name).model.note
 
     def like(self, name: str) -> str:
-        """The family or the pattern that this one says it is like, or ""."""
+        """The family or the template that this one says it is like, or ""."""
         return self._file(name).model.like or ""
 
     def lineage(self, name: str) -> tuple[str, ...]:
@@ -132,7 +133,7 @@ class Families:
         return self._laid[name]
 
     def get(self, name: str) -> Family:
-        """The family, compiled; `_general` is the rule for a family that has no file."""
+        """The family, compiled; `_unknown` is the rule for a family that has no file."""
         if name not in self._compiled:
             self._compiled[name] = self._compile(name, self.statements(name))
         return self._compiled[name]
@@ -148,7 +149,7 @@ class Families:
             sources = frozenset(self._sources())
         except RegistryError as e:
             problems |= dict.fromkeys(e.problems)
-        for name in self.files:
+        for name in sorted({*self.files, GENERAL, UNKNOWN}):
             try:
                 if name != SOURCES:
                     self._check(name, sources)
@@ -365,18 +366,18 @@ def _lay(below: Statements, own: Statements) -> Statements:
 
 def _introduced(name: str, file: schema.FamilyData, document: Document) -> None:
     """Report what a file should say of itself and does not, and what it has no business to say."""
-    pattern = name.startswith("_")
+    template = name.startswith("_")
     kind, needed, foreign = "a family", ["model_type", "source"], ["summary", *schema.OF_PART]
-    if pattern:
-        kind, needed, foreign = "a pattern", ["summary"], ["model_type", "source", *schema.OF_PART]
+    if template:
+        kind, needed, foreign = "a template", ["summary"], ["model_type", "source", *schema.OF_PART]
     for key in needed:
         if getattr(file, key) is None:
             help_ = f"the file of {kind} must have it"
             document.problems.append(document.problem((), f"`{key}` is missing", help_))
     for key in foreign:
         if key in file.model_fields_set:
-            help_ = "it says where a part stands" if key in schema.OF_PART else "the names of patterns begin with `_`"
+            help_ = "it says where a part stands" if key in schema.OF_PART else "the names of templates begin with `_`"
             document.problems.append(document.problem((key,), f"{kind} has no `{key}`", help_, key=True))
-    if not pattern and file.model_type not in (None, name):
+    if not template and file.model_type not in (None, name):
         message = f"model_type: `{file.model_type}` stands in the file of `{name}`"
         document.problems.append(document.problem(("model_type",), message, "give the file and the family one name"))

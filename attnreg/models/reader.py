@@ -12,7 +12,7 @@ from typing import Any
 
 from attnreg.compile.bundled import registry_root
 from attnreg.models.facts import LayerFacts, MlaDims, request_of
-from attnreg.models.families import GENERAL, Families
+from attnreg.models.families import UNKNOWN, Families
 from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
 from attnreg.models.stack import Family, Stack
@@ -145,8 +145,8 @@ class _Reading:
         )
         if data.get("is_encoder_decoder") is True:
             self.notes.append("is_encoder_decoder is True; only the decoder's self-attention is given.")
-        general = self.families.get(GENERAL)
-        self.stack(_fields(data, where, general), general, "", stranger)
+        unknown = self.families.get(UNKNOWN)
+        self.stack(_fields(data, where, unknown), unknown, "", stranger)
 
     def strange_tower(self, data: Mapping[str, Any], where: str, name: str, depth: int) -> None:
         """Read a tower beside the text model of a family that is not known, if its own is."""

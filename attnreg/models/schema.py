@@ -115,13 +115,13 @@ class RefusalData(DataModel):
 class FamilyData(CallData):
     """models/<model_type>.yaml: how the config.json of a model family maps to its layers; or a part of such a model.
 
-    A file whose name begins with `_` is a pattern that families are like: it has a summary in place of a model_type.
+    A file whose name begins with `_` is a template that families are like: it has a summary in place of a model_type.
     One model serves files and parts, because a second would cost a cold `attnreg explain` more than reading a file.
     """
 
     model_type: str | None = Field(default=None, description="The family's name, which is the file's.")
-    summary: str | None = Field(default=None, description="What a pattern is for.")
-    like: str | None = Field(default=None, description="The family or the pattern over which this is laid.")
+    summary: str | None = Field(default=None, description="What a template is for.")
+    like: str | None = Field(default=None, description="The family or the template over which this is laid.")
     source: str | None = Field(default=None, description="Where the rule was read: <source>:<path>#<symbol>.")
     note: str = Field(default="", description="A sentence that is printed with every model of the family.")
     names: dict[str, Words] = Field(default={}, description="Field -> other names under which its files hold it.")

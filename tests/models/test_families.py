@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_families import GENERAL, LABEL, SOURCES, families, of_files, read
+from support.small_families import GENERAL, LABEL, SOURCES, UNKNOWN, families, of_files, read
 
 from attnreg.errors import RegistryError
 from attnreg.models.facts import CHECKS
@@ -70,15 +70,15 @@ def test_statements_know_their_files() -> None:
     assert known.lineage("m") == ("m", "_plain", "_general")
 
 
-def test_patterns_are_no_families() -> None:
+def test_templates_are_no_families() -> None:
     known = families("m:\n  like: _plain\n_plain:\n  kv_heads: 2\n")
     assert (list(known), len(known), "_plain" in known, "_general" in known) == (["m"], 1, False, False)
     assert (known.like("m"), known.like("_plain"), known.text("_plain")) == (
         "_plain",
         "",
-        "summary: A pattern.\nkv_heads: 2",
+        "summary: A template.\nkv_heads: 2",
     )
-    model = requests_from_model({"model_type": "_plain", "layers": 1}, families=known)
+    model = requests_from_model({"model_type": "_plain", "layers": 1, "heads": 4}, families=known)
     assert model.assumptions[0].startswith("model_type '_plain' is not a known family")
 
 
@@ -98,7 +98,7 @@ FAMILY = "model_type: m\nheads: 2\nsource: here:file.py#Name\n"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    for name, text in {"_general": GENERAL, "_sources": SOURCES, "m": FAMILY}.items():
+    for name, text in {"_general": GENERAL, "_unknown": UNKNOWN, "_sources": SOURCES, "m": FAMILY}.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     return tmp_path
 
@@ -120,7 +120,7 @@ def test_files_that_are_none_of_a_family(name: str, directory: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["_general", "_sources"])
+@pytest.mark.parametrize("name", ["_general", "_sources", "_unknown"])
 def test_a_file_that_every_directory_has(name: str, directory: Path) -> None:
     (directory / f"{name}.yaml").unlink()
     assert problems(Families.load(directory, LABEL))[0] == f"models/{name}.yaml:1:1: the file is missing"
@@ -140,7 +140,7 @@ def test_directories_and_files_that_cannot_be_read(directory: Path) -> None:
 # what a file says of itself ------------------------------------------------------------------------------------------
 
 ORPHAN = "model_type: m\nsource: here:f.py#N\n"
-A_FAMILY, A_PATTERN = "the file of a family must have it", "the file of a pattern must have it"
+A_FAMILY, A_TEMPLATE = "the file of a family must have it", "the file of a template must have it"
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ A_FAMILY, A_PATTERN = "the file of a family must have it", "the file of a patter
         ),
         (
             {"m": ORPHAN + "summary: A plain decoder.\n"},
-            "models/m.yaml:3:1: a family has no `summary`; the names of patterns begin with `_`",
+            "models/m.yaml:3:1: a family has no `summary`; the names of templates begin with `_`",
         ),
-        ({"_m": "heads: 2\n"}, f"models/_m.yaml:1:1: `summary` is missing; {A_PATTERN}"),
+        ({"_m": "heads: 2\n"}, f"models/_m.yaml:1:1: `summary` is missing; {A_TEMPLATE}"),
         (
             {"_m": "summary: A plain decoder.\nmodel_type: m\n"},
-            "models/_m.yaml:2:1: a pattern has no `model_type`; the names of patterns begin with `_`",
+            "models/_m.yaml:2:1: a template has no `model_type`; the names of templates begin with `_`",
         ),
         (
             {"m": ORPHAN + "at: text_config\n"},
@@ -191,7 +191,7 @@ A_FAMILY, A_PATTERN = "the file of a family must have it", "the file of a patter
         ({"_sources": "- here\n"}, "models/_sources.yaml:1:1: the file: expected a mapping, got a list"),
         (
             {"m": ORPHAN + "like: lama\n", "llama": ORPHAN.replace("m\n", "llama\n", 1)},
-            "models/m.yaml:3:7: like: there is no file lama.yaml; did you mean `llama`? (also: _general, m)",
+            "models/m.yaml:3:7: like: there is no file lama.yaml; did you mean `llama`? (also: _general, _unknown, m)",
         ),
         ({"m": ORPHAN + "like: m\n"}, "models/m.yaml:3:7: like: families are like each other: m -> m"),
         (

@@ -15,7 +15,7 @@ GENERAL = """\
 summary: What holds unless a family says otherwise.
 layers: layers
 heads: [heads, 8]
-kv_heads: [kv, {note: KV heads were assumed., value: heads}, 8]
+kv_heads: [kv, heads, 8]
 head_size: [size, {quotient: [width, heads]}, 64]
 window: window
 chunk: chunk
@@ -27,11 +27,15 @@ words:
   none: {kind: none}
 pattern: full
 """
+UNKNOWN = """\
+summary: How a model of another family is read.
+kv_heads: [kv, {note: KV heads were assumed., value: heads}]
+"""
 
 
 def of_files(**files: str) -> Families:
-    """Families of files that are given whole, by their names; beside them the general rules and the sources."""
-    return Families.of({"_general": GENERAL, "_sources": SOURCES, **files}, LABEL)
+    """Families of files that are given whole, by their names; beside them the files that every directory has."""
+    return Families.of({"_general": GENERAL, "_unknown": UNKNOWN, "_sources": SOURCES, **files}, LABEL)
 
 
 def families(text: str) -> Families:
@@ -42,7 +46,7 @@ def families(text: str) -> Families:
     parts = re.split(r"^(\S+):\n", textwrap.dedent(text), flags=re.MULTILINE)[1:]
     said = {name: textwrap.dedent(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
     source = "source: here:file.py#Name\n"
-    heads = {name: f"model_type: {name}\n" if name[0] != "_" else "summary: A pattern.\n" for name in said}
+    heads = {name: f"model_type: {name}\n" if name[0] != "_" else "summary: A template.\n" for name in said}
     return of_files(**{n: heads[n] + body + (source if n[0] != "_" else "") for n, body in said.items()})
 
 

@@ -63,3 +63,10 @@ def test_the_guide_shows_every_kind_of_matcher() -> None:
     words = ("min", "max", "below", "multiple_of", "not", "only", "any", "without", "packages", "flags", "features")
     assert not [word for word in words if not re.search(rf"\b{word}:", body)]
     assert not [sign for sign in ("*", "?", "null", "[") if sign not in body]
+
+
+def test_the_families_that_are_shown_are_the_files() -> None:
+    text = (ROOT / "docs/writing_models.md").read_text(encoding="utf-8")
+    shown = {m[3].splitlines()[0].removeprefix("# "): m[3].partition("\n")[2] for m in _FENCE.finditer(text)}
+    assert len(shown) == 2
+    assert {name: (ROOT / name).read_text(encoding="utf-8") for name in shown} == shown
