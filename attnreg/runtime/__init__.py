@@ -1,1 +1,1 @@
-"""What an engine calls: the contract with kernel modules, the layer that runs one, and the custom ops."""
+"""The interface for engines: the contract with kernel modules, the layer that runs one, and the custom ops."""

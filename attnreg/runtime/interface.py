@@ -313,7 +313,7 @@ class BatchMetadata:
 
     @property
     def num_tokens(self) -> int:
-        """How many query rows are tokens, and no padding."""
+        """The number of query rows before the padding."""
         return int(self.query_start_loc_cpu[-1])
 
     @property

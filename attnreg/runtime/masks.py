@@ -1,4 +1,4 @@
-"""Which keys a query sees by position (step 4 of the contract), for backends that compute masks in PyTorch."""
+"""Masks by position (step 4 of the contract), for backends that compute them in PyTorch."""
 
 from __future__ import annotations
 

@@ -71,11 +71,11 @@ class Decider:
 
         chosen = selection.backend
         assert chosen is not None
-        known = AttentionBackendEnum.__members__
-        if chosen.name not in known:
+        members = AttentionBackendEnum.__members__
+        if chosen.name not in members:
             message = f"{chosen.name} is no attention backend of this vLLM, nor was it registered with it"
-            raise attnreg.RegistryError([Problem(chosen.row.where, message, did_you_mean(chosen.name, known))])
-        return known[chosen.name]
+            raise attnreg.RegistryError([Problem(chosen.row.where, message, did_you_mean(chosen.name, members))])
+        return members[chosen.name]
 
     def _tell(self, selection: attnreg.Selection) -> None:
         key = selection.request, selection.platform

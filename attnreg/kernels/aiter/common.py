@@ -1,4 +1,4 @@
-"""What the adapters over AMD's aiter have in common: the cache they accept, and dense memory for a call."""
+"""Functions that the adapters over AMD's aiter share: the cache they accept, and dense memory for a call."""
 
 from __future__ import annotations
 

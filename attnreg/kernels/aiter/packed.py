@@ -45,7 +45,7 @@ def attend(
         return
     w = spec.sliding_window
     left, right = (-1, -1) if w is None else (w - 1, 0 if lengths.causal else w - 1)
-    given = {
+    arguments = {
         "q": query,
         "k": key,
         "v": value,
@@ -61,13 +61,17 @@ def attend(
     # _varlen runs bfloat16 with head size 128 by assembly kernels without sinks, and takes a window of (0, 0) for none
     if params.sinks is None and w != 1:
         # min_seqlen_q 0 and not 1, which some engines pass: with 1, requests with so few queries are left unwritten
-        common.into(output, lambda out: _varlen(**given, cu_seqlens_k=lengths.key_starts, min_seqlen_q=0, out=out))
+        common.into(output, lambda out: _varlen(**arguments, cu_seqlens_k=lengths.key_starts, min_seqlen_q=0, out=out))
         return
     # a paged cache whose pages hold one token each
     pages = common.with_spare(torch.arange(key.shape[0], device=key.device))
     common.into(
         output,
         lambda out: _batch_prefill(
-            **given, kv_indptr=lengths.key_starts, kv_page_indices=pages, sink_ptr=common.float32(params.sinks), out=out
+            **arguments,
+            kv_indptr=lengths.key_starts,
+            kv_page_indices=pages,
+            sink_ptr=common.float32(params.sinks),
+            out=out,
         ),
     )

@@ -37,10 +37,10 @@ class Value:
 
     def load(self) -> Any:
         """The installed object. Raises `UpstreamError` where it is gone or cannot be imported."""
-        found = getattr(self._module(), self.name, None)
-        if found is None:
+        value = getattr(self._module(), self.name, None)
+        if value is None:
             raise UpstreamError(f"{self.package} has no {self.modules[0]}.{self.name} any more {self._read}")
-        return found
+        return value
 
     def _module(self) -> ModuleType:
         for i, name in enumerate(self.modules):
@@ -72,19 +72,19 @@ class Function(Value):
 
     def load(self) -> Callable[..., Any]:
         """The installed function. Raises `UpstreamError` where it is gone, changed, or cannot be imported."""
-        found: Callable[..., Any] = Value.load(self)
-        changes = list(self.changes(found))
+        function: Callable[..., Any] = Value.load(self)
+        changes = list(self.changes(function))
         if changes:
             raise UpstreamError(f"{self.package}'s {self.name} {', and '.join(changes)} {self._read}")
-        return found
+        return function
 
-    def changes(self, found: Any) -> Iterator[str]:
+    def changes(self, function: Any) -> Iterator[str]:
         """The differences of an installed function from the adapter's call, each as the end of a sentence about it."""
-        if not callable(found):
+        if not callable(function):
             yield "is no function any more"
             return
         try:
-            parameters = inspect.signature(found).parameters
+            parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):
             yield "has no signature to compare with the adapter's call"
             return

@@ -1,1 +1,1 @@
-"""What the rows without kernels of their own share: keys gathered from a paged cache, attention in PyTorch."""
+"""Attention in PyTorch over keys gathered from a paged cache, shared by the rows without kernels of their own."""

@@ -72,7 +72,7 @@ def _alibi(piece: Piece, slopes: Tensor) -> Tensor:
 
 
 def _later(scores: Tensor) -> Tensor:
-    """Which keys come after a query, [queries, keys]."""
+    """Whether a key comes after a query, [queries, keys] bool."""
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
 
 

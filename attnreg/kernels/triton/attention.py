@@ -35,7 +35,7 @@ class Keys(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """How products of queries and keys become scores, in powers of 2; slopes [BLOCK_M], None without ALiBi."""
+    """The factors that turn products of queries and keys into scores, in powers of 2; slopes [BLOCK_M] or None."""
 
     scale: tl.tensor
     softcap: tl.tensor

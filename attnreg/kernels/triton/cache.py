@@ -77,7 +77,7 @@ _WRITE = Kernel(_write_kv_kernel)
 
 
 class _Code(NamedTuple):
-    """What the kernel's code depends on, apart from strides."""
+    """The facts that the kernel's code depends on, apart from strides."""
 
     dtype: torch.dtype
     num_kv_heads: int

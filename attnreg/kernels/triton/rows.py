@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""Which rows a program of the attention kernel computes, and which keys they see.
+"""The rows that a program of the attention kernel computes, and the keys that they see.
 
 A tile's rows are BLOCK_Q consecutive queries of one request, each with the ``heads`` query heads of a group that share
 a KV head. Causality, windows and bidirectional ranges all reduce to one half-open interval of visible keys per row,

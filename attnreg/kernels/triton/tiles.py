@@ -213,8 +213,8 @@ def choose_config(target: Target, shape: Shape) -> Config:
 
 def matching_row(target: Target, shape: Shape) -> Row:
     """The first row that a launch matches."""
-    known = facts(target, shape)
-    return next(row for row in TABLE if row.when.holds(known))
+    launch = facts(target, shape)
+    return next(row for row in TABLE if row.when.holds(launch))
 
 
 def _fit(target: Target, shape: Shape, config: Config) -> Config:
