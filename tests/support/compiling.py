@@ -54,7 +54,7 @@ DEFAULT = (
     Case("decode fp8", cache="float8_e4m3fn", features=("sinks", "lse")),
     Case("queries 16", queries=16, requests=64, causal=False),
     Case("prefill", queries=2048),
-    Case("prefill packed", queries=4096, keys=4096, block_size=0),
+    Case("prefill packed", queries=4096, keys=4096, block_size=0, features=("sinks", "lse")),
     Case("split decode fp8", layout="SPLIT", cache="float8_e4m3fn"),
     Case("split prefill", queries=2048, layout="SPLIT", causal=False),
     Case("split 16 queries, fp8 of gfx942", queries=16, layout="SPLIT", cache="float8_e4m3fnuz", causal=False),
