@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
+import tarfile
 import tempfile
 from pathlib import Path
 
 from attnreg.compile.bundled import registry_root
 from attnreg.errors import Location, Problem, RegistryError
-from attnreg.loader import load_registry
+from attnreg.loader import bundled_registries, load_registry
 from attnreg.registry import Registry
 
 
@@ -36,13 +38,39 @@ def load_revision(source: str) -> Registry:
         return load_registry(target)
 
 
+def family_texts(source: str) -> dict[str, str] | None:
+    """The files of the model families of what ``source`` names, as `load_revision` takes it; None where it has none."""
+    revision, colon, directory = source.partition(":")
+    if not colon or not revision or Path(source).exists():
+        folder = Path(bundled_registries().get(source, source), "models")
+        files = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
+        return {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in files} or None
+    here = Path.cwd() if directory else registry_root().parent
+    folder = Path(directory.rstrip("/") or registry_root().name, "models")
+    if not _git(here, "ls-tree", "--name-only", revision, "--", f"{folder.as_posix()}", source=source):
+        return None
+    archive = _git_bytes(here, "archive", "--format=tar", revision, "--", folder.as_posix(), source=source)
+    out = {}
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            name, file = Path(member.name), tar.extractfile(member)
+            if name.suffix == ".yaml" and name.parent.name == "models" and file is not None:
+                out[name.stem] = file.read().decode(errors="replace")
+    return out or None
+
+
 def _git(here: Path, *arguments: str, source: str) -> str:
+    return _git_bytes(here, *arguments, source=source).decode()
+
+
+def _git_bytes(here: Path, *arguments: str, source: str) -> bytes:
     try:
-        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, check=False)
     except OSError as e:
         raise _problem(source, f"git cannot be run: {e.strerror}") from None
     if done.returncode:
-        raise _problem(source, f"git {arguments[0]}: {done.stderr.strip() or 'failed'}")
+        message = done.stderr.decode(errors="replace").strip()
+        raise _problem(source, f"git {arguments[0]}: {message or 'failed'}")
     return done.stdout
 
 

@@ -141,13 +141,14 @@ def diff(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Compare two registries: exactly which configurations change their backend.
+    """Compare two registries: exactly which configurations change their backend, and which model families change.
 
     BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY.
     """
     from attnreg.analysis.diff import diff as diff_registries
-    from attnreg.analysis.revisions import load_revision
-    from attnreg.explain.tables import print_diff
+    from attnreg.analysis.model_changes import ModelChanges, model_changes
+    from attnreg.analysis.revisions import family_texts, load_revision
+    from attnreg.explain.tables import print_diff, print_model_changes
 
     within: dict[str, Any] = {"platform": platform} if platform else {}
     within |= {"arch": list(arch)} if arch else {}
@@ -163,11 +164,15 @@ def diff(
         any_packages=any_packages,
         limit=limit,
     )
+    was, now = family_texts(before), family_texts(after)
+    # registries without families of their own, as other engines' are, have none to compare
+    models = model_changes(was, now) if was and now else None
     if as_json:
-        print_json(difference.to_dict())
+        print_json(difference.to_dict() | ({} if models is None else {"models": models.to_dict()}))
     else:
         print_diff(difference, terminal())
-    raise click.exceptions.Exit(1 if difference.changes else 0)
+        print_model_changes(models or ModelChanges(), terminal())
+    raise click.exceptions.Exit(1 if difference.changes or (models or ModelChanges()).lines() else 0)
 
 
 @click.command(short_help="Prove what backends claim, by running them.")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnreg.analysis.diff import Diff
+    from attnreg.analysis.model_changes import ModelChanges
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Order, Registry, Variant
 
@@ -173,6 +174,18 @@ def print_diff(difference: Diff, console: Console) -> None:
             _print_hanging(console, f"{region.text} ({region.count:,})", "  • ", "")
         if change.rest:
             console.print(Text(f"  … and {change.rest:,} more (--limit shows more boxes)", style="dim"))
+
+
+def print_model_changes(changes: ModelChanges, console: Console) -> None:
+    """Print the model families whose descriptions change between two registries; nothing where none does."""
+    from rich.text import Text
+
+    lines = changes.lines()
+    if lines:
+        console.print()
+        console.print(Text("model families", style="bold"))
+    for line in lines:
+        _print_hanging(console, line, "  • ", "")
 
 
 def _print_hanging(console: Console, text: str, head: str, style: str) -> None:
