@@ -129,6 +129,7 @@ def _ten_candidates() -> attnreg.Registry:
     """The default registry with five more candidates, copies under new names, in the ROCm order."""
     row = {"summary": "A copy.", "platforms": ["rocm"], "attention": "mha", "source": "vllm:a/copy.py#Copy"}
     claims = {"dtypes": ["float16"], "kv_dtypes": ["auto"], "head_sizes": {"multiple_of": 8}, "block_sizes": "any"}
+    claims |= {"head_sizes_v": "same", "num_heads": "any", "num_kv_heads": "any", "cache_layouts": "any"}
     capabilities = {**claims, "attn_types": ["decoder"], "features": ["sinks"]}
     names = [f"COPY_{i}" for i in range(5)]
     backends = {name: {**row, "capabilities": capabilities} for name in names}
