@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +90,28 @@ def test_diff_of_two_revisions(run: Callable[..., Any], tmp_path: Path, monkeypa
     result = run("diff", "main:registry", "registry", "--limit", "1")
     assert result.status == 1
     assert "FLASH_ATTN → FLASHINFER" in result.out
+    assert "model families" not in result.out
     assert "git ls-tree" in run("diff", "nowhere:registry", "registry").err
+
+
+def test_diff_tells_the_families_that_change_in_a_revision(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "registry", tmp_path / "registry")
+    for command in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", "one")):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    assert run("diff", "main:registry", "registry", "--arch", "sm90").status == 0
+    with (tmp_path / "registry/models/granite_swa.yaml").open("a") as file:
+        file.write("softcap: 30\n")
+    result = run("diff", "main:registry", "registry", "--arch", "sm90")
+    assert result.status == 1
+    assert "granite_swa: softcap; and 1 like it: granitemoe_swa" in result.out
+    data = json.loads(run("diff", "main:registry", "registry", "--arch", "sm90", "--json").out)["models"]
+    assert [(c["file"], c["what"], c["families"]) for c in data["changes"]] == [
+        ("granite_swa", ["softcap"], ["granite_swa", "granitemoe_swa"])
+    ]
 
 
 def test_a_lock_holds_a_models_ranks_and_leaves_mixers_out(run: Callable[..., Any]) -> None:
