@@ -196,7 +196,8 @@ class RowCompiler(Reporter):
                 capabilities.add(named)
                 return
             for i, word in enumerate(words if isinstance(words, list) else ()):
-                if word in named and not capabilities.remove(word):
+                # what is no word was reported, and a mapping or a list is no key
+                if isinstance(word, str) and word in named and not capabilities.remove(word):
                     self.report(part, (*path, i), f"the row does not claim `{word}`")
         elif key in self.vocabulary.claims:
             self._adjust_claim(capabilities, part, verb, key, words if isinstance(words, list) else [words])

@@ -229,6 +229,20 @@ backends.yaml:11:51: backends.A.variants.capabilities.remove.dtypes: the row doe
   help: claimed: float16
 backends.yaml:11:73: backends.A.variants.capabilities.remove.features: the row does not claim `sinks`""",
     ),
+    "remove of what is no word": (
+        "backends",
+        row(
+            "capabilities: {dtypes: [float16], features: [sinks]}",
+            "variants:",
+            "  - name: v",
+            "    capabilities: {remove: {features: [sinks, {a: 1}, []]}}",
+        ),
+        """\
+backends.yaml:11:51: backends.A.variants.capabilities.remove.features: expected a feature, got a mapping
+  help: known: alibi, sinks
+backends.yaml:11:59: backends.A.variants.capabilities.remove.features: expected a feature, got an empty list
+  help: known: alibi, sinks""",
+    ),
     "remove of everything": (
         "backends",
         row(
