@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.masks import MaskSource
-from attnreg.integrations.transformers.meanings import Ranged
+from attnreg.integrations.transformers.meanings import Ranged, known_band
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.masks import Band
@@ -151,7 +151,8 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
 def _rest(source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: Tensor) -> Rest | None:
     """The omitted queries ([batch, queries] bool) that see a key; None where no such query sees one."""
     keys = torch.arange(padding.shape[1], device="cpu")
-    if isinstance(meaning, Ranged):
+    # a meaning that was fitted says nothing of rows of padding, which it was not compared with
+    if isinstance(meaning, Ranged) or known_band(source.arguments["mask_function"]) is None:
         seen = source.dense()[:, 0, :, : len(keys)].cpu()
     else:
         queries = torch.arange(source.begin, source.begin + source.queries, device="cpu")

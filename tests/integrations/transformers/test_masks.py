@@ -244,3 +244,13 @@ def test_a_mask_that_is_read_as_booleans_is_the_mask(use: Function) -> None:
 def test_a_mask_tells_whether_it_is_empty() -> None:
     assert bool(lazy_mask(1, 4, 4).any())
     assert not bool(lazy_mask(1, 4, 4).all())
+
+
+def test_rows_of_padding_see_what_their_mask_says_and_not_what_fits_the_others() -> None:
+    # tokens see all before them; the last two positions, which are padding, see the first key alone
+    own = theirs.and_masks(theirs.causal_mask_function, lambda b, h, q, k: (q < 2) | (k == 0))
+    padding = torch.tensor([[True, True, False, False]])
+    packed = packed_mask(lazy_mask(1, 4, 4, mask_function=own, attention_mask=padding).source, crossed=False)
+    assert isinstance(packed, Packed)
+    assert packed.rest is not None
+    assert packed.rest.mask[0, 0].tolist() == [[True, False, False, False]] * 2
