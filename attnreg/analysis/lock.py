@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import Location, Problem, RegistryError, RequestError
+from attnreg.files import FileError, read_json
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.selection.refusal import full_dict
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
 
 FORMAT = 1
+MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ def write_lock(
 def read_lock(path: Path) -> dict[str, Any]:
     """The contents of a lock file. Raises `RegistryError` for a file that is not one."""
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as e:
-        raise _problem(path, f"no lock file: {e}") from None
+        data = read_json(path, MAX_BYTES)
+    except FileError as e:
+        raise RegistryError([e.problem]) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("selections"), list):
         raise _problem(path, f"no lock file of format {FORMAT}")
     return data

@@ -103,6 +103,7 @@ def lock(
     from pathlib import Path
 
     from attnreg.analysis.lock import write_lock
+    from attnreg.files import write_text
 
     registry = registry_inputs.load()
     platforms = platform_inputs.platforms(registry)
@@ -115,7 +116,7 @@ def lock(
     if output == "-":
         click.echo(text, nl=False)
     else:
-        Path(output).write_text(text)
+        write_text(Path(output), text)
 
 
 @click.command(short_help="Compare two registries: what changes, exactly.")

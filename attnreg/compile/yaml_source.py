@@ -30,6 +30,7 @@ from yaml.events import (
 )  # fmt: skip
 
 from attnreg.errors import Location, Problem, RegistryError
+from attnreg.files import FileError, read_text
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
@@ -106,23 +107,10 @@ class Document:
     @classmethod
     def load(cls, path: Path, label: str | None = None) -> Document:
         """The document in a file, which messages call ``label``."""
-        file = label or str(path)
         try:
-            with path.open("rb") as stream:
-                data = stream.read(MAX_BYTES + 1)
-        except (OSError, ValueError) as e:
-            message = f"cannot be read: {getattr(e, 'strerror', None) or e}"
-            raise RegistryError([Problem(Location(file, 1, 1), message)]) from None
-        if len(data) > MAX_BYTES:
-            raise RegistryError([Problem(Location(file, 1, 1), _TOO_LARGE)])
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as e:
-            line = data.count(b"\n", 0, e.start) + 1
-            column = e.start - data.rfind(b"\n", 0, e.start)
-            message = f"not UTF-8 text: {e.reason} at byte {e.start}"
-            raise RegistryError([Problem(Location(file, line, column), message)]) from None
-        return cls(text, file)
+            return cls(read_text(path, MAX_BYTES, label or ""), label or str(path))
+        except FileError as e:
+            raise RegistryError([e.problem]) from None
 
     def at(self, *path: str | int) -> Location:
         """The location of the value at ``path``, or of the nearest enclosing value if the file lacks that path."""

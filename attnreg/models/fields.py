@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from attnreg.files import FileError, read_json
 
 MAX_BYTES = 16 * 2**20
 MAX_NUMBER = 2**31 - 1
@@ -147,18 +148,13 @@ def read_config(config: object) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(config, str | os.PathLike):
         return "", mapping(config, "config", _ACCEPTED)
     path = Path(os.fsdecode(config))
+    path = path / "config.json" if os.path.isdir(path) else path
+    if not os.path.lexists(path):
+        raise ConfigError(f"{path}: no such file; {_ACCEPTED}")
     try:
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
-            problem = "not a regular file" if path.exists() else "no such file"
-            raise ConfigError(f"{path}: {problem}; {_ACCEPTED}")
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; {_ACCEPTED}") from error
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{path}: more than 16 MiB, which no config.json has; {_ACCEPTED}")
-    return str(path), mapping(_parse(path, text), f"{path}: the content", _OBJECT)
+        return str(path), mapping(read_json(path, MAX_BYTES), f"{path}: the content", _OBJECT)
+    except FileError as e:
+        raise ConfigError(f"{e}; {_ACCEPTED}") from None
 
 
 def show(value: object) -> str:
@@ -187,15 +183,3 @@ def _find(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
             return False, None
         value = value[step]
     return "." in name, value if "." in name else None
-
-
-def _parse(path: Path, text: bytes) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        problem = f"{error.msg} at line {error.lineno}, column {error.colno}"
-    except ValueError as error:
-        problem = str(error)
-    except RecursionError:
-        problem = "nested too deeply"
-    raise ConfigError(f"{path}: not JSON ({problem}); {_ACCEPTED}")

@@ -63,7 +63,7 @@ def test_a_word_that_the_data_lost_is_a_drift(lock: Path) -> None:
 
 
 BAD = [
-    ("no JSON", "{", "no lock file: "),
+    ("no JSON", "{", "not JSON: Expecting property name"),
     ("another format", "{}", "no lock file of format 1"),
     ("no request", '{"format": 1, "registry": "default", "selections": [{}]}', "selection 1 cannot be read: "),
 ]

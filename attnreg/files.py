@@ -1,0 +1,112 @@
+"""Reads and writes the files that a user names. Only regular files and the shell's pipes are read, up to a size."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+from attnreg.errors import Location, Problem
+
+_KINDS = {
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
+class FileError(ValueError):
+    """Raised for a file that cannot be read or written; ``problem`` has the place and what is wrong."""
+
+    def __init__(self, file: str, message: str, line: int = 1, column: int = 1) -> None:
+        self.problem = Problem(Location(file, line, column), message)
+        super().__init__(str(self.problem))
+
+    def __reduce__(self) -> tuple[type[FileError], tuple[str, str, int, int]]:
+        where = self.problem.where
+        return FileError, (where.file, self.problem.message, where.line, where.column)
+
+
+def kind_of(path: Path) -> str:
+    """What stands at a path, such as ``a directory``; "" where there is nothing.
+
+    An anonymous pipe, which a shell names /dev/stdin or /dev/fd/63, is ``a pipe``. Raises OSError.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError:  # a NUL in the name
+        return ""
+    except OSError as e:
+        if e.errno not in _ABSENT:
+            raise
+        return f"a link to {os.readlink(path)}, where there is nothing" if os.path.islink(path) else ""
+    if stat.S_ISFIFO(mode) and os.path.realpath(path).startswith(("/proc/", "/dev/fd/")):
+        return "a pipe"
+    return _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+
+
+def read_bytes(path: Path, limit: int, label: str = "") -> bytes:
+    """The bytes of a file, which messages call ``label``. Raises `FileError` for one of more than ``limit`` bytes.
+
+    It never waits for a writer: a named pipe is refused. A pipe of the shell is read to its end.
+    """
+    label = label or str(path)
+    try:
+        kind = kind_of(path)
+        if kind not in ("a regular file", "a directory", "a pipe", ""):
+            raise FileError(label, f"cannot be read: it is {kind}")
+        # without O_NONBLOCK, some files of /proc wait for data
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        if kind == "a pipe":
+            os.set_blocking(descriptor, True)
+        with open(descriptor, "rb") as file:
+            data = file.read(limit + 1) or b""
+    except OSError as e:
+        raise FileError(label, f"cannot be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise e if isinstance(e, FileError) else FileError(label, f"cannot be read: {e}") from None
+    if len(data) > limit:
+        raise FileError(label, f"over {limit:,} bytes: nothing that large is read")
+    return data
+
+
+def read_text(path: Path, limit: int, label: str = "") -> str:
+    """The text of a file as `read_bytes` reads it. Raises `FileError` for text that is not UTF-8."""
+    data = read_bytes(path, limit, label)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        data = e.object  # without the mark that may stand first
+        line, column = data.count(b"\n", 0, e.start) + 1, e.start - data.rfind(b"\n", 0, e.start)
+        raise FileError(label or str(path), f"not UTF-8 text: {e.reason} at byte {e.start}", line, column) from None
+
+
+def read_json(path: Path, limit: int, label: str = "") -> object:
+    """The value in a JSON file as `read_text` reads it. Raises `FileError` with the place of a fault."""
+    text, label = read_text(path, limit, label), label or str(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as e:
+        raise FileError(label, f"not JSON: {e.msg}", e.lineno, e.colno) from None
+    except ValueError:
+        raise FileError(label, "not JSON: a number of too many digits") from None
+    except RecursionError:
+        raise FileError(label, "not JSON: nested too deeply") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text to a file. Raises `FileError`; it never waits for the reader of a named pipe."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0)
+        descriptor = os.open(path, flags, 0o666)
+        os.set_blocking(descriptor, True)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except (OSError, ValueError) as e:
+        raise FileError(str(path), f"cannot be written: {getattr(e, 'strerror', None) or e}") from None
