@@ -89,12 +89,23 @@ def word_set(name: str, values: Iterable[str]) -> frozenset[str]:
     return frozenset(words)
 
 
+def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word that is most like a word; case, dashes and underscores make no difference."""
+    names = {_folded(name): name for name in sorted(set(known), reverse=True)}
+    near = difflib.get_close_matches(_folded(str(word)), names, n=1, cutoff=cutoff)
+    return names[near[0]] if near else None
+
+
 def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: float = 0.6) -> str:
     """Help for an unknown word: the known word that is nearest to it, then at most ``also`` others."""
     choices: Sequence[str] = sorted(set(known))
-    near = difflib.get_close_matches(str(word), choices, n=1, cutoff=cutoff)
-    others = [c for c in choices if c not in near]
+    near = nearest(word, choices, cutoff)
+    others = [c for c in choices if c != near]
     shown = ", ".join(others[:also]) + (", …" if len(others) > also else "")
-    if near:
-        return f"did you mean `{near[0]}`?" + (f" (also: {shown})" if shown else "")
+    if near is not None:
+        return f"did you mean `{near}`?" + (f" (also: {shown})" if shown else "")
     return f"known: {shown}" if shown else "none is known"
+
+
+def _folded(text: str) -> str:
+    return "".join(c for c in text.casefold() if c.isalnum())

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import click
 
+from attnreg.cli.command import command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.cli.options import complete_backend, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import print_json, terminal
 
+_backend_option = functools.partial(option, section="Backend", metavar="NAME", shell_complete=complete_backend)
 
-@click.command()
+
+@command()
 @platform_options
 @request_options
-@click.option("--backend", metavar="NAME", shell_complete=complete_backend, help="Ask for this backend by name.")
-@click.option("--prefer", metavar="NAME", shell_complete=complete_backend, help="Take this backend where it is valid.")
-@click.option("--deny", multiple=True, metavar="NAME", shell_complete=complete_backend, help="Never this backend.")
+@_backend_option("--backend", help="Ask for this backend by name.")
+@_backend_option("--prefer", help="Take this backend where it is valid.")
+@_backend_option("--deny", multiple=True, help="Never this backend; repeatable.")
 @registry_options
 @json_option
 def explain(
@@ -56,7 +60,7 @@ def explain(
     raise click.exceptions.Exit(0 if explanation.found else 1)
 
 
-@click.command(name="list", short_help="List backends, and the orders of a platform.")
+@command(name="list", short_help="List backends, and the orders of a platform.")
 @platform_options
 @registry_options
 @json_option
@@ -72,7 +76,7 @@ def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_j
         print_backends(registry, platforms, terminal())
 
 
-@click.command(short_help="Show one backend, or the rule of one model family.")
+@command(short_help="Show one backend, or the rule of one model family.")
 @click.argument("name", metavar="BACKEND|MODEL_TYPE", shell_complete=complete_backend)
 @registry_options
 @json_option
@@ -100,7 +104,7 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
         print_backend(registry, registry.backends[name], terminal())
 
 
-@click.command(short_help="List the model families whose configs can be read.")
+@command(short_help="List the model families whose configs can be read.")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
 def models(words: tuple[str, ...], as_json: bool) -> None:
@@ -118,7 +122,7 @@ def models(words: tuple[str, ...], as_json: bool) -> None:
         print_families(families, names, terminal())
 
 
-@click.command(short_help="Show this machine, and what is usable on it.")
+@command(short_help="Show this machine, and what is usable on it.")
 @registry_options
 @json_option
 def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from attnreg.cli.command import command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, facet_value
 from attnreg.cli.options import complete_backend, json_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
 
 
-@click.command(short_help="Check a registry: invariants, dead data; or a lock.")
+@command(short_help="Check a registry: invariants, dead data; or a lock.")
 @registry_options
-@click.option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
+@option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
 @json_option
 def check(registry_inputs: RegistryInputs, lock: str | None, as_json: bool) -> None:
     """Check a registry: schema, invariants, and data that is never reached."""
@@ -77,13 +78,23 @@ def _check_lock(registry_inputs: RegistryInputs, file: str, as_json: bool) -> No
     raise click.exceptions.Exit(1 if drifts else 0)
 
 
-@click.command(short_help="Record which backends models get on some platforms.")
+@command(short_help="Record which backends models get on some platforms.")
 @platform_options
-@click.option("--model", "models", multiple=True, required=True, metavar="CONFIG", help="A model to lock; repeatable.")
-@click.option("--dtype", metavar="WORD", help="The dtype to compute in, instead of the configs' own.")
-@click.option("--kv-dtype", metavar="WORD", help="How the KV cache is stored.")
-@click.option("--tp", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks of tensor parallelism.")
-@click.option("--output", "-o", default="-", metavar="FILE", help="The file to write; by default standard output.")
+@option(
+    "--model",
+    "models",
+    multiple=True,
+    required=True,
+    metavar="CONFIG",
+    help="A model to lock; repeatable.",
+    section="Model",
+)
+@option("--dtype", metavar="WORD", help="The dtype to compute in, instead of the configs' own.", section="Request")
+@option("--kv-dtype", metavar="WORD", help="How the KV cache is stored.", section="Request")
+@option(
+    "--tp", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks of tensor parallelism.", section="Model"
+)
+@option("--output", "-o", default="-", metavar="FILE", help="The file to write; by default standard output.")
 @registry_options
 def lock(
     registry_inputs: RegistryInputs,
@@ -119,17 +130,27 @@ def lock(
         write_text(Path(output), text)
 
 
-@click.command(short_help="Compare two registries: what changes, exactly.")
+@command(short_help="Compare two registries: what changes, exactly.")
 @click.argument("before")
 @click.argument("after")
-@click.option("--platform", metavar="WORD", help="Only this platform.")
-@click.option("--arch", multiple=True, metavar="WORD", help="Only these architectures; repeatable.")
-@click.option(
-    "--facet", "facets", multiple=True, metavar="FACET=VALUE", help="Only where a facet has a value; repeatable."
+@option("--platform", metavar="WORD", help="Only this platform.", section="Platform")
+@option("--arch", multiple=True, metavar="WORD", help="Only these architectures; repeatable.", section="Platform")
+@option(
+    "--facet",
+    "facets",
+    multiple=True,
+    metavar="FACET=VALUE",
+    help="Only where a facet has a value; repeatable.",
+    section="Request",
 )
-@click.option("--model", metavar="CONFIG", help="Only what the layers of a model ask for.")
-@click.option("--any-packages", is_flag=True, help="Let packages be missing, instead of taking all as installed.")
-@click.option("--limit", default=8, show_default=True, help="Boxes to list for each pair of backends.")
+@option("--model", metavar="CONFIG", help="Only what the layers of a model ask for.", section="Model")
+@option(
+    "--any-packages",
+    is_flag=True,
+    help="Let packages be missing, instead of taking all as installed.",
+    section="Platform",
+)
+@option("--limit", default=8, show_default=True, help="Boxes to list for each pair of backends.")
 @json_option
 def diff(
     before: str,
@@ -176,16 +197,14 @@ def diff(
     raise click.exceptions.Exit(1 if difference.changes or (models or ModelChanges()).lines() else 0)
 
 
-@click.command(short_help="Prove what backends claim, by running them.")
+@command(short_help="Prove what backends claim, by running them.")
 @click.argument("backends", nargs=-1, metavar="[BACKEND]...", shell_complete=complete_backend)
 @platform_options
 @registry_options
-@click.option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the platform's.")
-@click.option(
-    "--size", type=click.Choice(["claims", "pairs"]), default="pairs", show_default=True, help="How many cases."
-)
-@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that run cases at the same time.")
-@click.option("--record", metavar="FILE|DIR", help="Keep the evidence in a file, or in a directory's <device>.json.")
+@option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the platform's.")
+@option("--size", type=click.Choice(["claims", "pairs"]), default="pairs", show_default=True, help="How many cases.")
+@option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that run cases at the same time.")
+@option("--record", metavar="FILE|DIR", help="Keep the evidence in a file, or in a directory's <device>.json.")
 @json_option
 def verify(
     registry_inputs: RegistryInputs,

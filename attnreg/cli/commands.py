@@ -10,6 +10,7 @@ import click
 
 from attnreg.cli.asking import doctor, explain, list_, models, show
 from attnreg.cli.checking import check, diff, lock, verify
+from attnreg.cli.command import Group, command, describe
 from attnreg.version import __version__
 
 
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # without standalone mode click returns the status of `Exit`
         return cli(arguments, prog_name="attnreg", standalone_mode=False) or 0
     except click.ClickException as e:
-        e.show()
+        click.echo(describe(e), err=True)
         return 2
     except (click.Abort, KeyboardInterrupt):
         return 130
@@ -32,13 +33,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="attnreg")
-def cli() -> None:
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, "--version", "-V", prog_name="attnreg", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Which attention kernel runs, and why: backends, capabilities and priorities as data."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(2)
 
 
-@click.command(short_help="Print a shell's completion script.")
+@command(name="help", short_help="Print the help of a command.")
+@click.argument("names", nargs=-1, metavar="[COMMAND]")
+@click.pass_context
+def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Print the help of a COMMAND, or of attnreg."""
+    cli.main([*names, "--help"], prog_name="attnreg", standalone_mode=False)
+
+
+@command(short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script that completes attnreg's words in a SHELL: eval "$(attnreg completion bash)"."""
@@ -50,5 +67,5 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "attnreg", "_ATTNREG_COMPLETE").source())
 
 
-for _command in (explain, list_, show, models, doctor, check, lock, diff, verify, completion):
+for _command in (explain, list_, show, models, doctor, check, lock, diff, verify, completion, help_):
     cli.add_command(_command)

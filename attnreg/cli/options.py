@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attnreg.cli.command import option as _option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.language.facets import CORE
 from attnreg.language.facets import options as facet_options
@@ -24,12 +25,11 @@ Option = Callable[[Command], Command]
 
 def registry_options(command: Command) -> Command:
     """Adds ``--registry``, ``--overlay`` and ``--trust``; the command gets them as ``registry_inputs``."""
+    option = functools.partial(_option, section="Registry")
     options = [
-        click.option(
-            "--registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."
-        ),
-        click.option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
-        click.option("--trust", multiple=True, metavar="PACKAGE", help="Let rows import modules of this package."),
+        option("--registry", metavar="NAME|DIR|FILE", help="A bundled registry, a directory, or an overlay file."),
+        option("--overlay", multiple=True, metavar="FILE", help="Lay a file over the registry; repeatable."),
+        option("--trust", multiple=True, metavar="PACKAGE", help="Let rows import modules of this package."),
     ]
     return _with_options(command, options, "registry_inputs", functools.partial(_take, RegistryInputs))
 
@@ -37,15 +37,16 @@ def registry_options(command: Command) -> Command:
 def platform_options(command: Command) -> Command:
     """Adds ``--platform``, ``--arch``, ``--flag`` and ``--package``; the command gets them as ``platform_inputs``."""
     archs = _completer(lambda v: [(a.name, a.family) for a in v.architectures.values()])
+    option = functools.partial(_option, section="Platform")
     options = [
-        click.option(
+        option(
             "--platform",
             metavar="WORD",
             shell_complete=_completer(_words_of("platform")),
             help=CORE["platform"].help,
         ),
-        click.option("--arch", multiple=True, metavar="WORD", shell_complete=archs, help=CORE["arch"].help),
-        click.option(
+        option("--arch", multiple=True, metavar="WORD", shell_complete=archs, help=CORE["arch"].help),
+        option(
             "--flag",
             "flags",
             multiple=True,
@@ -53,22 +54,21 @@ def platform_options(command: Command) -> Command:
             shell_complete=_completer(_words_of("flags")),
             help=CORE["flags"].help,
         ),
-        click.option("--package", "packages", multiple=True, metavar="NAME[==VERSION]", help=CORE["packages"].help),
+        option("--package", "packages", multiple=True, metavar="NAME[==VERSION]", help=CORE["packages"].help),
     ]
     return _with_options(command, options, "platform_inputs", functools.partial(_take, PlatformInputs))
 
 
 def request_options(command: Command) -> Command:
     """Adds the options of a model and one for every facet of a request; the command gets them as ``request_inputs``."""
+    model, option = (functools.partial(_option, section=section) for section in ("Model", "Request"))
     positive = click.IntRange(min=1)
     options = [
-        click.option("--model", metavar="CONFIG", help="A config.json, or the directory that holds one."),
-        click.option("--draft", metavar="CONFIG", help="The model that drafts for it; its layers have the draft role."),
-        click.option(
-            "--tp", type=positive, default=1, metavar="N", help="Ranks of tensor parallelism; heads per rank."
-        ),
-        click.option("--layer", type=click.IntRange(min=0), metavar="I", help="Only this layer of the model."),
-        click.option(
+        model("--model", metavar="CONFIG", help="A config.json, or the directory that holds one."),
+        model("--draft", metavar="CONFIG", help="The model that drafts for it; its layers have the draft role."),
+        model("--tp", type=positive, default=1, metavar="N", help="Ranks of tensor parallelism; heads per rank."),
+        model("--layer", type=click.IntRange(min=0), metavar="I", help="Only this layer of the model."),
+        model(
             "--length",
             "lengths",
             type=positive,
@@ -79,12 +79,10 @@ def request_options(command: Command) -> Command:
     ]
     for facet in facet_options("word"):
         complete = _completer(_words_of(facet.name))
-        options.append(click.option(_flag(facet.name), metavar="WORD", shell_complete=complete, help=facet.help))
+        options.append(option(_flag(facet.name), metavar="WORD", shell_complete=complete, help=facet.help))
+    options += [option(_flag(facet.name), type=int, metavar="N", help=facet.help) for facet in facet_options("integer")]
     options += [
-        click.option(_flag(facet.name), type=int, metavar="N", help=facet.help) for facet in facet_options("integer")
-    ]
-    options += [
-        click.option(
+        option(
             "--feature",
             "features",
             multiple=True,
@@ -92,14 +90,12 @@ def request_options(command: Command) -> Command:
             shell_complete=_completer(_words_of("features")),
             help=CORE["features"].help,
         ),
-        click.option(
-            "--set", "extra", multiple=True, metavar="FACET=VALUE", help="Another facet of the registry, by name."
-        ),
+        option("--set", "extra", multiple=True, metavar="FACET=VALUE", help="Another facet of the registry, by name."),
     ]
     return _with_options(command, options, "request_inputs", _take_request)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = _option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -125,8 +121,8 @@ def _with_options(
         return command(**{name: take(values)}, **values)
 
     result: Command = with_argument
-    for option in reversed(options):
-        result = option(result)
+    for add_option in reversed(options):
+        result = add_option(result)
     return result
 
 
