@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
+_SEPARATORS = str.maketrans("", "", "-_ ")
+
 
 class Location(NamedTuple):
     """A place in a data file; line and column count from 1."""
@@ -91,8 +93,9 @@ def word_set(name: str, values: Iterable[str]) -> frozenset[str]:
 
 def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word that is most like a word; case, dashes and underscores make no difference."""
-    names = {_folded(name): name for name in sorted(set(known), reverse=True)}
-    near = difflib.get_close_matches(_folded(str(word)), names, n=1, cutoff=cutoff)
+    text, names = str(word).casefold(), {name.casefold(): name for name in sorted(known, reverse=True)}
+    same = next((name for name in names if name.translate(_SEPARATORS) == text.translate(_SEPARATORS)), None)
+    near = [same] if same is not None else difflib.get_close_matches(text, names, n=1, cutoff=cutoff)
     return names[near[0]] if near else None
 
 
@@ -105,7 +108,3 @@ def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: flo
     if near is not None:
         return f"did you mean `{near}`?" + (f" (also: {shown})" if shown else "")
     return f"known: {shown}" if shown else "none is known"
-
-
-def _folded(text: str) -> str:
-    return "".join(c for c in text.casefold() if c.isalnum())
