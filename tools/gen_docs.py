@@ -15,6 +15,7 @@ from pathlib import Path
 
 import docs_evidence
 import docs_explain
+import docs_field_problems
 import docs_models
 import docs_page
 import docs_schemas
@@ -82,6 +83,7 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/running.md"] = {"speed": docs_speed.speed_block(root), "tiles": docs_tiles.tiles_block()}
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)
+    pages["docs/field_problems.md"] = docs_field_problems.field_problem_blocks(root)
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
