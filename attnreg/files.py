@@ -18,6 +18,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_UNKNOWN = "out of reach"
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -36,7 +37,7 @@ class FileError(ValueError):
 def kind_of(path: Path) -> str:
     """What stands at a path, such as ``a directory``; "" where there is nothing.
 
-    An anonymous pipe, which a shell names /dev/stdin or /dev/fd/63, is ``a pipe``. Raises OSError.
+    An anonymous pipe, which a shell names /dev/stdin or /dev/fd/63, is ``a pipe``.
     """
     try:
         mode = os.stat(path).st_mode
@@ -44,7 +45,7 @@ def kind_of(path: Path) -> str:
         return ""
     except OSError as e:
         if e.errno not in _ABSENT:
-            raise
+            return _UNKNOWN
         return f"a link to {os.readlink(path)}, where there is nothing" if os.path.islink(path) else ""
     if stat.S_ISFIFO(mode) and os.path.realpath(path).startswith(("/proc/", "/dev/fd/")):
         return "a pipe"
@@ -59,7 +60,7 @@ def read_bytes(path: Path, limit: int, label: str = "") -> bytes:
     label = label or str(path)
     try:
         kind = kind_of(path)
-        if kind not in ("a regular file", "a directory", "a pipe", ""):
+        if kind not in ("a regular file", "a directory", "a pipe", _UNKNOWN, ""):
             raise FileError(label, f"cannot be read: it is {kind}")
         # without O_NONBLOCK, some files of /proc wait for data
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))

@@ -211,7 +211,7 @@ class Registry:
     """All data of one registry, as `attnreg.load_registry` returns it. Immutable, so threads may share it.
 
     ``fingerprint`` is a hash of the data: registries with the same one make the same selections. With ``imports`` false
-    the modules are another engine's and are never imported.
+    the modules are another engine's and are never imported. ``base`` is the source below the overlays, as it is named.
     """
 
     name: str
@@ -229,6 +229,7 @@ class Registry:
     files: tuple[str, ...] = ()
     trusted: frozenset[str] = frozenset()
     imports: bool = True
+    base: str = ""
 
     def __post_init__(self) -> None:
         for name in ("backends", "orders", "derived", "sources"):

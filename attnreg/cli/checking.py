@@ -122,7 +122,7 @@ def lock(
     request_inputs = RequestInputs(tp=tp, facets=facets)
     layers = [request_inputs.of_model(model, registry) for model in models]
     locked = [(model.name, model.questions) for model in layers]
-    data = write_lock(registry, registry_inputs.base, locked, platforms)
+    data = write_lock(registry, registry.base, locked, platforms)
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     if output == "-":
         click.echo(text, nl=False)

@@ -35,11 +35,6 @@ class RegistryInputs:
         """Whether this is attnreg's own registry, without an overlay."""
         return not (self.registry or self.overlay or os.environ.get("ATTNREG_REGISTRY"))
 
-    @property
-    def base(self) -> str:
-        """The name or path of the registry below all overlays."""
-        return self.registry or os.environ.get("ATTNREG_REGISTRY") or "default"
-
     def load(self, choices: Sequence[Mapping[str, Any]] = (), *, default: str | None = None) -> Registry:
         """The registry, with choices laid over it. ``default`` is loaded where no option names a registry.
 

@@ -30,12 +30,11 @@ def test_a_registry_is_loaded_with_its_overlays_and_choices(tmp_path: Path, defa
 
 def test_only_the_registry_without_an_overlay_is_the_bundled_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATTNREG_REGISTRY", raising=False)
-    assert (RegistryInputs().bundled_default, RegistryInputs().base) == (True, "default")
+    assert RegistryInputs().bundled_default
     assert not RegistryInputs(registry="default").bundled_default
     assert not RegistryInputs(overlay=("mine.yaml",)).bundled_default
     monkeypatch.setenv("ATTNREG_REGISTRY", "vllm-0.33.0")
-    assert (RegistryInputs().bundled_default, RegistryInputs().base) == (False, "vllm-0.33.0")
-    assert RegistryInputs(registry="default").base == "default"
+    assert not RegistryInputs().bundled_default
 
 
 PLATFORMS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [

@@ -5,11 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import json
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,66 @@ def test_without_words_of_its_own_a_directory_uses_the_default_ones(tmp_path: Pa
 def test_missing_files(files: dict[str, str], message: str, tmp_path: Path) -> None:
     said = brief(refusal(write(tmp_path, **files)))
     assert said.startswith(message)
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "backends", "priorities", "invariants"])
+def test_a_file_of_a_registry_that_cannot_be_read_is_not_left_out(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path, invariants="invariants: []\n") / f"{name}.yaml"
+    file.unlink()
+    file.symlink_to("gone")
+    why = "cannot be read: it is a link to gone, where there is nothing"
+    assert refusal(tmp_path).splitlines()[0] == f"{name}.yaml:1:1: {why}"
+    file.unlink()
+    file.mkdir()
+    assert refusal(tmp_path).splitlines()[0] == f"{name}.yaml:1:1: cannot be read: Is a directory"
+
+
+def test_a_source_that_is_no_regular_file_is_said(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to("circle")
+    why = {"pipe": "it is a named pipe", "circle": "Too many levels of symbolic links"}
+    for name, reason in why.items():
+        for source, overlays in ((tmp_path / name, ()), ("default", (tmp_path / name,))):
+            message = refusal(source, overlays)
+            assert message.splitlines()[0] == f"{tmp_path / name}:1:1: cannot be read: {reason}"
+
+
+def test_an_archive_is_no_installation(tmp_path: Path) -> None:
+    archive = tmp_path / "attnreg.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for module in (ROOT / "attnreg").rglob("*.py"):
+            file.write(module, module.relative_to(ROOT))
+    code = "import attnreg; attnreg.load_registry('default')"
+    environment = {"PYTHONPATH": str(archive)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    said = "attnreg is imported from this archive, and reads its registry from files: install or unpack it"
+    assert f"{archive}:1:1: {said}" in done.stderr
+
+
+def test_a_fork_during_loading_does_not_wait_for_a_thread_that_it_does_not_have(default: attnreg.Registry) -> None:
+    code = """
+import os, threading, attnreg.loader as loader
+load, loading, forked = loader.load_registry, threading.Event(), threading.Event()
+def slow():
+    loading.set()
+    forked.wait()
+    return load()
+loader.load_registry = slow
+thread = threading.Thread(target=loader.default_registry)
+thread.start()
+loading.wait()
+child = os.fork()
+loader.load_registry = load
+if child == 0:
+    print(loader.default_registry().title, flush=True)
+    os._exit(0)
+forked.set()
+thread.join()
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ATTNREG")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == (default.title, 0)
 
 
 @pytest.mark.parametrize("source", ["vlm-0.33.0", "", "no/such/place", "x" * 5000, "nul\0", "/dev/null/x"])

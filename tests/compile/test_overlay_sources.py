@@ -97,11 +97,123 @@ def test_one_overlay_needs_no_list(tree: Path) -> None:
     assert [chosen(attnreg.load_registry("base", overlay)) for overlay in one] == ["B", "B", "B"]
 
 
+# what an overlay extends, when it is laid over a registry ------------------------------------------------------------
+
+
+def test_without_a_source_the_registry_is_the_one_that_an_overlay_extends(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATTNREG_REGISTRY", raising=False)
+    (tree / "over/team.yaml").write_text("extends: ../base\nchoices: [{prefer: B}]\n")
+    (tree / "over/mine.yaml").write_text("extends: team.yaml\nchoices: [{deny: B, when: {arch: g1}}]\n")
+    (tree / "plain.yaml").write_text("choices: [{deny: B, when: {arch: g1}}]\n")
+    names = {
+        ("over/team.yaml",): "base+team",
+        ("over/mine.yaml",): "base+team+mine",
+        ("plain.yaml", "over/team.yaml"): "base+plain+team",
+        ("over/team.yaml", "over/mine.yaml"): "base+team+mine",
+    }
+    for overlays, name in names.items():
+        registry = attnreg.load_registry(overlays=overlays)
+        assert registry.name == name
+        # a source of that name is the same registry
+        assert attnreg.load_registry(registry.base, overlays).title == registry.title
+    assert attnreg.load_registry(overlays={"extends": "base", "choices": [{"prefer": "B"}]}).name == "base+overlay"
+    assert attnreg.load_registry(overlays={"extends": "vllm-0.33.0"}).name == "vllm-0.33.0"
+
+
+@pytest.mark.parametrize("source", ["base", "./over/../base", "over/team.yaml"])
+def test_an_overlay_may_extend_what_it_is_laid_over(source: str, tree: Path) -> None:
+    (tree / "over/team.yaml").write_text("extends: ../base\nchoices: [{prefer: B}]\n")
+    (tree / "mine.yaml").write_text("extends: base\nchoices: [{prefer: B}]\n")
+    assert attnreg.load_registry(source, "mine.yaml").name.startswith("base+")
+
+
+LAID_WRONGLY: list[tuple[str, str | None, list[str], str]] = [
+    (
+        "another registry",
+        "default",
+        ["extends: vllm-0.33.0\nchoices: [{prefer: TRITON_ATTN}]\n"],
+        (
+            "0.yaml:1:10: the overlay extends vllm-0.33.0, and it is laid over default\n"
+            "  help: remove `extends`, if the overlay is meant for any registry, or use it alone: --registry 0.yaml"
+        ),
+    ),
+    (
+        "two overlays that disagree",
+        None,
+        ["extends: base\n", "extends: vllm-0.33.0\nchoices: [{deny: B}]\n"],
+        (
+            "1.yaml:1:10: the overlay extends vllm-0.33.0, and it is laid over base\n"
+            "  help: remove `extends`, if the overlay is meant for any registry, or use it alone: --registry 1.yaml"
+        ),
+    ),
+    (
+        "misspelt",
+        None,
+        ["extends: vllm-0.34.0\nchoices: [{deny: B}]\n"],
+        (
+            "0.yaml:1:10: `vllm-0.34.0` is neither a bundled registry nor a directory nor a file\n"
+            "  help: did you mean `vllm-0.33.0`? (also: default, vllm-0.20.0)"
+        ),
+    ),
+    (
+        "misspelt beside a source",
+        "base",
+        ["choices: [{deny: B}]\nextends: nope\n"],
+        (
+            "0.yaml:2:10: `nope` is neither a bundled registry nor a directory nor a file\n"
+            "  help: known: default, vllm-0.20.0, vllm-0.33.0"
+        ),
+    ),
+    (
+        "nothing but what it extends",
+        "base",
+        ["extends: default\n"],
+        (
+            "0.yaml:1:10: the overlay extends default, and it is laid over base\n"
+            "  help: remove `extends`, if the overlay is meant for any registry, or use it alone: --registry 0.yaml"
+        ),
+    ),
+    (
+        "itself",
+        None,
+        ["extends: 0.yaml\n"],
+        "0.yaml:1:10: registries extend each other in a circle: 0.yaml -> 0.yaml",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "overlays", "message"), [row[1:] for row in LAID_WRONGLY], ids=[row[0] for row in LAID_WRONGLY]
+)
+def test_an_overlay_is_laid_over_what_it_extends_only(
+    source: str | None, overlays: list[str], message: str, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATTNREG_REGISTRY", raising=False)
+    files = [tree / f"{i}.yaml" for i in range(len(overlays))]
+    for file, text in zip(files, overlays, strict=True):
+        file.write_text(text)
+    assert brief(refusal(source, [file.name for file in files])) == message
+
+
+def test_the_registry_of_the_environment_is_a_source_too(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNREG_REGISTRY", "base")
+    (tree / "mine.yaml").write_text("extends: default\n")
+    assert "mine.yaml:1:10: the overlay extends default, and it is laid over base" in refusal(None, "mine.yaml")
+
+
+def test_a_long_chain_of_overlays_is_refused_where_it_is_too_long(tree: Path) -> None:
+    for i in range(1500):
+        (tree / f"{i}.yaml").write_text(f"extends: {i + 1}.yaml\n")
+    assert brief(refusal("0.yaml")) == "16.yaml:1:10: more than 16 overlays extend each other"
+
+
 # nothing -------------------------------------------------------------------------------------------------------------
 
 NOTHING: list[Any] = [
-    *({}, {"extends": "default"}, {"choices": [], "backends": {}, "vocabulary": {}}),
-    *("", "# nothing\n", "extends: default\n", "choices: []\n"),
+    *({}, {"extends": "base"}, {"choices": [], "backends": {}, "vocabulary": {}}),
+    *("", "# nothing\n", "extends: base\n", "choices: []\n"),
 ]
 
 

@@ -1,0 +1,303 @@
+"""Reads the files of a registry and of the overlays on it, as documents and parts for the compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from attnreg.compile import schema
+from attnreg.compile.bundled import bundled_registries
+from attnreg.compile.compiler import compile_registry
+from attnreg.compile.parts import Part, Parts, RowData
+from attnreg.compile.validation import validate
+from attnreg.compile.yaml_source import Document
+from attnreg.errors import Location, Problem, RegistryError, did_you_mean
+from attnreg.files import kind_of
+from attnreg.registry import Registry
+
+ENTRY_POINTS = "attnreg.registries"
+PLUGIN_FILE = "attnreg.yaml"
+Overlay = str | os.PathLike[str] | Mapping[str, Any]
+# a chain of overlays, each of which extends the next
+MAX_EXTENDS = 16
+
+_FILES: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("vocabulary", schema.VocabularyFile),
+    ("backends", schema.BackendsFile),
+    ("priorities", schema.PrioritiesFile),
+    ("invariants", schema.InvariantsFile),
+)
+
+
+@dataclass(frozen=True)
+class OverlayDocument:
+    """One overlay: its document, its name, and the file that it was read from; a mapping has none."""
+
+    document: Document
+    name: str
+    file: Path | None = None
+
+    @property
+    def extends(self) -> str | None:
+        """The registry that the overlay says it extends, None where it says none."""
+        data = self.document.data
+        extends = data.get("extends") if isinstance(data, dict) else None
+        return extends if isinstance(extends, str) else None
+
+    def path_of(self, source: str) -> Path:
+        """The path of a source that the overlay names: a bundled registry, or a path from the overlay's directory."""
+        return bundled_registries().get(source) or (Path(self.file.parent, source) if self.file else Path(source))
+
+
+@dataclass
+class Reading:
+    """The data of one registry, as far as it is read. ``complete`` is False once a file or a word was left out.
+
+    ``base`` is the source below all overlays, ``places`` the identities of the sources and overlays that were read.
+    """
+
+    trusted: set[str]
+    name: str = "default"
+    base: str = ""
+    complete: bool = True
+    places: set[tuple[int, int] | None] = field(default_factory=set)
+    parts: Parts = field(default_factory=Parts)
+    documents: list[Document] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add_source(self, text: str, hint: str = "", above: tuple[OverlayDocument, ...] = ()) -> None:
+        """Read a bundled registry, a directory, or an overlay file and what it extends.
+
+        above: the chain of overlays that extend this source, the last one directly.
+        """
+        bundled = bundled_registries()
+        path = above[-1].path_of(text) if above else bundled.get(text) or Path(text)
+        self.base = self.base or (text if text in bundled else str(path))
+        if not text or not kind_of(path):
+            message = f"`{text}` is neither a bundled registry nor a directory nor a file{hint}"
+            self._fail(text, message, did_you_mean(text, bundled), above)
+            return
+        place = _place(path)
+        if place is not None and place in [_place(overlay.file) for overlay in above if overlay.file]:
+            chain = " -> ".join(str(file) for file in (*(overlay.file for overlay in above), path))
+            self._fail(text, f"registries extend each other in a circle: {chain}", above=above)
+        elif len(above) > MAX_EXTENDS:
+            self._fail(text, f"more than {MAX_EXTENDS} overlays extend each other", above=above)
+        elif os.path.isdir(path):
+            self.places.add(place)
+            self.name = text if text in bundled else path.resolve().name
+            self.add_directory(path, _label(text) if text in bundled else str(path))
+            if text == "default":
+                self._add_plugins()
+        elif (overlay := self.open(path)) is not None:
+            self._apply_overlay(overlay, (*above, overlay))
+
+    def open(self, overlay: Overlay) -> OverlayDocument | None:
+        """Read the document of an overlay; None where it cannot be read."""
+        if isinstance(overlay, Mapping):
+            document = self._read(overlay, "<overlay>")
+            return None if document is None else OverlayDocument(document, "overlay")
+        file = Path(os.fsdecode(overlay))
+        document = self._read(file, str(file))
+        return None if document is None else OverlayDocument(document, file.stem, file)
+
+    def add_directory(self, path: Path, label: str) -> None:
+        """Read the files of a directory; without a vocabulary.yaml, that of the default registry."""
+        for kind, model in _FILES:
+            file, name = path / f"{kind}.yaml", f"{label}/{kind}.yaml"
+            if kind_of(file):
+                document = self._read(file, name)
+                if document is not None:
+                    self._add_file(model, document)
+            elif kind == "vocabulary":
+                self._add_vocabulary("default")
+            elif kind in ("backends", "priorities"):
+                self._fail(name, "the file is missing: a registry has a backends.yaml and a priorities.yaml")
+
+    def add_overlay(self, overlay: OverlayDocument) -> None:
+        """Apply an overlay to what is read; what it extends, if it says so, must be among that."""
+        extends = overlay.extends
+        if extends is not None and self.places:
+            path = overlay.path_of(extends)
+            if not extends or not kind_of(path):
+                message = f"`{extends}` is neither a bundled registry nor a directory nor a file"
+                self._fail(extends, message, did_you_mean(extends, bundled_registries()), (overlay,))
+            elif _place(path) not in self.places:
+                alone = f", or use it alone: --registry {overlay.file}" if overlay.file else ""
+                help_ = f"remove `extends`, if the overlay is meant for any registry{alone}"
+                message = f"the overlay extends {extends}, and it is laid over {self.name}"
+                self._fail(extends, message, help_, (overlay,))
+        self._apply_overlay(overlay)
+
+    def compile(self) -> Registry:
+        if not self.complete:
+            raise RegistryError(self.problems)
+        # keys stay unsorted: the order of architectures and of facets has a meaning
+        data = json.dumps([d.data for d in self.documents])
+        digest = hashlib.sha256(data.encode()).hexdigest()
+        files = tuple(d.file for d in self.documents)
+        trusted = frozenset(self.trusted)
+        registry = compile_registry(self.name, digest[:7], self.parts, trusted, files, self.problems)
+        return replace(registry, base=self.base)
+
+    def _read(self, file: Path | Mapping[str, Any], label: str) -> Document | None:
+        try:
+            return Document.load(file, label) if isinstance(file, Path) else Document(_as_text(file), label)
+        except RegistryError as e:
+            self.problems += e.problems
+            self.complete = False
+            return None
+
+    def _fail(self, file: str, message: str, help_: str = "", above: tuple[OverlayDocument, ...] = ()) -> None:
+        """Add a problem after which the registry is not compiled; its place is the last `extends` of ``above``."""
+        document = above[-1].document if above else None
+        path = ("extends",)
+        problem = document.problem(path, message, help_) if document else Problem(Location(file, 1, 1), message, help_)
+        self.problems.append(problem)
+        self.complete = False
+
+    def _add_file(self, model: type[BaseModel], document: Document, borrowed: bool = False) -> None:
+        self.documents.append(document)
+        data = validate(model, document.data, document)
+        self.problems += document.problems
+        if data is None or (model is schema.VocabularyFile and document.problems):
+            self.complete = False
+            return
+        part = Part(data, document, borrowed=borrowed)
+        match data:
+            case schema.VocabularyFile():
+                if data.extends:
+                    self._add_vocabulary(data.extends, document)
+                self.parts.vocabulary.append(part.piece(data))
+            case schema.BackendsFile():
+                self._note_broken(document, data)
+                self.parts.sources.append(part.piece(data.sources, "sources"))
+                self.parts.backends.append(part.piece(data))
+            case schema.PrioritiesFile():
+                self.parts.orders.append(part.piece(data.root))
+            case schema.InvariantsFile():
+                self._add_invariants(part, data.invariants)
+                self.parts.known += [part.piece(item, "known", i) for i, item in enumerate(data.known)]
+
+    def _add_invariants(self, part: Part[object], items: list[schema.InvariantData]) -> None:
+        self.parts.invariants += [part.piece(item, "invariants", i) for i, item in enumerate(items)]
+
+    def _note_broken(self, document: Document, data: schema.BackendsFile | schema.OverlayFile) -> None:
+        """Note the rows and sources that validation left out, so that naming one is not a second problem."""
+        for key in ("backends", "sources"):
+            written = document.data.get(key)
+            self.parts.broken |= (written if isinstance(written, dict) else {}).keys() - getattr(data, key).keys()
+
+    def _add_vocabulary(self, name: str, by: Document | None = None) -> None:
+        bundled = bundled_registries()
+        if name not in bundled:
+            above = (OverlayDocument(by, name),) if by else ()
+            self._fail(name, f"no bundled registry `{name}` to extend", did_you_mean(name, bundled), above)
+            return
+        document = self._read(bundled[name] / "vocabulary.yaml", f"{_label(name)}/vocabulary.yaml")
+        if document is not None:
+            self._add_file(schema.VocabularyFile, document, borrowed=True)
+
+    def _apply_overlay(self, overlay: OverlayDocument, above: tuple[OverlayDocument, ...] = ()) -> None:
+        """Apply an overlay. One that is itself a source (``above`` ends with it) first reads what it extends."""
+        document = overlay.document
+        data = validate(schema.OverlayFile, document.data, document)
+        if above:
+            self.add_source("default" if overlay.extends is None else overlay.extends, above=above)
+        self.places.add(_place(overlay.file) if overlay.file else None)
+        written = document.data if isinstance(document.data, dict) else {}
+        if data is None or (document.problems and "vocabulary" in written):
+            self.problems += document.problems
+            self.complete = False
+            return
+        if not any(value for key, value in written.items() if key != "extends"):
+            self.problems += document.problems
+            return
+        self.documents.append(document)
+        self.name = f"{self.name}+{overlay.name}"
+        self._note_broken(document, data)
+        self._add_overlay_parts(Part(data, document))
+        self.problems += document.problems
+
+    def _add_overlay_parts(self, part: Part[schema.OverlayFile]) -> None:
+        data, document, parts = part.model, part.document, self.parts
+        if data.vocabulary.extends:
+            path, message = ("vocabulary", "extends"), "an overlay says at its top what it extends, as a whole"
+            self.problems.append(document.problem(path, message, key=True))
+        if data.vocabulary.model_fields_set:
+            parts.vocabulary.append(part.piece(data.vocabulary, "vocabulary"))
+        parts.sources.append(part.piece(data.sources, "sources"))
+        existing = {row for file in parts.backends for row in file.model.backends}
+        existing |= {str(patch.path[-1]) for patch in parts.patches if isinstance(patch.model, schema.BackendData)}
+        for row, raw in data.backends.items():
+            # only a new backend states its platforms and its kind of attention
+            new = row not in existing and not raw.keys().isdisjoint(("platforms", "attention"))
+            model: type[RowData] = schema.BackendData if new else schema.BackendPatch
+            change = validate(model, raw, document, ("backends", row))
+            if change is None:
+                parts.broken.add(row)
+            else:
+                parts.patches.append(part.piece(change, "backends", row))
+        parts.overlay_orders.append(part.piece(data.orders, "orders"))
+        parts.places += [part.piece(item, "place", i) for i, item in enumerate(data.place)]
+        parts.choices += [part.piece(item, "choices", i) for i, item in enumerate(data.choices)]
+        self._add_invariants(part, data.invariants)
+
+    def _add_plugins(self) -> None:
+        for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda p: p.name):
+            package = point.value.partition(":")[0].strip().split(".")
+            try:
+                spec = importlib.util.find_spec(package[0])
+            except (ImportError, ValueError):
+                spec = None
+            places = list(spec.submodule_search_locations or ()) if spec else []
+            file = next((f for p in places if os.path.isfile(f := Path(p, *package[1:], PLUGIN_FILE))), None)
+            label = f"<entry point {point.name} = {point.value}>/{PLUGIN_FILE}"
+            if file is None:
+                self._fail(label, f"there is no package {'.'.join(package)} with a file {PLUGIN_FILE}")
+                continue
+            # installing a package is trusting it: its rows may name its own modules
+            self.trusted.add(package[0])
+            document = self._read(file, label)
+            if document is not None:
+                self.add_overlay(OverlayDocument(document, point.name, file))
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """The identity of a file or a directory, whatever its path."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _label(name: str) -> str:
+    """The directory of a bundled registry, as messages name it."""
+    return "registry" if name == "default" else f"registry/engines/{name}"
+
+
+def _as_text(overlay: Mapping[str, Any]) -> str:
+    """A mapping as JSON, which is YAML too, so that a problem in it has a line and a column."""
+    try:
+        return json.dumps(overlay, default=_plain, indent=2, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as e:
+        problem = Problem(Location("<overlay>", 1, 1), f"the overlay is not plain data: {e}")
+        raise RegistryError([problem]) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    raise TypeError(f"a {type(value).__name__} is neither text nor a number, list or mapping")
