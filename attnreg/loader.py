@@ -11,6 +11,7 @@ from types import ModuleType
 
 from attnreg.compile.bundled import bundled_registries as bundled_registries
 from attnreg.compile.reading import Overlay, Reading
+from attnreg.contract import FUNCTIONS
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
 from attnreg.registry import Registry
 
@@ -80,10 +81,17 @@ def default_registry() -> Registry:
 
 
 def load_kernel(registry: Registry, backend: str) -> ModuleType:
-    """The kernel module of a backend, imported. Raises ImportError with the reason where there is none to import."""
+    """The kernel module of a backend, imported. Raises ImportError with the reason where there is none to import.
+
+    The module has every function of the contract (`attnreg.contract.FUNCTIONS`).
+    """
     row = registry.backends[backend]
     if row.module is None:
         raise ImportError(f"{backend} has no kernel module in {registry.title}: the row is knowledge only")
     if not registry.imports:
         raise ImportError(f"{backend} is served by {row.module} of another engine; {registry.title} imports nothing")
-    return importlib.import_module(row.module)
+    module = importlib.import_module(row.module)
+    missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
+    if missing:
+        raise ImportError(f"{row.module}, the kernel module of {backend}, has no {', '.join(missing)}")
+    return module

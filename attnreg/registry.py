@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from attnreg.language.matchers import Matcher
     from attnreg.language.vocabulary import Vocabulary
 
+Option = str | int | float | bool
 Status = Literal["stable", "experimental", "deprecated"]
 Strength = Literal["require", "prefer", "deny"]
 
@@ -72,7 +73,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One row of backends.yaml: the facts about a backend, and its variants in the order in which they are tried."""
+    """One row of backends.yaml: the facts about a backend, and its variants in the order in which they are tried.
+
+    ``contract`` is the version of the contract that a ``module`` outside attnreg is made for, ``options`` are the
+    module's own settings, by name.
+    """
 
     name: str
     summary: str
@@ -88,6 +93,11 @@ class Backend:
     notes: tuple[str, ...] = ()
     module_at: Location | None = None
     only_on_request: str | None = None
+    contract: int | None = None
+    options: Mapping[str, Option] = field(default_factory=FrozenDict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", frozen(self.options))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from attnreg.compile import schema
+from attnreg.compile.modules import Module, ModuleCompiler
 from attnreg.compile.parts import Part, Parts, Reporter, RowData
 from attnreg.compile.stated import Statements
 from attnreg.compile.yaml_source import Document, as_written, shown
@@ -16,8 +16,6 @@ from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY, Matcher, all_of, any_of, equals, integer_range, negation, one_of
 from attnreg.language.vocabulary import Facet, Vocabulary
 from attnreg.registry import Backend, Claim, Rule, Variant
-
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 
 
 @dataclass(slots=True)
@@ -74,8 +72,7 @@ class RowCompiler(Reporter):
         imports: bool,
     ) -> None:
         super().__init__(vocabulary, sources, broken, problems)
-        self.trusted = trusted
-        self.imports = imports
+        self.modules = ModuleCompiler(self, trusted, imports)
         # by file, the features and facets that its rows do not check
         self.unchecked: dict[Document, dict[str, Location]] = {}
 
@@ -108,7 +105,7 @@ class RowCompiler(Reporter):
         self._identity(base, capabilities)
         requires, rules, notes = ALWAYS, list[Rule](), list[str]()
         variants: dict[str, list[Part[schema.VariantData]]] = {}
-        summary, status, module, module_at, source = data.summary, data.status, None, None, data.source
+        summary, status, module, source = data.summary, data.status, Module(), data.source
         for part in layers:
             self._patch(capabilities, part)
             requires = _both(requires, self.condition(part, part.model.requires, "requires"))
@@ -118,9 +115,7 @@ class RowCompiler(Reporter):
                 if variant.name in [v.name for v in part.model.variants[:i]]:
                     self.report(part, ("variants", i), f"the variant {variant.name} is given twice")
                 variants.setdefault(variant.name, []).append(part.piece(variant, "variants", i))
-            if part.model.module is not None:
-                module, module_at = part.model.module, part.key_at("module")
-                self._module(part, module)
+            module = self.modules.apply(module, part)
             summary, status = part.model.summary or summary, part.model.status or status
             source = part.model.source or source
             if part.model.source is not None:
@@ -131,7 +126,7 @@ class RowCompiler(Reporter):
         return Backend(
             name=name,
             summary=summary,
-            module=module,
+            module=module.name,
             status=status,
             platforms=frozenset(data.platforms),
             attention=frozenset(data.attention),
@@ -141,8 +136,10 @@ class RowCompiler(Reporter):
             where=base.key_at(),
             since=data.since,
             notes=tuple(notes),
-            module_at=module_at,
+            module_at=module.where,
             only_on_request=data.only_on_request,
+            contract=module.contract,
+            options=module.options,
         )
 
     def _identity(self, part: Part[schema.BackendData], capabilities: _Capabilities) -> None:
@@ -327,17 +324,6 @@ class RowCompiler(Reporter):
             source=source,
             notes=tuple(notes),
         )
-
-    def _module(self, part: Part[object], module: str) -> None:
-        if not _MODULE.match(module):
-            self.report(part, ("module",), f"`{module}` is not a dotted module path")
-        elif self.imports and not module.startswith("attnreg.kernels.") and module.split(".")[0] not in self.trusted:
-            root = module.split(".")[0]
-            if root == "attnreg":
-                self.report(part, ("module",), "the kernel modules of attnreg itself are those in attnreg.kernels")
-                return
-            help_ = f"trust it explicitly: load_registry(..., trust=['{root}']), --trust {root}, or an entry point"
-            self.report(part, ("module",), f"the package {root} is not trusted to be imported", help_)
 
 
 def _both(a: Condition, b: Condition) -> Condition:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, StrictInt, WithJsonSchema
 
 
 def _one_or_many(value: Any) -> Any:
@@ -26,6 +26,8 @@ Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
 Words = Annotated[list[str], BeforeValidator(_one_or_many), WithJsonSchema(_WORDS)]
 Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabilities"})]
 CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
+_OPTION = {"type": ["string", "number", "boolean"]}
+Options = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _OPTION})]
 
 
 class DataModel(BaseModel):
@@ -134,11 +136,16 @@ class VariantData(DataModel):
     source: str | None = None
 
 
+_CONTRACT = "The version of attnreg's contract that the module is made for; a module outside attnreg states it."
+
+
 class BackendPatch(DataModel):
     """What an overlay changes of a backend."""
 
     summary: str | None = None
     module: str | None = None
+    contract: StrictInt | None = Field(default=None, description=_CONTRACT)
+    options: Options = Field(default={}, description="New values of options that the module has.")
     status: Literal["stable", "experimental", "deprecated"] | None = None
     requires: Condition | None = None
     capabilities: CapabilityPatch = {}
@@ -155,6 +162,8 @@ class BackendData(DataModel):
 
     summary: str = Field(description="One sentence.")
     module: str | None = Field(default=None, description="The kernel module; without one the row is knowledge only.")
+    contract: StrictInt | None = Field(default=None, description=_CONTRACT)
+    options: Options = Field(default={}, description="The module's own settings, with their defaults.")
     status: Literal["stable", "experimental", "deprecated"] = "stable"
     platforms: Words
     attention: Words

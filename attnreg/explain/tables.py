@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnreg.compile.yaml_source import as_written
 from attnreg.explain.render import wrapped
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def backend_dict(row: Backend) -> dict[str, Any]:
         "summary": row.summary,
         "status": row.status,
         "module": row.module,
+        "contract": row.contract,
+        "options": dict(row.options),
         "platforms": sorted(row.platforms),
         "attention": sorted(row.attention),
         "phases": sorted(row.phases) if row.phases is not None else None,
@@ -97,11 +100,16 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
     from rich.text import Text
 
     console.print(Text(row.name, style="bold").append(f"   {row.summary}", style=""))
-    status = [row.status, row.module or "knowledge only: no kernel module", f"since {row.since}" if row.since else ""]
+    module = row.module or "knowledge only: no kernel module"
+    contract = f"contract {row.contract}" if row.contract is not None else ""
+    status = [row.status, module, contract, f"since {row.since}" if row.since else ""]
     console.print(Text(f"  {' · '.join(filter(None, status))}   ", style="dim").append(row.where.short, style="blue"))
     for line in (*row.notes, f"only on request: {row.only_on_request}" if row.only_on_request else ""):
         if line:
             console.print(Text(f"  {line}", style="dim"))
+    if row.options:
+        options = ", ".join(f"{name} {as_written(value)}" for name, value in row.options.items())
+        console.print(Text(f"  options {options}", style="dim"))
     if row.source:
         console.print(Text(f"  source {row.source}", style="dim"))
     for variant in row.variants:

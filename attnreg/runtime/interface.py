@@ -1,4 +1,4 @@
-"""The contract between an engine and a kernel module: layers, batches, and what each call must compute.
+"""The contract (version 1) between an engine and a kernel module: layers, batches, and what each call must compute.
 
 **Numbers.** Queries, keys and values are packed: request i owns the rows from ``query_start_loc[i]`` to before
 ``query_start_loc[i + 1]``. Its query j stands at position ``seq_lens[i] - query_len + j`` among its keys ``0`` to
@@ -49,11 +49,7 @@ if TYPE_CHECKING:
 
 Layout = Literal["NHD", "HND", "SPLIT"]
 
-DTYPES: dict[str, torch.dtype] = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-}
+DTYPES: dict[str, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 KV_DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
@@ -95,7 +91,7 @@ class AttentionSpec:
     ``features`` are those of the request. Kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``, ``lse``,
     ``non_causal`` and ``batch_invariant`` from them; ``sliding_window`` and ``softcap`` are features if and only if
     their numbers are given. ``block_size`` None: the layer has no paged cache. ``kv_dtype`` is the request's word; with
-    ``fnuz`` its 8-bit formats are those of gfx942, without infinities and -0.
+    ``fnuz`` its 8-bit formats are those of gfx942, without infinities and -0. ``options`` are the row's.
 
     Raises `SpecError`.
     """
@@ -114,6 +110,7 @@ class AttentionSpec:
     features: frozenset[str] = frozenset()
     kv_layout: Layout = "NHD"
     fnuz: bool = False
+    options: tuple[tuple[str, str | int | float | bool], ...] = ()
 
     def __post_init__(self) -> None:
         problem = next(_spec_problems(self), None)
@@ -130,6 +127,7 @@ class AttentionSpec:
         softcap: float | None = None,
         kv_layout: Layout = "NHD",
         fnuz: bool = False,
+        options: tuple[tuple[str, str | int | float | bool], ...] = (),
     ) -> Self:
         """The spec of a layer, from its request and the numbers that a request does not hold.
 
@@ -158,6 +156,7 @@ class AttentionSpec:
             features=request.features,
             kv_layout=kv_layout,
             fnuz=fnuz,
+            options=options,
         )
 
     @property

@@ -29,12 +29,9 @@ from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
-    from types import ModuleType
     from typing import Self
 
     from attnreg.selection.trace import Selection
-
-_CALLS = ("kv_cache_shape", "plan", "write_kv", "forward")
 
 
 class Attention:
@@ -53,7 +50,7 @@ class Attention:
         self.spec = spec
         self.params = params
         self.name: str | None = None
-        self.module = _kernel_module(selection.backend.load(), self.backend)
+        self.module = cast("KernelModule", selection.backend.load())
 
     @classmethod
     def from_selection(
@@ -103,6 +100,7 @@ class Attention:
             softcap=softcap,
             kv_layout=layout,
             fnuz=architecture is not None and architecture.fp8 == "fnuz",
+            options=tuple(selection.backend.row.options.items()),
         )
         params = LayerParams(
             sinks=sinks,
@@ -260,13 +258,6 @@ def _by_head(x: Tensor | None, heads: int) -> Tensor | None:
     if x is None or x.ndim != 2 or x.shape[1] % heads:
         return x
     return x.view(x.shape[0], heads, x.shape[1] // heads)
-
-
-def _kernel_module(module: ModuleType, backend: str) -> KernelModule:
-    missing = [call for call in _CALLS if not callable(getattr(module, call, None))]
-    if missing:
-        raise ImportError(f"{module.__name__}, the kernel module of {backend}, has no {', '.join(missing)}")
-    return cast("KernelModule", module)
 
 
 def _refuse_unasked(selection: Selection, words: Set[str]) -> None:

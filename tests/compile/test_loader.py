@@ -205,58 +205,6 @@ def test_the_fingerprint_is_the_same_in_every_process(default: attnreg.Registry)
         assert result.stdout.strip() == default.title
 
 
-# modules -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of an importable package that holds a kernel module, and one that fails."""
-    place = tmp_path / "site/trusted_kernels"
-    place.mkdir(parents=True)
-    (place / "__init__.py").touch()
-    (place / "fast.py").write_text("name = __name__\n")
-    (place / "broken.py").write_text("raise ImportError('no such kernel')\n")
-    monkeypatch.syspath_prepend(str(place.parent))
-    for module in [m for m in sys.modules if m.startswith(place.name)]:
-        monkeypatch.delitem(sys.modules, module)
-    return place.name
-
-
-@pytest.mark.parametrize("trust", [["trusted_kernels"], "trusted_kernels", {"trusted_kernels", "other"}])
-def test_a_trusted_module_is_imported_when_it_is_loaded(trust: Any, package: str, tmp_path: Path) -> None:
-    source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.fast"))
-    registry = attnreg.load_registry(source, trust=trust)
-    assert package not in sys.modules
-    assert loader.load_kernel(registry, "A").name == "trusted_kernels.fast"
-    assert registry.trusted >= {package}
-
-
-def test_without_trust_nothing_is_imported(package: str, tmp_path: Path) -> None:
-    source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.fast"))
-    assert "the package trusted_kernels is not trusted to be imported" in refusal(source, trust=["trusted"])
-    assert package not in sys.modules
-
-
-def test_a_module_that_cannot_be_imported_says_why(package: str, tmp_path: Path) -> None:
-    source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.broken"))
-    registry = attnreg.load_registry(source, trust=[package])
-    with pytest.raises(ImportError, match="no such kernel"):
-        loader.load_kernel(registry, "A")
-    with pytest.raises(ImportError, match=r"B has no kernel module in r@\w{7}: the row is knowledge only"):
-        loader.load_kernel(registry, "B")
-
-
-def test_the_modules_of_an_engine_are_knowledge_and_never_imported(package: str, tmp_path: Path) -> None:
-    text = "imports: never\n" + row("capabilities: {}", f"module: {package}.fast")
-    registry = attnreg.load_registry(write(tmp_path / "engine", backends=text), trust=[package])
-    assert registry.backends["A"].module == "trusted_kernels.fast"
-    with pytest.raises(
-        ImportError, match=r"A is served by trusted_kernels.fast of another engine; engine@\w{7} imports"
-    ):
-        loader.load_kernel(registry, "A")
-    assert package not in sys.modules
-
-
 # errors and threads --------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ backends:
   ACME_ATTN:
     summary: A third party's kernel.
     module: acme_attn.kernels
+    contract: 1
     platforms: [cuda]
     attention: mha
     capabilities:
@@ -52,7 +53,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 ACME = {
     "acme_attn/__init__.py": "",
-    "acme_attn/kernels.py": "name = __name__\n",
+    "acme_attn/kernels.py": "name = __name__\nkv_cache_shape = plan = write_kv = forward = print\n",
     "acme_attn/attnreg.yaml": PLUGIN,
 }
 HOPPER = Platform(platform="cuda", arch="sm90")

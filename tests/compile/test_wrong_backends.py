@@ -16,8 +16,8 @@ WRONG = {
         row("capabilites: {}", "capabilities: {}"),
         """\
 backends.yaml:8:5: backends.A: unknown key `capabilites`
-  help: did you mean `capabilities`? (also: attention, emulated, module, notes, only_on_request, phase, platforms, \
-requires, rules, since, source, status, …)""",
+  help: did you mean `capabilities`? (also: attention, contract, emulated, module, notes, only_on_request, options, \
+phase, platforms, requires, rules, since, …)""",
     ),
     "a missing key": (
         "backends",

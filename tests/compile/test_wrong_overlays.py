@@ -54,7 +54,8 @@ mine.yaml:2:3: backends.C: `source` is missing
         "backends: {A: {platforms: [npu]}}\n",
         """\
 mine.yaml:1:16: backends.A: unknown key `platforms`
-  help: known: capabilities, emulated, module, notes, requires, rules, source, status, summary, unchecked, variants""",
+  help: known: capabilities, contract, emulated, module, notes, options, requires, rules, source, status, summary, \
+unchecked, …""",
     ),
     "a change that is none": (
         "backends: {A: , B: fast}\n",

@@ -28,7 +28,13 @@ def registry() -> Registry:
             rules=[{"when": {"head_size": 64}, "reject": "not [yet]"}],
         ),
         "B": row(variants=[{"name": "NEW", "when": {"arch": "g2"}}, {"name": "OLD"}]),
-        "LATE": row(platforms=["npu"], only_on_request="it is slow"),
+        "LATE": row(
+            platforms=["npu"],
+            only_on_request="it is slow",
+            module="attnreg.kernels.late",
+            contract=1,
+            options={"tile": 64, "fused": True},
+        ),
     }
     order = [{"backend": "A", "if": {"role": "target"}}, "B"]
     return tiny.load(
@@ -73,6 +79,17 @@ def test_variants_are_shown_with_their_conditions(registry: Registry) -> None:
     assert "▸ OLD  backends.yaml:*" in lines
     assert [line.split()[:2] for line in lines if line.startswith("  features")] == [["features", "none"]] * 2
     assert lines[-1] == "orders  2. in gpu/all, 1. in gpu/rest"
+
+
+def test_a_module_is_shown_with_its_contract_and_its_options(registry: Registry) -> None:
+    lines = printed(lambda console: print_backend(registry, registry.backends["LATE"], console))
+    assert lines[1:4] == [
+        "  stable · attnreg.kernels.late · contract 1  backends.yaml:*",
+        "  only on request: it is slow",
+        "  options tile 64, fused true",
+    ]
+    found = backend_dict(registry.backends["LATE"])
+    assert (found["contract"], found["options"]) == (1, {"tile": 64, "fused": True})
 
 
 def test_backends_are_listed_with_the_orders_of_their_platforms(registry: Registry) -> None:

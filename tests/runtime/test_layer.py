@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 import attnreg
-from attnreg import AttentionRequest, NoBackendError, Platform, Registry, loader
+from attnreg import AttentionRequest, NoBackendError, Platform, Registry
 from attnreg.kernels import cpu_attn, reference
 from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -126,10 +124,9 @@ def test_a_selection_that_cannot_run(make: Make, default: Registry, cpu: Platfor
 
 
 def test_a_module_that_is_no_kernel_module(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = SimpleNamespace(__name__="somewhere.kernels", plan=len, forward=len)
-    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: module)
+    monkeypatch.delattr(cpu_attn, "write_kv")
     with pytest.raises(
-        ImportError, match=r"somewhere.kernels, the kernel module of CPU_ATTN, has no kv_cache_shape, write"
+        ImportError, match=r"^attnreg.kernels.cpu_attn, the kernel module of CPU_ATTN, has no write_kv$"
     ):
         make()
 
@@ -164,3 +161,12 @@ def test_errors_come_before_the_cache_is_written(make: Make) -> None:
     with pytest.raises(BatchError, match="query has 5 rows; the batch has 6 tokens"):
         layer.forward(torch.ones(5, 4, 16), torch.ones(6, 2, 16), torch.ones(6, 2, 16), cache, prompt)
     assert not cache.key.any()
+
+
+def test_the_options_of_the_row_reach_the_module(default: Registry, cpu: Platform) -> None:
+    overlay = {"backends": {"CPU_ATTN": {"module": "attnreg.kernels.cpu_attn", "options": {"tile": 64}}}}
+    registry = attnreg.load_registry("default", [overlay, {"backends": {"CPU_ATTN": {"options": {"tile": 32}}}}])
+    request = AttentionRequest(head_size=16, num_heads=4, dtype="float32")
+    layer, plain = (Attention.from_selection(attnreg.select(request, cpu, r, "CPU_ATTN")) for r in (registry, default))
+    assert (layer.spec.options, plain.spec.options) == ((("tile", 32),), ())
+    assert layer.spec != plain.spec

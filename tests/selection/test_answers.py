@@ -22,6 +22,7 @@ from support.rows.words import features
 
 import attnreg
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_registry, select
+from attnreg.contract import FUNCTIONS
 from attnreg.selection import memory
 from attnreg.selection.memory import answers_of
 from attnreg.selection.selector import evaluate
@@ -30,12 +31,13 @@ from attnreg.selection.selector import evaluate
 @pytest.mark.slow(reason="imports a kernel module, and torch with it")
 def test_to_run_asks_for_a_module_that_loads(monkeypatch: pytest.MonkeyPatch, default: Registry) -> None:
     package, good = types.ModuleType("kernels_of_a_test"), types.ModuleType("kernels_of_a_test.good")
+    vars(good).update(dict.fromkeys(FUNCTIONS, print))
     monkeypatch.setitem(sys.modules, "kernels_of_a_test", package)
     monkeypatch.setitem(sys.modules, "kernels_of_a_test.good", good)
     overlay = {
         "backends": {
-            "FLASHINFER": {"module": "kernels_of_a_test.missing"},
-            "TRITON_ATTN": {"module": "kernels_of_a_test.good"},
+            "FLASHINFER": {"module": "kernels_of_a_test.missing", "contract": 1},
+            "TRITON_ATTN": {"module": "kernels_of_a_test.good", "contract": 1},
         }
     }
     registry = load_registry("default", [overlay], trust=["kernels_of_a_test"])

@@ -1,0 +1,98 @@
+"""The kernel module of a row: where it may come from, the contract that it is made for, and its options."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from attnreg.compile.parts import Part, Reporter, RowData
+from attnreg.compile.yaml_source import Float, shown
+from attnreg.contract import CONTRACT
+from attnreg.errors import Location, did_you_mean
+from attnreg.registry import Option
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
+_OWN = "attnreg.kernels."
+_KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
+
+@dataclass(slots=True)
+class Module:
+    """What a row and its overlays say of the kernel module, the last word on each."""
+
+    name: str | None = None
+    where: Location | None = None
+    contract: int | None = None
+    options: dict[str, Option] = field(default_factory=dict)
+
+
+class ModuleCompiler:
+    """Compiles the keys `module`, `contract` and `options` of rows, and reports what is wrong with them."""
+
+    def __init__(self, reporter: Reporter, trusted: frozenset[str], imports: bool) -> None:
+        """trusted: the packages from which modules may come. imports: whether modules are imported at all."""
+        self.reporter = reporter
+        self.trusted = trusted
+        self.imports = imports
+
+    def apply(self, module: Module, part: Part[RowData]) -> Module:
+        """The module after a part, which is the row itself or an overlay's change of it."""
+        data = part.model
+        if data.module is not None:
+            # another module has a contract and options of its own
+            module = Module(data.module, part.key_at("module"), data.contract)
+            if self._check_name(part, data.module):
+                self._check_contract(part, data.module, data.contract)
+        elif data.contract is not None:
+            message = "a contract is stated beside the `module` that is made for it"
+            self.reporter.report(part, ("contract",), message, "state both, or remove it", key=True)
+        for name, raw in data.options.items():
+            self._set_option(module, part, name, raw)
+        return module
+
+    def _check_name(self, part: Part[RowData], name: str) -> bool:
+        """Whether a module of this name may be imported, or need not be."""
+        root = name.partition(".")[0]
+        if _MODULE.match(name) and (not self.imports or name.startswith(_OWN) or root in self.trusted):
+            return True
+        if not _MODULE.match(name):
+            self.reporter.report(part, ("module",), f"`{name}` is not a dotted module path")
+        elif root == "attnreg":
+            message = "the kernel modules of attnreg itself are those in attnreg.kernels"
+            self.reporter.report(part, ("module",), message)
+        else:
+            help_ = f"trust it explicitly: load_registry(..., trust=['{root}']), --trust {root}, or an entry point"
+            self.reporter.report(part, ("module",), f"the package {root} is not trusted to be imported", help_)
+        return False
+
+    def _check_contract(self, part: Part[RowData], name: str, contract: int | None) -> None:
+        if contract is None:
+            if self.imports and not name.startswith(_OWN):
+                message = "the row does not say which contract its module is made for"
+                help_ = (
+                    f"write the module for attnreg/runtime/interface.py, and add `contract: {CONTRACT}`, its version"
+                )
+                self.reporter.report(part, ("module",), message, help_)
+        elif contract != CONTRACT:
+            message = f"the module is made for contract {contract}, and this attnreg has contract {CONTRACT}"
+            help_ = f"install a version of the module for contract {CONTRACT}"
+            help_ += f", or an attnreg that has contract {contract}" if contract > CONTRACT else ""
+            self.reporter.report(part, ("contract",), message, help_)
+
+    def _set_option(self, module: Module, part: Part[RowData], name: str, raw: object) -> None:
+        """Declare an option beside the module, or give one that exists another value of its type."""
+        path, value = ("options", name), float(raw) if isinstance(raw, Float) else raw
+        if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
+            self.reporter.report(part, path, f"expected text, a finite number, true or false, got {shown(raw)}")
+        elif part.model.module is not None:
+            module.options[name] = value
+        elif name not in module.options:
+            help_ = did_you_mean(name, module.options) if module.options else "options are stated beside `module`"
+            self.reporter.report(part, path, f"the module has no option `{name}`", help_, key=True)
+        else:
+            kind = type(module.options[name])
+            if type(value) is kind or (kind is float and type(value) is int):
+                module.options[name] = kind(value)
+            else:
+                self.reporter.report(part, path, f"expected {_KINDS[kind]}, got {shown(raw)}")
