@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,14 @@ from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.analysis.value_classes import every_clause
 from attnreg.errors import Location
-from attnreg.language.matchers import ANY
+from attnreg.language.vocabulary import Architecture
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 from attnreg.selection.wording import trace_lines
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
-    from attnreg.language.vocabulary import Word
+    from attnreg.language.vocabulary import Facet, Vocabulary, Word
     from attnreg.registry import Backend, Entry, Invariant, Registry
 
 
@@ -83,7 +83,7 @@ def check(registry: Registry) -> list[Finding]:
         *_orders(Model(space, dataclasses.replace(registry, choices=()))),
         *_cases(model),
         *_rows(model),
-        *_words(registry),
+        *_words(model),
         *_derived(registry),
     ]
     findings = [
@@ -235,42 +235,66 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
             yield Finding("unreachable rule", rule.where, message, "remove the rule, or mend its `when`")
 
 
-def _words(registry: Registry) -> Iterator[Finding]:
-    """Words that no backend accepts anywhere. Words of the registry that this one extends are left out."""
-    own = _own_directories(registry)
-    for word, message in (*_unclaimed(registry), *_unserved(registry)):
-        if PurePath(word.where.file).parent in own:
-            yield Finding("unused word", word.where, message, "remove the word, or claim it")
+def _words(model: Model) -> Iterator[Finding]:
+    """Words that no backend accepts in any request on any platform; switches and packages that nothing reads."""
+    registry, d = model.registry, model.d
+    borrowed = _borrowed(registry)
+    variants = [
+        (variant, m.variant(row, i)[0])
+        for m in model.both
+        for row in registry.backends.values()
+        for i, variant in enumerate(row.variants)
+    ]
+    for facet in registry.vocabulary.facets.values():
+        # what a variant does not check, it does not accept either
+        accepts = [node for variant, node in variants if facet.name not in variant.unchecked]
+        for word in _words_of(registry.vocabulary, facet):
+            if PurePath(word.where.file).parent in borrowed:
+                continue
+            if facet.of == "platform" and facet.kind in ("words", "packages"):
+                unused = (facet.name, word.name) not in model.space.level
+                message = f"nothing asks for the {facet.name.removesuffix('s')} {word.name}"
+            else:
+                holds = _where_given(model, facet, word)
+                unused = all(d.conjoin([holds, node]) == d.false for node in accepts)
+                message = f"no backend {'serves' if facet.kind == 'words' else f'accepts {facet.name}'} {word.name}"
+            if unused:
+                yield Finding("unused word", word.where, message, "remove the word, or claim it")
 
 
-def _unclaimed(registry: Registry) -> Iterator[tuple[Word, str]]:
-    """Words that the claims of all variants refuse."""
-    variants = [v for row in registry.backends.values() for v in row.variants]
-    for key, facet in registry.vocabulary.claims.items():
-        # a variant that does not check a facet states nothing about its words
-        checking = [v for v in variants if facet.name not in v.unchecked]
-        matchers = [next((c.matcher for c in v.claims if c.key == key), ANY) for v in checking]
-        for word in registry.vocabulary.words_of(facet.name).values():
-            if not any(m.matches(word.name) for m in matchers):
-                yield word, f"no backend accepts {facet.name} {word.name}"
+def _words_of(vocabulary: Vocabulary, facet: Facet) -> Iterable[Word | Architecture]:
+    if facet.name == "packages":
+        return vocabulary.packages.values()
+    # a platform is as good as its architectures
+    if facet.name == "platform":
+        return ()
+    return vocabulary.architectures.values() if facet.kind == "arch" else vocabulary.words_of(facet.name).values()
 
 
-def _unserved(registry: Registry) -> Iterator[tuple[Word, str]]:
-    """Features that no variant serves."""
-    served = frozenset[str]().union(*(v.served for row in registry.backends.values() for v in row.variants))
-    for word in registry.vocabulary.features.values():
-        if word.name not in served:
-            yield word, f"no backend serves {word.name}"
+def _where_given(model: Model, facet: Facet, word: Word | Architecture) -> Node:
+    """Where a facet of one value has this word, or a set of features holds it."""
+    space, d = model.space, model.d
+    if facet.kind == "words":
+        return d.among(space.level[facet.name, word.name], [1])
+    level = space.level.get((facet.name, None))
+    # nothing tells the words of this facet apart
+    if level is None:
+        return d.true
+    value = (word.platform, word.name) if isinstance(word, Architecture) else word.name
+    return d.among(level, [space.variables[level].class_of(value)])
 
 
 def _derived(registry: Registry) -> Iterator[Finding]:
     """Derived facets that nothing reads."""
-    read = {clause.facet for clause in every_clause(registry)}
+    read, borrowed = {clause.facet for clause in every_clause(registry)}, _borrowed(registry)
     for derived in registry.derived.values():
-        if derived.name not in read and PurePath(derived.where.file).parent in _own_directories(registry):
+        if derived.name not in read and PurePath(derived.where.file).parent not in borrowed:
             yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")
 
 
-def _own_directories(registry: Registry) -> set[PurePath]:
-    """The directories of the registry's own rows, without those of a registry that it extends."""
-    return {PurePath(row.where.file).parent for row in registry.backends.values()}
+def _borrowed(registry: Registry) -> set[PurePath]:
+    """The directories of vocabularies that this registry extends, which may say more than it uses."""
+    files = [PurePath(file) for file in registry.files]
+    return {f.parent for f in files if f.name == "vocabulary.yaml"} - {
+        f.parent for f in files if f.name == "backends.yaml"
+    }

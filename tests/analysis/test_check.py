@@ -8,6 +8,7 @@ import pytest
 from support import tiny
 from support.tiny import row
 
+import attnreg
 from attnreg import Registry
 from attnreg.analysis.check import check
 
@@ -22,6 +23,9 @@ def order(*entries: Any, **more: Any) -> dict[str, Any]:
 
 SINKS = {"features": ["sinks"]}
 WIDE = {"head_sizes": {"min": 8}}
+
+# of the words of tiny registries: what most of their rows leave out
+UNREAD = ["no backend accepts arch n1", "nothing asks for the flag fast", "nothing asks for the package lib"]
 
 # name, the registry, the kind of finding, the messages
 FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
@@ -190,7 +194,7 @@ FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
         "words that no row accepts or serves",
         {"backends": {"A": row(capabilities={"kv_dtypes": "auto", "features": ["sinks"]})}},
         "unused word",
-        ["no backend serves alibi", "no backend accepts kv_dtype fp8"],
+        ["no backend serves alibi", "no backend accepts kv_dtype fp8", *UNREAD],
     ),
     (
         "a row that makes no claim accepts every word",
@@ -201,7 +205,35 @@ FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
             }
         },
         "unused word",
-        [],
+        UNREAD,
+    ),
+    (
+        "words that a claim accepts and a rule refuses",
+        {
+            "backends": {
+                "A": row(
+                    capabilities={"kv_dtypes": ["auto", "fp8"], "features": ["sinks", "alibi"]},
+                    rules=[{"when": {"kv_dtype": "fp8"}, "reject": "no"}, {"when": SINKS, "reject": "no"}],
+                )
+            }
+        },
+        "unused word",
+        ["no backend accepts kv_dtype fp8", "no backend serves sinks", *UNREAD],
+    ),
+    (
+        "a word that rows of different architectures accept, and one that needs what its row refuses",
+        {
+            "backends": {
+                "A": row(requires={"arch": "g1"}, capabilities={"features": ["sinks"], "kv_dtypes": "auto"}),
+                "B": row(
+                    requires={"arch": "g2", "flags": ["fast"], "packages": ["lib"]},
+                    capabilities={"features": ["alibi"], "kv_dtypes": ["auto", "fp8"]},
+                    rules=[{"when": {"kv_dtype": "fp8", "flags": ["fast"]}, "reject": "no"}],
+                ),
+            }
+        },
+        "unused word",
+        ["no backend accepts kv_dtype fp8", "no backend accepts arch n1"],
     ),
     ("a derived facet that nothing reads", {"backends": {"A": row()}}, "unused facet", ["nothing reads quantized"]),
     (
@@ -308,7 +340,7 @@ FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
         "an exception",
         {"backends": {"A": row()}, "known": [{"finding": "no backend serves sinks", "because": "b"}]},
         "unused word",
-        ["no backend serves alibi"],
+        ["no backend serves alibi", *UNREAD],
     ),
 ]
 
@@ -331,3 +363,20 @@ def test_every_finding_has_its_place_and_its_cure_in_the_order_of_the_files() ->
     assert places == sorted(places)
     rule = next(f for f in findings if f.kind == "unreachable rule")
     assert str(rule) == f"{rule.where}: {rule.message}\n  help: remove the rule, or mend its `when`"
+
+
+def test_words_of_an_overlay_that_no_row_accepts() -> None:
+    """Of the words that a registry's own vocabulary extends, none is its fault; of an overlay's words each is."""
+    words = {
+        "words": {"kv_dtypes": {"fp8_foo": {"bits": 8, "legend": "l"}}, "roles": {"critic": "l"}},
+        "features": {"cascade": "l"},
+        "flags": {"turbo": "l"},
+        "packages": {"turbolib": "l"},
+    }
+    for base in ("default", "vllm-0.33.0"):
+        assert found(attnreg.load_registry(base, [{"vocabulary": words}]), "unused word") == [
+            "no backend accepts kv_dtype fp8_foo",
+            "no backend serves cascade",
+            "nothing asks for the flag turbo",
+            "nothing asks for the package turbolib",
+        ]
