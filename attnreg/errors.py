@@ -72,7 +72,15 @@ class RegistryError(ValueError):
 
 
 class RequestError(ValueError):
-    """Raised for a request or a platform that is not valid; the message names the field and the cure."""
+    """Raised for a request or a platform that is not valid; ``message`` says what is wrong, ``help`` how to mend it."""
+
+    def __init__(self, message: str, help: str = "") -> None:  # noqa: A002 - as in `Problem`
+        super().__init__(f"{message}; {help}" if help else message)
+        self.message = message
+        self.help = help
+
+    def __reduce__(self) -> tuple[type[RequestError], tuple[str, str]]:
+        return type(self), (self.message, self.help)
 
 
 def validate_word(name: str, value: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from attnreg.cli.command import command, option
+from attnreg.cli.command import BadInput, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.cli.options import complete_backend, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import print_json, terminal
@@ -97,7 +97,7 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
     registry = registry_inputs.load()
     if name not in registry.backends:
         names = {**registry.backends, **dict.fromkeys(families)}
-        raise click.UsageError(f"no backend and no model family {name!r}; {did_you_mean(name, names, 40)}")
+        raise BadInput(f"no backend and no model family {name!r}", did_you_mean(name, names, 40))
     if as_json:
         print_json(backend_dict(registry.backends[name]))
     else:
@@ -115,7 +115,7 @@ def models(words: tuple[str, ...], as_json: bool) -> None:
     families = bundled_families()
     names = [name for name in families if not words or any(word in name for word in words)]
     if not names:
-        raise click.UsageError(f"no model family has {' or '.join(map(repr, words))} in its name")
+        raise BadInput(f"no model family has {' or '.join(map(repr, words))} in its name")
     if as_json:
         print_json([family_dict(families, name) for name in names])
     else:

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ValueError as e:
-        click.echo(f"attnreg: {e}", err=True)
+        click.echo(describe(e), err=True)
         return 2
 
 

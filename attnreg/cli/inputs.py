@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attnreg.cli.command import BadInput
 from attnreg.language.facets import ordinary
 
 if TYPE_CHECKING:
+    from attnreg.language.vocabulary import Vocabulary
     from attnreg.models.kv_memory import Memory
     from attnreg.models.questions import ModelQuestions
     from attnreg.platforms import Platform
@@ -67,16 +69,14 @@ class PlatformInputs:
     def platforms(self, registry: Registry) -> list[Platform]:
         """A platform for each named architecture, or for each of the named platform; by default this machine's device.
 
-        Raises `click.UsageError` for a word that the registry does not know.
+        Raises `BadInput` for a word that the registry does not know.
         """
         from attnreg.machine.detect import detect
         from attnreg.platforms import Platform
 
         vocabulary = registry.vocabulary
-        if self.platform is not None:
-            _validate("platform", self.platform, vocabulary.words["platforms"])
-        for arch in self.arch:
-            _validate("architecture", arch, vocabulary.architectures, 20)
+        if self.platform is not None and self.platform not in vocabulary.words["platforms"]:
+            raise BadInput(f"unknown platform {self.platform!r}", vocabulary.help_for("platform", self.platform))
         installed = self._installed(registry)
         if not self.named:
             machine = detect(vocabulary)
@@ -88,7 +88,8 @@ class PlatformInputs:
                     packages=machine.packages if installed is None else installed,
                 )
             ]
-        names = self.arch or [arch.name for arch in vocabulary.architectures_of(self.platform or "")]
+        named = dict.fromkeys(architecture(name, vocabulary) for name in self.arch)
+        names = list(named) or [arch.name for arch in vocabulary.architectures_of(self.platform or "")]
         flags = frozenset(self.flags)
         return [
             Platform(
@@ -104,7 +105,8 @@ class PlatformInputs:
         """(name, version) of each ``--package``; None without that option, which means that all are installed."""
         pairs = tuple((name, version) for name, _, version in (package.partition("==") for package in self.packages))
         for name, _ in pairs:
-            _validate("package", name, registry.vocabulary.packages)
+            if name not in registry.vocabulary.packages:
+                raise BadInput(f"unknown package {name!r}", registry.vocabulary.help_for("packages", name))
         return pairs or None
 
 
@@ -132,14 +134,14 @@ class RequestInputs:
         return dict(facet_value("--set", item) for item in self.extra)
 
     def request(self) -> AttentionRequest:
-        """The request with these facets. Raises `click.UsageError` for an option that needs a model."""
+        """The request with these facets. Raises `BadInput` for an option that needs a model."""
         from attnreg.request import AttentionRequest
 
         for option, value in (("--draft", self.draft), ("--layer", self.layer), ("--length", self.lengths or None)):
             if value is not None:
-                raise click.UsageError(f"{option} says something of a model; give --model too")
+                raise BadInput(f"{option} says something of a model", "give --model too")
         if self.tp != 1:
-            raise click.UsageError("--tp shares out a model's heads; without --model, give the heads of one rank")
+            raise BadInput("--tp shares out a model's heads", "without --model, give the heads of one rank")
         fields: dict[str, Any] = {"head_size": ordinary("head_size"), **self.request_facets}
         return AttentionRequest(**fields, features=frozenset(self.features), extra=tuple(self.extra_facets.items()))
 
@@ -207,14 +209,14 @@ def facet_value(option: str, argument: str) -> tuple[str, Value]:
     """(name, value) of a ``FACET=VALUE``: the value is true, false, null, an integer, or else a word."""
     name, equals, text = argument.partition("=")
     if not equals:
-        raise click.UsageError(f"{option} {argument}: expected FACET=VALUE")
+        raise BadInput(f"{option} {argument}: expected FACET=VALUE")
     values: dict[str, Value] = {"true": True, "false": False, "null": None}
     return name, values[text] if text in values else int(text) if text.lstrip("-").isdigit() else text
 
 
-def _validate(noun: str, word: str, vocabulary: Mapping[str, Any], most: int = 12) -> None:
-    """Raise `click.UsageError` for a word that the vocabulary lacks; the message lists up to ``most`` others."""
-    from attnreg.errors import did_you_mean
-
-    if word not in vocabulary:
-        raise click.UsageError(f"unknown {noun} {word!r}; {did_you_mean(word, vocabulary, most)}")
+def architecture(name: str, vocabulary: Vocabulary) -> str:
+    """The architecture that ``--arch`` names, by its own name or by a product's. Raises `BadInput` for another."""
+    found = vocabulary.architecture(name)
+    if found is None:
+        raise BadInput(f"unknown architecture {name!r}", vocabulary.help_for("arch", name))
+    return found.name

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from itertools import zip_longest
 from pathlib import Path
 
-from attnreg.errors import Location, Problem, RegistryError
+from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 
 
 def registry_root() -> Path:
@@ -28,3 +30,25 @@ def bundled_registries() -> dict[str, Path]:
     if engines.is_dir():
         directories |= {p.name: p for p in sorted(engines.iterdir()) if (p / "backends.yaml").is_file()}
     return directories
+
+
+def help_for_registry(name: str) -> str:
+    """Help for a name that no bundled registry has: the versions of an engine and the nearest, or the nearest name."""
+    bundled = bundled_registries()
+    engine, version = _parted(name)
+    versions = {other: _parted(other)[1] for other in bundled if _parted(other)[0] == engine}
+    if not engine or not any(versions.values()):
+        return did_you_mean(name, bundled)
+    there = " and ".join(sorted(versions, key=versions.__getitem__))
+    if not version:
+        return f"there are {there}"
+    nearest = min(
+        versions, key=lambda other: [abs(a - b) for a, b in zip_longest(versions[other], version, fillvalue=0)]
+    )
+    return f"there are {there}; the nearest is `{nearest}`"
+
+
+def _parted(name: str) -> tuple[str, tuple[int, ...]]:
+    """The engine and the version of a name such as vllm-0.33.0, in the spellings of installers too."""
+    match = re.fullmatch(r"([a-z]+)(?:(?:[-_ @]|==)?v?(\d+(?:\.\d+)*)\S*)?", name.casefold())
+    return ("", ()) if match is None else (match[1], tuple(map(int, filter(None, (match[2] or "").split(".")))))

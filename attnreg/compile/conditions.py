@@ -66,6 +66,8 @@ class Facets(Protocol):
 
     def facet(self, name: str) -> Facet | None: ...
 
+    def help_for(self, facet: str, unknown: str) -> str: ...
+
 
 class Parser:
     """Turns plain data into conditions and matchers; adds each problem, with its location, to ``problems``.
@@ -166,7 +168,7 @@ class Parser:
     def _pattern(self, raw: str, facet: Facet, path: Path_) -> Matcher:
         accepted = frozenset(w for w in facet.words if isinstance(w, str) and fnmatchcase(w, raw))
         if not accepted:
-            self.problem(path, f"`{raw}` matches no {_noun(facet)}", _words_hint(raw, facet))
+            self.problem(path, f"`{raw}` matches no {_noun(facet)}", self._words_hint(raw, facet))
         # architectures are printed by name: sm100, sm103 is clearer than sm10?
         named = [a for a in self.words.architectures if a in accepted] if facet.kind == "arch" else []
         return one_of(accepted, ", ".join(named) or raw, named)
@@ -179,7 +181,7 @@ class Parser:
     def _unknown(self, raw: object, facet: Facet, path: Path_) -> None:
         alike = isinstance(raw, str) or type(raw) in map(type, facet.words)
         what = f"unknown {_noun(facet)} '{raw}'" if alike else f"expected a word, got {shown(raw)}"
-        self.problem(path, what, _words_hint(raw, facet))
+        self.problem(path, what, self._words_hint(raw, facet))
 
     def _known(self, raw: object, facet: Facet, path: Path_) -> Matcher:
         if isinstance(raw, Float) or not any(raw == w and type(raw) is type(w) for w in facet.words):
@@ -289,6 +291,13 @@ class Parser:
                 self._unknown(word, facet, (*path, i))
         return known
 
+    def _words_hint(self, raw: object, facet: Facet) -> str:
+        if isinstance(raw, Float) and facet.kind == "arch":
+            return "architectures are written as the vocabulary names them, as in sm90: as a number 9.10 would be 9.1"
+        if facet.word_set is None and facet.kind != "arch":
+            return did_you_mean(as_written(raw), map(as_written, facet.words))
+        return self.words.help_for(facet.name, as_written(raw))
+
     def _without(self, raw: object, path: Path_) -> list[Clause]:
         items = [raw] if isinstance(raw, str) else raw
         if not isinstance(items, list) or not items:
@@ -314,8 +323,7 @@ class Parser:
             if match is None:
                 self.problem(here, f"expected a package, as in `flash-attn>=2.7`, got {shown(item)}")
             elif match[1] not in self.words.packages:
-                hint = did_you_mean(match[1], self.words.packages)
-                self.problem(here, f"unknown package '{match[1]}'", hint)
+                self.problem(here, f"unknown package '{match[1]}'", self.words.help_for("packages", match[1]))
             elif match[2] and not _names_versions(match[2]):
                 self.problem(here, f"`{match[2]}` names no versions", "as in >=2.7, ==2.* or >=2.7,<3")
             else:
@@ -377,9 +385,3 @@ def _noun(facet: Facet) -> str:
     if facet.kind == "words":
         return facet.name.removesuffix("s")
     return {"arch": "architecture", "kv_dtype": "kv dtype"}.get(facet.name, facet.name)
-
-
-def _words_hint(raw: object, facet: Facet) -> str:
-    if isinstance(raw, Float) and facet.kind == "arch":
-        return "architectures are written as the vocabulary names them, as in sm90: as a number 9.10 would be 9.1"
-    return did_you_mean(as_written(raw), map(as_written, facet.words))

@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from attnreg.compile import schema
-from attnreg.compile.bundled import bundled_registries
+from attnreg.compile.bundled import bundled_registries, help_for_registry
 from attnreg.compile.compiler import compile_registry
 from attnreg.compile.parts import Part, Parts, RowData
 from attnreg.compile.validation import validate
 from attnreg.compile.yaml_source import Document
-from attnreg.errors import Location, Problem, RegistryError, did_you_mean
+from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import kind_of
 from attnreg.registry import Registry
 
@@ -84,7 +84,7 @@ class Reading:
         self.base = self.base or (text if text in bundled else str(path))
         if not text or not kind_of(path):
             message = f"`{text}` is neither a bundled registry nor a directory nor a file{hint}"
-            self._fail(text, message, did_you_mean(text, bundled), above)
+            self._fail(text, message, help_for_registry(text), above)
             return
         place = _place(path)
         if place is not None and place in [_place(overlay.file) for overlay in above if overlay.file]:
@@ -130,7 +130,7 @@ class Reading:
             path = overlay.path_of(extends)
             if not extends or not kind_of(path):
                 message = f"`{extends}` is neither a bundled registry nor a directory nor a file"
-                self._fail(extends, message, did_you_mean(extends, bundled_registries()), (overlay,))
+                self._fail(extends, message, help_for_registry(extends), (overlay,))
             elif _place(path) not in self.places:
                 alone = f", or use it alone: --registry {overlay.file}" if overlay.file else ""
                 help_ = f"remove `extends`, if the overlay is meant for any registry{alone}"
@@ -201,7 +201,7 @@ class Reading:
         bundled = bundled_registries()
         if name not in bundled:
             above = (OverlayDocument(by, name),) if by else ()
-            self._fail(name, f"no bundled registry `{name}` to extend", did_you_mean(name, bundled), above)
+            self._fail(name, f"no bundled registry `{name}` to extend", help_for_registry(name), above)
             return
         document = self._read(bundled[name] / "vocabulary.yaml", f"{_label(name)}/vocabulary.yaml")
         if document is not None:

@@ -37,21 +37,27 @@ class DataModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
+_ALIASES = "Other names for it; a message about an unknown word says which word is meant."
+
+
 class WordData(BaseModel):
     """A word: its meaning, a sentence, and any other properties."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     legend: str
+    aliases: list[str] = Field(default=[], description=_ALIASES)
 
 
 class PackageData(DataModel):
     legend: str
+    aliases: list[str] = Field(default=[], description=_ALIASES)
     import_: str | None = Field(default=None, alias="import", description="The module that Python imports.")
     distributions: list[str] = Field(default=[], description="The names under which an installer knows it.")
 
 
 class FlagData(DataModel):
     legend: str
+    aliases: list[str] = Field(default=[], description="Engines' own names for it.")
     platforms: list[str] = Field(default=[], description="Where the flag means something; everywhere, if left out.")
 
 
@@ -63,6 +69,7 @@ class RetiredData(DataModel):
 class ArchitectureData(DataModel):
     family: str
     products: list[str] = []
+    aliases: list[str] = Field(default=[], description="Other names of it and of its products.")
     fp8: Literal["ocp", "fnuz"] = "ocp"
     capability: str | None = Field(default=None, description="The vendor's own version number, quoted.")
     series: str | None = Field(default=None, description="What it is ordered among; the platform, if left out.")

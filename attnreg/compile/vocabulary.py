@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from attnreg.compile import schema
 from attnreg.compile.parts import VocabularyPart
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.facets import CORE
-from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, Architecture, Facet, Vocabulary, Word
+from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, Architecture, Facet, Vocabulary, Word, plain
 
 
 def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> Vocabulary:
@@ -25,11 +25,24 @@ def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> 
     sets = {data.words for part in parts for data in part.model.facets.values() if data.words}
     for part in parts:
         _check_words(part, vocabulary, sets, problems)
+    named: list[Mapping[str, Word | Architecture]] = [*vocabulary.words.values(), vocabulary.architectures]
+    for words_of_a_kind in (*named, vocabulary.features, vocabulary.flags, vocabulary.packages):
+        problems += _ambiguous(words_of_a_kind)
     for name in CORE.keys() - facets.keys():
         message = f"the facet `{name}` is missing: every {CORE[name].of} has it"
         path = (*parts[0].path, "facets")
         problems.append(parts[0].document.problem(path, message, "add it, or use `extends`", key=True))
     return vocabulary.with_facets(facets.values())
+
+
+def _ambiguous(words: Mapping[str, Word | Architecture]) -> Iterator[Problem]:
+    """A problem for each name, in any spelling, that two words of one kind have."""
+    owners = {plain(name): name for name in words}
+    for word in words.values():
+        for alias in word.other_names:
+            owner = owners.setdefault(plain(alias), word.name)
+            if owner != word.name:
+                yield Problem(word.where, f"{word.name}: `{alias}` is a name of {owner} too", "leave it to one of them")
 
 
 class _Words:
@@ -78,6 +91,7 @@ class _Words:
             rank=len(self.architectures) if before is None else before.rank,
             family=data.family,
             products=tuple(data.products),
+            aliases=(*data.aliases, *filter(None, [data.capability])),
             fp8=data.fp8,
             where=part.key_at("architectures", platform, name),
         )
@@ -94,12 +108,11 @@ def _word_map(
     at: Callable[..., Location],
     *path: str,
 ) -> dict[str, Word]:
-    return {
-        name: Word(
-            name, data.legend, at(*path, name), data.model_dump(exclude={"legend"}, exclude_none=True, by_alias=True)
-        )
-        for name, data in group.items()
-    }
+    words = {}
+    for name, data in group.items():
+        facts = data.model_dump(exclude={"legend", "aliases"}, exclude_none=True, by_alias=True)
+        words[name] = Word(name, data.legend, at(*path, name), facts, tuple(data.aliases))
+    return words
 
 
 def _facet(

@@ -56,7 +56,7 @@ _ORDINARY = {"platform": "cuda", "arch": "sm90", "head_size": 128}
 PROVEN = ("dtype", "kv_dtype", "attn_type", "head_size", "head_size_v", "block_size")
 _ABOUT: dict[str, tuple[DecidedBy, str]] = {
     "platform": ("platform", "cuda, rocm, xpu or cpu; this machine's, if left out."),
-    "arch": ("platform", "Architecture; repeatable."),
+    "arch": ("platform", "Architecture or product, as sm90 or h100; repeatable."),
     "flags": ("user", "A flag that is on; repeatable."),
     "packages": ("platform", "An installed package; repeatable. Without any, every package is assumed."),
     "head_size": ("model", f"Elements per head; {_ORDINARY['head_size']}, if neither it nor a model is given."),

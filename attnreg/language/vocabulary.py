@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from attnreg.errors import Location
+from attnreg.errors import Location, did_you_mean
 from attnreg.language.frozen import FrozenDict, deep_frozen, frozen
 
 # the one facet that a selection has itself: whether an order tries the backend, or a user named it
 ASKED = "asked"
 AUTOMATIC, BY_NAME = "automatic", "by_name"
 Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived", "field"]
+_VENDORS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|radeon|instinct|intel)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word and its meaning, a sentence; ``facts`` holds its other properties (bits, family, ...)."""
+    """One word and its meaning, a sentence; ``facts`` holds its other properties (bits, family, ...).
+
+    ``aliases`` are other names for it. They are no words of the registry: a message knows which word they mean.
+    """
 
     name: str
     legend: str
     where: Location
     facts: Mapping[str, Any] = field(default_factory=FrozenDict)
+    aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "facts", deep_frozen(self.facts))
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """The aliases, and the names under which Python and installers know a package."""
+        return (*self.aliases, *self.facts.get("distributions", ()), *filter(None, [self.facts.get("import")]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class Architecture:
     """A processor architecture; ``rank`` orders those of one ``series``, and no others.
 
     fp8: its encoding of 8-bit floats: the Open Compute Project's (``ocp``) or one without infinities and -0 (``fnuz``).
+    aliases: other names of it and of its products, its compute capability among them.
     """
 
     name: str
@@ -44,6 +56,12 @@ class Architecture:
     products: tuple[str, ...]
     fp8: Literal["ocp", "fnuz"]
     where: Location
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """The products and the aliases."""
+        return (*self.products, *self.aliases)
 
     @property
     def title(self) -> str:
@@ -113,6 +131,42 @@ class Vocabulary:
         """The architectures of one platform, in capability order."""
         return tuple(a for a in self.architectures.values() if a.platform == platform)
 
+    def architecture(self, name: str) -> Architecture | None:
+        """The architecture of that name, or of the product or compute capability of that name, in any spelling."""
+        return self.architectures.get(name) or self.architectures.get(self._meant("arch", name) or "")
+
+    def help_for(self, facet: str, unknown: str) -> str:
+        """Help for an unknown word of a facet: the word that it is another name for, or else the nearest word."""
+        if self.facets[facet].kind == "arch":
+            return self._help_for_architecture(unknown)
+        meant = self._meant(facet, unknown)
+        if meant is not None:
+            return f"{unknown} is `{meant}` here"
+        return did_you_mean(unknown, self.packages if facet == "packages" else map(str, self.facets[facet].words))
+
+    def _help_for_architecture(self, text: str) -> str:
+        # the name of a product may go on with its memory or its form: H100-SXM5-80GB
+        parts = re.split(r"[-_ ]+", text)
+        for name in (" ".join(parts[:n]) for n in range(len(parts), 0, -1)):
+            meant = self._meant("arch", name)
+            family = [f"`{a.name}`" for a in self.architectures.values() if plain(a.family) == plain(name)]
+            if meant or family:
+                return f"{name} is {f'`{meant}`' if meant else ' or '.join(family)} here"
+        # a product that is not known may look like an architecture of another generation: P100 like sm100
+        alike = _letters(text) in map(_letters, self.architectures)
+        return did_you_mean(text, self.architectures, 40, cutoff=0.6 if alike else 1.0)
+
+    def _words(self, facet: str) -> Mapping[str, Word | Architecture]:
+        if self.facets[facet].kind == "arch":
+            return self.architectures
+        return self.packages if facet == "packages" else self.words_of(facet)
+
+    def _meant(self, facet: str, text: str) -> str | None:
+        """The word of a facet that a text names, in another spelling or by an alias; None where there is none."""
+        wanted = plain(_VENDORS.sub("", text) if self.facets[facet].kind == "arch" else text)
+        words = self._words(facet).values()
+        return next((w.name for w in words if wanted and wanted in map(plain, (w.name, *w.other_names))), None)
+
     def with_facets(self, more: Iterable[Facet]) -> Vocabulary:
         """A copy of this vocabulary with more facets."""
         facets = {**self.facets, **{f.name: f for f in more}}
@@ -135,3 +189,17 @@ class OpenFacets:
     def facet(self, name: str) -> Facet:
         """The field of that name."""
         return Facet(name, "config", "field", "a field of a model's config", Location("", 0, 0))
+
+    def help_for(self, facet: str, unknown: str) -> str:
+        """No help: a field has no words of its own."""
+        return ""
+
+
+def plain(text: str) -> str:
+    """A name without case and separators."""
+    return "".join(c for c in text.casefold() if c.isalnum())
+
+
+def _letters(text: str) -> str:
+    """The letters with which a name begins: ``sm`` of sm_90."""
+    return re.split(r"[^a-z]", text.casefold(), maxsplit=1)[0]

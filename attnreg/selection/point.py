@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError, did_you_mean
@@ -48,9 +48,9 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
         facet = facets[name]
         if facet.kind == "word" or facet.kind == "arch":
             if value is not None and value not in facet.known:
-                raise _unknown(value, name, facet.words, registry)
+                raise _unknown(value, name, registry)
         elif facet.kind == "words" and not value <= facet.known:
-            raise _unknown(min(value - facet.known), name, facet.words, registry)
+            raise _unknown(min(value - facet.known), name, registry)
     architecture = registry.vocabulary.architectures[platform.arch]
     if architecture.platform != platform.platform:
         raise RequestError(
@@ -66,7 +66,7 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
     facet = registry.vocabulary.facets.get(name)
     if facet is None:
         known = [f for f, about in registry.vocabulary.facets.items() if about.of == "request"]
-        raise RequestError(f"{name} is no facet of {registry.title}; {did_you_mean(name, known)}")
+        raise RequestError(f"{name} is no facet of {registry.title}", did_you_mean(name, known))
     if name in platform or facet.of in ("derived", "selection"):
         why = "is derived from others" if facet.of == "derived" else f"belongs to the {facet.of}"
         raise RequestError(f"extra names {name!r}, which {why} and cannot be given")
@@ -81,11 +81,11 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
             raise RequestError(f"{name} is {value!r}; expected text")
         return value
     if value not in facet.known:
-        raise _unknown(value, name, facet.words, registry)
+        raise _unknown(value, name, registry)
     # 1 and True are equal, also as keys of the cache of selections
     return bool(value) if facet.kind == "boolean" else value
 
 
-def _unknown(word: Any, facet: str, known: Iterable[Any], registry: Registry) -> RequestError:
-    hint = did_you_mean(word, map(str, known))
-    return RequestError(f"{facet} names {word!r}, which {registry.title} does not know; {hint}")
+def _unknown(word: Any, facet: str, registry: Registry) -> RequestError:
+    message = f"{facet} names {word!r}, which {registry.title} does not know"
+    return RequestError(message, registry.vocabulary.help_for(facet, str(word)))

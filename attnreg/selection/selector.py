@@ -94,7 +94,7 @@ def _plan(request: AttentionRequest, platform: Platform, registry: Registry, bac
     denied = {name: c for c in choices if c.strength == "deny" for name in c.backends}
     requested = choice.backends[0] if choice and choice.strength == "require" else backend
     if requested is not None and requested not in registry.backends:
-        raise RequestError(f"unknown backend {requested!r}; {did_you_mean(requested, registry.backends)}")
+        raise RequestError(f"unknown backend {requested!r}", did_you_mean(requested, registry.backends))
     return _Plan(registry, point, order, choice, requested, denied)
 
 

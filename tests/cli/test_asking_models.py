@@ -102,10 +102,10 @@ def test_what_says_something_of_a_model_needs_one(run: Callable[..., Any]) -> No
     for option in (("--draft", GPT_OSS), ("--layer", "0"), ("--length", "8")):
         status, _, err = run("explain", *HOPPER, *option)
         assert status == 2
-        assert f"{option[0]} says something of a model; give --model too" in err
+        assert f"{option[0]} says something of a model\n  help: give --model too" in err
     status, _, err = run("explain", *HOPPER, "--tp", "2")
     assert status == 2
-    assert "--tp shares out a model's heads; without --model, give the heads of one rank" in err
+    assert "--tp shares out a model's heads\n  help: without --model, give the heads of one rank" in err
 
 
 def test_families_are_listed(run: Callable[..., Any]) -> None:
@@ -135,7 +135,7 @@ def test_show_prints_a_familys_rule_and_what_it_is_like(run: Callable[..., Any])
     assert (data["model_type"], data["like"]) == ("mixtral", "mistral")
     status, _, err = run("show", "qwen3_mo")
     assert status == 2
-    assert "no backend and no model family 'qwen3_mo'; did you mean `qwen3_moe`?" in err
+    assert "no backend and no model family 'qwen3_mo'\n  help: did you mean `qwen3_moe`?" in err
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/")), ids=lambda path: path.name)

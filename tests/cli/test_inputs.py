@@ -41,6 +41,7 @@ PLATFORMS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
     ({"arch": ("sm90", "gfx942")}, [("cuda", "sm90"), ("rocm", "gfx942")]),
     ({"platform": "xpu"}, [("xpu", "xe_hpc"), ("xpu", "xe2")]),
     ({"platform": "rocm", "arch": ("gfx942",)}, [("rocm", "gfx942")]),
+    ({"arch": ("h100", "sm90", "9.0", "MI300X")}, [("cuda", "sm90"), ("rocm", "gfx942")]),
 ]
 
 

@@ -154,7 +154,7 @@ LAID_WRONGLY: list[tuple[str, str | None, list[str], str]] = [
         ["extends: vllm-0.34.0\nchoices: [{deny: B}]\n"],
         (
             "0.yaml:1:10: `vllm-0.34.0` is neither a bundled registry nor a directory nor a file\n"
-            "  help: did you mean `vllm-0.33.0`? (also: default, vllm-0.20.0)"
+            "  help: there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.33.0`"
         ),
     ),
     (

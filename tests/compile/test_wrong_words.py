@@ -120,6 +120,10 @@ WRONG_WORDS = {
         "derived: {d: {legend: l, cases: [{value: 1}], source: 't:p#q'}}",
         "derived.d.source: unknown source `t`\n  help: known: s",
     ),
+    "an alias of two words": (
+        "words: {dtypes: {float32: {legend: l, aliases: [Float-16]}}}",
+        "float32: `Float-16` is a name of float16 too\n  help: leave it to one of them",
+    ),
     "words of another registry": ("extends: default", "an overlay says at its top what it extends, as a whole"),
 }
 

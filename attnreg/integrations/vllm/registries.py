@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import attnreg
+from attnreg.compile.bundled import help_for_registry
 from attnreg.environment import REGISTRY_VARIABLE, VLLM_VARIABLE
-from attnreg.errors import Location, Problem, did_you_mean
+from attnreg.errors import Location, Problem
 from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.selection.point import point_of
 
@@ -29,7 +30,7 @@ def _bundled() -> str:
 
     name, bundled = f"vllm-{vllm.__version__.partition('+')[0]}", attnreg.bundled_registries()
     if name not in bundled:
-        cure = f"set {VLLM_VARIABLE} to another, or to an overlay; {did_you_mean(name, bundled)}"
+        cure = f"set {VLLM_VARIABLE} to another, or to an overlay; {help_for_registry(name)}"
         raise _problem(f"${VLLM_VARIABLE}", f"there is no bundled registry for vLLM {vllm.__version__}", cure)
     return name
 

@@ -1,0 +1,98 @@
+"""Other names for words: products of architectures, spellings of dtypes, engines' own names for flags."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import attnreg
+from attnreg import AttentionRequest, Platform, Registry, RequestError
+from attnreg.compile.bundled import help_for_registry
+
+PRODUCTS = [
+    ("sm90", ["h100", "H200", "GH200", "NVIDIA H100", "sm_90", "SM90", "9.0"]),
+    ("sm80", ["a100", "A30", "8.0"]),
+    ("sm86", ["A10G", "rtx 3090", "RTX3090", "a6000"]),
+    ("sm89", ["l40s", "rtx 4090", "NVIDIA GeForce RTX 4090", "RTX 5000 Ada"]),
+    ("sm100", ["b200", "GB200", "10.0"]),
+    ("sm120", ["RTX 5090", "rtx-5090", "12.0", "rtx pro 6000"]),
+    ("sm121", ["dgx spark", "GB10"]),
+    ("gfx90a", ["mi250", "MI250X", "AMD Instinct MI210"]),
+    ("gfx942", ["mi300x", "MI325X", "mi300a"]),
+    ("gfx950", ["mi355x"]),
+    ("gfx1100", ["7900 xtx", "7900XTX", "Radeon RX 7900 XTX"]),
+    ("gfx1201", ["rx 9070 xt"]),
+]
+
+
+@pytest.mark.parametrize(("name", "others"), PRODUCTS, ids=[name for name, _ in PRODUCTS])
+def test_products_and_compute_capabilities_name_their_architecture(
+    default: Registry, name: str, others: list[str]
+) -> None:
+    found = [default.vocabulary.architecture(other) for other in others]
+    assert [architecture and architecture.name for architecture in found] == [name] * len(others)
+
+
+@pytest.mark.parametrize("name", ["p100", "hopper", "H100-SXM5", "rtx", "", "nvidia", "1.0"])
+def test_what_is_no_name_of_one_architecture_names_none(default: Registry, name: str) -> None:
+    assert default.vocabulary.architecture(name) is None
+
+
+HELP = [
+    ("arch", "h100", "h100 is `sm90` here"),
+    ("arch", "H100-SXM5-80GB", "H100 is `sm90` here"),
+    ("arch", "Hopper", "Hopper is `sm90` here"),
+    ("arch", "ada", "ada is `sm89` here"),
+    ("arch", "CDNA 3", "CDNA 3 is `gfx942` here"),
+    ("arch", "blackwell", "blackwell is `sm100` or `sm103` or `sm110` or `sm120` or `sm121` here"),
+    ("arch", "sm91", "did you mean `sm90`? (also: "),
+    # not like sm100: a Pascal is no Blackwell
+    ("arch", "p100", "known: aarch64, "),
+    ("platform", "nvidia", "nvidia is `cuda` here"),
+    ("platform", "AMD", "AMD is `rocm` here"),
+    ("platform", "Cuda", "Cuda is `cuda` here"),
+    ("dtype", "bf16", "bf16 is `bfloat16` here"),
+    ("dtype", "FP16", "FP16 is `float16` here"),
+    ("kv_dtype", "e4m3", "e4m3 is `fp8_e4m3` here"),
+    ("kv_dtype", "fp8-e5m2", "fp8-e5m2 is `fp8_e5m2` here"),
+    ("kv_dtype", "fp9", "did you mean `fp8`? (also: "),
+    ("flags", "VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER is `aiter` here"),
+    ("flags", "VLLM_ROCM_USE_AITER_MLA", "VLLM_ROCM_USE_AITER_MLA is `aiter_mla` here"),
+    ("packages", "flashinfer", "flashinfer is `flashinfer-python` here"),
+    ("packages", "amd-aiter", "amd-aiter is `aiter` here"),
+    ("features", "Sliding-Window", "Sliding-Window is `sliding_window` here"),
+    ("attention", "gqa", "gqa is `mha` here"),
+]
+
+
+@pytest.mark.parametrize(("facet", "word", "message"), HELP, ids=[word for _, word, _ in HELP])
+def test_help_for_an_unknown_word(default: Registry, facet: str, word: str, message: str) -> None:
+    assert default.vocabulary.help_for(facet, word).startswith(message)
+
+
+def test_python_takes_the_words_alone_and_says_what_another_name_means(default: Registry) -> None:
+    hopper = Platform(platform="cuda", arch="sm90")
+    with pytest.raises(RequestError, match=r"arch names 'h100', which default@.* does not know; h100 is `sm90` here"):
+        attnreg.select(AttentionRequest(head_size=128), Platform(platform="cuda", arch="h100"), default)
+    with pytest.raises(RequestError, match="does not know; bf16 is `bfloat16` here") as caught:
+        attnreg.select(AttentionRequest(head_size=128, dtype="bf16"), hopper, default)
+    assert caught.value.help == "bf16 is `bfloat16` here"
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.message, copy.help) == (str(caught.value), caught.value.message, caught.value.help)
+
+
+REGISTRIES = [
+    ("vllm-0.32.0", "there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.33.0`"),
+    ("vllm-0.21", "there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.20.0`"),
+    ("vLLM==0.33.0", "there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.33.0`"),
+    ("vllm", "there are vllm-0.20.0 and vllm-0.33.0"),
+    ("vlm-0.33.0", "did you mean `vllm-0.33.0`? (also: default, vllm-0.20.0)"),
+    ("sglang-0.5", "known: default, vllm-0.20.0, vllm-0.33.0"),
+    ("defualt", "did you mean `default`? (also: vllm-0.20.0, vllm-0.33.0)"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), REGISTRIES, ids=[name for name, _ in REGISTRIES])
+def test_an_engine_is_told_its_versions(name: str, message: str) -> None:
+    assert help_for_registry(name) == message
