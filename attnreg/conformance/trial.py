@@ -41,9 +41,7 @@ class Case:
     @property
     def words(self) -> str:
         """The case as text."""
-        block = self.request.block_size
-        parts = [*request_words(self.request), f"blocks of {block}" if block else "", self.storage, self.lengths]
-        return " · ".join(filter(None, parts))
+        return " · ".join([*request_words(self.request), self.storage, self.lengths])
 
     @property
     def seed(self) -> str:

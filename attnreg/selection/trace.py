@@ -113,7 +113,7 @@ class Selected:
         return load_kernel(self.registry, self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Selection:
     """The answer to one request, immutable, with the whole trace.
 
@@ -124,14 +124,24 @@ class Selection:
 
     request: AttentionRequest
     platform: Platform
-    registry: Registry = field(repr=False)
-    order: Order | None = field(repr=False)
+    registry: Registry
+    order: Order | None
     candidates: tuple[Candidate, ...]
     backend: Selected | None = None
     requested: str | None = None
-    choice: Choice | None = field(default=None, repr=False)
+    choice: Choice | None = None
     warnings: tuple[str, ...] = ()
     to_run: bool = False
+
+    def __str__(self) -> str:
+        """The answer in one line, and a line for each warning. ``candidates`` says why not the others."""
+        from attnreg.selection.wording import answer_sentence, platform_words
+
+        where = ", ".join(platform_words([self.platform], self.registry.vocabulary))
+        return "\n".join([answer_sentence(self, where), *(f"  ! {warning}" for warning in self.warnings)])
+
+    def __repr__(self) -> str:
+        return f"<Selection {str(self).splitlines()[0]}>"
 
     @property
     def chosen(self) -> Candidate | None:

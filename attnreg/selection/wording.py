@@ -1,14 +1,21 @@
-"""Requests, choices and traces in words, for every command and message that prints one."""
+"""Requests, platforms, choices and traces in words, for every command and message that prints one.
+
+Requests that differ have different words, and so have platforms: what is printed can be quoted as the question.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from attnreg.language.facets import ordinary
+from attnreg.language.facets import CORE
 
 if TYPE_CHECKING:
     from attnreg.errors import Location
+    from attnreg.language.vocabulary import Vocabulary
+    from attnreg.platforms import Packages, Platform
     from attnreg.request import AttentionRequest
     from attnreg.selection.trace import Candidate, Reason, Selection
 
@@ -26,20 +33,32 @@ _PHRASES = {
     "non_causal": ("bidirectional", "bidirectional"),
 }
 _PLACES = {word: place for place, word in enumerate(_PHRASES)}
-# fields that are printed only where they differ from these
-_USUAL = {name: ordinary(name) for name in ("attention", "attn_type", "role", "phase")}
+# a feature of a registry that has one of these names is quoted
+_TAKEN = frozenset(plain for feature, (plain, _) in _PHRASES.items() if plain != feature)
+# facets that are printed by name and only where they differ from these; the others have a phrase of their own
+_USUAL = {
+    name: facet.ordinary
+    for name, facet in CORE.items()
+    if facet.of == "request"
+    and name not in ("head_size", "head_size_v", "num_heads", "num_kv_heads", "dtype", "kv_dtype", "features")
+}
+_PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
+_WITHOUT_CACHE = ("encoder", "encoder_only")
+_PLAIN = re.compile(r"[\w.+*=<>!~/-]+")
 
 
 def head_words(num_heads: int | None, num_kv_heads: int | None, head_size: int, head_size_v: int | None = None) -> str:
-    """``64/8 heads of 64``: query and KV heads, and elements per head; one number where two are equal or one is None.
+    """``64/8 heads of 64``: query and KV heads, and elements per head; one number where two are equal.
 
-    ``head size 64`` where ``num_heads`` is None.
+    ``64 query heads of 64``, ``8 KV heads of 64`` and ``head size 64`` where a number is None.
     """
     size = f"{head_size}" if head_size_v in (None, head_size) else f"{head_size}/{head_size_v}"
-    if num_heads is None:
+    if num_heads is None and num_kv_heads is None:
         return f"head size {size}"
-    heads = f"{num_heads}" if num_kv_heads in (None, num_heads) else f"{num_heads}/{num_kv_heads}"
-    return f"{heads} head{'s' * (heads != '1')} of {size}"
+    noun = "query " if num_kv_heads is None else "KV " if num_heads is None else ""
+    numbers = dict.fromkeys(str(n) for n in (num_heads, num_kv_heads) if n is not None)
+    heads = "/".join(numbers)
+    return f"{heads} {noun}head{'s' * (heads != '1')} of {size}"
 
 
 def feature_words(asks: Mapping[str, object]) -> list[str]:
@@ -49,7 +68,8 @@ def feature_words(asks: Mapping[str, object]) -> list[str]:
     """
     out = []
     for feature, number in asks.items():
-        plain, numbered = _PHRASES.get(feature, (feature, f"{feature} {{}}"))
+        name = json.dumps(feature) if feature in _TAKEN else value_words(feature)
+        plain, numbered = _PHRASES.get(feature, (name, f"{name} {{}}"))
         if number is True:
             out.append(plain)
         elif number is not None and number is not False:
@@ -57,23 +77,81 @@ def feature_words(asks: Mapping[str, object]) -> list[str]:
     return out
 
 
+def value_words(value: object) -> str:
+    """The value of a facet as text; a word that could be read as something else is quoted."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        return json.dumps(value)
+    return "not given" if value is None else str(value)
+
+
+def facet_words(facets: Mapping[str, Any]) -> list[str]:
+    """Facets by name, with their values: ``["block_size 16", "cache_layout SPLIT"]``."""
+    return [f"{name} {value_words(value)}" for name, value in facets.items()]
+
+
 def request_words(
     request: AttentionRequest, numbers: Mapping[str, float | None] | None = None, *, without: Collection[str] = ()
 ) -> list[str]:
-    """A request in words: its heads, its dtypes, what is unusual about it, and its features.
+    """A request in words: its heads, its dtypes, every facet that is not as usual, and its features.
 
     numbers: feature -> its number, where it is known (the width of a window). without: fields to leave out.
     """
     words = [head_words(request.num_heads, request.num_kv_heads, request.head_size, request.head_size_v)]
-    words.append(request.dtype)
-    # encoders keep no KV cache, so only an explicit dtype of it is printed
-    if request.attn_type not in ("encoder", "encoder_only") or request.kv_dtype not in (None, "auto"):
-        words.append(f"KV cache {request.kv_dtype or 'not given'}")
-    unusual = ((name, getattr(request, name), usual) for name, usual in _USUAL.items() if name not in without)
-    words += [value for _, value, usual in unusual if value != usual]
+    words += [value_words(request.dtype)] if "dtype" not in without else []
+    # encoders keep no KV cache, so only an unusual dtype of it is printed
+    if "kv_dtype" not in without and (request.attn_type not in _WITHOUT_CACHE or request.kv_dtype != "auto"):
+        words.append(cache_words(request.kv_dtype))
+    unusual = {name: getattr(request, name) for name in _USUAL if name not in without}
+    words += facet_words({name: value for name, value in unusual.items() if value != _USUAL[name]})
+    words += facet_words(dict(request.extra))
     ordered = sorted(request.features, key=lambda feature: (_PLACES.get(feature, len(_PLACES)), feature))
     known = numbers or {}
     return words + feature_words({f: True if known.get(f) is None else known[f] for f in ordered})
+
+
+def cache_words(kv_dtype: str | None) -> str:
+    """``KV cache fp8``."""
+    return f"KV cache {value_words(kv_dtype)}"
+
+
+def platform_words(
+    platforms: Sequence[Platform], vocabulary: Vocabulary, *, here: bool = False, installed: bool = False
+) -> list[str]:
+    """Platforms in words: ``["CUDA sm90 (H100)", "flag aiter", "every package assumed"]``.
+
+    here: whether they are this machine's. installed: whether their packages are those that are installed here.
+    """
+    # a command gives all of its platforms the same flags and packages
+    alike: dict[tuple[frozenset[str], Packages | None], dict[str, list[str]]] = {}
+    for p in platforms:
+        alike.setdefault((p.flags, p.packages), {}).setdefault(p.platform, []).append(p.arch)
+    words = []
+    for (flags, packages), places in alike.items():
+        where = " and ".join(_architectures(platform, archs, vocabulary) for platform, archs in places.items())
+        words.append(f"this machine, {where}" if here else where)
+        if flags:
+            words.append(f"flag{'s' * (len(flags) > 1)} {', '.join(map(value_words, sorted(flags)))}")
+        words.append(_package_words(packages, installed))
+    return words
+
+
+def _architectures(platform: str, archs: Sequence[str], vocabulary: Vocabulary) -> str:
+    """``ROCm gfx942 (MI300X), gfx950 (MI350X)``."""
+    name = _PLATFORM_NAMES.get(platform, platform)
+    if len(archs) > 1 and {*archs} == {a.name for a in vocabulary.architectures_of(platform)}:
+        return f"{name}, every architecture"
+    return f"{name} {', '.join(vocabulary.architectures[arch].title for arch in archs)}"
+
+
+def _package_words(packages: Packages | None, installed: bool) -> str:
+    if packages is None:
+        return "every package assumed"
+    names = ", ".join(value_words(f"{name}=={version}" if version else name) for name, version in packages)
+    if installed:
+        return f"packages as installed here: {names or 'none'}"
+    return f"only packages {names}" if names else "no package"
 
 
 def layer_words(request: AttentionRequest) -> str:
@@ -85,11 +163,12 @@ def how_chosen(selection: Selection) -> str:
     """How a backend was chosen: ``4th choice of 5 (order rocm/mha, priorities.yaml:31)``.
 
     Also ``requested``, ``required by mine.yaml:3``, ``preferred by mine.yaml:3 (order …)``; the order alone where
-    nothing was chosen.
+    nothing was chosen, and the name that was asked for.
     """
     chosen, choice, order = selection.chosen, selection.choice, selection.order
     if selection.requested:
-        return f"required by {choice.where.short}" if choice else "requested"
+        name = "" if chosen else f"{selection.requested} "
+        return f"{name}required by {choice.where.short}" if choice else f"{name}requested"
     place = f"(order {order.title}, {order.where.short})" if order else "(no order for this platform)"
     if chosen is None:
         return place
@@ -98,10 +177,14 @@ def how_chosen(selection: Selection) -> str:
     return f"{_ordinal(chosen.rank)} choice of {len(selection.candidates)} {place}"
 
 
-def answer_sentence(selection: Selection) -> str:
-    """A selection in one line: the backend, the layers, how it was chosen, and the registry."""
+def answer_sentence(selection: Selection, where: str = "") -> str:
+    """A selection in one line: the backend, the layers, how it was chosen, and the registry.
+
+    where: the platform in words, for a reader who may not know it.
+    """
     title = selection.chosen.title if selection.chosen else "no backend"
-    return f"{title} for {layer_words(selection.request)}: {how_chosen(selection)}; {selection.registry.title}"
+    layers = f"{layer_words(selection.request)}{' on ' * bool(where)}{where}"
+    return f"{title} for {layers}: {how_chosen(selection)}; {selection.registry.title}"
 
 
 def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None) -> list[tuple[str, Location]]:

@@ -22,6 +22,8 @@ from attnreg.selection.wording import (
     verdict_words,
 )
 
+HEADS_OF_128 = {name: value for name, value in BASE.items() if name != "block_size"}
+LATENT = ["128/1 heads of 576/512", "bfloat16", "KV cache auto", "attention mla"]
 MLA = {"attention": "mla", "head_size": 576, "head_size_v": 512, "num_heads": 128, "num_kv_heads": 1}
 
 
@@ -35,10 +37,12 @@ HEADS = [
     ((64, 64, 64, 64), "64 heads of 64"),
     ((1, 1, 256, None), "1 head of 256"),
     ((4, 1, 256, None), "4/1 heads of 256"),
-    ((32, None, 128, None), "32 heads of 128"),
+    ((32, None, 128, None), "32 query heads of 128"),
+    ((1, None, 128, None), "1 query head of 128"),
     ((16, 16, 192, 128), "16 heads of 192/128"),
     ((None, None, 128, None), "head size 128"),
-    ((None, 8, 192, 128), "head size 192/128"),
+    ((None, 8, 192, 128), "8 KV heads of 192/128"),
+    ((None, None, 192, 128), "head size 192/128"),
 ]
 
 
@@ -63,15 +67,26 @@ REQUESTS: list[tuple[dict[str, Any], list[str]]] = [
     ({"head_size": 128, "kv_dtype": None}, ["head size 128", "bfloat16", "KV cache not given"]),
     (
         {**BASE, "dtype": "float16", "kv_dtype": "fp8", "features": {"sinks", "lse", "dcp", "sliding_window"}},
-        ["32/8 heads of 128", "float16", "KV cache fp8", "sliding window", "sinks", "dcp", "lse"],
+        ["32/8 heads of 128", "float16", "KV cache fp8", "block_size 16", "sliding window", "sinks", "dcp", "lse"],
     ),
     (
-        {**MLA, "attn_type": "encoder_decoder", "role": "draft", "phase": "prefill"},
-        ["128/1 heads of 576/512", "bfloat16", "KV cache auto", "mla", "encoder_decoder", "draft", "prefill"],
+        {**MLA, "attn_type": "encoder_decoder", "role": "draft", "phase": "prefill", "kv_lora_rank": 512},
+        [
+            *("128/1 heads of 576/512", "bfloat16", "KV cache auto", "attention mla", "attn_type encoder_decoder"),
+            *("role draft", "phase prefill", "kv_lora_rank 512"),
+        ],
+    ),
+    ({**MLA, "index_topk": 2048, "model": "x y"}, [*LATENT, "index_topk 2048", 'model "x y"']),
+    (
+        {"head_size": 64, "extra": {"cache_layout": "SPLIT", "paged": True, "ranks": None}},
+        ["head size 64", "bfloat16", "KV cache auto", "cache_layout SPLIT", "paged true", "ranks not given"],
     ),
     # an encoder has no cache to speak of
-    ({**BASE, "attn_type": "encoder_only"}, ["32/8 heads of 128", "bfloat16", "encoder_only"]),
-    ({**BASE, "attn_type": "encoder", "kv_dtype": "fp8"}, ["32/8 heads of 128", "bfloat16", "KV cache fp8", "encoder"]),
+    ({**HEADS_OF_128, "attn_type": "encoder_only"}, ["32/8 heads of 128", "bfloat16", "attn_type encoder_only"]),
+    (
+        {**HEADS_OF_128, "attn_type": "encoder", "kv_dtype": "fp8"},
+        ["32/8 heads of 128", "bfloat16", "KV cache fp8", "attn_type encoder"],
+    ),
 ]
 
 
@@ -81,7 +96,7 @@ def test_requests(fields: dict[str, Any], words: list[str]) -> None:
 
 
 def test_a_number_is_said_of_a_feature_that_is_asked_for() -> None:
-    request = AttentionRequest(**BASE, features={"sliding_window", "sinks"})
+    request = AttentionRequest(**HEADS_OF_128, features={"sliding_window", "sinks"})
     words = request_words(request, {"sliding_window": 4, "softcap": 30.0, "sinks": None})
     assert words[3:] == ["sliding window 4", "sinks"]
 
@@ -102,7 +117,7 @@ HOW: list[tuple[dict[str, Any], str]] = [
     ({}, "1st choice of 5 (order cuda/mha, priorities.yaml)"),
     ({"change": {"kv_dtype": "nvfp4"}}, "2nd choice of 5 (order cuda/mha, priorities.yaml)"),
     ({"backend": "TRITON_ATTN"}, "requested"),
-    ({"backend": "ROCM_ATTN"}, "requested"),
+    ({"backend": "ROCM_ATTN"}, "ROCM_ATTN requested"),
     ({"choices": [{"require": "TRITON_ATTN"}]}, "required by <overlay>"),
     ({"choices": [{"prefer": "TRITON_ATTN"}]}, "preferred by <overlay> (order cuda/mha, priorities.yaml)"),
     # what is preferred stands first, and then the order
@@ -131,12 +146,27 @@ def test_a_platform_without_an_order_has_none_to_name() -> None:
 
 
 def test_an_answer_is_one_sentence(default: Registry) -> None:
+    layers = "target layers (32/8 heads of 128, bfloat16, KV cache auto, block_size 16)"
     assert timeless(answer_sentence(asked_of(default))) == (
-        "FLASH_ATTN/FA3 for target layers (32/8 heads of 128, bfloat16, KV cache auto): "
-        "1st choice of 5 (order cuda/mha, priorities.yaml); default@"
+        f"FLASH_ATTN/FA3 for {layers}: 1st choice of 5 (order cuda/mha, priorities.yaml); default@"
     )
     refused = answer_sentence(asked(backend="ROCM_ATTN"))
-    assert refused.startswith("no backend for target layers (32/8 heads of 128, bfloat16, KV cache auto): requested; ")
+    assert refused.startswith(f"no backend for {layers}: ROCM_ATTN requested; ")
+
+
+def test_a_selection_prints_as_its_answer(default: Registry) -> None:
+    request = AttentionRequest(head_size=64, features={"sinks"})
+    selection = evaluate(request, at("gfx1201 +aiter", default), default, "ROCM_ATTN")
+    answer = (
+        "ROCM_ATTN for target layers (head size 64, bfloat16, KV cache auto, sinks) on ROCm gfx1201 (RX 9070), "
+        "flag aiter, every package assumed: requested; default@"
+    )
+    lines = [timeless(line) for line in str(selection).splitlines()]
+    assert lines == [
+        answer,
+        "  ! ROCM_ATTN emulates sinks (slow): sinks are a second pass over the output",
+    ]
+    assert timeless(repr(selection)) == f"<Selection {answer}>"
 
 
 def test_a_trace_has_a_line_for_every_reason() -> None:
