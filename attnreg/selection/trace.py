@@ -135,10 +135,11 @@ class Selection:
 
     def __str__(self) -> str:
         """The answer in one line, and a line for each warning. ``candidates`` says why not the others."""
-        from attnreg.selection.wording import answer_sentence, platform_words
+        from attnreg.selection.wording import answer_sentence, platform_words, request_words
 
-        where = ", ".join(platform_words([self.platform], self.registry.vocabulary))
-        return "\n".join([answer_sentence(self, where), *(f"  ! {warning}" for warning in self.warnings)])
+        where = platform_words([self.platform], self.registry.vocabulary)
+        subject = f"{', '.join(request_words(self.request))} on {', '.join(where)}"
+        return "\n".join([answer_sentence(self, subject), *(f"  ! {warning}" for warning in self.warnings)])
 
     def __repr__(self) -> str:
         return f"<Selection {str(self).splitlines()[0]}>"

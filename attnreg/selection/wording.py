@@ -105,7 +105,7 @@ def request_words(
         words.append(cache_words(request.kv_dtype))
     unusual = {name: getattr(request, name) for name in _USUAL if name not in without}
     words += facet_words({name: value for name, value in unusual.items() if value != _USUAL[name]})
-    words += facet_words(dict(request.extra))
+    words += facet_words(dict(request.extra)) if "extra" not in without else []
     ordered = sorted(request.features, key=lambda feature: (_PLACES.get(feature, len(_PLACES)), feature))
     known = numbers or {}
     return words + feature_words({f: True if known.get(f) is None else known[f] for f in ordered})
@@ -155,8 +155,8 @@ def _package_words(packages: Packages | None, installed: bool) -> str:
 
 
 def layer_words(request: AttentionRequest) -> str:
-    """``target layers (64/8 heads of 64, bfloat16, KV cache auto, sinks)``."""
-    return f"{request.role} layers ({', '.join(request_words(request, without=('role',)))})"
+    """``target layers (64/8 heads of 64, bfloat16, KV cache auto, sinks)``, without what an engine says of a model."""
+    return f"{request.role} layers ({', '.join(request_words(request, without=('role', 'model', 'extra')))})"
 
 
 def how_chosen(selection: Selection) -> str:
@@ -177,14 +177,14 @@ def how_chosen(selection: Selection) -> str:
     return f"{_ordinal(chosen.rank)} choice of {len(selection.candidates)} {place}"
 
 
-def answer_sentence(selection: Selection, where: str = "") -> str:
-    """A selection in one line: the backend, the layers, how it was chosen, and the registry.
+def answer_sentence(selection: Selection, subject: str = "") -> str:
+    """A selection in one line: the backend, what it is for, how it was chosen, and the registry.
 
-    where: the platform in words, for a reader who may not know it.
+    subject: what it is for in words; the layers of the request, if left out.
     """
     title = selection.chosen.title if selection.chosen else "no backend"
-    layers = f"{layer_words(selection.request)}{' on ' * bool(where)}{where}"
-    return f"{title} for {layers}: {how_chosen(selection)}; {selection.registry.title}"
+    what = subject or layer_words(selection.request)
+    return f"{title} for {what}: {how_chosen(selection)}; {selection.registry.title}"
 
 
 def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None) -> list[tuple[str, Location]]:

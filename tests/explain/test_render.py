@@ -129,7 +129,7 @@ HOW: list[tuple[str, dict[str, Any], str | None, list[Any], list[str]]] = [
         {"kv_dtype": "nvfp4"},
         "FLEX_ATTENTION",
         [],
-        ["✗ no backend   requested", "  would accept it if asked for by name: FLASHINFER"],
+        ["✗ no backend   FLEX_ATTENTION requested", "  would accept it if asked for by name: FLASHINFER"],
     ),
     (
         "nothing",

@@ -59,5 +59,7 @@ def _layers(same: list[Run]) -> str:
 
 def _label(run: Run) -> str:
     asked = run.asked
-    words = request_words(asked.request, {"sliding_window": asked.window, "softcap": asked.softcap})
+    numbers = {"sliding_window": asked.window, "softcap": asked.softcap}
+    # the title names the model
+    words = request_words(asked.request, numbers, without=("model",))
     return " · ".join([*words, f"{run.calls} call{'s' * (run.calls != 1)}"])

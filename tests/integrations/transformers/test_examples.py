@@ -21,7 +21,10 @@ EXAMPLES = ROOT / "examples"
                 "▸ CPU_ATTN   1st choice",
             ],
         ),
-        (["--embed"], ["It rained all day.", "layers 0–5   12 heads of 32 · float32 · encoder_only", "▸ CPU_ATTN"]),
+        (
+            ["--embed"],
+            ["It rained all day.", "layers 0–5   12 heads of 32 · float32 · attn_type encoder_only", "▸ CPU_ATTN"],
+        ),
         (["--backend", "TORCH_SDPA", "--tokens", "2"], ["· 2 calls", "▸ TORCH_SDPA   requested"]),
     ],
     ids=["generate", "embed", "by name"],

@@ -152,6 +152,6 @@ def test_real_weights_give_the_same_embeddings(caplog: pytest.LogCaptureFixture)
     assert len(others) == 5
     assert (run.backend, run.asked.request.head_size, run.asked.request.attn_type) == ("CPU_ATTN", 32, "encoder_only")
     (record,) = caplog.records
-    said = "CPU_ATTN for target layers (12 heads of 32, float32, encoder_only): 1st choice of "
+    said = "CPU_ATTN for target layers (12 heads of 32, float32, attn_type encoder_only): 1st choice of "
     assert record.message.startswith(said)
     assert " (order cpu/mha, priorities.yaml:" in record.message
