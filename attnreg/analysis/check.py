@@ -14,8 +14,7 @@ from attnreg.analysis.value_classes import every_clause
 from attnreg.errors import Location
 from attnreg.language.vocabulary import Architecture
 from attnreg.selection.selector import evaluate
-from attnreg.selection.trace import Selection
-from attnreg.selection.wording import trace_lines
+from attnreg.selection.trace import Selection, trace_lines
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node

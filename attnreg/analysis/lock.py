@@ -13,7 +13,7 @@ from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.selector import evaluate
-from attnreg.selection.wording import trace_lines
+from attnreg.selection.trace import trace_lines
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry

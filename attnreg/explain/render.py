@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnreg.selection.refusal import alternatives
-from attnreg.selection.wording import how_chosen, verdict_words
+from attnreg.selection.trace import how_chosen, verdict_words
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnreg.selection.selector import evaluate
-from attnreg.selection.wording import trace_lines
+from attnreg.selection.trace import trace_lines
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform

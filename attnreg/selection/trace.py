@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnreg.errors import Location
 from attnreg.language.frozen import FrozenDict
 from attnreg.selection.point import point_of
+from attnreg.selection.wording import layer_words, platform_words, request_words
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -135,8 +136,6 @@ class Selection:
 
     def __str__(self) -> str:
         """The answer in one line, and a line for each warning. ``candidates`` says why not the others."""
-        from attnreg.selection.wording import answer_sentence, platform_words, request_words
-
         where = platform_words([self.platform], self.registry.vocabulary)
         subject = f"{', '.join(request_words(self.request))} on {', '.join(where)}"
         return "\n".join([answer_sentence(self, subject), *(f"  ! {warning}" for warning in self.warnings)])
@@ -179,7 +178,67 @@ class Selection:
         }
 
 
+def how_chosen(selection: Selection) -> str:
+    """How a backend was chosen: ``4th choice of 5 (order rocm/mha, priorities.yaml:31)``.
+
+    Also ``requested``, ``required by mine.yaml:3``, ``preferred by mine.yaml:3 (order …)``; the order alone where
+    nothing was chosen, and the name that was asked for.
+    """
+    chosen, choice, order = selection.chosen, selection.choice, selection.order
+    if selection.requested:
+        name = "" if chosen else f"{selection.requested} "
+        return f"{name}required by {choice.where.short}" if choice else f"{name}requested"
+    place = f"(order {order.title}, {order.where.short})" if order else "(no order for this platform)"
+    if chosen is None:
+        return place
+    if choice is not None and chosen.rank == 1:
+        return f"preferred by {choice.where.short} {place}"
+    return f"{_ordinal(chosen.rank)} choice of {len(selection.candidates)} {place}"
+
+
+def answer_sentence(selection: Selection, subject: str = "") -> str:
+    """A selection in one line: the backend, what it is for, how it was chosen, and the registry.
+
+    subject: what it is for in words; the layers of the request, if left out.
+    """
+    title = selection.chosen.title if selection.chosen else "no backend"
+    what = subject or layer_words(selection.request)
+    return f"{title} for {what}: {how_chosen(selection)}; {selection.registry.title}"
+
+
+def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None) -> list[tuple[str, Location]]:
+    """Each reason against a candidate that was not chosen, or that it ranks lower, with the line of data.
+
+    reasons: reasons in place of the candidate's own, for platforms that share a verdict but differ in values.
+    """
+    printed = candidate.reasons if reasons is None else reasons
+    return [(r.text, r.where) for r in printed] or [("valid too, ranked lower", candidate.where)]
+
+
+def trace_lines(selection: Selection, names: Collection[str | None] | None = None) -> list[str]:
+    """The trace in plain text: a line for each reason against a candidate, and how the chosen one was chosen.
+
+    names: the backends to print; all of them, if None.
+    """
+    shown = [c for c in selection.candidates if names is None or c.name in names]
+    width = max((len(c.title) for c in shown), default=0)
+    lines = []
+    for candidate in shown:
+        if candidate is selection.chosen:
+            texts = [how_chosen(selection)]
+        else:
+            texts = [f"{text}  [{where.short}]" for text, where in verdict_words(candidate)]
+        heads = (candidate.title, *[""] * (len(texts) - 1))
+        lines += [f"{head:<{width}}  {text}" for head, text in zip(heads, texts, strict=True)]
+    return lines
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "not given" if value is None else str(value)
+
+
+def _ordinal(rank: int) -> str:
+    suffix = {1: "st", 2: "nd", 3: "rd"}.get(rank if rank < 20 else rank % 10, "th")
+    return f"{rank}{suffix}"

@@ -1,4 +1,4 @@
-"""Requests, platforms, choices and traces in words, for every command and message that prints one.
+"""Requests and platforms in words, for every command and message that prints one.
 
 Requests that differ have different words, and so have platforms: what is printed can be quoted as the question.
 """
@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnreg.language.facets import CORE
 
 if TYPE_CHECKING:
-    from attnreg.errors import Location
     from attnreg.language.vocabulary import Vocabulary
     from attnreg.platforms import Packages, Platform
     from attnreg.request import AttentionRequest
-    from attnreg.selection.trace import Candidate, Reason, Selection
 
 # feature -> its phrase without and with a number, in the order in which a request's features are printed; a feature
 # that is not listed is printed as it is
@@ -157,63 +155,3 @@ def _package_words(packages: Packages | None, installed: bool) -> str:
 def layer_words(request: AttentionRequest) -> str:
     """``target layers (64/8 heads of 64, bfloat16, KV cache auto, sinks)``, without what an engine says of a model."""
     return f"{request.role} layers ({', '.join(request_words(request, without=('role', 'model', 'extra')))})"
-
-
-def how_chosen(selection: Selection) -> str:
-    """How a backend was chosen: ``4th choice of 5 (order rocm/mha, priorities.yaml:31)``.
-
-    Also ``requested``, ``required by mine.yaml:3``, ``preferred by mine.yaml:3 (order …)``; the order alone where
-    nothing was chosen, and the name that was asked for.
-    """
-    chosen, choice, order = selection.chosen, selection.choice, selection.order
-    if selection.requested:
-        name = "" if chosen else f"{selection.requested} "
-        return f"{name}required by {choice.where.short}" if choice else f"{name}requested"
-    place = f"(order {order.title}, {order.where.short})" if order else "(no order for this platform)"
-    if chosen is None:
-        return place
-    if choice is not None and chosen.rank == 1:
-        return f"preferred by {choice.where.short} {place}"
-    return f"{_ordinal(chosen.rank)} choice of {len(selection.candidates)} {place}"
-
-
-def answer_sentence(selection: Selection, subject: str = "") -> str:
-    """A selection in one line: the backend, what it is for, how it was chosen, and the registry.
-
-    subject: what it is for in words; the layers of the request, if left out.
-    """
-    title = selection.chosen.title if selection.chosen else "no backend"
-    what = subject or layer_words(selection.request)
-    return f"{title} for {what}: {how_chosen(selection)}; {selection.registry.title}"
-
-
-def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None) -> list[tuple[str, Location]]:
-    """Each reason against a candidate that was not chosen, or that it ranks lower, with the line of data.
-
-    reasons: reasons in place of the candidate's own, for platforms that share a verdict but differ in values.
-    """
-    printed = candidate.reasons if reasons is None else reasons
-    return [(r.text, r.where) for r in printed] or [("valid too, ranked lower", candidate.where)]
-
-
-def trace_lines(selection: Selection, names: Collection[str | None] | None = None) -> list[str]:
-    """The trace in plain text: a line for each reason against a candidate, and how the chosen one was chosen.
-
-    names: the backends to print; all of them, if None.
-    """
-    shown = [c for c in selection.candidates if names is None or c.name in names]
-    width = max((len(c.title) for c in shown), default=0)
-    lines = []
-    for candidate in shown:
-        if candidate is selection.chosen:
-            texts = [how_chosen(selection)]
-        else:
-            texts = [f"{text}  [{where.short}]" for text, where in verdict_words(candidate)]
-        heads = (candidate.title, *[""] * (len(texts) - 1))
-        lines += [f"{head:<{width}}  {text}" for head, text in zip(heads, texts, strict=True)]
-    return lines
-
-
-def _ordinal(rank: int) -> str:
-    suffix = {1: "st", 2: "nd", 3: "rd"}.get(rank if rank < 20 else rank % 10, "th")
-    return f"{rank}{suffix}"

@@ -11,16 +11,8 @@ from support.asking import BASE, at
 
 from attnreg import AttentionRequest, Platform, Registry, Selection, load_registry
 from attnreg.selection.selector import evaluate
-from attnreg.selection.wording import (
-    answer_sentence,
-    feature_words,
-    head_words,
-    how_chosen,
-    layer_words,
-    request_words,
-    trace_lines,
-    verdict_words,
-)
+from attnreg.selection.trace import answer_sentence, how_chosen, trace_lines, verdict_words
+from attnreg.selection.wording import feature_words, head_words, layer_words, request_words
 
 HEADS_OF_128 = {name: value for name, value in BASE.items() if name != "block_size"}
 LATENT = ["128/1 heads of 576/512", "bfloat16", "KV cache auto", "attention mla"]

@@ -19,8 +19,8 @@ from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.layer import Attention
 from attnreg.selection.refusal import NoBackendError
 from attnreg.selection.selector import evaluate
-from attnreg.selection.trace import Selection
-from attnreg.selection.wording import answer_sentence, layer_words
+from attnreg.selection.trace import Selection, answer_sentence
+from attnreg.selection.wording import layer_words
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
