@@ -2,7 +2,7 @@
 
 import sys
 
-from attnreg.cli.commands import main
+from attnreg.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnreg.errors import did_you_mean
+from attnreg.errors import did_you_mean, escaped
 
 if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
@@ -19,7 +19,7 @@ DEBUG_VARIABLE = "ATTNREG_DEBUG"
 VARIABLES = {
     REGISTRY_VARIABLE: "the registry to use: a bundled name, a directory, or an overlay file",
     FLAGS_VARIABLE: "flags that are on for this machine, separated by commas (Platform.detect)",
-    DEBUG_VARIABLE: "1: layers also validate what only the device knows, which makes the host wait for it",
+    DEBUG_VARIABLE: "1: layers also validate what only the device knows, at a cost; errors have a traceback",
     VLLM_VARIABLE: "lets a registry decide inside vLLM: 1 for the one of its version, or a registry to use",
 }
 
@@ -27,7 +27,7 @@ VARIABLES = {
 def environment_problems(environ: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
     """One sentence for each variable that looks meant for attnreg but that attnreg does not read."""
     out = []
-    for name in sorted(environ):
+    for name in map(escaped, sorted(environ)):
         retired = vocabulary.retired_environment.get(name)
         if retired is not None:
             engine = retired.facts.get("engine", "an engine")

@@ -11,6 +11,18 @@ from typing import NamedTuple
 _SEPARATORS = str.maketrans("", "", "-_ ")
 
 
+def escaped(text: str, keep: str = "") -> str:
+    """The text with each character that is not printable as an escape such as ``\\x1b``, save those to ``keep``.
+
+    Control characters, marks that turn the direction of text, and lone surrogates are not printable.
+    """
+    if text.isprintable():
+        return text
+    if "\n" in keep and "\n" in text:
+        return "\n".join(escaped(line, keep) for line in text.split("\n"))
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 class Location(NamedTuple):
     """A place in a data file; line and column count from 1."""
 
@@ -19,12 +31,12 @@ class Location(NamedTuple):
     column: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{escaped(self.file)}:{self.line}:{self.column}"
 
     @property
     def short(self) -> str:
         """``backends.yaml:214``, the form in which a trace cites a location."""
-        return f"{PurePath(self.file).name}:{self.line}"
+        return f"{escaped(PurePath(self.file).name)}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,7 @@ class Problem:
     width: int = 1
 
     def __str__(self) -> str:
-        out = [f"{self.where}: {self.message}"]
+        out = [f"{self.where}: {escaped(self.message)}"]
         if self.line:
             number = f"{self.where.line:>5} | "
             # a window of a very long line, so that the caret stays in sight
@@ -49,7 +61,7 @@ class Problem:
             caret = " " * column + "^" * max(1, min(self.width, len(text) - column))
             out += [f"{number}{text}", f"{' ' * (len(number) - 2)}| {caret}"]
         if self.help:
-            out.append(f"  help: {self.help}")
+            out.append(f"  help: {escaped(self.help)}")
         return "\n".join(out)
 
 
@@ -75,7 +87,7 @@ class RequestError(ValueError):
     """Raised for a request or a platform that is not valid; ``message`` says what is wrong, ``help`` how to mend it."""
 
     def __init__(self, message: str, help: str = "") -> None:  # noqa: A002 - as in `Problem`
-        super().__init__(f"{message}; {help}" if help else message)
+        super().__init__(escaped(f"{message}; {help}" if help else message))
         self.message = message
         self.help = help
 

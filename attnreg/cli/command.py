@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.errors import RequestError, nearest
+from attnreg.errors import RegistryError, RequestError, escaped, nearest
 
 if TYPE_CHECKING:
     # the type of a source of values is private to click before 8.2
@@ -105,17 +105,19 @@ def option(*names: str, section: str = "Output", **attributes: Any) -> Callable[
     return click.option(*names, cls=Option, section=section, **attributes)
 
 
-def describe(error: click.ClickException | ValueError) -> str:
+def describe(error: click.ClickException | ValueError | OSError) -> str:
     """The text of an error: what is wrong, and on a line of its own how to mend it."""
+    if isinstance(error, RegistryError):
+        return f"attnreg: {error}"
     message, hint = _parts(error)
-    return f"attnreg: {message}" + (f"\n  help: {hint}" if hint else "")
+    return f"attnreg: {escaped(message)}" + (f"\n  help: {escaped(hint)}" if hint else "")
 
 
-def _parts(error: click.ClickException | ValueError) -> tuple[str, str]:
+def _parts(error: click.ClickException | ValueError | OSError) -> tuple[str, str]:
     """What is wrong, and how to mend it."""
     if isinstance(error, BadInput | RequestError):
         return error.message, error.help
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError | OSError):
         return str(error), ""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     path = ctx.command_path if ctx else "attnreg"

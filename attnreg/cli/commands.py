@@ -1,9 +1,14 @@
-"""The attnreg command. Exit status: 0 for success, 1 for no backend, a finding or a difference, 2 for bad input."""
+"""The attnreg command.
+
+Exit status: 0 for success, 1 for no backend, a finding or a difference, 2 for bad input and for output that cannot be
+written, 70 for an error of attnreg itself, 130 for an interrupt, 141 for a pipe that its reader closed.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -11,11 +16,28 @@ import click
 from attnreg.cli.asking import doctor, explain, list_, models, show
 from attnreg.cli.checking import check, diff, lock, verify
 from attnreg.cli.command import Group, command, describe
+from attnreg.cli.output import OutputError, discard_output, guarded_streams
+from attnreg.environment import DEBUG_VARIABLE
 from attnreg.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script: returns the exit status, and prints problems on stderr without a traceback."""
+    """Run the command; returns the exit status. Problems are said on standard error, without a traceback."""
+    with guarded_streams():
+        try:
+            status = _run(arguments)
+            sys.stdout.flush()
+        except OutputError as e:
+            discard_output()
+            # a reader that has gone wants no message
+            if e.status != 141:
+                click.echo(f"attnreg: {e}", err=True)
+            return e.status
+        return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """The exit status of a run, whose errors are said on standard error. Raises `OutputError`."""
     try:
         # without standalone mode click returns the status of `Exit`
         return cli(arguments, prog_name="attnreg", standalone_mode=False) or 0
@@ -24,13 +46,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        # the reader closed the pipe: end quietly, as other commands do
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except ValueError as e:
+    except OutputError:
+        raise
+    except (ValueError, OSError) as e:
+        _show_traceback()
         click.echo(describe(e), err=True)
         return 2
+    # not a verdict: whatever else is raised is a fault of attnreg or of a package that it called
+    except (Exception, SystemExit) as e:
+        # click ends the process after it has completed a word
+        if isinstance(e, SystemExit) and "_ATTNREG_COMPLETE" in os.environ:
+            raise
+        if not _show_traceback():
+            hint = f"please report it with the traceback, which {DEBUG_VARIABLE}=1 prints"
+            click.echo(f"attnreg: internal error: {type(e).__name__}: {e}\n  help: {hint}", err=True)
+        return 70
+
+
+def _show_traceback() -> bool:
+    """Print the traceback of the exception that is handled, if $ATTNREG_DEBUG asks for it; returns whether it does."""
+    asked = os.environ.get(DEBUG_VARIABLE) == "1"
+    if asked:
+        traceback.print_exc()
+    return asked
 
 
 @click.group(

@@ -1,26 +1,128 @@
-"""Printing: a console of the right width, and JSON."""
+"""Printing: streams that no name can take over, a console of the right width, and JSON."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from attnreg.errors import escaped
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 
 _PIPED_WIDTH = 110
+
+
+class OutputError(Exception):
+    """Raised where standard output cannot be written, with an exit status.
+
+    It is no OSError, because click and rich end the process with status 1 at a closed pipe.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output cannot be written: {error.strerror}")
+        self.status = 141 if isinstance(error, BrokenPipeError) else 2
+
+
+class Stream:
+    """Standard output or error as the command writes it.
+
+    Control characters become escapes, as do characters that the encoding lacks. Where standard output cannot be
+    written `OutputError` is raised; of standard error (``silent``) nobody could be told. ``stream`` is None where it
+    was closed before the command began. With ``styled``, escape sequences are written as they are.
+    """
+
+    def __init__(self, stream: TextIO | None, *, silent: bool = False, styled: bool = False) -> None:
+        self.stream = stream
+        self.silent = silent
+        self.styled = styled
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        # click writes past a stream whose encoding is ascii; rich draws tables in ascii for it
+        self.encoding = self._encoding if styled else "utf-8"
+
+    def write(self, text: str) -> int:
+        shown = text if self.styled else escaped(text, keep="\n\t")
+        with self._errors():
+            if self.stream is None:
+                raise OSError(errno.EBADF, "it is closed")
+            self.stream.write(shown.encode(self._encoding, "backslashreplace").decode(self._encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._errors():
+            if self.stream is not None:
+                self.stream.flush()
+
+    def isatty(self) -> bool:
+        return self.stream is not None and self.stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            if not self.silent:
+                raise OutputError(e) from None
+
+
+@contextlib.contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Have standard output and error be `Stream` objects."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = Stream(sys.stdout), Stream(sys.stderr, silent=True)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def discard_output() -> None:
+    """Send what standard output still holds nowhere, so that Python's exit does not fail to write it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def terminal() -> Console:
     """A console for standard output. It is 110 columns wide where the output is a pipe and $COLUMNS is not set."""
     from rich.console import Console
 
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=_PIPED_WIDTH if piped else None, highlight=False)
+    out = sys.stdout
+    # the console writes the escape sequences of its styles; the texts are escaped before
+    file: Any = Stream(out.stream, styled=True) if isinstance(out, Stream) else out
+    piped = not out.isatty() and "COLUMNS" not in os.environ
+    console = Console(file=file, width=_PIPED_WIDTH if piped else None, highlight=False)
+    hook: Any = _Escaping()  # a RenderHook, whose module is not imported without need
+    console.push_render_hook(hook)
+    return console
+
+
+class _Escaping:
+    """A hook of a console: everything is rendered without control characters."""
+
+    def process_renderables(self, renderables: Iterable[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Escaped(renderable) for renderable in renderables]
+
+
+class _Escaped:
+    """What another renderable is rendered to, without control characters."""
+
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self.renderable, options):
+            text = segment.text if segment.control else escaped(segment.text, keep="\n")
+            yield segment if text == segment.text else segment._replace(text=text)
 
 
 def print_json(data: Any) -> None:

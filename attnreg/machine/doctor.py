@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnreg.environment import FLAGS_VARIABLE, environment_problems
+from attnreg.errors import escaped
 from attnreg.language.conditions import Condition
 from attnreg.machine.detect import detect_all
 from attnreg.version import __version__
@@ -110,8 +111,10 @@ def print_report(report: Report, console: Console) -> None:
             Text(f"{platform.platform} {platform.arch}", style="bold").append(f"   {arch.family if arch else ''}")
         )
         packages = [f"{name} {version}".strip() for name, version in platform.packages or ()]
-        console.print(Text(f"  packages  {', '.join(packages) or 'none that a backend needs'}"))
-        console.print(Text(f"  flags     {', '.join(sorted(platform.flags)) or f'none (set {FLAGS_VARIABLE})'}"))
+        console.print(Text(f"  packages  {escaped(', '.join(packages)) or 'none that a backend needs'}"))
+        console.print(
+            Text(f"  flags     {escaped(', '.join(sorted(platform.flags))) or f'none (set {FLAGS_VARIABLE})'}")
+        )
         for u in usable:
             line = Text(f"  {'✗' if u.missing else '✓'} {u.backend:<24}", style="" if u.missing else "green")
             note = f"needs {', '.join(u.missing)}" if u.missing else "usable"

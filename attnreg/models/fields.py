@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnreg.errors import escaped
 from attnreg.files import FileError, read_json
 
 MAX_BYTES = 16 * 2**20
@@ -18,6 +19,9 @@ _OBJECT = "expected an object with fields such as num_hidden_layers"
 
 class ConfigError(ValueError):
     """A config that cannot be read, or that contradicts itself; the message names the field, its value and the cure."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escaped(message))
 
 
 class ConfigFields:

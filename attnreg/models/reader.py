@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.compile.bundled import registry_root
+from attnreg.errors import escaped
 from attnreg.models.facts import LayerFacts, MlaDims, request_of
 from attnreg.models.families import UNKNOWN, Families
 from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
@@ -78,7 +79,7 @@ def requests_from_model(
         reading.notes.append(
             "Chunked layers ask for causal attention: an engine runs each chunk as a sequence of its own."
         )
-    name = _name(source, data.get("_name_or_path")) or model_type or "unknown"
+    name = escaped(_name(source, data.get("_name_or_path")) or model_type or "unknown")
     notes = tuple(dict.fromkeys(reading.notes))
     longest = _longest([outer, *reading.texts])
     return ModelLayers(name, model or "unknown", dtype, layers, group(layers), notes, longest)

@@ -164,7 +164,7 @@ def test_missing_files(tmp_path: Path) -> None:
         ("nowhere", f"nowhere: no such file; {ACCEPTED}"),
         (".", f"config.json: no such file; {ACCEPTED}"),
         ("pipe", f"pipe:1:1: cannot be read: it is a named pipe; {ACCEPTED}"),
-        ("a\0b", f"a\0b: no such file; {ACCEPTED}"),
+        ("a\0b", f"a\\x00b: no such file; {ACCEPTED}"),
         ("x" * 5000, f"{'x' * 5000}: no such file; {ACCEPTED}"),
     ]
     for name, message in rows:
