@@ -244,13 +244,14 @@ def main() -> int:
     else:
         pool = multiprocessing.get_context("spawn").Pool(options.workers, initializer=quiet, maxtasksperchild=30)
         found = pool.imap(sweep_family, families)
+    record = options.record and options.record.open("w", buffering=1)
     for some in found:
         rows += some
+        if record:
+            record.writelines(json.dumps(row) + "\n" for row in some)
         for row in some:
             if options.v or row["outcome"] in ("differs", "broken"):
                 say(json.dumps(row))
-    if options.record:
-        options.record.write_text("".join(json.dumps(row) + "\n" for row in rows))
     say(f"{dict(Counter(r['outcome'] for r in rows))} of {len({r['family'] for r in rows})} families")
     return 0
 

@@ -1,5 +1,9 @@
 """transformers' masks kept by their meaning: a lazy mask is a tensor that is computed when an operation reads it.
 
+What the mask describes is fixed when transformers asks for it: a static cache advances its positions, and a mask
+function may read anything, before a layer reads the mask. So positions are kept as numbers, padding as a copy, and the
+mask of a function that is not transformers' own is computed at once.
+
 A mask of attnreg is boolean: true where a key takes part. A class that computes attention by itself, outside
 transformers' attention interface, expects numbers to add to its scores. If it added this mask, it would silently run
 without causality and without padding. So the mask allows operations that have one meaning for booleans (indexing,
@@ -64,7 +68,7 @@ class MaskSource:
         mask: Tensor | None = self.arguments["attention_mask"]
         if mask is None:
             return None
-        offset = int(self.arguments["kv_offset"])
+        offset: int = self.arguments["kv_offset"]
         # one transfer for each mask, as in transformers' own functions, which look for padding too
         host = mask[:, offset : offset + self.keys].bool().cpu()
         # keys past the end of transformers' mask are no tokens
@@ -83,9 +87,10 @@ class MaskSource:
             return band
         if self.batch * self.queries * self.keys > LARGEST:
             return None
+        seen = self.dense()[:, 0].cpu()
         # in host memory, whatever the caller's default device
         with torch.device("cpu"):
-            return fitted(self.dense()[:, 0].cpu(), self.padding, self.begin)
+            return fitted(seen, self.padding, self.begin)
 
     def on(self, device: torch.device) -> MaskSource:
         """The same mask on another device, the same object for every layer there."""
@@ -104,7 +109,7 @@ _LOGIC = {
     aten.slice, aten.split, aten.split_with_sizes, aten.squeeze, aten.stack, aten.t, aten.transpose, aten.unbind,
     aten.unsqueeze, aten.view, aten._unsafe_view, aten._reshape_alias, aten.flip, aten.roll, aten.tril, aten.triu,
     aten.all, aten.any, aten.bitwise_and, aten.bitwise_not, aten.bitwise_or, aten.logical_and, aten.logical_not,
-    aten.logical_or, aten.nonzero,
+    aten.logical_or,
 }  # fmt: skip
 _PICKED = {aten.gather, aten.index, aten.index_select}
 # operations that read only the shape, dtype and device of the mask
@@ -147,10 +152,19 @@ class BooleanMask(Tensor):
         same = _same_mask(func, args, kwargs)
         if same is not None:
             return same
+        if _writes(func, args, kwargs):
+            raise UnclaimedError(
+                f"a class writes into attnreg's mask (by {func.overloadpacket}), which layers may have read before; "
+                "`mask & other` makes another mask",
+                "attnreg",
+            )
         if not _is_logic(func, args, kwargs):
             raise UnclaimedError(_misread(func), "attnreg")
         plain_args = tree_map(lambda x: x.whole() if isinstance(x, BooleanMask) else x, (args, kwargs))
         result = func(*plain_args[0], **plain_args[1])
+        if func.overloadpacket in _LOGIC and not all(x.dtype == torch.bool for x in tree_flatten(result)[0]):
+            # a view of the bytes, or logic with an integer: 0 and 1
+            raise UnclaimedError(_misread(func), "attnreg")
         return result if func.overloadpacket in _MADE_LIKE else tree_map(_guarded, result)
 
 
@@ -190,15 +204,22 @@ def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
     return None
 
 
+def _writes(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation writes into a mask."""
+    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    written = (a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    return any(isinstance(named.get(name), BooleanMask) for name in written)
+
+
 def _is_logic(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation reads a mask as booleans, never as numbers."""
     name = func.overloadpacket
     if name is aten._to_copy:
         return kwargs.get("dtype") in (None, torch.bool)
-    if name is aten._local_scalar_dense:
+    if name in (aten._local_scalar_dense, aten.nonzero):
         return True
     if name is aten.copy_:
-        return not isinstance(args[0], BooleanMask) and args[0].dtype == torch.bool
+        return bool(args[0].dtype == torch.bool)
     if name in _CONDITIONS:
         place = _CONDITIONS[name]
         rest = [a for i, a in enumerate(args) if i != place]
@@ -245,6 +266,8 @@ def lazy_mask(
     **more: Any,
 ) -> LazyMask:
     """The mask for a batch; transformers calls this function, and defines its signature."""
+    # a tensor of a static cache changes before the mask is read
+    q_offset, kv_offset = int(q_offset), int(kv_offset)
     arguments = {
         "batch_size": batch_size,
         "q_length": q_length,
@@ -252,10 +275,12 @@ def lazy_mask(
         "q_offset": q_offset,
         "kv_offset": kv_offset,
         "mask_function": mask_function,
-        "attention_mask": attention_mask,
+        "attention_mask": None if attention_mask is None else attention_mask.clone(),
         "device": device,
         **more,
     }
-    # q_offset is a tensor with a static cache
-    begin = int(q_offset) - int(kv_offset)
-    return LazyMask(MaskSource(arguments, batch_size, q_length, kv_length, begin, torch.device(device)))
+    source = MaskSource(arguments, batch_size, q_length, kv_length, q_offset - kv_offset, torch.device(device))
+    if known_band(mask_function) is None:
+        # the function may read what changes later
+        source.dense()
+    return LazyMask(source)
