@@ -15,6 +15,7 @@ from attnreg.integrations.transformers.masks import BooleanMask, LazyMask
 from attnreg.models.fields import ConfigError
 from attnreg.models.reader import requests_from_model
 from attnreg.request import AttentionRequest, features_of
+from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class TransformersCall:
 
     query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. causal and
     window apply to a call without a mask; a mask has its own. chosen: [batch, queries, chosen] the keys that an indexer
-    selected.
+    selected. query_sinks: [batch, heads, queries, 1] a sink for each query. Raises `UnclaimedError` for shapes that do
+    not fit each other.
     """
 
     module: torch.nn.Module
@@ -52,11 +54,35 @@ class TransformersCall:
     sinks: Tensor | None = None
     bias: Tensor | None = None
     chosen: Tensor | None = None
+    query_sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.mask is None and self.causal and self.queries > 1:
             # transformers counts causality from the first key; a static cache has more keys than tokens
             self.key, self.value = self.key[:, :, : self.queries], self.value[:, :, : self.queries]
+        self._validate()
+
+    def _validate(self) -> None:
+        size, heads, queries = max(len(self.query), len(self.key)), *self.query.shape[1:3]
+        whole = size, heads, queries, self.key.shape[2]
+        for name, tensor, shape in (
+            ("attention_mask", self.mask, whole),
+            ("position_bias", self.bias, whole),
+            ("sinks", self.query_sinks, (*whole[:3], 1)),
+            ("indices", self.chosen, (size, queries, None)),
+        ):
+            if tensor is not None and not _broadcasts(tensor, shape):
+                raise UnclaimedError(
+                    f"{type(self.module).__name__} passes {name} of shape {list(tensor.shape)} to its attention; it does "
+                    f"not fit batch, heads, queries and keys of {list(whole)}",
+                    "attnreg",
+                )
+        if self.mask is not None and self.mask.dtype != torch.bool and not self.mask.is_floating_point():
+            raise UnclaimedError(
+                f"{type(self.module).__name__} passes an attention_mask of {self.mask.dtype}; a mask is bool, or floats "
+                "that are added to the scores",
+                "attnreg",
+            )
 
     @property
     def queries(self) -> int:
@@ -70,6 +96,8 @@ class TransformersCall:
             return "a bias is added to its scores"
         if self.chosen is not None:
             return "an indexer chose its keys"
+        if self.query_sinks is not None:
+            return "each of its queries has its own sink"
         if self.key.shape[0] != size:
             return "its queries and keys are of different batches"
         crossed = _is_crossed(self.module)
@@ -126,13 +154,19 @@ class TransformersCall:
                 causal=band.causal,
                 sliding_window=band.window,
                 softcap=self.softcap,
-                sinks=self.sinks,
+                sinks=self.sinks if self.query_sinks is None else self.query_sinks,
                 score_bias=self.bias,
                 mm_prefix=packed.batch.mm_prefix if packed else None,
             ),
             model=getattr(config, "model_type", None) or None,
         )
         return Asked(request, size**-0.5 if self.scale is None else self.scale, band.window, self.softcap)
+
+
+def _broadcasts(x: Tensor, shape: tuple[int | None, ...]) -> bool:
+    """Whether a tensor broadcasts to a shape; None stands for any size."""
+    sizes = zip(x.shape[::-1], shape[::-1], strict=False)
+    return x.ndim <= len(shape) and all(size in (1, wanted) or wanted is None for size, wanted in sizes)
 
 
 def _is_crossed(module: torch.nn.Module) -> bool:

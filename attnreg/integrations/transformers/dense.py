@@ -19,13 +19,15 @@ def dense_attention(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    query_sinks: Tensor | None = None,
 ) -> Tensor:
     """The output [batch, queries, heads, size] of transformers' tensors; softcap and sinks take a whole score matrix.
 
     mask: broadcasts against [batch, heads, queries, keys]; bool (true takes part) or added to the scores. bias: added.
+    query_sinks: [batch, heads, queries, 1] a sink for each query.
     """
     added = _added(mask, bias, query.dtype)
-    if softcap is None and sinks is None:
+    if softcap is None and sinks is None and query_sinks is None:
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scale, enable_gqa=grouped)
         return out.transpose(1, 2).contiguous()
@@ -34,6 +36,10 @@ def dense_attention(
         scores.masked_fill_(~added, -torch.inf)
     elif added is not None:
         scores += added
+    if query_sinks is not None:
+        # a sink is a key whose value is zero
+        scores = torch.cat([scores, query_sinks.float().expand(*scores.shape[:3], 1)], -1)
+        value = torch.nn.functional.pad(value, (0, 0, 0, 1))
     out, _ = attend_by_scores(scores, value, sinks)
     return out.to(query.dtype).transpose(1, 2).contiguous()
 

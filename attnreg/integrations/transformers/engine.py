@@ -110,16 +110,19 @@ class Engine:
         s_aux: Tensor | None = None,
         position_bias: Tensor | None = None,
         indices: Tensor | None = None,
+        sinks: Tensor | None = None,
         **more: Any,
     ) -> tuple[Tensor, None]:
         """transformers' attention function: [batch, queries, heads, size_v], and no weights.
 
         query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. The output of a query
-        without a key is zero. indices: [batch, queries, chosen] the keys that an indexer chose for each query; no other
-        key takes part. Raises `NoBackendError` and `UnclaimedError`.
+        without a key is zero. s_aux: [heads] sinks. sinks: [batch, heads, queries, 1] a sink for each query. indices:
+        [batch, queries, chosen] the keys that an indexer chose for each query; no other key takes part. Raises
+        `NoBackendError` and `UnclaimedError`.
         """
         self.refuse_unknown(module, dropout, more)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        trained = query, key, value, attention_mask, s_aux, position_bias, sinks, scaling, softcap
         call = TransformersCall(
             module,
             query,
@@ -127,12 +130,13 @@ class Engine:
             value,
             attention_mask,
             causal,
-            scaling,
+            None if scaling is None else float(scaling),
             sliding_window,
-            softcap,
+            None if softcap is None else float(softcap),
             s_aux,
             position_bias,
             indices,
+            sinks,
         )
         with torch.no_grad():
             if isinstance(call.batch, Packed):
@@ -140,7 +144,7 @@ class Engine:
                 out = call.batch.attend(layer, call.query, call.key, call.value)
             else:
                 out = self._dense(call, call.batch)
-        return _without_gradient(out, query, key, value, s_aux, position_bias), None
+        return _without_gradient(out, *trained), None
 
     def layer(self, call: TransformersCall, packed: Packed) -> Attention:
         """The layer that runs a call, by the selected backend. Raises `NoBackendError`."""
@@ -233,6 +237,7 @@ class Engine:
             scale=asked.scale,
             softcap=call.softcap,
             sinks=call.sinks,
+            query_sinks=call.query_sinks,
         )
 
 
@@ -260,8 +265,8 @@ class _NoBackward(torch.autograd.Function):
         raise RuntimeError("attnreg computes no gradients; train with another attn_implementation")
 
 
-def _without_gradient(out: Tensor, *inputs: Tensor | None) -> Tensor:
-    tensors = [x for x in inputs if x is not None]
+def _without_gradient(out: Tensor, *inputs: Any) -> Tensor:
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return _NoBackward.apply(out, *tensors)  # type: ignore[no-any-return, no-untyped-call]
     return out

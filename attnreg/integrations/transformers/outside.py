@@ -9,7 +9,10 @@ method in which transformers chooses a class's implementation, for attnreg's nam
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
+import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +23,10 @@ from attnreg.runtime.interface import UnclaimedError
 
 _log = logging.getLogger("attnreg.integrations.transformers")
 _told: set[type[Any]] = set()
+_ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\((?:torch\.)?nn\.Module\):", re.MULTILINE)
+_INTERFACE = re.compile(r"\bALL_ATTENTION_FUNCTIONS(?:\.get_interface\(|\[)")
+# a table of classes by the implementation's name, which holds none of a name that is registered
+_TABLE = re.compile(r"(?<!FUNCTIONS)\[(?:self\.)?config\._attn_implementation\]")
 
 
 def stand_aside(engines: Mapping[str, Engine]) -> None:
@@ -35,7 +42,7 @@ def stand_aside(engines: Mapping[str, Engine]) -> None:
     def decided(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
         name: str = decide(self, requested_attention, *args, **kwargs)
         engine = engines.get(name)
-        if engine is None or type(self)._can_set_attn_implementation():
+        if engine is None or not is_outside(type(self)):
             return name
         said = f"{type(self).__name__} computes attention by itself, outside transformers' attention interface"
         if not engine.dense:
@@ -47,3 +54,19 @@ def stand_aside(engines: Mapping[str, Engine]) -> None:
 
     decided.attnreg = True  # type: ignore[attr-defined]
     PreTrainedModel.get_correct_attn_implementation = decided  # type: ignore[method-assign]
+
+
+def is_outside(cls: type[PreTrainedModel]) -> bool:
+    """Whether a class, or a class that it inherits from, stands in a module with attention outside the interface."""
+    models = (base for base in cls.__mro__ if issubclass(base, PreTrainedModel) and base is not PreTrainedModel)
+    return any(_has_its_own_attention(base.__module__) for base in models)
+
+
+@functools.cache
+def _has_its_own_attention(module: str) -> bool:
+    """Whether the source of a module has attention outside the interface; True where there is no source to read."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return True
+    return bool(_TABLE.search(source) or (_ATTENTION_CLASS.search(source) and not _INTERFACE.search(source)))

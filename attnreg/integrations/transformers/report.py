@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from attnreg.explain.answers import Answer, Explanation, Verdict, title_of
 from attnreg.integrations.transformers.engine import Engine, Run
@@ -27,11 +28,15 @@ def explain_runs(engine: Engine, model: Any) -> Explanation:
             notes.append(f"{_layers(same)}: dense attention, through PyTorch, because {first.dense}")
         verdicts = (Verdict((first.selection,)),) if first.selection else ()
         answers.append(Answer(Question(first.asked.request, label, _layers(same)), verdicts))
+    notes += _others(engine, model)
     return Explanation(engine.registry, _title(engine, model), tuple(answers), tuple(notes))
 
 
 def plan_of(engine: Engine, model: Any) -> Explanation:
     """The explanation of the layers in a model's config, on the model's device."""
+    others = _others(engine, model)
+    if model.config._attn_implementation != engine.name:
+        return Explanation(engine.registry, _title(engine, model), (), tuple(others))
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")
     layers = requests_from_model(model.config, dtype=dtype)
     answers = []
@@ -41,8 +46,20 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
         if group.request is not None:
             verdicts = (Verdict((engine.evaluate(group.request, device),)),)
         answers.append(Answer(question, verdicts))
-    notes = ("the model has not run yet: this is what its config asks for", *layers.assumptions)
+    notes = ("the model has not run yet: this is what its config asks for", *layers.assumptions, *others)
     return Explanation(engine.registry, _title(engine, model), tuple(answers), notes)
+
+
+def _others(engine: Engine, model: Any) -> list[str]:
+    """A note for each implementation beside the engine's own under which a model or a part of it runs."""
+    names: dict[str, list[str]] = {}
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and part.config._attn_implementation != engine.name:
+            names.setdefault(str(part.config._attn_implementation), []).append(type(part).__name__)
+    return [
+        f"{' and '.join(dict.fromkeys(classes))} runs by attn_implementation {name!r}: attnreg decides nothing for it"
+        for name, classes in names.items()
+    ]
 
 
 def _title(engine: Engine, model: Any) -> str:

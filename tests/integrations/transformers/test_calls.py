@@ -150,7 +150,7 @@ def test_what_changes_the_result_cannot_be_ignored_and_is_not_offered_to_be(defa
         attention.register(registry=default, ignore=(name,))
     if name != "indices":
         with pytest.raises(UnclaimedError) as caught:
-            call(**{name: torch.ones(1)})
+            call(**{name: torch.ones(4)})
         assert "register(ignore" not in str(caught.value)
 
 
