@@ -10,12 +10,12 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from attnreg.integrations.transformers.arguments import number, validate_tensors
 from attnreg.integrations.transformers.batches import Packed, packed_mask, packed_plainly
 from attnreg.integrations.transformers.masks import BooleanMask, LazyMask
 from attnreg.models.fields import ConfigError
 from attnreg.models.reader import requests_from_model
 from attnreg.request import AttentionRequest, features_of
-from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
 if TYPE_CHECKING:
@@ -57,32 +57,27 @@ class TransformersCall:
     query_sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
+        self.scale = number("scaling", self.scale)
+        self.window = number("sliding_window", self.window, whole=True)
+        self.softcap = number("softcap", self.softcap)
         if self.mask is None and self.causal and self.queries > 1:
             # transformers counts causality from the first key; a static cache has more keys than tokens
             self.key, self.value = self.key[:, :, : self.queries], self.value[:, :, : self.queries]
         self._validate()
 
     def _validate(self) -> None:
-        size, heads, queries = max(len(self.query), len(self.key)), *self.query.shape[1:3]
-        whole = size, heads, queries, self.key.shape[2]
-        for name, tensor, shape in (
-            ("attention_mask", self.mask, whole),
-            ("position_bias", self.bias, whole),
-            ("sinks", self.query_sinks, (*whole[:3], 1)),
-            ("indices", self.chosen, (size, queries, None)),
-        ):
-            if tensor is not None and not _broadcasts(tensor, shape):
-                raise UnclaimedError(
-                    f"{type(self.module).__name__} passes {name} of shape {list(tensor.shape)} to its attention; it does "
-                    f"not fit batch, heads, queries and keys of {list(whole)}",
-                    "attnreg",
-                )
-        if self.mask is not None and self.mask.dtype != torch.bool and not self.mask.is_floating_point():
-            raise UnclaimedError(
-                f"{type(self.module).__name__} passes an attention_mask of {self.mask.dtype}; a mask is bool, or floats "
-                "that are added to the scores",
-                "attnreg",
-            )
+        batch, heads, queries = max(len(self.query), len(self.key)), *self.query.shape[1:3]
+        validate_tensors(
+            self.module,
+            {"batch": batch, "heads": heads, "queries": queries, "keys": self.key.shape[2]},
+            {
+                "attention_mask": self.mask,
+                "position_bias": self.bias,
+                "s_aux": self.sinks,
+                "sinks": self.query_sinks,
+                "indices": self.chosen,
+            },
+        )
 
     @property
     def queries(self) -> int:
@@ -161,12 +156,6 @@ class TransformersCall:
             model=getattr(config, "model_type", None) or None,
         )
         return Asked(request, size**-0.5 if self.scale is None else self.scale, band.window, self.softcap)
-
-
-def _broadcasts(x: Tensor, shape: tuple[int | None, ...]) -> bool:
-    """Whether a tensor broadcasts to a shape; None stands for any size."""
-    sizes = zip(x.shape[::-1], shape[::-1], strict=False)
-    return x.ndim <= len(shape) and all(size in (1, wanted) or wanted is None for size, wanted in sizes)
 
 
 def _is_crossed(module: torch.nn.Module) -> bool:

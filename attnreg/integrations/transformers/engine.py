@@ -10,6 +10,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from attnreg.integrations.transformers.arguments import (
+    HARMLESS,
+    refuse_sequences,
+    refuse_unknown,
+    validate_ignored,
+)
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import Asked, TransformersCall
 from attnreg.integrations.transformers.dense import dense_attention
@@ -26,21 +32,6 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
 
 _log = logging.getLogger("attnreg.integrations.transformers")
-# arguments that do not change attention: positions, bookkeeping, and what the mask already expresses
-_HARMLESS = frozenset(
-    {
-        "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "input_ids", "inputs_embeds", "is_causal",
-        "labels", "logits_to_keep", "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states",
-        "position_embeddings", "position_ids", "return_dict", "token_type_ids", "use_cache",
-    }
-)  # fmt: skip
-# arguments that change the result wherever they are given: a user cannot have them ignored
-_MEANT = frozenset(
-    {
-        "alibi", "attention_bias", "bias", "block_indices", "block_mask", "head_mask", "indices", "output_attentions",
-        "relative_bias", "sinks", "temperature", "use_alibi", "window", "window_size",
-    }
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -82,12 +73,8 @@ class Engine:
         self.backend = backend
         self.dense = dense
         self._platform = platform
-        meant = sorted(_MEANT & set(ignore))
-        if meant:
-            raise ValueError(
-                f"ignore names {', '.join(meant)}, which changes what attention computes: it cannot be ignored"
-            )
-        self._harmless = _HARMLESS | set(ignore)
+        validate_ignored(ignore)
+        self._harmless = HARMLESS | set(ignore)
         self._platforms: dict[torch.device, Platform] = {}
         self._layers: WeakKeyDictionary[torch.nn.Module, dict[Asked, Attention]] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[Asked, str], Run]] = WeakKeyDictionary()
@@ -130,9 +117,9 @@ class Engine:
             value,
             attention_mask,
             causal,
-            None if scaling is None else float(scaling),
+            scaling,
             sliding_window,
-            None if softcap is None else float(softcap),
+            softcap,
             s_aux,
             position_bias,
             indices,
@@ -140,6 +127,7 @@ class Engine:
         )
         with torch.no_grad():
             if isinstance(call.batch, Packed):
+                refuse_sequences(module, len(query), more.get("cu_seq_lens_q"))
                 layer = self.layer(call, call.batch)
                 out = call.batch.attend(layer, call.query, call.key, call.value)
             else:
@@ -189,17 +177,7 @@ class Engine:
 
     def refuse_unknown(self, module: torch.nn.Module, dropout: float, more: dict[str, Any]) -> None:
         """Raises `UnclaimedError` for arguments that may change the result and that attnreg does not serve."""
-        if dropout:
-            raise UnclaimedError(f"dropout is {dropout}; attnreg is for inference: call model.eval()", self.name)
-        for name, value in more.items():
-            if value is None or value is False or name in self._harmless:
-                continue
-            cure = f", or register(ignore=({name!r},)) if attention does not need it" if name not in _MEANT else ""
-            raise UnclaimedError(
-                f"{type(module).__name__} passes {name} to its attention, and attnreg does not serve it; use another "
-                f"attn_implementation{cure}",
-                self.name,
-            )
+        refuse_unknown(module, dropout, more, self._harmless, self.name)
 
     def _record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> None:
         seen = self._runs.setdefault(module, {})

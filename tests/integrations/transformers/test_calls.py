@@ -9,11 +9,12 @@ import pytest
 import torch
 from support import small_models as models
 from support.small_models import by, close, tokens
+from support.transformers_calls import Layer, call
 from torch import Tensor
 from transformers import AttentionInterface
 
 import attnreg.integrations.transformers as attention
-from attnreg import Registry, UnclaimedError
+from attnreg import Registry
 from attnreg.integrations.transformers.masks import lazy_mask
 
 
@@ -95,78 +96,6 @@ def test_queries_that_a_batch_shares_are_dense() -> None:
     assert run.dense == "its queries and keys are of different batches"
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
-
-
-class Layer(torch.nn.Module):
-    """What a module of a model brings to its call."""
-
-    is_causal = True
-    num_key_value_groups = 1
-
-
-def call(**more: Any) -> Tensor:
-    function = AttentionInterface()["attnreg"]  # type: ignore[no-untyped-call]
-    shape = {"query": (1, 4, 3, 16), "key": (1, 2, 3, 16), "value": (1, 2, 3, 16)}
-    given = {name: torch.randn(size, requires_grad=bool(more.get("train"))) for name, size in shape.items()}
-    out: Tensor = function(Layer(), *given.values(), None, **{k: v for k, v in more.items() if k != "train"})[0]
-    return out
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"dropout": 0.1},
-        {"output_attentions": True},
-        {"block_indices": torch.zeros(1)},
-        {"logit_cap": 3.0},
-        {"bias": torch.zeros(1)},
-        {"bias": [torch.zeros(1)]},
-        {"window": 3},
-        {"window_size": (2, 0)},
-        {"use_alibi": True},
-        {"temperature": 2},
-        {"block_mask": object()},
-        {"relative_bias": {"a": 1}},
-        {"note": "x"},
-    ],
-    ids=lambda more: next(iter(more)),
-)
-def test_what_may_mean_something_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(UnclaimedError, match=next(iter(more))):
-        call(**more)
-
-
-def test_what_means_nothing_passes_and_so_does_what_the_caller_says_means_nothing(default: Registry) -> None:
-    position_ids = torch.arange(3)[None]
-    assert call(position_ids=position_ids, use_cache=True, softcap=None, note=None).shape == (1, 3, 4, 16)
-    attention.register(registry=default, ignore=("logit_cap", "note"))
-    assert call(logit_cap=3.0, note="x").shape == (1, 3, 4, 16)
-
-
-@pytest.mark.parametrize("name", ["indices", "output_attentions", "window", "sinks"])
-def test_what_changes_the_result_cannot_be_ignored_and_is_not_offered_to_be(default: Registry, name: str) -> None:
-    with pytest.raises(ValueError, match=f"ignore names {name}, which changes what attention computes"):
-        attention.register(registry=default, ignore=(name,))
-    if name != "indices":
-        with pytest.raises(UnclaimedError) as caught:
-            call(**{name: torch.ones(4)})
-        assert "register(ignore" not in str(caught.value)
-
-
-def test_a_name_that_transformers_takes_for_a_flash_kernel_is_refused(default: Registry) -> None:
-    with pytest.raises(ValueError, match="'my_flash_attnreg' holds `flash`"):
-        attention.register("my_flash_attnreg", registry=default)
-
-
-@pytest.mark.parametrize("trained", ["s_aux", "position_bias"])
-def test_whoever_trains_sinks_or_a_bias_alone_is_told(trained: str) -> None:
-    given = torch.zeros(4) if trained == "s_aux" else torch.zeros(1, 4, 3, 3)
-    out = call(**{trained: given.requires_grad_()})
-    with pytest.raises(RuntimeError, match="attnreg computes no gradients"):
-        out.sum().backward()
-
-
 def test_the_keys_that_an_indexer_chose_are_those_that_take_part() -> None:
     chosen = torch.tensor([[[0, 0], [1, 1], [0, 2]]])
     torch.manual_seed(1)
@@ -178,11 +107,21 @@ def test_the_keys_that_an_indexer_chose_are_those_that_take_part() -> None:
     assert torch.allclose(out, expected.transpose(1, 2), atol=1e-6)
 
 
-def test_there_is_no_gradient_and_who_asks_for_one_is_told() -> None:
-    out = call(train=True)
-    assert out.requires_grad
-    with pytest.raises(RuntimeError, match="attnreg computes no gradients; train with another attn_implementation"):
-        out.sum().backward()
+@pytest.mark.parametrize("causal", [True, False])
+def test_each_query_may_have_its_own_sink(causal: bool) -> None:
+    torch.manual_seed(2)
+    layer, sinks = Layer(), torch.randn(1, 4, 3, 1)
+    q, k, v = torch.randn(1, 4, 3, 16), torch.randn(1, 2, 3, 16), torch.randn(1, 2, 3, 16)
+    interface = AttentionInterface()  # type: ignore[no-untyped-call]
+    found = interface["attnreg"](layer, q, k, v, None, sinks=sinks, is_causal=causal)[0]
+    scores = q @ k.repeat_interleave(2, 1).mT / 4
+    if causal:
+        scores = scores.masked_fill(~torch.ones(3, 3, dtype=torch.bool).tril(), -torch.inf)
+    weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    torch.testing.assert_close(found, (weights @ v.repeat_interleave(2, 1)).transpose(1, 2), atol=1e-6, rtol=1e-6)
+    (run,) = attention.runs(layer)
+    assert run.dense == "each of its queries has its own sink"
+    assert "sinks" in run.asked.request.features
 
 
 def test_a_name_that_is_not_registered() -> None:

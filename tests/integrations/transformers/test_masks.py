@@ -209,6 +209,8 @@ NUMBERS: dict[str, Function] = {
     "padded": lambda mask: torch.nn.functional.pad(mask, (1, 0), value=0.0),
     "copied into numbers": lambda mask: torch.zeros(2, 1, 4, 4).copy_(mask),
     "summed": lambda mask: mask.sum(-1),
+    "its bytes": lambda mask: mask.view(torch.uint8),
+    "logic with an integer": lambda mask: mask & 1,
     "the largest": lambda mask: mask.amax(-1),
 }
 
@@ -217,6 +219,38 @@ NUMBERS: dict[str, Function] = {
 def test_a_mask_that_is_read_as_numbers_raises(read: Function) -> None:
     with pytest.raises(UnclaimedError, match="reads attnreg's mask as numbers"):
         read(lazy_mask(2, 4, 4))
+
+
+WRITES: dict[str, Function] = {
+    "filled": lambda mask: mask.masked_fill_(torch.ones(4, 4, dtype=torch.bool).triu(), False),
+    "a part filled": lambda mask: mask[:, :, 1:].masked_fill_(torch.ones(3, 4, dtype=torch.bool), False),
+    "assigned": lambda mask: mask.__setitem__((slice(None), 0, 1), False),
+    "a part of a copy": lambda mask: (mask & True).__setitem__((0, 0, 1), False),
+    "by logic in place": lambda mask: mask.logical_and_(torch.zeros(4, 4, dtype=torch.bool)),
+    "as an output": lambda mask: torch.logical_not(torch.ones(2, 1, 4, 4, dtype=torch.bool), out=mask),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_mask_that_is_written_into_raises(write: Function) -> None:
+    mask = lazy_mask(2, 4, 4)
+    with pytest.raises(UnclaimedError, match=r"writes into attnreg's mask|reads attnreg's mask as numbers"):
+        write(mask)
+    assert torch.equal(mask.whole(), lazy_mask(2, 4, 4).whole())
+
+
+def test_what_changes_after_a_mask_was_made_does_not_change_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a static cache advances its position before layers read the mask
+    position, padding = torch.tensor(2), torch.tensor([[True, True, True, False]])
+    mask = lazy_mask(1, 2, 4, q_offset=position, attention_mask=padding)
+    expected = theirs.sdpa_mask(1, 2, 4, q_offset=2, attention_mask=padding.clone(), allow_is_causal_skip=False)
+    position += 2
+    padding.zero_()
+    assert (mask.source.begin, mask.source.meaning()) == (2, Band(True, None))
+    assert torch.equal(mask.whole(), expected)
+    own = lazy_mask(1, 9, 9, mask_function=lambda b, h, q, k: (q >= k) & (q - k < WIDTH))
+    monkeypatch.setitem(globals(), "WIDTH", 6)
+    assert own.source.meaning() == Band(True, 3)
 
 
 LOGIC: dict[str, Function] = {

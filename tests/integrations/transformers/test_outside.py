@@ -26,7 +26,30 @@ OUTSIDE: dict[str, Any] = {
         transformers.GPTJForCausalLM,
         transformers.GPTJConfig(n_embd=64, n_layer=2, n_head=4, rotary_dim=8, vocab_size=100),
     ),
+    # its module has layers on the interface too
+    "GIT": (
+        transformers.GitForCausalLM,
+        transformers.GitConfig(
+            vision_config={
+                "hidden_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "intermediate_size": 64,
+            },
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            **TINY,
+        ),
+    ),
 }
+
+
+class Heir(transformers.BloomForCausalLM):  # type: ignore[misc]
+    """A class whose own module has no attention."""
+
+
+OUTSIDE["a class that inherits"] = Heir, OUTSIDE["Bloom"][1]
 
 
 @pytest.mark.parametrize(("cls", "config"), OUTSIDE.values(), ids=OUTSIDE)
@@ -47,6 +70,11 @@ def test_a_class_outside_the_interface_runs_by_its_own_code_and_says_so(
         found, expected = (m(input_ids=ids, attention_mask=mask).logits for m in (ours, eager))
     assert torch.equal(found[mask.bool()], expected[mask.bool()])
     assert attention.runs(ours) == ()
+    # and no backend is named for layers that it does not run
+    text = attention.explanation(ours)
+    assert f"note: {cls.__name__}" in text
+    assert " runs by attn_implementation 'eager'" in text
+    assert "CPU_ATTN" not in text
 
 
 def test_without_dense_attention_such_a_class_is_refused(default: Registry) -> None:

@@ -1,0 +1,113 @@
+"""The arguments of a call of transformers' attention function: what they may be, and which may be left out.
+
+An argument that changes the result is served or refused, never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.interface import UnclaimedError
+
+# arguments that do not change attention: positions, bookkeeping, and what the mask already expresses
+HARMLESS = frozenset(
+    {
+        "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "input_ids", "inputs_embeds", "is_causal",
+        "labels", "logits_to_keep", "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states",
+        "position_embeddings", "position_ids", "return_dict", "token_type_ids", "use_cache",
+    }
+)  # fmt: skip
+# arguments that change the result wherever they are given: a user cannot have them ignored
+_MEANT = frozenset(
+    {
+        "alibi", "attention_bias", "bias", "block_indices", "block_mask", "head_mask", "indices", "output_attentions",
+        "relative_bias", "sinks", "temperature", "use_alibi", "window", "window_size",
+    }
+)  # fmt: skip
+
+
+def validate_ignored(names: tuple[str, ...]) -> None:
+    """Raises ValueError where a user wants an argument ignored that changes the result."""
+    meant = sorted(_MEANT & set(names))
+    if meant:
+        raise ValueError(
+            f"ignore names {', '.join(meant)}, which changes what attention computes: it cannot be ignored"
+        )
+
+
+def refuse_unknown(
+    module: torch.nn.Module, dropout: float, more: Mapping[str, Any], harmless: frozenset[str], engine: str
+) -> None:
+    """Raises `UnclaimedError` for arguments that may change the result and that attnreg does not serve."""
+    if dropout:
+        raise UnclaimedError(f"dropout is {dropout}; attnreg is for inference: call model.eval()", engine)
+    for name, value in more.items():
+        if value is None or value is False or name in harmless:
+            continue
+        cure = f", or register(ignore=({name!r},)) if attention does not need it" if name not in _MEANT else ""
+        raise UnclaimedError(
+            f"{type(module).__name__} passes {name} to its attention, and attnreg does not serve it; use another "
+            f"attn_implementation{cure}",
+            engine,
+        )
+
+
+def refuse_sequences(module: torch.nn.Module, batch: int, boundaries: Tensor | None) -> None:
+    """Raises `UnclaimedError` for boundaries of more sequences than a batch whose mask tells none apart."""
+    if boundaries is not None and len(boundaries) - 1 > batch:
+        raise UnclaimedError(
+            f"{type(module).__name__} passes cu_seq_lens_q of {len(boundaries) - 1} sequences to its attention, and "
+            f"the mask has {batch}; transformers' masks tell packed sequences apart by position_ids, without a cache",
+            "attnreg",
+        )
+
+
+def number(name: str, value: Any, *, whole: bool = False) -> Any:
+    """An argument as a number, which a tensor of one element may hold; None stays None. Raises `UnclaimedError`."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):
+        said = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise UnclaimedError(f"{name} is {said}; expected {'an integer' if whole else 'a number'}", "attnreg")
+    return value
+
+
+# a tensor's argument, the kind of its elements, and its shape among these sizes; None stands for any size
+_TENSORS: dict[str, tuple[str, tuple[str | int | None, ...]]] = {
+    "attention_mask": ("bool or float", ("batch", "heads", "queries", "keys")),
+    "position_bias": ("float", ("batch", "heads", "queries", "keys")),
+    "s_aux": ("float", ("heads",)),
+    "sinks": ("float", ("batch", "heads", "queries", 1)),
+    "indices": ("int", ("batch", "queries", None)),
+}
+
+
+def validate_tensors(module: torch.nn.Module, sizes: Mapping[str, int], tensors: Mapping[str, Any]) -> None:
+    """Raises `UnclaimedError` for a tensor that is of another kind or does not broadcast to the shape of its argument.
+
+    sizes: those of the call, by the names in its shapes. tensors: by the names of the arguments, None where not given.
+    """
+    for name, value in tensors.items():
+        if value is None:
+            continue
+        kinds, names = _TENSORS[name]
+        shape = [sizes.get(n, n) if isinstance(n, str) else n for n in names]
+        if isinstance(value, Tensor) and _kind(value) in kinds and _broadcasts(value, shape):
+            continue
+        said = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise UnclaimedError(f"{name} of {type(module).__name__} is {said}; expected {kinds} [{wanted}]", "attnreg")
+
+
+def _kind(x: Tensor) -> str:
+    return "bool" if x.dtype == torch.bool else "float" if x.is_floating_point() else "int"
+
+
+def _broadcasts(x: Tensor, shape: list[Any]) -> bool:
+    return x.ndim == len(shape) and all(
+        n in (1, wanted) or wanted is None for n, wanted in zip(x.shape, shape, strict=True)
+    )
