@@ -90,8 +90,30 @@ def load_kernel(registry: Registry, backend: str) -> ModuleType:
         raise ImportError(f"{backend} has no kernel module in {registry.title}: the row is knowledge only")
     if not registry.imports:
         raise ImportError(f"{backend} is served by {row.module} of another engine; {registry.title} imports nothing")
-    module = importlib.import_module(row.module)
+    module = _imported(row.module)
     missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
     if missing:
         raise ImportError(f"{row.module}, the kernel module of {backend}, has no {', '.join(missing)}")
     return module
+
+
+def _imported(name: str) -> ModuleType:
+    """A module by its name. One that ends the process while it is imported raises ImportError instead."""
+    try:
+        return importlib.import_module(name)
+    except BaseException as e:
+        # a package may be installed before the next try
+        importlib.invalidate_caches()
+        if isinstance(e, Exception) or (isinstance(e, KeyboardInterrupt) and not _is_raised_by_code(e)):
+            raise
+        raise ImportError(f"the import of {name} ended in {type(e).__name__}: {e}") from e
+
+
+def _is_raised_by_code(error: BaseException) -> bool:
+    """Whether a statement of a module raised the error, and not a signal such as that of Ctrl-C."""
+    import dis
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]

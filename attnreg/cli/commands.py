@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -18,12 +20,14 @@ from attnreg.cli.checking import check, diff, lock, verify
 from attnreg.cli.command import Group, command, describe
 from attnreg.cli.output import OutputError, discard_output, guarded_streams
 from attnreg.environment import DEBUG_VARIABLE
+from attnreg.errors import escaped
 from attnreg.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status. Problems are said on standard error, without a traceback."""
-    with guarded_streams():
+    with guarded_streams(), warnings.catch_warnings():
+        warnings.showwarning = _show_warning
         try:
             status = _run(arguments)
             sys.stdout.flush()
@@ -61,6 +65,11 @@ def _run(arguments: Sequence[str] | None) -> int:
             hint = f"please report it with the traceback, which {DEBUG_VARIABLE}=1 prints"
             click.echo(f"attnreg: internal error: {type(e).__name__}: {e}\n  help: {hint}", err=True)
         return 70
+
+
+def _show_warning(message: Warning | str, *context: Any, **more: Any) -> None:
+    """Print a warning in the style of the command's errors."""
+    click.echo(f"attnreg: {escaped(str(message))}", err=True)
 
 
 def _show_traceback() -> bool:

@@ -9,6 +9,7 @@ import itertools
 import os
 import platform as host
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,8 +49,15 @@ def detect_all(
     return tuple(Platform(platform=p, arch=a, flags=flags, packages=packages) for p, a in devices)  # type: ignore[arg-type]
 
 
+class PackageWarning(UserWarning):
+    """Warns of an installed package whose version cannot be read."""
+
+
 def installed_packages(known: Mapping[str, Word]) -> dict[str, str]:
-    """Package -> version, for those of ``known`` that are installed here; "" for a package without a version."""
+    """Package -> version, for those of ``known`` that are installed here; "" for a package without a version.
+
+    A package whose version cannot be read is left out, with a `PackageWarning`.
+    """
     versions = {}
     for name, word in known.items():
         version = _version([*word.facts.get("distributions", ()), name])
@@ -66,6 +74,10 @@ def _version(distributions: Iterable[str]) -> str | None:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
+        # the metadata of a package may be spoilt in any way, and says nothing of the others
+        except Exception as e:
+            message = f"the package {distribution} is left out: its version cannot be read ({type(e).__name__}: {e})"
+            warnings.warn(message, PackageWarning, stacklevel=4)
     return None
 
 
@@ -110,7 +122,7 @@ def _amd() -> Iterator[tuple[str, str]]:
     for file in sorted(_KFD.glob("*/properties"), key=_number):
         try:
             match = re.search(r"^gfx_target_version (\d+)$", file.read_text(), re.MULTILINE)
-        except OSError:
+        except (OSError, ValueError):
             continue
         # 90402 is gfx942, 110000 is gfx1100: major, minor and stepping, the last two in hexadecimal; 0 is a processor
         version = int(match[1]) if match else 0
@@ -142,7 +154,7 @@ def _processor() -> str:
         return "aarch64"
     if machine in ("x86_64", "amd64"):
         try:
-            flags = set(_CPUINFO.read_text().partition("flags")[2].partition("\n")[0].split())
+            flags = set(_CPUINFO.read_text(errors="replace").partition("flags")[2].partition("\n")[0].split())
         except OSError:
             flags = set()
         return "x86_64_amx" if "amx_tile" in flags else "x86_64_avx512" if "avx512f" in flags else "x86_64"

@@ -32,8 +32,17 @@ def evaluate(
     selection = answers.get(arguments)
     if selection is None:
         selection = evaluate_anew(request, platform, registry, backend, to_run)
-        remember(answers, arguments, selection)
+        if not (to_run and _may_load_later(selection)):
+            remember(answers, arguments, selection)
     return selection
+
+
+def _may_load_later(selection: Selection) -> bool:
+    """Whether a candidate before the chosen one was refused for nothing but a module that failed to import."""
+    registry, chosen = selection.registry, selection.chosen
+    tried = selection.candidates[: chosen.rank if chosen else None]
+    loadable = {name for name, row in registry.backends.items() if registry.imports and row.module is not None}
+    return any({r.kind for r in c.reasons} == {"module"} and c.name in loadable for c in tried)
 
 
 def evaluate_anew(

@@ -14,6 +14,7 @@ from support.files import brief, refusal, row, write
 import attnreg
 from attnreg import AttentionRequest, Platform, loader
 from attnreg.contract import CONTRACT, FUNCTIONS
+from attnreg.selection.selector import evaluate
 
 # a module with every function of the contract, which needs no torch
 KERNELS = "name = __name__\nkv_cache_shape = plan = write_kv = forward = print\n"
@@ -66,6 +67,58 @@ def test_the_modules_of_an_engine_are_knowledge_and_never_imported(package: str,
     ):
         loader.load_kernel(registry, "A")
     assert package not in sys.modules
+
+
+ENDS = [
+    ("sys.exit", "import sys\nsys.exit(3)\n", "SystemExit: 3"),
+    ("raise KeyboardInterrupt", "raise KeyboardInterrupt('no')\n", "KeyboardInterrupt: no"),
+    ("another", "class Gone(BaseException): pass\nraise Gone('now')\n", "Gone: now"),
+]
+
+
+@pytest.mark.parametrize(("text", "end"), [e[1:] for e in ENDS], ids=[e[0] for e in ENDS])
+def test_a_module_that_ends_the_process_is_a_reason(text: str, end: str, package: str, tmp_path: Path) -> None:
+    (tmp_path / "site" / package / "broken.py").write_text(text)
+    source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.broken", "contract: 1"))
+    registry = attnreg.load_registry(source, trust=[package])
+    here = Platform(platform="gpu", arch="g1")
+    with pytest.raises(attnreg.NoBackendError) as e:
+        attnreg.select(AttentionRequest(head_size=64), here, registry, "A", to_run=True)
+    (reason,) = e.value.selection.candidates[0].reasons
+    assert reason.text == f"cannot be run: ImportError: the import of trusted_kernels.broken ended in {end}"
+
+
+def test_an_interrupt_during_an_import_is_the_users(package: str, tmp_path: Path) -> None:
+    text = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nfor i in range(1000): pass\n"
+    (tmp_path / "site" / package / "broken.py").write_text(text)
+    source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.broken", "contract: 1"))
+    registry = attnreg.load_registry(source, trust=[package])
+    with pytest.raises(KeyboardInterrupt):
+        loader.load_kernel(registry, "A")
+
+
+def test_a_failed_import_is_not_remembered(package: str, tmp_path: Path) -> None:
+    lines = "capabilities: {dtypes: [bfloat16]}", f"module: {package}.broken", "contract: 1"
+    registry = attnreg.load_registry(write(tmp_path / "r", backends=row(*lines)), trust=[package])
+    request, here = AttentionRequest(head_size=64), Platform(platform="gpu", arch="g1")
+    for _ in range(2):
+        with pytest.raises(attnreg.NoBackendError, match="no such kernel"):
+            attnreg.select(request, here, registry, to_run=True)
+    # as when the missing package is installed into the running process
+    (tmp_path / "site" / package / "broken.py").write_text(KERNELS + "# of another size\n")
+    chosen = attnreg.select(request, here, registry, to_run=True)
+    assert chosen.backend is not None
+    assert chosen.backend.name == "A"
+    assert attnreg.select(request, here, registry, to_run=True) is chosen
+
+
+def test_a_refusal_that_no_import_can_change_is_remembered(package: str, tmp_path: Path) -> None:
+    lines = "capabilities: {dtypes: [float16]}", f"module: {package}.broken", "contract: 1"
+    registry = attnreg.load_registry(write(tmp_path / "r", backends=row(*lines)), trust=[package])
+    request, here = AttentionRequest(head_size=64), Platform(platform="gpu", arch="g1")
+    first = evaluate(request, here, registry, to_run=True)
+    assert {r.kind for r in first.candidates[0].reasons} == {"claim", "module"}
+    assert evaluate(request, here, registry, to_run=True) is first
 
 
 # the contract --------------------------------------------------------------------------------------------------------

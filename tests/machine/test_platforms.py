@@ -234,6 +234,21 @@ def test_packages_are_found_by_distribution_and_else_by_module(
     assert not [name for name in asked if "." in name]
 
 
+def test_a_package_whose_metadata_are_spoilt_is_named_and_left_out(
+    default: attnreg.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, metadata in (("amd-aiter", b"Name: amd-aiter\nVersion: 1\xff\n"), ("triton", b"Version: 9.9\n")):
+        info = tmp_path / f"{name.replace('-', '_')}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_bytes(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = r"the package amd-aiter is left out: its version cannot be read \(UnicodeDecodeError: 'utf-8' codec can't"
+    with pytest.warns(detection.PackageWarning, match=said):
+        found = detection.installed_packages(default.vocabulary.packages)
+    assert found["triton"] == "9.9"
+    assert "aiter" not in found
+
+
 def test_this_machine_is_something_that_the_default_registry_knows(default: attnreg.Registry) -> None:
     for here in Platform.detect_all(default.vocabulary):
         assert here.platform in default.vocabulary.words["platforms"]
