@@ -19,6 +19,7 @@ import docs_field_problems
 import docs_models
 import docs_page
 import docs_schemas
+import docs_selections
 import docs_speed
 import docs_tiles
 
@@ -87,6 +88,7 @@ def outputs(root: Path) -> dict[str, str]:
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
+    out[docs_selections.PATH] = docs_selections.selections(registry)
     return out | {docs_explain.PICTURE: docs_explain.picture(root, registry)}
 
 

@@ -5,21 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.analysis.value_classes import every_clause
+from attnreg.compile.bundled import bundled_registries
+from attnreg.compile.yaml_source import Document
 from attnreg.errors import Location
+from attnreg.files import kind_of
 from attnreg.language.vocabulary import Architecture
 from attnreg.selection.selector import evaluate
+from attnreg.selection.snapshot import moved_selections
 from attnreg.selection.trace import Selection, trace_lines
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
     from attnreg.language.vocabulary import Facet, Vocabulary, Word
     from attnreg.registry import Backend, Entry, Invariant, Registry
+
+SNAPSHOT = "selections.yaml"
+# a registry's own files; any other one is an overlay
+FILES = ("vocabulary", "backends", "priorities", "invariants")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +92,14 @@ def check(registry: Registry) -> list[Finding]:
         *_rows(model),
         *_words(model),
         *_derived(registry),
+        *_selections(registry),
     ]
     findings = [
         *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
         *_stale_exceptions(registry, findings),
     ]
     files = {file: i for i, file in enumerate(registry.files)}
-    return sorted(findings, key=lambda f: (files[f.where.file], f.where.line))
+    return sorted(findings, key=lambda f: (files.get(f.where.file, len(files)), f.where.line))
 
 
 def _stale_exceptions(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
@@ -289,6 +298,18 @@ def _derived(registry: Registry) -> Iterator[Finding]:
     for derived in registry.derived.values():
         if derived.name not in read and PurePath(derived.where.file).parent not in borrowed:
             yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")
+
+
+def _selections(registry: Registry) -> Iterator[Finding]:
+    """What the snapshot beside the registry's files has otherwise. An overlay is there to change selections."""
+    directory = bundled_registries().get(registry.base) or Path(registry.base)
+    overlaid = any(PurePath(file).stem not in FILES for file in registry.files)
+    if overlaid or not kind_of(directory / SNAPSHOT):
+        return
+    rows = next(PurePath(file) for file in registry.files if PurePath(file).name == "backends.yaml")
+    document = Document.load(directory / SNAPSHOT, str(rows.with_name(SNAPSHOT)))
+    for where, message in moved_selections(document, registry):
+        yield Finding("moved selection", where, message, "mend the data, or the snapshot where the move is meant")
 
 
 def _borrowed(registry: Registry) -> set[PurePath]:

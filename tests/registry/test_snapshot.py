@@ -1,0 +1,150 @@
+"""registry/selections.yaml: what `attnreg check` says of data that was lost, and that the snapshot misses nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+import attnreg
+from attnreg import Registry, RegistryError
+from attnreg.analysis.check import check
+from attnreg.analysis.space import Space
+from attnreg.analysis.symbolic import Model
+from attnreg.compile.yaml_source import Document
+from attnreg.selection.snapshot import moved_selections
+
+SNAPSHOT = ROOT / "registry/selections.yaml"
+
+
+def changed(registry: Registry) -> Iterator[tuple[str, str, Registry]]:
+    """What was lost or exchanged, the platform, and the registry after it: each order, entry and pair of neighbours."""
+    for platform, orders in registry.orders.items():
+        for i, order in enumerate(orders):
+            before, after, entries = orders[:i], orders[i + 1 :], order.entries
+            variants = [(f"no {order.title}", (*before, *after))] if after else []
+            for k, entry in enumerate(entries):
+                left = (*entries[:k], *entries[k + 1 :])
+                other = dataclasses.replace(order, entries=left)
+                variants.append((f"{order.title} without {entry.backend}", (*before, other, *after)))
+                if k:
+                    swapped = (*entries[: k - 1], entry, entries[k - 1], *entries[k + 1 :])
+                    other = dataclasses.replace(order, entries=swapped)
+                    variants.append((f"{order.title}: {entry.backend} moved up", (*before, other, *after)))
+            for what, changed_orders in variants:
+                yield (
+                    what,
+                    platform,
+                    dataclasses.replace(registry, orders={**registry.orders, platform: changed_orders}),
+                )
+
+
+def part_of(platform: str, registry: Registry) -> Document:
+    """The snapshot, with the architectures of one platform alone."""
+    names = {arch.name for arch in registry.vocabulary.architectures_of(platform)}
+    lines = []
+    for line in SNAPSHOT.read_text(encoding="utf-8").splitlines():
+        name, found, platforms = line.partition(": ")
+        if line.startswith("      ") and found:
+            kept = [text for text in platforms.split() if text.partition("+")[0] in names]
+            lines += [f"{name}: {' '.join(kept)}"] if kept else []
+        else:
+            lines.append(line)
+    return Document("\n".join(lines), "selections.yaml")
+
+
+@pytest.mark.slow(reason="evaluates the snapshot for each of 140 changed registries")
+def test_every_loss_and_exchange_moves_a_selection_of_the_snapshot(default: Registry) -> None:
+    """What the snapshot does not see changes no selection at all, as long as every package is installed."""
+    parts = {platform: part_of(platform, default) for platform in default.orders}
+    unseen = [
+        (what, after) for what, platform, after in changed(default) if not [*moved_selections(parts[platform], after)]
+    ]
+    assert len(unseen) < 20
+    space = Space([default])
+    d = space.diagrams
+    installed = d.conjoin(d.among(i, [v.class_of("")]) for i, v in enumerate(space.variables) if v.facet == "packages")
+
+    def selections(registry: Registry) -> object:
+        return d.ite(d.conjoin([space.possible, installed]), Model(space, registry).chosen(), d.terminal(None))
+
+    expected = selections(default)
+    assert [what for what, after in unseen if selections(after) != expected] == []
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the registry's own files."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for name in ("vocabulary", "backends", "priorities", "invariants", "selections"):
+        shutil.copy(ROOT / f"registry/{name}.yaml", folder)
+    return folder
+
+
+def findings(folder: Path) -> list[str]:
+    return [str(f).replace(str(folder), "copy") for f in check(attnreg.load_registry(folder))]
+
+
+def test_an_order_that_is_lost(copy: Path) -> None:
+    file = copy / "priorities.yaml"
+    text = file.read_text(encoding="utf-8")
+    begin = text.index("  - name: rdna4-aiter-mha")
+    file.write_text(text[:begin] + text[text.index("  - name: mha", begin) :], encoding="utf-8")
+    [finding] = findings(copy)
+    assert re.fullmatch(
+        r"copy/selections\.yaml:\d+:7: \d+ selections of the snapshot move from ROCM_AITER_UNIFIED_ATTN to ROCM_ATTN, "
+        r"the first for head size 128 · bfloat16 · KV cache auto on gfx1200\+aiter, "
+        r"gfx1200\+aiter\+aiter_mha\+aiter_mla, gfx1201\+aiter, gfx1201\+aiter\+aiter_mha\+aiter_mla\n"
+        r"  help: mend the data, or the snapshot where the move is meant",
+        finding,
+    )
+
+
+def test_a_claim_that_is_lost(copy: Path) -> None:
+    file = copy / "backends.yaml"
+    text = file.read_text(encoding="utf-8")
+    claim = "add: {features: [batch_invariant, per_head_quant_scales, sinks], kv_dtypes: [fp8, fp8_e4m3]}"
+    assert text.count(claim) == 1
+    file.write_text(text.replace(claim, claim.replace(", sinks", "")), encoding="utf-8")
+    found = findings(copy)
+    assert any("move from FLASH_ATTN/FA3 to FLASHINFER/XQA" in f for f in found)
+    assert all("snapshot" in f for f in found)
+
+
+def test_a_registry_without_a_snapshot_and_an_overlay_have_nothing_to_compare(copy: Path) -> None:
+    overlay = {"choices": [{"when": {"arch": "sm90"}, "deny": "FLASH_ATTN"}]}
+    assert check(attnreg.load_registry(copy, [overlay])) == []
+    (copy / "selections.yaml").unlink()
+    assert findings(copy) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "1:1: expected a list under `selections`"),
+        ("selections: {}\n", "1:1: expected a list under `selections`"),
+        (
+            "selections:\n  - request: {head_size: 128}\n",
+            "2:5: expected a `request`, and under `selected` the platforms of each backend: 'selected'",
+        ),
+        (
+            "selections:\n  - {request: {head_sizes: 128}, selected: {A: sm90}}\n",
+            "2:5: expected a `request`, and under `selected` the platforms of each backend: unknown request field",
+        ),
+        ("selections:\n  - {request: {head_size: 128}, selected: {A: sm9}}\n", "2:47: unknown architecture 'sm9'"),
+        ("selections:\n  - {request: {head_size: 128}, selected: {A: sm90+fast}}\n", "2:47: flags names 'fast'"),
+        (
+            "selections:\n  - {request: {head_size: 128, dtype: int7}, selected: {A: sm90}}\n",
+            "2:60: dtype names 'int7'",
+        ),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_with_its_place(default: Registry, text: str, message: str) -> None:
+    with pytest.raises(RegistryError, match=re.escape(f"selections.yaml:{message}")):
+        list(moved_selections(Document(text, "selections.yaml"), default))
