@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
@@ -98,6 +98,11 @@ class Backend:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", frozen(self.options))
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """The names of its variants; none for a row without variants."""
+        return tuple(variant.name for variant in self.variants if variant.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +256,15 @@ class Registry:
 
     def __repr__(self) -> str:
         return f"<Registry {self.title}>"
+
+    def row(self, name: str) -> Backend | None:
+        """The row of a backend; that of ``FLASH_ATTN/FA3`` has this variant alone. None where there is none."""
+        if name in self.backends:
+            return self.backends[name]
+        backend, _, variant = name.partition("/")
+        row = self.backends.get(backend)
+        alone = tuple(v for v in row.variants if variant and v.name == variant) if row else ()
+        return replace(row, variants=alone) if row and alone else None
 
     @property
     def title(self) -> str:

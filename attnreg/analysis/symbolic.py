@@ -28,7 +28,7 @@ class Model:
         self.d = space.diagrams
         self._conditions: dict[int, Node] = {}
         self._derived: dict[str, Node] = {}
-        self._variants: dict[tuple[str, int], tuple[Node, Node]] = {}
+        self._variants: dict[tuple[str, str | None], tuple[Node, Node]] = {}
         self._rows: dict[str, tuple[Node, Node]] = {}
         self._chosen: Node | None = None
         self._regions: list[tuple[Order, Node]] | None = None
@@ -125,9 +125,9 @@ class Model:
 
     def variant(self, row: Backend, index: int) -> tuple[Node, Node]:
         """Where a variant accepts, and where it does so natively."""
-        key = (row.name, index)
+        variant, d = row.variants[index], self.d
+        key = (row.name, variant.name)
         if key not in self._variants:
-            variant, d = row.variants[index], self.d
             refused = d.unite(self.condition(rule.when) for rule in variant.rules)
             accepts = d.ite(refused, d.false, self.without_rules(variant))
             slow = [self.space.level[("features", f)] for f in variant.emulated if ("features", f) in self.space.level]
@@ -136,12 +136,18 @@ class Model:
         return self._variants[key]
 
     def row(self, name: str) -> tuple[Node, Node]:
-        """Where a backend accepts, and where it does so natively."""
+        """Where a backend or a variant accepts, and where it does so natively."""
         if name not in self._rows:
-            row = self.registry.backends[name]
+            row = self.named(name)
             both = [self.variant(row, i) for i in range(len(row.variants))]
             self._rows[name] = self.d.unite(a for a, _ in both), self.d.unite(n for _, n in both)
         return self._rows[name]
+
+    def named(self, name: str) -> Backend:
+        """The row that a choice or an order names; one variant alone for ``FLASH_ATTN/FA3``."""
+        row = self.registry.row(name)
+        assert row is not None, name
+        return row
 
     def chosen(self) -> Node:
         """The name of the selected backend everywhere; None where there is none."""
@@ -151,7 +157,7 @@ class Model:
             for choice in self.registry.choices:
                 if choice.strength == "require":
                     required = choice.backends[0]
-                    candidate = required, self._undenied(required, self.by_name)
+                    candidate = self.named(required).name, self._undenied(required, self.by_name)
                     out = d.ite(self.condition(choice.when), self.pick([candidate]), out)
                 elif choice.strength == "prefer":
                     out = d.ite(self.condition(choice.when), self._by_order(choice.backends[0]), out)
@@ -211,7 +217,7 @@ class Model:
         return out
 
     def _by_order(self, preferred: str | None) -> Node:
-        first = [(preferred, self._undenied(preferred, self.by_name))] if preferred else []
+        first = [(self.named(preferred).name, self._undenied(preferred, self.by_name))] if preferred else []
         out = self.pick(first)
         for order, region in self.regions():
             rest = [(e.backend, where) for e, where in zip(order.entries, self.entries(order), strict=True)]
@@ -220,9 +226,14 @@ class Model:
         return out
 
     def _undenied(self, name: str, model: Model | None = None) -> tuple[Node, Node]:
-        accepts, native = (model or self).row(name)
-        denials = [c.when for c in self.registry.choices if c.strength == "deny" and name in c.backends]
-        if denials:
-            denied = self.d.unite(map(self.condition, denials))
-            accepts, native = (self.d.ite(denied, self.d.false, node) for node in (accepts, native))
-        return accepts, native
+        d, row, model = self.d, self.named(name), model or self
+        names = {row.name, *(f"{row.name}/{variant}" for variant in row.variant_names)}
+        denials = [c for c in self.registry.choices if c.strength == "deny" and not names.isdisjoint(c.backends)]
+        if not denials:
+            return model.row(name)
+        accepting = []
+        for index, variant in enumerate(row.variants):
+            of_it = {row.name, f"{row.name}/{variant.name}"}
+            denied = d.unite(self.condition(c.when) for c in denials if not of_it.isdisjoint(c.backends))
+            accepting.append([d.ite(denied, d.false, node) for node in model.variant(row, index)])
+        return d.unite(accepts for accepts, _ in accepting), d.unite(native for _, native in accepting)

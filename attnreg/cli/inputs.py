@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnreg.cli.command import BadInput
+from attnreg.errors import RegistryError
 from attnreg.language.facets import ordinary
 
 if TYPE_CHECKING:
@@ -40,13 +41,20 @@ class RegistryInputs:
     def load(self, choices: Sequence[Mapping[str, Any]] = (), *, default: str | None = None) -> Registry:
         """The registry, with choices laid over it. ``default`` is loaded where no option names a registry.
 
-        Prints problems of attnreg's environment variables on stderr. Raises `RegistryError`.
+        Prints problems of attnreg's environment variables on stderr. Raises `RegistryError`, and `BadInput` for a
+        choice of a backend that there is not.
         """
         from attnreg.environment import environment_problems
         from attnreg.loader import load_registry
 
         overlays: list[Any] = [*self.overlay, *([{"choices": list(choices)}] if choices else [])]
-        loaded = load_registry(self.registry or default, overlays, trust=self.trust)
+        try:
+            loaded = load_registry(self.registry or default, overlays, trust=self.trust)
+        except RegistryError as e:
+            wrong = next((p for p in e.problems if choices and p.where.file == "<overlay>"), None)
+            if wrong is not None:
+                raise BadInput(wrong.message.replace("choices.", "--"), wrong.help) from None
+            raise
         for problem in environment_problems(os.environ, loaded.vocabulary):
             click.echo(f"attnreg: {problem}", err=True)
         return loaded

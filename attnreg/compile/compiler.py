@@ -207,7 +207,11 @@ class _Compiler(Reporter):
         if decisions and not names:
             self.report(part, (strength,), "names no backend")
         for i, name in enumerate(names):
-            self.name(part, (strength, i), name, backends, "backend")
+            row, _, variant = name.partition("/")
+            if name in backends or row not in backends:
+                self.name(part, (strength, i), name, backends, "backend")
+            else:
+                self.name(part, (strength, i), variant, backends[row].variant_names, f"variant of {row}")
         when = self.shared_condition(part, data.when, "when")
         return Choice(strength, tuple(names), when, part.at(), data.because)  # type: ignore[arg-type]
 

@@ -272,7 +272,10 @@ class InvariantsFile(DataModel):
 
 
 class ChoiceData(DataModel):
-    """A user's choice: exactly one of `require`, `prefer` and `deny`, for the requests that `when` describes."""
+    """A user's choice: exactly one of `require`, `prefer` and `deny`, for the requests that `when` describes.
+
+    Each names backends, or one variant of a backend: `FLASH_ATTN/FA3`.
+    """
 
     when: Condition = {}
     require: str | None = Field(default=None, description="This backend, or an error.")

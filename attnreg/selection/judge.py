@@ -35,14 +35,12 @@ class Judge:
             if waiver.when.holds(point):
                 self.waived |= dict.fromkeys(waiver.facets, waiver)
 
-    def candidate(self, rank: int, name: str, where: Location, condition: Condition | None = None) -> Candidate:
-        """The verdict on a backend; ``condition`` is the order's for it, None where a user named the backend."""
-        row = self.registry.backends[name]
+    def candidate(self, rank: int, row: Backend, where: Location, condition: Condition | None = None) -> Candidate:
+        """The verdict on a row; ``condition`` is the order's for it, None where a user named the backend."""
+        name = row.name
         reasons: list[Reason] = []
         if name in self.denied:
-            choice = self.denied[name]
-            sentence = f"denied{': ' + choice.because if choice.because else ' by the overlay'}"
-            reasons.append(Reason("denied", (), choice.where, sentence=sentence))
+            reasons.append(_denial(self.denied[name]))
         if condition is not None:
             if not condition.holds(self.point):
                 reasons += _unmet(condition, self.point, "order")
@@ -53,6 +51,9 @@ class Judge:
         if self.to_run:
             reasons += self._unloadable(row)
         emulates = () if variant is None else tuple(sorted(self.features & variant.emulated.keys()))
+        # a variant that a user names is the only one of its row
+        if variant is None and row is not self.registry.backends[name]:
+            variant = row.variants[0]
         return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates)
 
     def _best_variant(self, row: Backend) -> tuple[Variant | None, list[Reason]]:
@@ -68,6 +69,8 @@ class Judge:
             if not variant.when.holds(self.point):
                 continue
             reasons = self._reasons(variant)
+            if self.denied and f"{row.name}/{variant.name}" in self.denied:
+                reasons.insert(0, _denial(self.denied[f"{row.name}/{variant.name}"]))
             if not reasons:
                 if not variant.emulated or not self.features & variant.emulated.keys():
                     return variant, reasons
@@ -155,6 +158,11 @@ class Judge:
 
     def _variant(self, candidate: Candidate) -> Variant:
         return next(v for v in self.registry.backends[candidate.name].variants if v.name == candidate.variant)
+
+
+def _denial(choice: Choice) -> Reason:
+    sentence = f"denied{': ' + choice.because if choice.because else ' by the overlay'}"
+    return Reason("denied", (), choice.where, sentence=sentence)
 
 
 def _unmet(condition: Condition, point: Point, kind: Kind) -> list[Reason]:

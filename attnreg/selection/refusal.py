@@ -45,9 +45,9 @@ def select(
     """The backend for one layer on one platform, with the verdict on every candidate.
 
     Every candidate of the first order that applies is evaluated completely. The first that serves the request natively
-    is chosen, else the first that accepts it by emulating a feature. ``backend`` names the only backend to evaluate;
-    no other is chosen in its place, unless a fallback of the registry says so. With ``to_run`` the kernel module must
-    load here too.
+    is chosen, else the first that accepts it by emulating a feature. ``backend`` names the only backend to evaluate, or
+    one variant of it (``FLASH_ATTN/FA3``); no other is chosen in its place, unless a fallback of the registry says so.
+    With ``to_run`` the kernel module must load here too.
 
     Deterministic, thread-safe and without side effects; the registry caches selections.
 
@@ -65,7 +65,10 @@ def select(
 
 
 def alternatives(selection: Selection) -> tuple[str, ...]:
-    """The backends that accept a refused request if a user names them, those of the order first."""
+    """The backends that accept a refused request if a user names them, those of the order first.
+
+    Where the user named a variant, its backend stands in the list with the variant that accepts.
+    """
     if selection.backend is not None:
         return ()
     request, platform, registry = selection.request, selection.platform, selection.registry
@@ -73,8 +76,13 @@ def alternatives(selection: Selection) -> tuple[str, ...]:
     rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
     names = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
     selected = [(name, evaluate(request, platform, registry, name, to_run=selection.to_run).backend) for name in names]
-    # a fallback may have chosen another backend than the one named
-    return tuple(name for name, backend in selected if backend and backend.name == name)
+    variant_of = (selection.requested or "").partition("/")[0] if selection.requested not in registry.backends else ""
+    return tuple(
+        f"{name}/{backend.variant}" if name == variant_of else name
+        for name, backend in selected
+        # a fallback may have chosen another backend than the one named
+        if backend and backend.name == name
+    )
 
 
 def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:

@@ -94,8 +94,11 @@ class Remedy:
 def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
     """The fewest changes after which ``candidate`` is chosen, confirmed by the selector; None where more are needed.
 
-    Changes after which the order chooses it come before those after which a user must also name it.
+    Changes after which the order chooses it come before those after which a user must also name it. None too where the
+    backend is chosen already, by another of its variants.
     """
+    if selection.backend is not None and selection.backend.name == candidate.name:
+        return None
     name, requested = candidate.name, selection.requested
     for backend in (requested,) if requested else (None, name):
         start = _Attempt(name, backend, selection.registry, {}, selection.request, selection.platform)

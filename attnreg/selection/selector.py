@@ -15,7 +15,7 @@ from attnreg.selection.trace import Candidate, Selected, Selection
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
-    from attnreg.registry import Choice, Fallback, Order, Registry
+    from attnreg.registry import Backend, Choice, Fallback, Order, Registry
     from attnreg.request import AttentionRequest
 
 
@@ -78,7 +78,7 @@ class _Plan(NamedTuple):
     """What decides a selection: the point, the order, and the choices that apply.
 
     ``requested`` is the only backend to try, if any. ``choice`` is the user's choice that requires or prefers one,
-    ``denied`` maps backends to the choices that deny them.
+    ``denied`` maps backends to the choices that deny them. Either may name one variant: ``FLASH_ATTN/FA3``.
     """
 
     registry: Registry
@@ -102,31 +102,44 @@ def _plan(request: AttentionRequest, platform: Platform, registry: Registry, bac
     choice = next((c for c in reversed(choices) if c.strength != "deny"), None) if backend is None else None
     denied = {name: c for c in choices if c.strength == "deny" for name in c.backends}
     requested = choice.backends[0] if choice and choice.strength == "require" else backend
-    if requested is not None and requested not in registry.backends:
-        raise RequestError(f"unknown backend {requested!r}", did_you_mean(requested, registry.backends))
+    if requested is not None and registry.row(requested) is None:
+        raise _unknown(requested, registry)
     return _Plan(registry, point, order, choice, requested, denied)
 
 
 def _judge(plan: _Plan, first: Judge, others: Judge) -> list[Candidate]:
     """The verdicts on all candidates, in the order in which they are tried."""
     return [
-        (first if rank == 1 else others).candidate(rank, name, where, condition)
-        for rank, (name, where, condition) in enumerate(_entries(plan), 1)
+        (first if rank == 1 else others).candidate(rank, row, where, condition)
+        for rank, (row, where, condition) in enumerate(_entries(plan), 1)
     ]
 
 
-def _entries(plan: _Plan) -> Iterator[tuple[str, Location, Condition | None]]:
-    """Name, line and condition of each candidate, as they are tried; the condition is None where a user named one."""
-    choice, order = plan.choice, plan.order
-    if plan.requested is not None:
-        yield plan.requested, choice.where if choice else plan.registry.backends[plan.requested].where, None
-        return
-    preferred = choice.backends[0] if choice is not None else None
-    if preferred is not None and choice is not None:
-        yield preferred, choice.where, None
-    for entry in order.entries if order else ():
-        if entry.backend != preferred:
-            yield entry.backend, entry.where, entry.condition
+def _entries(plan: _Plan) -> Iterator[tuple[Backend, Location, Condition | None]]:
+    """Row, line and condition of each candidate, as they are tried; the condition is None where a user named one."""
+    choice, order, rows = plan.choice, plan.order, plan.registry.backends
+    named = plan.requested or (choice.backends[0] if choice is not None else None)
+    row = plan.registry.row(named) if named is not None else None
+    if row is not None:
+        yield row, choice.where if choice else row.where, None
+    if plan.requested is None:
+        for entry in order.entries if order else ():
+            if entry.backend != named:
+                yield rows[entry.backend], entry.where, entry.condition
+
+
+def _unknown(name: str, registry: Registry) -> RequestError:
+    """The error for a name of no backend: what is like it among the backends, or among the variants of one."""
+    backend, slash, variant = name.partition("/")
+    if slash and backend in registry.backends:
+        variants = registry.backends[backend].variant_names
+        help_ = did_you_mean(variant, variants) if variants else "it has no variants; name the backend alone"
+        return RequestError(f"unknown variant {variant!r} of {backend}", help_)
+    titles = [f"{row.name}/{v}" for row in registry.backends.values() for v in row.variant_names]
+    owners = [title for title in titles if title.partition("/")[2].casefold() == name.casefold()]
+    if owners:
+        return RequestError(f"unknown backend {name!r}", f"it is a variant: {', '.join(owners)}")
+    return RequestError(f"unknown backend {name!r}", did_you_mean(name, titles if slash else registry.backends))
 
 
 def _decide(candidates: list[Candidate], judge: Judge) -> tuple[list[Candidate], Candidate | None]:

@@ -157,8 +157,8 @@ class Selection:
     def derived(self) -> Mapping[str, tuple[Any, Location]]:
         """Derived facet -> its value for this request, and the line of the case that gives it."""
         point = point_of(self.request, self.platform, self.registry)
-        preferred = self.choice.backends[:1] if self.choice else ()
-        if self.requested or (self.backend and self.backend.name in preferred):
+        chosen = self.chosen
+        if self.requested or (self.choice and chosen and chosen.rank == 1):
             point = point.by_name()
         return FrozenDict({name: (point[name], d.case(point)) for name, d in self.registry.derived.items()})
 

@@ -63,6 +63,18 @@ def test_prefer_and_deny_are_choices_like_an_overlays(run: Callable[..., Any]) -
     assert "denied" in denied.out
 
 
+def test_one_variant_of_a_backend_is_asked_for_preferred_and_denied(run: Callable[..., Any]) -> None:
+    hopper = ("explain", "--arch", "h100", "--head-size", "128")
+    assert "▸ FLASH_ATTN/FA3   requested" in run(*hopper, "--backend", "FLASH_ATTN/FA3").out
+    assert "▸ FLASH_ATTN/FA2   requested" in run(*hopper, "--backend", "FLASH_ATTN/FA2").out
+    assert "▸ FLASH_ATTN/FA2   preferred" in run(*hopper, "--prefer", "FLASH_ATTN/FA2").out
+    assert "▸ FLASH_ATTN/FA2   1st choice of 5" in run(*hopper, "--deny", "FLASH_ATTN/FA3").out
+    refused = run("explain", "--arch", "a100", "--head-size", "128", "--backend", "FLASH_ATTN/FA3")
+    assert refused.status == 1
+    assert "would accept it if asked for by name: FLASH_ATTN/FA2, FLASHINFER" in refused.out
+    assert re.search(r"1 FLASH_ATTN/FA3 +arch is sm80; needs ", refused.out)
+
+
 def test_an_overlay_file_re_ranks(run: Callable[..., Any], tmp_path: Path) -> None:
     overlay = tmp_path / "mine.yaml"
     overlay.write_text("extends: default\norders:\n  cuda:\n    - {name: mine, order: [TRITON_ATTN, FLASH_ATTN]}\n")

@@ -45,6 +45,19 @@ BAD_INPUT = [
     (["--arch", "sm90", "--head-size", "wide"], "'wide' is not a valid integer"),
     (["--arch", "sm90", "--num-heads", "6", "--num-kv-heads", "4"], "the second must divide the first"),
     (["--arch", "sm90", "--backend", "FLASH_ATN"], "unknown backend 'FLASH_ATN'\n  help: did you mean `FLASH_ATTN`?"),
+    (
+        ["--arch", "sm90", "--backend", "FLASH_ATTN/FA5"],
+        "unknown variant 'FA5' of FLASH_ATTN\n  help: did you",
+    ),
+    (["--arch", "sm90", "--backend", "FA3"], "unknown backend 'FA3'\n  help: it is a variant: FLASH_ATTN/FA3, "),
+    (
+        ["--arch", "sm90", "--deny", "FLASH_ATN"],
+        "--deny: unknown backend `FLASH_ATN`\n  help: did you mean",
+    ),
+    (
+        ["--arch", "sm90", "--prefer", "FLASH_ATTN/FA5"],
+        "--prefer: unknown variant of FLASH_ATTN `FA5`\n",
+    ),
     (["--arch", "sm90", "--package", "flash-atn"], "unknown package 'flash-atn'\n  help: did you mean `flash-attn`?"),
     (["--arch", "sm90", "--set", "run_kv_dtype"], "--set run_kv_dtype: expected FACET=VALUE"),
     (["--arch", "sm90", "--set", "run_kv_dtyp=fp8"], "run_kv_dtyp is no facet of default@"),

@@ -209,7 +209,7 @@ choices = st.lists(
     st.builds(
         lambda strength, name, when: {strength: name, "when": when},
         st.sampled_from(["require", "prefer", "deny"]),
-        st.sampled_from(["A", "B", "C"]),
+        st.sampled_from(["A", "B", "C", "A/V0", "A/V1", "B/V0", "C/V1"]),
         conditions | st.just({}),
     ),
     max_size=3,
@@ -245,10 +245,18 @@ def registries(draw: st.DrawFn, by_name: bool = False) -> attnreg.Registry:
                 {"when": {**draw(simple_conditions), **draw(asked)}, "reject": "r"},
             ]
     try:
-        return load(backends, {"gpu": draw(orders)}, overlays=[{"choices": draw(choices)}], **more)
+        decisions = [_existing(choice, backends) for choice in draw(choices)]
+        return load(backends, {"gpu": draw(orders)}, overlays=[{"choices": decisions}], **more)
     except attnreg.RegistryError:
         # the same condition twice in a list is refused as unreachable
         reject()
+
+
+def _existing(choice: dict[str, Any], backends: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice that names the whole backend where the backend lacks the variant that is named."""
+    strength, name = next(iter(choice.items()))
+    backend, _, variant = name.partition("/")
+    return {**choice, strength: name if variant in [v["name"] for v in backends[backend]["variants"]] else backend}
 
 
 def questions(random: Random, registry: attnreg.Registry, number: int) -> list[tuple[AttentionRequest, Platform]]:

@@ -21,6 +21,7 @@ def deciding_registry(source: str) -> attnreg.Registry:
     else:
         registry = attnreg.load_registry(_bundled())
     _check_facets(registry)
+    _check_choices(registry)
     return registry
 
 
@@ -46,6 +47,16 @@ def _check_facets(registry: attnreg.Registry) -> None:
         engines = ", ".join(name for name in attnreg.bundled_registries() if name.startswith("vllm-"))
         cure = f"a registry that decides for vLLM extends one of: {engines}"
         raise _problem(registry.files[-1], f"{registry.title} does not describe vLLM: {e}", cure) from None
+
+
+def _check_choices(registry: attnreg.Registry) -> None:
+    """Raises `RegistryError` for a choice that names a variant: vLLM takes a backend, and picks the variant itself."""
+    for choice in registry.choices:
+        variants = [name for name in choice.backends if name not in registry.backends]
+        if variants:
+            message = f"{variants[0]} names a variant, and vLLM chooses the variant of a backend itself"
+            backend = variants[0].partition("/")[0]
+            raise attnreg.RegistryError([Problem(choice.where, message, f"name {backend}, or use vLLM's own options")])
 
 
 def _problem(file: str, message: str, cure: str) -> attnreg.RegistryError:

@@ -147,6 +147,14 @@ def test_a_wrong_overlay_is_an_error_at_its_line(engine: Engine, switch_on: Swit
     assert "get_attn_backend_cls" not in vars(engine.platform)
 
 
+def test_a_choice_of_a_variant_is_an_error_because_vllm_chooses_variants_itself(
+    engine: Engine, switch_on: SwitchOn
+) -> None:
+    said = r"mine.yaml:3:\d+: FLASH_ATTN/FA2 names a variant, and vLLM chooses the variant of a backend itself"
+    with pytest.raises(attnreg.RegistryError, match=said):
+        switch_on("choices:\n  - {prefer: FLASH_ATTN/FA2}\n")
+
+
 def test_a_registry_for_something_else_is_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNREG_VLLM", "default")
     with pytest.raises(attnreg.RegistryError, match=r"default@\w+ does not describe vLLM(.|\n)*extends one of: vllm-"):
