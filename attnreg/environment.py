@@ -15,9 +15,11 @@ PREFIXES = ("ATTNREG", "ATTN_REG")
 REGISTRY_VARIABLE = "ATTNREG_REGISTRY"
 FLAGS_VARIABLE = "ATTNREG_FLAGS"
 VLLM_VARIABLE = "ATTNREG_VLLM"
+PLUGINS_VARIABLE = "ATTNREG_PLUGINS"
 DEBUG_VARIABLE = "ATTNREG_DEBUG"
 VARIABLES = {
     REGISTRY_VARIABLE: "the registry to use: a bundled name, a directory, or an overlay file",
+    PLUGINS_VARIABLE: "the plugins that take part: their names, separated by commas, or off",
     FLAGS_VARIABLE: "flags that are on for this machine, separated by commas (Platform.detect)",
     DEBUG_VARIABLE: "1: layers also validate what only the device knows, at a cost; errors have a traceback",
     VLLM_VARIABLE: "lets a registry decide inside vLLM: 1 for the one of its version, or a registry to use",

@@ -83,6 +83,10 @@ class RegistryError(ValueError):
         return RegistryError, (self.problems,)
 
 
+class RegistryWarning(UserWarning):
+    """Warns of a variable that looks meant for attnreg and has no effect, and of a plugin that is left out."""
+
+
 class RequestError(ValueError):
     """Raised for a request or a platform that is not valid; ``message`` says what is wrong, ``help`` how to mend it."""
 

@@ -7,17 +7,17 @@ import os
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 
 from attnreg.compile.bundled import bundled_registries as bundled_registries
 from attnreg.compile.reading import Overlay, Reading
 from attnreg.contract import FUNCTIONS
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
+from attnreg.errors import RegistryError
+from attnreg.errors import RegistryWarning as RegistryWarning
+from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
 from attnreg.registry import Registry
-
-
-class RegistryWarning(UserWarning):
-    """Warns of an environment variable that looks meant for attnreg and has no effect."""
 
 
 def load_registry(
@@ -25,6 +25,7 @@ def load_registry(
     overlays: Overlay | Sequence[Overlay] = (),
     *,
     trust: Iterable[str] = (),
+    plugins: Iterable[str] | None = None,
 ) -> Registry:
     """The registry that a source names, changed by overlays in the order given.
 
@@ -34,11 +35,45 @@ def load_registry(
     that ``extends`` a registry is laid over that one only; without a source, that one is the source. trust: top-level
     packages outside attnreg from which a row's ``module`` may come.
 
-    Packages that declare an ``attnreg.registries`` entry point add their overlay to the default registry.
+    Packages that declare an ``attnreg.registries`` entry point add their overlay to the bundled registries that it
+    extends. plugins: the names of those that may; None for those in ``$ATTNREG_PLUGINS``, or else all. One that is
+    broken is left out, with a `RegistryWarning`; ``Registry.left_out`` has its problems.
 
-    Raises `RegistryError` with every problem of every file, each with its location and a cure.
+    Raises `RegistryError` with every problem of every other file, each with its location and a cure.
     """
-    reading = Reading(trusted={trust} if isinstance(trust, str) else set(trust))
+    registry = _load(source, overlays, trust, plugins)
+    for problem in registry.plugin_problems:
+        warnings.warn(problem, RegistryWarning, stacklevel=2)
+    return registry
+
+
+def _load(
+    source: str | os.PathLike[str] | None,
+    overlays: Overlay | Sequence[Overlay],
+    trust: Iterable[str],
+    names: Iterable[str] | None,
+) -> Registry:
+    """`load_registry` without its warnings."""
+    trusted = frozenset({trust} if isinstance(trust, str) else trust)
+    installed, unreadable = installed_plugins()
+    plugins, left_out = choose(installed, names, os.environ)
+    left_out += unreadable
+    reading = Reading(set(trusted), plugins)
+    reading.parts.left_out += [plugin.sentence for plugin in left_out]
+    try:
+        registry = _read(reading, source, overlays)
+    except RegistryError:
+        if reading.extended is None or not plugins:
+            raise
+        plugins, broken_ones = _sound(reading.extended, plugins, trusted)
+        left_out += broken_ones
+        reading = Reading(set(trusted), plugins)
+        reading.parts.left_out += [plugin.sentence for plugin in left_out]
+        registry = _read(reading, source, overlays)
+    return replace(registry, left_out=tuple(left_out))
+
+
+def _read(reading: Reading, source: str | os.PathLike[str] | None, overlays: Overlay | Sequence[Overlay]) -> Registry:
     several = [overlays] if isinstance(overlays, str | os.PathLike | Mapping) else overlays
     laid = [overlay for o in several if (overlay := reading.open(o)) is not None]
     if source is not None:
@@ -51,6 +86,23 @@ def load_registry(
     for overlay in laid:
         reading.add_overlay(overlay)
     return reading.compile()
+
+
+def _sound(bundled: str, plugins: Sequence[Plugin], trusted: frozenset[str]) -> tuple[list[Plugin], list[LeftOut]]:
+    """The plugins with which a bundled registry compiles, one after the other, and those with which it does not."""
+    _read(Reading(set(trusted)), bundled, ())
+    sound: list[Plugin] = []
+    broken_ones: list[LeftOut] = []
+    for plugin in plugins:
+        reading = Reading(set(trusted), [*sound, plugin])
+        reading.parts.left_out += [other.sentence for other in broken_ones]
+        try:
+            _read(reading, bundled, ())
+        except RegistryError as e:
+            broken_ones.append(broken(plugin.name, e.problems))
+        else:
+            sound.append(plugin)
+    return sound, broken_ones
 
 
 _default: Registry | None = None
@@ -73,9 +125,10 @@ def default_registry() -> Registry:
     if _default is None:
         with _lock:
             if _default is None:
-                _default = load_registry()
+                _default = _load(None, (), (), None)
+                problems = [*environment_problems(os.environ, _default.vocabulary), *_default.plugin_problems]
                 # after the assignment, so that a warning that is an error is raised only once
-                for message in environment_problems(os.environ, _default.vocabulary):
+                for message in problems:
                     warnings.warn(message, RegistryWarning, stacklevel=3)
     return _default
 

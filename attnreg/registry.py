@@ -13,6 +13,7 @@ from attnreg.language.frozen import FrozenDict, frozen
 if TYPE_CHECKING:
     from attnreg.language.matchers import Matcher
     from attnreg.language.vocabulary import Vocabulary
+    from attnreg.plugins import LeftOut
 
 Option = str | int | float | bool
 Status = Literal["stable", "experimental", "deprecated"]
@@ -227,6 +228,7 @@ class Registry:
 
     ``fingerprint`` is a hash of the data: registries with the same one make the same selections. With ``imports`` false
     the modules are another engine's and are never imported. ``base`` is the source below the overlays, as it is named.
+    ``left_out`` are the plugins that have no part in it.
     """
 
     name: str
@@ -245,6 +247,7 @@ class Registry:
     trusted: frozenset[str] = frozenset()
     imports: bool = True
     base: str = ""
+    left_out: tuple[LeftOut, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("backends", "orders", "derived", "sources"):
@@ -270,6 +273,18 @@ class Registry:
     def title(self) -> str:
         """``default@3f2a91c``, the form in which reports cite a registry."""
         return f"{self.name}@{self.fingerprint}"
+
+    @property
+    def plugin_problems(self) -> tuple[str, ...]:
+        """A sentence for each plugin that is broken, or that was named and is not installed."""
+        return tuple(
+            f"left out: {p.sentence}" if p.problems else p.sentence for p in self.left_out if p.why != "not let in"
+        )
+
+    @property
+    def missed(self) -> str:
+        """What help for an unknown backend ends with: the plugins that are left out, which may have it."""
+        return "".join(f"; left out: {p.sentence}" for p in self.left_out if p.why != "not installed")
 
     @property
     def kept(self) -> tuple[Invariant, ...]:

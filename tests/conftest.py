@@ -15,6 +15,9 @@ import attnreg
 if not Path("/dev/kfd").exists() and not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
 
+# the plugins that a developer has installed are no part of what is tested
+os.environ["ATTNREG_PLUGINS"] = "off"
+
 # a registry is loaded within many an example
 _ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("attnreg", _ANY_TIME)

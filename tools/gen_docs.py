@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import docs_evidence
 import docs_explain
@@ -23,6 +25,7 @@ import docs_selections
 import docs_speed
 import docs_tiles
 
+from attnreg.environment import PLUGINS_VARIABLE
 from attnreg.errors import RegistryError
 from attnreg.loader import bundled_registries, load_registry
 
@@ -66,8 +69,9 @@ def stale(root: Path, generated: Mapping[str, str] | None = None) -> str:
     return "".join(differences) + f"\nThe docs do not say what the registry says. Run: {COMMAND}" if differences else ""
 
 
+@mock.patch.dict(os.environ, {PLUGINS_VARIABLE: "off"})
 def outputs(root: Path) -> dict[str, str]:
-    """Path below ``root`` of every generated file -> its text."""
+    """Path below ``root`` of every generated file -> its text, without what plugins that are installed here add."""
     registry = load_registry("default")
     pages = {
         "docs/attention_backends.md": {

@@ -83,6 +83,7 @@ def check(registry: Registry) -> list[Finding]:
     space = Space([registry])
     model = Model(space, registry)
     findings = [
+        *_plugins(registry),
         *_invariants(model),
         *_choices(model),
         *_waivers(model),
@@ -99,6 +100,7 @@ def check(registry: Registry) -> list[Finding]:
         *_stale_exceptions(registry, findings),
     ]
     files = {file: i for i, file in enumerate(registry.files)}
+    # the files of plugins that are left out come last
     return sorted(findings, key=lambda f: (files.get(f.where.file, len(files)), f.where.line))
 
 
@@ -106,6 +108,13 @@ def _stale_exceptions(registry: Registry, findings: list[Finding]) -> Iterator[F
     for known in registry.known:
         if not any(f.message.startswith(known.finding) for f in findings):
             yield Finding("stale exception", known.where, f"found no longer: {known.finding}", "remove it from `known`")
+
+
+def _plugins(registry: Registry) -> Iterator[Finding]:
+    for plugin in registry.left_out:
+        for problem in plugin.problems:
+            message = f"plugin {plugin.plugin} is left out: {problem.message}"
+            yield Finding("broken plugin", problem.where, message, problem.help)
 
 
 def _invariants(model: Model) -> Iterator[Finding]:

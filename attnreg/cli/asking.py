@@ -97,7 +97,7 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
     registry = registry_inputs.load()
     if name not in registry.backends:
         names = {**registry.backends, **dict.fromkeys(families)}
-        raise BadInput(f"no backend and no model family {name!r}", did_you_mean(name, names, 40))
+        raise BadInput(f"no backend and no model family {name!r}", did_you_mean(name, names, 40) + registry.missed)
     if as_json:
         print_json(backend_dict(registry.backends[name]))
     else:
@@ -129,7 +129,8 @@ def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:
     """Show this machine: devices, packages, flags, and which backends are usable here and why not."""
     from attnreg.machine.doctor import examine, print_report
 
-    report = examine(registry_inputs.load())
+    # the report has the problems that `load` would print
+    report = examine(registry_inputs.load(quiet=True))
     if as_json:
         print_json(report.to_dict())
     else:

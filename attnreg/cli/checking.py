@@ -43,7 +43,8 @@ def check(registry_inputs: RegistryInputs, lock: str | None, as_json: bool) -> N
             click.echo(f"{finding}\n")
         click.echo(_summary(registry, findings))
     # the faults of another engine's registry are reported and do not fail the command
-    raise click.exceptions.Exit(1 if findings and registry.imports else 0)
+    failed = any(registry.imports or finding.kind == "broken plugin" for finding in findings)
+    raise click.exceptions.Exit(1 if failed else 0)
 
 
 def _summary(registry: Registry, findings: Sequence[Finding]) -> str:

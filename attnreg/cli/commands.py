@@ -20,13 +20,14 @@ from attnreg.cli.checking import check, diff, lock, verify
 from attnreg.cli.command import Group, command, describe
 from attnreg.cli.output import OutputError, discard_output, guarded_streams
 from attnreg.environment import DEBUG_VARIABLE
-from attnreg.errors import escaped
+from attnreg.errors import RegistryWarning, escaped
 from attnreg.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status. Problems are said on standard error, without a traceback."""
     with guarded_streams(), warnings.catch_warnings():
+        warnings.simplefilter("always", RegistryWarning)
         warnings.showwarning = _show_warning
         try:
             status = _run(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -38,24 +39,29 @@ class RegistryInputs:
         """Whether this is attnreg's own registry, without an overlay."""
         return not (self.registry or self.overlay or os.environ.get("ATTNREG_REGISTRY"))
 
-    def load(self, choices: Sequence[Mapping[str, Any]] = (), *, default: str | None = None) -> Registry:
+    def load(
+        self, choices: Sequence[Mapping[str, Any]] = (), *, default: str | None = None, quiet: bool = False
+    ) -> Registry:
         """The registry, with choices laid over it. ``default`` is loaded where no option names a registry.
 
-        Prints problems of attnreg's environment variables on stderr. Raises `RegistryError`, and `BadInput` for a
-        choice of a backend that there is not.
+        Prints problems of attnreg's environment variables on stderr, unless ``quiet``; then no warning is printed
+        either. Raises `RegistryError`, and `BadInput` for a choice of a backend that there is not.
         """
         from attnreg.environment import environment_problems
         from attnreg.loader import load_registry
 
         overlays: list[Any] = [*self.overlay, *([{"choices": list(choices)}] if choices else [])]
         try:
-            loaded = load_registry(self.registry or default, overlays, trust=self.trust)
+            with warnings.catch_warnings():
+                if quiet:
+                    warnings.simplefilter("ignore")
+                loaded = load_registry(self.registry or default, overlays, trust=self.trust)
         except RegistryError as e:
             wrong = next((p for p in e.problems if choices and p.where.file == "<overlay>"), None)
             if wrong is not None:
                 raise BadInput(wrong.message.replace("choices.", "--"), wrong.help) from None
             raise
-        for problem in environment_problems(os.environ, loaded.vocabulary):
+        for problem in () if quiet else environment_problems(os.environ, loaded.vocabulary):
             click.echo(f"attnreg: {problem}", err=True)
         return loaded
 

@@ -79,6 +79,7 @@ class RowCompiler(Reporter):
     def backends(self, parts: Parts) -> dict[str, Backend]:
         """Name -> backend, for every row, with the changes of all overlays applied."""
         rows: dict[str, _Row] = {}
+        self.left_out = parts.left_out
         for file in parts.backends:
             self.unchecked[file.document] = self._unchecked(file, file.model.unchecked)
             for name, data in file.model.backends.items():

@@ -48,6 +48,7 @@ class _Compiler(Reporter):
             # without its words, every other part would have problems too
             self._fail()
         self.parts = parts
+        self.left_out = parts.left_out
         self.trusted = trusted
         self.refs = {key: SourceRef(key, s.url, s.version, s.read) for key, s in sources.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -53,6 +53,7 @@ class Parts:
     """All parts of one registry, in the order in which they were read.
 
     ``broken`` names the rows and sources that were left out because of their own problems: a name among them is known.
+    ``left_out`` has a sentence for each plugin that takes no part, and whose rows may be missed.
     """
 
     vocabulary: list[VocabularyPart] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Parts:
     known: list[Part[schema.KnownData]] = field(default_factory=list)
     sources: list[Part[dict[str, schema.SourceData]]] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    left_out: list[str] = field(default_factory=list)
 
 
 class Reporter:
@@ -78,6 +80,7 @@ class Reporter:
         self.sources = frozenset(sources)
         self.broken = frozenset(broken)
         self.problems = problems
+        self.left_out: Sequence[str] = ()
 
     def parser(self, part: Part[object]) -> Parser:
         return Parser(self.vocabulary, part.document, self.problems)
@@ -114,7 +117,9 @@ class Reporter:
             return True
         if not isinstance(name, str) or name not in self.broken:
             what = f"unknown {noun} " if isinstance(name, str) else f"expected a {noun}, got "
-            self.report(part, path, what + shown(name), did_you_mean(as_written(name), known), key=key)
+            missing = [f"left out: {sentence}" for sentence in self.left_out if noun == "backend"]
+            help_ = "; ".join([did_you_mean(as_written(name), known), *missing])
+            self.report(part, path, what + shown(name), help_, key=key)
         return False
 
     def check_reachable(

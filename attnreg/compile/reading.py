@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,12 @@ from attnreg.compile.bundled import bundled_registries, help_for_registry
 from attnreg.compile.compiler import compile_registry
 from attnreg.compile.parts import Part, Parts, RowData
 from attnreg.compile.validation import validate
-from attnreg.compile.yaml_source import Document
+from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import kind_of
+from attnreg.plugins import PLUGIN_FILE, Plugin
 from attnreg.registry import Registry
 
-ENTRY_POINTS = "attnreg.registries"
-PLUGIN_FILE = "attnreg.yaml"
 Overlay = str | os.PathLike[str] | Mapping[str, Any]
 # a chain of overlays, each of which extends the next
 MAX_EXTENDS = 16
@@ -62,12 +59,16 @@ class OverlayDocument:
 class Reading:
     """The data of one registry, as far as it is read. ``complete`` is False once a file or a word was left out.
 
-    ``base`` is the source below all overlays, ``places`` the identities of the sources and overlays that were read.
+    ``plugins`` are those that take part where they extend the source. ``base`` is the source below all overlays,
+    ``extended`` the bundled registry that plugins may extend, ``places`` the identities of the sources and overlays
+    that were read.
     """
 
     trusted: set[str]
+    plugins: Sequence[Plugin] = ()
     name: str = "default"
     base: str = ""
+    extended: str | None = None
     complete: bool = True
     places: set[tuple[int, int] | None] = field(default_factory=set)
     parts: Parts = field(default_factory=Parts)
@@ -96,19 +97,22 @@ class Reading:
             self.places.add(place)
             self.name = text if text in bundled else path.resolve().name
             self.add_directory(path, _label(text) if text in bundled else str(path))
-            if text == "default":
-                self._add_plugins()
+            if text in bundled:
+                self._add_plugins(text)
         elif (overlay := self.open(path)) is not None:
             self._apply_overlay(overlay, (*above, overlay))
 
     def open(self, overlay: Overlay) -> OverlayDocument | None:
         """Read the document of an overlay; None where it cannot be read."""
-        if isinstance(overlay, Mapping):
-            document = self._read(overlay, "<overlay>")
-            return None if document is None else OverlayDocument(document, "overlay")
-        file = Path(os.fsdecode(overlay))
-        document = self._read(file, str(file))
-        return None if document is None else OverlayDocument(document, file.stem, file)
+        file = None if isinstance(overlay, Mapping) else Path(os.fsdecode(overlay))
+        document = self._read(file or overlay, "<overlay>" if file is None else str(file))  # type: ignore[arg-type]
+        if document is None:
+            return None
+        opened = OverlayDocument(document, "overlay" if file is None else file.stem, file)
+        if isinstance(document.data, dict) and isinstance(document.data.get("extends"), list):
+            message = "extends: an overlay extends one registry; a list is for the file of a plugin"
+            self._fail(document.file, message, "name one registry", (opened,))
+        return opened
 
     def add_directory(self, path: Path, label: str) -> None:
         """Read the files of a directory; without a vocabulary.yaml, that of the default registry."""
@@ -252,24 +256,26 @@ class Reading:
         parts.choices += [part.piece(item, "choices", i) for i, item in enumerate(data.choices)]
         self._add_invariants(part, data.invariants)
 
-    def _add_plugins(self) -> None:
-        for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda p: p.name):
-            package = point.value.partition(":")[0].strip().split(".")
-            try:
-                spec = importlib.util.find_spec(package[0])
-            except (ImportError, ValueError):
-                spec = None
-            places = list(spec.submodule_search_locations or ()) if spec else []
-            file = next((f for p in places if os.path.isfile(f := Path(p, *package[1:], PLUGIN_FILE))), None)
-            label = f"<entry point {point.name} = {point.value}>/{PLUGIN_FILE}"
-            if file is None:
-                self._fail(label, f"there is no package {'.'.join(package)} with a file {PLUGIN_FILE}")
+    def _add_plugins(self, registry: str) -> None:
+        """Apply the plugins that extend a bundled registry."""
+        self.extended = registry
+        for plugin in self.plugins:
+            document = self._read(plugin.file, plugin.label) if plugin.file else None
+            if plugin.file is None:
+                self._fail(plugin.label, f"there is no package {plugin.value} with a file {PLUGIN_FILE}")
+            if document is None:
                 continue
-            # installing a package is trusting it: its rows may name its own modules
-            self.trusted.add(package[0])
-            document = self._read(file, label)
-            if document is not None:
-                self.add_overlay(OverlayDocument(document, point.name, file))
+            overlay = OverlayDocument(document, plugin.name, plugin.file)
+            names = document.data.get("extends", "default") if isinstance(document.data, dict) else "default"
+            names = names if isinstance(names, list) else [names]
+            bundled = bundled_registries()
+            for name in (n for n in names if not isinstance(n, str) or n not in bundled):
+                message = f"a plugin extends bundled registries, and {shown(name)} is none"
+                self._fail(plugin.label, message, help_for_registry(as_written(name)), (overlay,))
+            if registry in names:
+                # installing a package is trusting it: its rows may name its own modules
+                self.trusted.add(plugin.package)
+                self._apply_overlay(overlay)
 
 
 def _place(path: Path) -> tuple[int, int] | None:

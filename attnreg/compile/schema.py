@@ -294,10 +294,13 @@ class PlaceData(DataModel):
     if_: Condition = Field(default={}, alias="if")
 
 
+_EXTENDS = "The registry that it changes; in the file of a plugin a bundled one, or several."
+
+
 class OverlayFile(DataModel):
     """A small file that changes another registry without a copy of it."""
 
-    extends: str = Field(default="default", description="The registry that it changes.")
+    extends: Annotated[Words, WithJsonSchema(_WORDS)] = Field(default=["default"], description=_EXTENDS)
     vocabulary: VocabularyFile = VocabularyFile()
     sources: dict[str, SourceData] = {}
     backends: dict[str, dict[str, Any]] = {}

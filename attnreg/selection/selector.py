@@ -139,7 +139,8 @@ def _unknown(name: str, registry: Registry) -> RequestError:
     owners = [title for title in titles if title.partition("/")[2].casefold() == name.casefold()]
     if owners:
         return RequestError(f"unknown backend {name!r}", f"it is a variant: {', '.join(owners)}")
-    return RequestError(f"unknown backend {name!r}", did_you_mean(name, titles if slash else registry.backends))
+    nearest = did_you_mean(name, titles if slash else registry.backends)
+    return RequestError(f"unknown backend {name!r}", nearest + registry.missed)
 
 
 def _decide(candidates: list[Candidate], judge: Judge) -> tuple[list[Candidate], Candidate | None]:

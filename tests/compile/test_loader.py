@@ -126,17 +126,17 @@ def test_an_archive_is_no_installation(tmp_path: Path) -> None:
 def test_a_fork_during_loading_does_not_wait_for_a_thread_that_it_does_not_have(default: attnreg.Registry) -> None:
     code = """
 import os, threading, attnreg.loader as loader
-load, loading, forked = loader.load_registry, threading.Event(), threading.Event()
-def slow():
+load, loading, forked = loader._load, threading.Event(), threading.Event()
+def slow(*arguments):
     loading.set()
     forked.wait()
-    return load()
-loader.load_registry = slow
+    return load(*arguments)
+loader._load = slow
 thread = threading.Thread(target=loader.default_registry)
 thread.start()
 loading.wait()
 child = os.fork()
-loader.load_registry = load
+loader._load = load
 if child == 0:
     print(loader.default_registry().title, flush=True)
     os._exit(0)
@@ -222,19 +222,19 @@ def test_errors_travel_between_processes(tmp_path: Path) -> None:
 
 def test_the_default_registry_is_loaded_once_by_however_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, threads = [], 16
-    load, barrier = loader.load_registry, threading.Barrier(threads)
+    load, barrier = loader._load, threading.Barrier(threads)
 
-    def slow() -> attnreg.Registry:
+    def slow(*arguments: Any) -> attnreg.Registry:
         calls.append(1)
         time.sleep(0.05)
-        return load("default")
+        return load(*arguments)
 
     def ask() -> attnreg.Registry:
         barrier.wait()
         return loader.default_registry()
 
     monkeypatch.setattr(loader, "_default", None)
-    monkeypatch.setattr(loader, "load_registry", slow)
+    monkeypatch.setattr(loader, "_load", slow)
     monkeypatch.setattr(loader, "environment_problems", lambda *_: [])
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         registries = list(pool.map(lambda _: ask(), range(threads)))

@@ -40,7 +40,7 @@ class Decider:
         made_for = registry.sources["vllm"].version if "vllm" in registry.sources else vllm.__version__
         if made_for != vllm.__version__.partition("+")[0]:
             self.logger.warning("attnreg: %s describes vLLM %s; this is %s", registry.title, made_for, vllm.__version__)
-        for problem in environment_problems(os.environ, registry.vocabulary):
+        for problem in (*environment_problems(os.environ, registry.vocabulary), *registry.plugin_problems):
             self.logger.warning("attnreg: %s", problem)
 
     def decide(self, cls: Any, config: Any, num_heads: int | None, ask: Callable[..., str]) -> str:
