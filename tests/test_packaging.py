@@ -70,6 +70,7 @@ def test_editable_install_and_wheel_read_the_same_data(tmp_path: Path, wheel: Pa
 def test_the_wheel_holds_the_data_and_nothing_of_the_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     data = {str(p.relative_to(ROOT)) for p in (ROOT / "registry").rglob("*.yaml")}
+    data |= {str(p.relative_to(ROOT)) for p in (ROOT / "examples").rglob("config.json")}
     assert {f"attnreg/{name}" for name in data} <= set(names)
     assert "attnreg/py.typed" in names
     assert not [n for n in names if n.startswith(("tests/", "docs/", "benchmarks/", "tools/"))]

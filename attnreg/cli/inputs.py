@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnreg.cli.command import BadInput
+from attnreg.cli.configs import find_config
 from attnreg.errors import RegistryError
 from attnreg.language.facets import ordinary
 
@@ -160,19 +161,26 @@ class RequestInputs:
         return AttentionRequest(**fields, features=frozenset(self.features), extra=tuple(self.extra_facets.items()))
 
     def of_model(self, model: str, registry: Registry) -> ModelQuestions:
-        """The questions of a model's layers. Raises `attnreg.models.reader.ConfigError` for an unreadable config."""
+        """The questions of a model's layers.
+
+        Raises `BadInput` where there is no such config, `attnreg.models.reader.ConfigError` for an unreadable one.
+        """
         from attnreg.models.questions import ModelOptions, model_questions
 
+        path, draft = find_config(model), None if self.draft is None else find_config(self.draft)
         options = ModelOptions(
             given=self.request_facets,
             features=frozenset(self.features),
             extra=self.extra_facets,
             ranks=self.tp,
             layer=self.layer,
-            draft=self.draft,
+            draft=draft,
             lengths=tuple(sorted(set(self.lengths))),
         )
-        return model_questions(model, options, registry)
+        questions = model_questions(path, options, registry)
+        # a name says too little of the file that answered
+        files = [f"{name} is {file}" for name, file in ((model, path), (self.draft, draft)) if name != file]
+        return questions._replace(notes=(*questions.notes, *files))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,11 @@ def bundled_registries() -> dict[str, Path]:
     return directories
 
 
+def bundled_configs() -> dict[str, Path]:
+    """Name -> config.json of every example of a model that comes with attnreg."""
+    return {path.parent.name: path for path in sorted(registry_root().parent.glob("examples/configs/*/config.json"))}
+
+
 def help_for_registry(name: str) -> str:
     """Help for a name that no bundled registry has: the versions of an engine and the nearest, or the nearest name."""
     bundled = bundled_registries()

@@ -14,6 +14,7 @@ from attnreg.files import FileError, read_json
 MAX_BYTES = 16 * 2**20
 MAX_NUMBER = 2**31 - 1
 _ACCEPTED = "give a config.json, a directory that holds one, a dict or a config object (nothing is downloaded)"
+_FILES = "give a config.json, or a directory that holds one (nothing is downloaded)"
 _OBJECT = "expected an object with fields such as num_hidden_layers"
 
 
@@ -154,11 +155,11 @@ def read_config(config: object) -> tuple[str, Mapping[str, Any]]:
     path = Path(os.fsdecode(config))
     path = path / "config.json" if os.path.isdir(path) else path
     if not os.path.lexists(path):
-        raise ConfigError(f"{path}: no such file; {_ACCEPTED}")
+        raise ConfigError(f"{path}: no such file; {_FILES}")
     try:
         return str(path), mapping(read_json(path, MAX_BYTES), f"{path}: the content", _OBJECT)
     except FileError as e:
-        raise ConfigError(f"{e}; {_ACCEPTED}") from None
+        raise ConfigError(f"{e}; {_FILES}") from None
 
 
 def show(value: object) -> str:

@@ -11,6 +11,7 @@ from support.configs import LLAMA, MLA
 from attnreg.models.reader import ConfigError, requests_from_model
 
 ACCEPTED = "give a config.json, a directory that holds one, a dict or a config object (nothing is downloaded)"
+FILES = "give a config.json, or a directory that holds one (nothing is downloaded)"
 
 
 SINKS = LLAMA | {"model_type": "gpt_oss", "head_dim": 64}
@@ -129,16 +130,16 @@ def test_bad_configs(config: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "{path}:1:1: not JSON: Expecting value; " + ACCEPTED),
+        (b"", "{path}:1:1: not JSON: Expecting value; " + FILES),
         (
             b'{\n "head_dim": 64,,\n}',
-            "{path}:2:17: not JSON: Expecting property name enclosed in double quotes; " + ACCEPTED,
+            "{path}:2:17: not JSON: Expecting property name enclosed in double quotes; " + FILES,
         ),
         (b"[1, 2]", "{path}: the content is [1, 2]; expected an object with fields such as num_hidden_layers"),
-        (b"[" * 100_000, "{path}:1:1: not JSON: nested too deeply; " + ACCEPTED),
-        (b"\xff\xfe\x00", "{path}:1:1: not UTF-8 text: invalid start byte at byte 0; " + ACCEPTED),
-        (b'{"head_dim": ' + b"9" * 5000 + b"}", "{path}:1:1: not JSON: a number of too many digits; " + ACCEPTED),
-        (b" " * (16 * 2**20 + 1), "{path}:1:1: over 16,777,216 bytes: nothing that large is read; " + ACCEPTED),
+        (b"[" * 100_000, "{path}:1:1: not JSON: nested too deeply; " + FILES),
+        (b"\xff\xfe\x00", "{path}:1:1: not UTF-8 text: invalid start byte at byte 0; " + FILES),
+        (b'{"head_dim": ' + b"9" * 5000 + b"}", "{path}:1:1: not JSON: a number of too many digits; " + FILES),
+        (b" " * (16 * 2**20 + 1), "{path}:1:1: over 16,777,216 bytes: nothing that large is read; " + FILES),
         (
             b'{"num_hidden_layers": "32"}',
             "{path}: num_hidden_layers is '32'; expected an integer of at least 1 (write 32, without quotes)",
@@ -161,11 +162,11 @@ def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
 def test_missing_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     rows = [
-        ("nowhere", f"nowhere: no such file; {ACCEPTED}"),
-        (".", f"config.json: no such file; {ACCEPTED}"),
-        ("pipe", f"pipe:1:1: cannot be read: it is a named pipe; {ACCEPTED}"),
-        ("a\0b", f"a\\x00b: no such file; {ACCEPTED}"),
-        ("x" * 5000, f"{'x' * 5000}: no such file; {ACCEPTED}"),
+        ("nowhere", f"nowhere: no such file; {FILES}"),
+        (".", f"config.json: no such file; {FILES}"),
+        ("pipe", f"pipe:1:1: cannot be read: it is a named pipe; {FILES}"),
+        ("a\0b", f"a\\x00b: no such file; {FILES}"),
+        ("x" * 5000, f"{'x' * 5000}: no such file; {FILES}"),
     ]
     for name, message in rows:
         with pytest.raises(ConfigError) as caught:

@@ -1,0 +1,106 @@
+"""The config that ``--model`` names: a file, a model in the hub's cache on disk, or one of attnreg's examples."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from attnreg.cli.command import BadInput
+from attnreg.compile.bundled import bundled_configs
+from attnreg.errors import nearest
+
+_ID = re.compile(r"(?:(?P<owner>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+_ADDRESS = re.compile(r"\w+://(?P<host>[^/]*)/?(?P<path>.*)")
+_HUB = ("huggingface.co", "www.huggingface.co", "hf.co")
+_SOURCES = "give a config.json, the directory of one, or a model in the hub's cache by its id (nothing is downloaded)"
+
+
+def find_config(text: str) -> str:
+    """The path of the config that a text names: a path as it is, then a model in the hub's cache, then an example.
+
+    A model is named by its id (openai/gpt-oss-120b), also without its owner and with a revision behind ``@``. Raises
+    `BadInput`, with where configs come from, for what is none of them.
+    """
+    if os.path.lexists(text):
+        if os.path.isdir(text) and not os.path.lexists(os.path.join(text, "config.json")):
+            raise BadInput(f"{text} is a directory without a config.json", _SOURCES)
+        return text
+    address = _ADDRESS.fullmatch(text)
+    if address is not None:
+        owner, _, rest = address["path"].partition("/")
+        model = f"{owner}/{rest.partition('/')[0]}" if address["host"] in _HUB and rest else ""
+        hint = f"{_fetching(model)}; then give --model {model}" if model else "download it, and give the file"
+        raise BadInput(f"{text} is an address, and nothing is downloaded", hint)
+    named = None if text.endswith(".json") else _ID.fullmatch(text)
+    if named is None:
+        raise BadInput(f"{text or repr(text)}: no such file", _SOURCES)
+    cached = list(_cached(named["owner"], named["name"]))
+    if len(cached) > 1:
+        raise BadInput(f"{text} is several models of the hub's cache", f"give one: {', '.join(map(_id, cached))}")
+    if cached:
+        return str(_config(cached[0], named["revision"] or "main"))
+    example = bundled_configs().get(text)
+    if example is not None:
+        return str(example)
+    near = nearest(text, model_names())
+    fetching = _fetching(text.partition("@")[0], named["revision"]) if named["owner"] else _SOURCES
+    hint = f"did you mean `{near}`? Or: {fetching}" if near else fetching
+    raise BadInput(f"{text}: no such file, and no such model in the hub's cache, {hub_cache()}", hint)
+
+
+def model_names() -> list[str]:
+    """The ids of the models in the hub's cache that have a config, and the names of the examples."""
+    cached = [_id(folder) for folder in _cached(None, None) if next(folder.glob("snapshots/*/config.json"), None)]
+    return sorted({*cached, *bundled_configs()})
+
+
+def hub_cache() -> Path:
+    """The directory of the hub's cache, as huggingface_hub finds it."""
+    for name, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if os.environ.get(name):
+            return Path(os.environ[name], below).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    return Path(home, "huggingface", "hub").expanduser()
+
+
+def _cached(owner: str | None, name: str | None) -> Iterator[Path]:
+    """The directories of the cached models of a name, or of all; without an ``owner``, of any owner."""
+    try:
+        folders = sorted(os.listdir(hub_cache()))
+    except OSError:
+        return
+    for folder in folders:
+        kind, *parts = folder.casefold().split("--")
+        of_name = name is None or parts[-1:] == [name.casefold()]
+        if kind == "models" and of_name and (owner is None or parts[:-1] == [owner.casefold()]):
+            yield hub_cache() / folder
+
+
+def _id(folder: Path) -> str:
+    return folder.name.removeprefix("models--").replace("--", "/")
+
+
+def _config(folder: Path, revision: str) -> Path:
+    """The config of a cached model at a revision: a branch, a tag, or a commit or its beginning."""
+    commits = {path.name: path for path in sorted(folder.glob("snapshots/*"))}
+    reference = folder / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    found = [path for name, path in commits.items() if name.startswith(commit)]
+    if not found and revision == "main":
+        # downloaded by commits alone
+        found = list(commits.values())
+    if len(found) != 1:
+        what = "several revisions" if found else f"no revision {revision}"
+        there = f"give --model {_id(folder)}@REVISION; there are {', '.join(commits)}"
+        raise BadInput(f"the hub's cache has {what} of {_id(folder)}", there if commits else _fetching(_id(folder)))
+    config = found[0] / "config.json"
+    if not config.is_file():
+        raise BadInput(f"{found[0]} has no config.json", _fetching(_id(folder), revision))
+    return config
+
+
+def _fetching(model: str, revision: str | None = None) -> str:
+    at = f" --revision {revision}" if revision not in (None, "main") else ""
+    return f"`hf download {model} config.json{at}` puts it into the hub's cache"
