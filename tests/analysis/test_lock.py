@@ -45,7 +45,7 @@ def test_a_change_is_shown_with_its_reasons(lock: Path, tmp_path: Path, capsys: 
     first = "gpt-oss-120b · 64/8 heads of 64 · sliding window 128 · sinks · rocm gfx942: TRITON_ATTN → ROCM_ATTN"
     assert out.splitlines()[0] == first
     assert re.fullmatch(
-        r"  ROCM_ATTN    1st choice of 5 \(order rocm/mha, priorities\.yaml:\d+\)", out.splitlines()[1]
+        r"  ROCM_ATTN    3rd choice of 5 \(order rocm/mha, priorities\.yaml:\d+\)", out.splitlines()[1]
     ), out
     assert "  TRITON_ATTN  denied: we measured  [o.yaml:2]" in out
     assert "1 of 2 locked selections hold" in out

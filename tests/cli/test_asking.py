@@ -24,7 +24,7 @@ def test_explain_puts_the_answer_first_and_cites_every_verdict(run: Callable[...
     assert lines[2] == "18 layers (0, 2, … 34)   64/8 heads of 64 · sliding window 128 · sinks"
     assert re.match(r"▸ TRITON_ATTN   4th choice of 5 \(order rocm/mha, priorities\.yaml:\d+\)", lines[3])
     assert re.search(
-        r"1 ROCM_ATTN +emulates sinks \(slow\); TRITON_ATTN serves them natively +backends\.yaml:\d+", result.out
+        r"3 ROCM_ATTN +emulates sinks \(slow\); TRITON_ATTN serves them natively +backends\.yaml:\d+", result.out
     )
     assert "↳ would win with --flag aiter --flag aiter_mha" in result.out
 
@@ -102,7 +102,7 @@ def test_no_line_is_wider_than_the_terminal(
 
 def test_list_names_the_orders_that_apply(run: Callable[..., Any]) -> None:
     result = run("list", "--platform", "rocm")
-    assert "1 ROCM_ATTN → 2 ROCM_AITER_FA → 3 ROCM_AITER_UNIFIED_ATTN → 4 TRITON_ATTN → 5 TURBOQUANT" in result.out
+    assert "1 ROCM_AITER_FA → 2 ROCM_AITER_UNIFIED_ATTN → 3 ROCM_ATTN → 4 TRITON_ATTN → 5 TURBOQUANT" in result.out
     assert "FLASHINFER " not in result.out
     assert "–: knowledge only; 6 of 13 rows have no kernel module: they can be explained, not run" in result.out
     names = [row["name"] for row in json.loads(run("list", "--json").out)]

@@ -28,7 +28,7 @@ def test_platforms_share_a_verdict_for_the_same_reasons_with_other_values(defaul
     rank = next(c.rank for c in old.selection.candidates if c.name == "ROCM_AITER_FA")
     assert old.reason(rank, 0).asked == "gfx90a, gfx1100"
     # what both platforms say alike is said once
-    assert old.reason(1, 0) == old.selection.candidates[0].reasons[0]
+    assert old.reason(3, 0) == old.selection.candidates[2].reasons[0]
     assert old.remedies[rank].text == "on gfx942, with --flag aiter --flag aiter_mha"
 
 
@@ -73,7 +73,7 @@ def test_the_json_form_is_the_whole_trace(default: Registry) -> None:
     assert here["platform"]["arch"] == "gfx942"
     assert here["backend"] == {"name": "TRITON_ATTN", "variant": None}
     assert there["backend"] == {"name": "ROCM_AITER_UNIFIED_ATTN", "variant": None}
-    rocm, opt_in = here["candidates"][:2]
+    opt_in, _, rocm = here["candidates"][:3]
     assert rocm["would_win"] == {"text": "with --backend ROCM_ATTN", "changes": [], "by_name": "ROCM_ATTN"}
     assert [c["value"] for c in opt_in["would_win"]["changes"]] == ["aiter", "aiter_mha"]
     assert here["candidates"][3]["would_win"] is None

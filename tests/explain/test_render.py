@@ -47,14 +47,14 @@ def test_the_answer_then_the_trace(default: Registry) -> None:
         "",
         "18 layers (0, 2, … 34)   64/8 heads of 64 · sliding window 128 · sinks",
         "▸ TRITON_ATTN   4th choice of 5 (order rocm/mha, priorities.yaml:*)",
-        "  1 ROCM_ATTN                emulates sinks (slow); TRITON_ATTN serves them  backends.yaml:*",
-        "                             natively",
-        "                             ↳ would be chosen with --backend ROCM_ATTN",
-        "  2 ROCM_AITER_FA/paged      flag aiter is off  backends.yaml:*",
+        "  1 ROCM_AITER_FA/paged      flag aiter is off  backends.yaml:*",
         "                             flag aiter_mha is off  backends.yaml:*",
         "                             ↳ would win with --flag aiter --flag aiter_mha",
-        "  3 ROCM_AITER_UNIFIED_ATTN  flag aiter is off  backends.yaml:*",
+        "  2 ROCM_AITER_UNIFIED_ATTN  flag aiter is off  backends.yaml:*",
         "                             ↳ would win with --flag aiter",
+        "  3 ROCM_ATTN                emulates sinks (slow); TRITON_ATTN serves them  backends.yaml:*",
+        "                             natively",
+        "                             ↳ would be chosen with --backend ROCM_ATTN",
         "  5 TURBOQUANT               kv_dtype is auto; supported: turboquant_*  backends.yaml:*",
         "                             sinks is not supported  backends.yaml:*",
         "                             sliding_window is not supported  backends.yaml:*",
@@ -71,13 +71,13 @@ def test_a_narrow_terminal_gets_the_reasons_below_the_names(default: Registry) -
         "sinks",
         "▸ TRITON_ATTN",
         "  4th choice of 5 (order rocm/mha, priorities.yaml:*)",
-        "  1 ROCM_ATTN",
-        "    emulates sinks (slow); TRITON_ATTN  backends.yaml:*",
-        "    serves them natively",
-        "    ↳ would be chosen with --backend ROCM_ATTN",
-        "  2 ROCM_AITER_FA/paged",
+        "  1 ROCM_AITER_FA/paged",
         "    flag aiter is off  backends.yaml:*",
         "    flag aiter_mha is off  backends.yaml:*",
+        "    ↳ would win with --flag aiter --flag aiter_mha",
+        "  2 ROCM_AITER_UNIFIED_ATTN",
+        "    flag aiter is off  backends.yaml:*",
+        "    ↳ would win with --flag aiter",
     ]
 
 
@@ -92,9 +92,9 @@ def test_platforms_that_agree_share_a_verdict_with_all_their_values(default: Reg
     lines = shown(explanation, 120)
     assert lines[1] == "gfx90a (MI210), gfx1100 (RX 7900)"
     assert re.match(
-        r"  2 ROCM_AITER_FA/paged +arch is gfx90a, gfx1100; needs gfx942, gfx950 or gfx1250 +backends", lines[5]
+        r"  1 ROCM_AITER_FA/paged +arch is gfx90a, gfx1100; needs gfx942, gfx950 or gfx1250 +backends", lines[3]
     )
-    assert lines[8].strip() == "↳ would win on gfx942, with --flag aiter --flag aiter_mha"
+    assert lines[6].strip() == "↳ would win on gfx942, with --flag aiter --flag aiter_mha"
 
 
 def test_one_platform_needs_no_heading(default: Registry) -> None:

@@ -127,8 +127,8 @@ def test_it_is_json(default: Registry) -> None:
     assert data["backend"] == {"name": "TRITON_ATTN", "variant": None}
     assert data["order"]["name"] == "rocm/mha"
     assert data["derived"]["kv_quantized"]["value"] is False
-    assert data["candidates"][0]["reasons"][0]["text"] == "emulates sinks (slow); TRITON_ATTN serves them natively"
-    assert data["candidates"][0]["reasons"][0]["where"].startswith("registry/backends.yaml:")
+    assert data["candidates"][2]["reasons"][0]["text"] == "emulates sinks (slow); TRITON_ATTN serves them natively"
+    assert data["candidates"][2]["reasons"][0]["where"].startswith("registry/backends.yaml:")
 
 
 def test_derived_facets_tell_the_case_that_spoke(default: Registry) -> None:

@@ -31,8 +31,9 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("gfx942", GPT_OSS, "ROCM_AITER_UNIFIED_ATTN", "with --flag aiter"),
     ("gfx942", GPT_OSS, "TURBOQUANT", "without sinks, sliding_window, with --kv-dtype turboquant_k8v4"),
     ("gfx90a", GPT_OSS, "ROCM_AITER_UNIFIED_ATTN", "on gfx942, with --flag aiter"),
-    # ROCM_ATTN still ranks higher
-    ("gfx942", {}, "ROCM_AITER_FA", "with --flag aiter --flag aiter_mha --backend ROCM_AITER_FA"),
+    ("gfx942", {}, "ROCM_AITER_FA", "with --flag aiter --flag aiter_mha"),
+    # aiter's kernels still rank higher
+    ("gfx942 +aiter", {"kv_dtype": "fp8_e5m2"}, "ROCM_AITER_UNIFIED_ATTN", "with --kv-dtype auto"),
     ("gfx942 -triton", {}, "ROCM_ATTN", "with package triton"),
     ("sm90", {"head_size": 100}, "FLASH_ATTN", "for head_size 104"),
     ("sm90", {"head_size": 100}, "FLASHINFER", "for head_size 128, with --backend FLASHINFER"),

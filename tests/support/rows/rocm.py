@@ -17,7 +17,15 @@ ROCM: list[Row] = [
             "TURBOQUANT": "kv_dtype is auto; supported: turboquant_*",
         },
     ),
-    ("opt-ins do not displace it", "gfx942 +aiter +aiter_mha", {}, "ROCM_ATTN", {"ROCM_AITER_FA": ""}),
+    ("opt-ins displace it", "gfx942 +aiter +aiter_mha", {}, "ROCM_AITER_FA/paged", {"ROCM_ATTN": ""}),
+    ("and so does aiter alone", "gfx950 +aiter", {}, "ROCM_AITER_UNIFIED_ATTN", {"ROCM_ATTN": ""}),
+    (
+        "an opt-in to a package that is not there does not",
+        "gfx942 +aiter +aiter_mha -aiter",
+        {},
+        "ROCM_ATTN",
+        {"ROCM_AITER_FA": "package aiter is not installed"},
+    ),
     ("it serves RDNA too", "gfx1100", {}, "ROCM_ATTN", {}),
     (
         "sinks pass it over",
@@ -106,8 +114,8 @@ ROCM: list[Row] = [
         "softcap",
         "gfx942 +aiter +aiter_mha",
         features("softcap"),
-        "ROCM_ATTN",
-        {"ROCM_AITER_FA": "softcap is not supported", "ROCM_AITER_UNIFIED_ATTN": ""},
+        "ROCM_AITER_UNIFIED_ATTN",
+        {"ROCM_AITER_FA": "softcap is not supported", "ROCM_ATTN": ""},
     ),
     (
         "a head size that it lacks",
