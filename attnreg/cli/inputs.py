@@ -165,9 +165,9 @@ class RequestInputs:
 
         Raises `BadInput` where there is no such config, `attnreg.models.reader.ConfigError` for an unreadable one.
         """
-        from attnreg.models.questions import ModelOptions, model_questions
+        from attnreg.models.questions import MTP, ModelOptions, model_questions
 
-        path, draft = find_config(model), None if self.draft is None else find_config(self.draft)
+        path, draft = find_config(model), self.draft if self.draft in (None, MTP) else find_config(self.draft)
         options = ModelOptions(
             given=self.request_facets,
             features=frozenset(self.features),

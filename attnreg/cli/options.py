@@ -65,7 +65,11 @@ def request_options(command: Command) -> Command:
     positive = click.IntRange(min=1)
     options = [
         model("--model", metavar="CONFIG", help="A config.json, its directory, or an id in the hub's cache."),
-        model("--draft", metavar="CONFIG", help="The model that drafts for it; its layers have the draft role."),
+        model(
+            "--draft",
+            metavar="CONFIG",
+            help="The model that drafts for it, or mtp: its own MTP layers. They have the draft role.",
+        ),
         model("--tp", type=positive, default=1, metavar="N", help="Ranks of tensor parallelism; heads per rank."),
         model("--layer", type=click.IntRange(min=0), metavar="I", help="Only this layer of the model."),
         model(

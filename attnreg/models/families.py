@@ -266,6 +266,7 @@ class _Compiler:
             words=words,
             also={label: self._also(piece) for label, piece in _under(said, "also").items()},
             kv_shared={} if shared is None or shared.model is None else self._shared(shared.piece(shared.model)),
+            mtp=self._value(plain["mtp"], "layers") if "mtp" in plain else None,
             refuse=tuple(self._refusal(piece) for piece in refuse),
             watch=tuple(plain["watch"].model) if "watch" in plain else (),
             renamed=plain["renamed"].model if "renamed" in plain else {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,14 +18,18 @@ from attnreg.selection.question import Question
 if TYPE_CHECKING:
     from attnreg.registry import Registry
 
+# the name of the draft that a model's own MTP layers are
+MTP = "mtp"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """What is asked of a model beside its config; ``given`` are fields of every request, for each layer alike.
 
     ``ranks`` is the number of ranks of tensor parallelism, ``layer`` the index of the only layer that is asked about,
-    ``draft`` another config whose layers are asked about under the draft role, ``lengths`` the request lengths in
-    tokens at which the KV cache is counted (8,192 and the model's longest, if none).
+    ``draft`` another config whose layers are asked about under the draft role, or ``mtp`` for the model's own MTP
+    layers. ``lengths`` are the request lengths in tokens at which the KV cache is counted (8,192 and the model's
+    longest, if none).
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +54,7 @@ class ModelQuestions(NamedTuple):
 def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
     """The questions that a model asks. Raises `ConfigError` for what is wrong with a config, or for an absent layer."""
     main = _read(config, options)
-    drafts = [] if options.draft is None else [_read(options.draft, options, role="draft")]
+    drafts = [] if options.draft is None else [_read_draft(config, options.draft, options)]
     questions = [
         q for name, model in [("", main), *(("draft", d) for d in drafts)] for q in _questions(name, model, options)
     ]
@@ -65,9 +70,23 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     return ModelQuestions(tuple(questions), main.name, " · ".join([*titles, main.dtype]), tuple(notes), memory)
 
 
-def _read(config: str, options: ModelOptions, role: str | None = None) -> ModelLayers:
+def _read_draft(config: str, draft: str, options: ModelOptions) -> ModelLayers:
+    """The draft's layers: another model's, or with ``mtp`` those of the model itself that predict further tokens.
+
+    A model that is its own draft drafts by its MTP layers too.
+    """
+    own = draft == MTP or _file(draft) == _file(config)
+    return _read(config if own else draft, options, role="draft", mtp=own)
+
+
+def _file(config: str) -> str:
+    """The one path of a config.json, of which its directory is another."""
+    return os.path.realpath(os.path.join(config, "config.json") if os.path.isdir(config) else config)
+
+
+def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool = False) -> ModelLayers:
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
-    model = requests_from_model(config, **(special | ({"role": role} if role else {})))
+    model = requests_from_model(config, **(special | ({"role": role} if role else {})), mtp=mtp)
     model = per_rank(model, options.ranks)
     if options.layer is None or role is not None:
         return model

@@ -49,18 +49,20 @@ def requests_from_model(
     dtype: str | None = None,
     kv_dtype: str | None = "auto",
     block_size: int | None = None,
+    mtp: bool = False,
     families: Families | None = None,
 ) -> ModelLayers:
     """What each layer of a Hugging Face model needs.
 
     ``config`` is the path of a config.json or of a directory that holds one, a mapping, or an object with a
     ``to_dict`` method. ``dtype`` overrides the config's own. ``families`` are the rules, the registry's if left out.
+    ``mtp`` gives the layers that predict further tokens, which draft for the model, instead of the model's own.
     A family that they do not hold is read by general rules, and ``assumptions`` says what those took for granted.
     Raises `ConfigError` (a ValueError) for a config that cannot be read, and `attnreg.RequestError` for an argument
     that no request can have.
     """
     source, data = read_config(config)
-    reading = _Reading(families or bundled_families(), f"{source}: " if source else "")
+    reading = _Reading(families or bundled_families(), f"{source}: " if source else "", mtp)
     reading.read(data, reading.where)
     outer = ConfigFields(data, reading.where)
     model_type = outer.word("model_type")
@@ -72,6 +74,10 @@ def requests_from_model(
         replace(facts, layer_idx=i, kv_shared_from=shared, request=requested(facts, attn_type))
         for i, facts, attn_type, shared in reading.layers
     )
+    if not layers and mtp:
+        counted = [name for family in reading.described if family.mtp for name in family.mtp.names]
+        why = f"{counted[0]} is missing or 0" if counted else f"attnreg describes none of {model_type or 'this config'}"
+        raise ConfigError(f"{reading.where}there are no MTP layers to draft: {why}")
     if not layers:
         why = "".join(f" ({family.note})" for family in reading.described if family.note)
         raise ConfigError(f"{reading.where}no layer of {model_type} is one that attnreg describes{why}; {_ACCEPTED}")
@@ -91,6 +97,7 @@ class _Reading:
 
     families: Families
     where: str
+    mtp: bool = False
     layers: list[tuple[int, LayerFacts, str, int | None]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     texts: list[ConfigFields] = field(default_factory=list)
@@ -193,7 +200,7 @@ class _Reading:
         """Read one stack of layers, and note what was put in for the config and what of it is not looked at."""
         self.described.append(family)
         stack = Stack(family, fields, stranger)
-        self.layers += stack.layers()
+        self.layers += stack.mtp_layers() if self.mtp else stack.layers()
         if stack.endless:
             self.notes.append(f"{fields.where}there are sliding layers and no window for them; they see everything.")
         if stranger:

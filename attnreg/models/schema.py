@@ -131,6 +131,9 @@ class FamilyData(CallData):
     words: dict[str, Calls] = Field(default={}, description="Word -> its layers' facts, a list for several calls.")
     also: dict[str, AlsoData] = Field(default={}, description="Further patterns, whose words add facts.")
     kv_shared: KvSharedData | None = None
+    mtp: Value = Field(
+        default=None, description="The number of MTP layers, which draft: full layers behind the others."
+    )
     refuse: list[RefusalData] = Field(default=[], description="Configs that contradict themselves.")
     watch: list[str] = Field(default=[], description="Fields whose use in other families a reader would miss here.")
     renamed: dict[str, str] = Field(default={}, description="Older words of a pattern -> what they mean now.")

@@ -16,6 +16,7 @@ from attnreg.models.values import ConfigCondition, Literal, Value
 
 _MAX_LAYERS = 10_000
 _NEEDED = {"chunk": "a chunked layer needs the length of a chunk in tokens"}
+_MTP_WORD = "full_attention"
 _any_size = integer(0)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -58,7 +59,7 @@ class Family(NamedTuple):
 
     ``refuse`` holds what contradicts itself, with the sentence for its user; ``watch`` are fields that mean something
     in other families, so that a reader is told where this one does not look at them; ``renamed`` are older words of a
-    pattern and what they mean now.
+    pattern and what they mean now. ``mtp`` is the number of layers behind the others that predict further tokens.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Family(NamedTuple):
     words: Mapping[str, tuple[Call, ...]] = _NOTHING
     also: Mapping[str, tuple[Pattern, Mapping[str, Call]]] = _NOTHING
     kv_shared: Mapping[str, Value] = _NOTHING
+    mtp: Value | None = None
     refuse: tuple[tuple[ConfigCondition, str], ...] = ()
     watch: tuple[str, ...] = ()
     renamed: Mapping[str, str] = _NOTHING
@@ -112,6 +114,19 @@ class Stack:
             for facts, attn_type in known[key]:
                 attends = facts.head_size is not None and facts.kind != "cross"
                 yield i, facts, attn_type, shared.get(i) if attends else None
+
+    def mtp_layers(self) -> Iterator[tuple[int, LayerFacts, str, int | None]]:
+        """Each attention call of the layers that predict further tokens (MTP): full layers, behind the others."""
+        rule = self.family.mtp
+        count = rule.checked(self.fields, _any_size, "mtp") if rule else None
+        if rule is None or not count:
+            return
+        if count > _MAX_LAYERS:
+            raise self.fields.error((*rule.names, "mtp")[0], f"expected at most {_MAX_LAYERS}")
+        first = len(self.words())
+        for i in range(first, first + count):
+            for facts, attn_type in self.calls(_MTP_WORD, i, ()):
+                yield i, facts, attn_type, None
 
     @functools.cached_property
     def by_layer(self) -> bool:
