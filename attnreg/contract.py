@@ -3,6 +3,15 @@
 `attnreg.runtime.interface` is the contract. What is here can be read without torch.
 """
 
+from __future__ import annotations
+
+from types import ModuleType
+
 # A change after which a module that was correct could compute something else, or fail, counts it up.
 CONTRACT = 1
 FUNCTIONS = ("kv_cache_shape", "plan", "write_kv", "forward")
+
+
+def missing_functions(module: ModuleType) -> list[str]:
+    """The functions of the contract that a module lacks."""
+    return [name for name in FUNCTIONS if not callable(getattr(module, name, None))]

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from attnreg.compile.bundled import bundled_registries as bundled_registries
 from attnreg.compile.reading import Overlay, Reading
-from attnreg.contract import FUNCTIONS
+from attnreg.contract import missing_functions
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
 from attnreg.errors import RegistryError
 from attnreg.errors import RegistryWarning as RegistryWarning
@@ -144,7 +144,7 @@ def load_kernel(registry: Registry, backend: str) -> ModuleType:
     if not registry.imports:
         raise ImportError(f"{backend} is served by {row.module} of another engine; {registry.title} imports nothing")
     module = _imported(row.module)
-    missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
+    missing = missing_functions(module)
     if missing:
         raise ImportError(f"{row.module}, the kernel module of {backend}, has no {', '.join(missing)}")
     return module

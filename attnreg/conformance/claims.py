@@ -94,7 +94,10 @@ class Claims:
             base = {"attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head, "heads": heads}
             if self._case(base) is not None:
                 return base
-        raise LookupError(f"{self.backend} accepts no plain request on {self.platform.platform} {self.platform.arch}")
+        usual = [AttentionRequest(head_size=HEAD_SIZES[0], block_size=BLOCK_SIZES[0], dtype=d) for d in self._dtypes]
+        reasons = min(([r.text for c in self.select(u).candidates for r in c.reasons] for u in usual), key=len)
+        where = f"{self.platform.platform} {self.platform.arch}"
+        raise LookupError(f"it accepts no plain request on {where}: {'; '.join(reasons)}")
 
     @property
     def _dtypes(self) -> tuple[str, ...]:

@@ -56,8 +56,8 @@ class Evidence:
 
     @property
     def proven(self) -> bool:
-        """Whether every claim was run, and none was refuted."""
-        return not self.problems and not self.unproven
+        """Whether some case was run, every claim was among them, and none was refuted."""
+        return bool(self.cases) and not self.problems and not self.unproven
 
     def add(self, case: Case, outcome: Outcome) -> None:
         """Counts a case for every claimed value that it holds."""
@@ -71,6 +71,9 @@ class Evidence:
 
     def lines(self) -> Iterator[str]:
         """A summary as text: one line, and one more for each problem and for each unproven claim."""
+        if not self.cases:
+            yield f"{self.backend}: NOT VERIFIED; {'; '.join(self.problems) or 'no case was run'}"
+            return
         worst = max((t.share for tallies in self.claims.values() for t in tallies.values()), default=0.0)
         verdict = "proven" if self.proven else "REFUTED" if self.problems else "proven in part"
         counts = f"{self.cases} cases, {self.refused} refusals"

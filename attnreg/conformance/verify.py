@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ from attnreg.conformance.evidence import Evidence, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.trial import Case
-from attnreg.errors import RequestError
+from attnreg.errors import RequestError, did_you_mean
 from attnreg.loader import default_registry, load_kernel
+from attnreg.machine.probe import probe
 from attnreg.platforms import Platform
 
 if TYPE_CHECKING:
@@ -48,22 +50,67 @@ def verify(
     refuted backend is removed from it. jobs: the number of processes, for backends that compile long. report: called
     after every case.
 
-    Raises `RequestError` for an unknown backend, and for one without a kernel module for the platform.
+    Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, and for a device
+    that PyTorch cannot use.
     """
     registry = registry or default_registry()
     platform = platform or Platform.detect(registry.vocabulary)
-    device = torch.device(device or {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}.get(platform.platform, "cpu"))
-    # the contract covers mha only
-    rows = [b for b in registry.backends.values() if b.module and "mha" in b.attention]
-    runnable = [b.name for b in rows if platform.platform in b.platforms]
-    names = list(backends) or runnable
+    verifiable = [name for name in registry.backends if _unverifiable(name, platform, registry) is None]
+    names = list(dict.fromkeys(backends)) or verifiable
     for name in names:
-        if name not in runnable:
-            raise RequestError(f"{name} cannot be verified here; with a kernel module there are: {', '.join(runnable)}")
+        if name not in registry.backends:
+            raise RequestError(f"unknown backend {name!r}", did_you_mean(name, registry.backends) + registry.missed)
+        if (reason := _unverifiable(name, platform, registry)) is not None:
+            help_ = f"these can: {', '.join(verifiable)}" if verifiable else "no backend of this platform can"
+            raise RequestError(f"{name} cannot be verified: {reason}", help_)
+    if not names:
+        raise RequestError(f"nothing can be verified: no row of {registry.title} for {platform.platform} has a module")
+    device = _device(device, platform)
+    modules = {name: registry.backends[name].module or "" for name in names}
+    unfit = probe([module for module in modules.values() if module not in sys.modules])
     with _one_thread(device):
-        evidence = [_verify(Claims(name, platform, registry), device, size, jobs, report) for name in names]
+        evidence = [
+            _failure(Evidence(name, platform, size), f"cannot be run: {unfit[modules[name]]}")
+            if unfit.get(modules[name])
+            else _verify(Claims(name, platform, registry), device, size, jobs, report)
+            for name in names
+        ]
     if record is not None:
         save(evidence, Path(record), device)
+    return evidence
+
+
+def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | None:
+    """Why the claims of a backend cannot be verified on a platform, in words."""
+    row = registry.backends[name]
+    if not registry.imports:
+        return f"{registry.title} describes another engine, whose modules are not imported"
+    if row.module is None:
+        return "the row is knowledge only, attnreg has no kernel module for it"
+    if "mha" not in row.attention:
+        return f"its attention is {', '.join(sorted(row.attention))}, and there is no contract for latents yet"
+    if platform.platform not in row.platforms:
+        return f"it runs on {', '.join(sorted(row.platforms))}, not on {platform.platform}; name a platform with --arch"
+    return None
+
+
+def _device(device: torch.device | str | None, platform: Platform) -> torch.device:
+    """The device to run on. Raises `RequestError` for one that PyTorch does not know or cannot use here."""
+    name = str(device or {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}.get(platform.platform, "cpu"))
+    try:
+        found = torch.device(name)
+        torch.zeros(1, device=found).tolist()
+    # what PyTorch raises depends on the device: RuntimeError, AssertionError, NotImplementedError
+    except Exception as e:
+        reason = str(e).partition("\n")[0]
+        help_ = "name another with --device; on cpu the logic of a GPU's backend is verified"
+        raise RequestError(f"PyTorch cannot use the device {name!r} here: {reason}", help_) from None
+    return found
+
+
+def _failure(evidence: Evidence, reason: str) -> Evidence:
+    """Evidence of a backend of which nothing could be run."""
+    evidence.problems = [reason]
     return evidence
 
 
@@ -74,20 +121,25 @@ def _verify(
     jobs: int,
     report: Callable[[str, Case, Outcome], None] | None,
 ) -> Evidence:
-    """The evidence of one backend. If its module cannot be imported, the error is the evidence's only entry."""
+    """The evidence of one backend. If nothing of it can be run, the reason is the evidence's only problem."""
     evidence = Evidence(claims.backend, claims.platform, size)
     try:
         load_kernel(claims.registry, claims.backend)
-    except ImportError as e:
-        evidence.unproven = [f"anything: {e}"]
-        return evidence
+    # a module may fail to import in any way
+    except Exception as e:
+        return _failure(evidence, f"cannot be run: {type(e).__name__}: {e}")
+    try:
+        cases = claims.cases(size)
+    except LookupError as e:
+        return _failure(evidence, str(e))
     evidence.unproven = sorted(claims.unproven)
-    cases = claims.cases(size)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in _requirements(claims)
     if interpreted:
         skipped = [c for c in cases if "bfloat16" in (c.request.dtype, c.request.kv_dtype)]
         cases = [c for c in cases if c not in skipped]
         evidence.unproven += ["bfloat16"] if skipped else []
+        if not cases:
+            return _failure(evidence, "all that it claims is bfloat16, which Triton's interpreter does not have")
     for case, outcome in _outcomes(claims, cases, device, jobs):
         evidence.add(case, outcome)
         if report is not None:

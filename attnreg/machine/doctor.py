@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attnreg.environment import FLAGS_VARIABLE, environment_problems
 from attnreg.errors import escaped
 from attnreg.language.conditions import Condition
 from attnreg.machine.detect import detect_all
+from attnreg.machine.probe import probe
 from attnreg.version import __version__
 
 if TYPE_CHECKING:
@@ -23,11 +24,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Usability:
-    """One backend on one device: what it lacks there, and whether attnreg has a kernel module for it."""
+    """One backend on one device: what it lacks there, its kernel module, and why that cannot be run.
+
+    The module is probed where nothing is missing. None: there is no module that attnreg could import.
+    """
 
     backend: str
     missing: tuple[str, ...]
-    runnable: bool
+    module: str | None
+    problem: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        return not self.missing and self.problem is None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.backend,
+            "usable": self.usable,
+            "missing": list(self.missing),
+            "module": self.module is not None,
+            "problem": self.problem,
+        }
 
 
 @dataclass(frozen=True)
@@ -47,10 +65,7 @@ class Report:
             "devices": [
                 {
                     **platform.to_dict(),
-                    "backends": [
-                        {"name": u.backend, "usable": not u.missing, "missing": list(u.missing), "module": u.runnable}
-                        for u in usable
-                    ],
+                    "backends": [u.to_dict() for u in usable],
                 }
                 for platform, usable in self.devices
             ],
@@ -58,7 +73,7 @@ class Report:
 
 
 def examine(registry: Registry) -> Report:
-    """The report on this machine. Imports no kernel and no framework."""
+    """The report on this machine. Kernel modules are imported, in another process: those of rows that lack nothing."""
     problems = environment_problems(os.environ, registry.vocabulary)
     problems += [p.sentence if p.why == "not installed" else f"left out: {p.sentence}" for p in registry.left_out]
     devices: list[tuple[Platform, tuple[Usability, ...]]] = []
@@ -70,14 +85,19 @@ def examine(registry: Registry) -> Report:
             devices.append((platform, ()))
             continue
         rows = [r for r in registry.backends.values() if platform.platform in r.platforms]
-        devices.append((platform, tuple(_usability(row, platform) for row in rows)))
-    return Report(registry, tuple(devices), tuple(dict.fromkeys(problems)))
+        devices.append((platform, tuple(_usability(row, platform, registry.imports) for row in rows)))
+    reasons = probe([u.module for _, usable in devices for u in usable if u.module is not None and not u.missing])
+    probed = [
+        (platform, tuple(u if u.missing else replace(u, problem=reasons.get(u.module or "")) for u in usable))
+        for platform, usable in devices
+    ]
+    return Report(registry, tuple(probed), tuple(dict.fromkeys(problems)))
 
 
-def _usability(row: Backend, platform: Platform) -> Usability:
+def _usability(row: Backend, platform: Platform, imports: bool) -> Usability:
     """What a backend lacks on a device for every request, by the variant that lacks least."""
     missing = [(*_missing(v.when, platform), *_missing(v.requires, platform)) for v in row.variants]
-    return Usability(row.name, min(missing, key=len), row.module is not None)
+    return Usability(row.name, min(missing, key=len), row.module if imports else None)
 
 
 def _missing(condition: Condition, platform: Platform) -> Iterator[str]:
@@ -117,6 +137,7 @@ def print_report(report: Report, console: Console) -> None:
             Text(f"  flags     {escaped(', '.join(sorted(platform.flags))) or f'none (set {FLAGS_VARIABLE})'}")
         )
         for u in usable:
-            line = Text(f"  {'✗' if u.missing else '✓'} {u.backend:<24}", style="" if u.missing else "green")
+            line = Text(f"  {'✓' if u.usable else '✗'} {u.backend:<24}", style="green" if u.usable else "")
             note = f"needs {', '.join(u.missing)}" if u.missing else "usable"
-            console.print(line.append(note + ("" if u.runnable else " · no kernel module in attnreg"), style="dim"))
+            note = note if u.problem is None else f"cannot be run: {u.problem}"
+            console.print(line.append(note + ("" if u.module else " · no kernel module in attnreg"), style="dim"))

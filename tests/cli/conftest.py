@@ -44,3 +44,9 @@ def default_loaded_once(default: Registry, monkeypatch: pytest.MonkeyPatch) -> N
         return default if plain and "ATTNREG_REGISTRY" not in os.environ else load(source, overlays, **options)
 
     monkeypatch.setattr(loader, "load_registry", load_registry)
+
+
+@pytest.fixture(autouse=True)
+def nothing_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor` imports no kernel modules, and torch with them, in another process: tests/machine has that."""
+    monkeypatch.setattr("attnreg.machine.doctor.probe", lambda modules: {})

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 from support.altered import altered
+from support.plugins import CPU, UNFIT, Install, install
 
+import attnreg
 from attnreg import Platform, Registry, RequestError, loader
+from attnreg.conformance.evidence import Evidence
 from attnreg.conformance.verify import verify
+
+__all__ = ["install"]
 
 HOPPER = Platform(platform="cuda", arch="sm90")
 
@@ -45,8 +50,94 @@ def test_what_a_kernel_raises_refutes_the_claim(
     assert evidence.problems[0].endswith("RuntimeError: out of shared memory")
 
 
-def test_only_what_runs_here_can_be_verified(default: Registry, cpu: Platform) -> None:
-    with pytest.raises(
-        RequestError, match=r"FLASH_ATTN cannot be verified here; with a kernel module there are: CPU_ATTN"
-    ):
-        verify(["FLASH_ATTN"], registry=default, platform=cpu)
+# what cannot be verified ---------------------------------------------------------------------------------------------
+
+ROCM = Platform(platform="rocm", arch="gfx942")
+XPU = Platform(platform="xpu", arch="xe2")
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "FLASH_ATTN",
+        {},
+        (
+            "FLASH_ATTN cannot be verified: the row is knowledge only, attnreg has no kernel module for it; "
+            "these can: CPU_ATTN, TORCH_SDPA"
+        ),
+    ),
+    ("TRITON_ATN", {}, "unknown backend 'TRITON_ATN'; did you mean `TRITON_ATTN`?"),
+    (
+        "TRITON_ATTN",
+        {},
+        (
+            "TRITON_ATTN cannot be verified: it runs on cuda, rocm, not on cpu; name a platform with --arch; "
+            "these can: CPU_ATTN, TORCH_SDPA"
+        ),
+    ),
+    (
+        "ROCM_AITER_MLA",
+        {"platform": ROCM},
+        (
+            "ROCM_AITER_MLA cannot be verified: its attention is mla, and there is no contract for latents yet; "
+            "these can: FLEX_ATTENTION, "
+        ),
+    ),
+    ("CPU_ATTN", {"device": "nonsense"}, "PyTorch cannot use the device 'nonsense' here: Expected one of cpu, cuda, "),
+    ("CPU_ATTN", {"device": "meta"}, "PyTorch cannot use the device 'meta' here: "),
+    ("CPU_ATTN", {"device": "cpu:x"}, "PyTorch cannot use the device 'cpu:x' here: "),
+    ("CPU_ATTN", {"device": "hpu"}, "PyTorch cannot use the device 'hpu' here: "),
+    ("CPU_ATTN", {"device": "cuda:97"}, "PyTorch cannot use the device 'cuda:97' here: "),
+]
+
+
+@pytest.mark.parametrize(("backend", "arguments", "message"), REFUSED)
+def test_what_cannot_be_verified_says_why(
+    backend: str, arguments: dict[str, Any], message: str, default: Registry, cpu: Platform
+) -> None:
+    with pytest.raises(RequestError) as e:
+        verify([backend], registry=default, **{"platform": cpu, **arguments})
+    assert str(e.value).startswith(message)
+    if "device" in arguments:
+        assert str(e.value).endswith("; name another with --device; on cpu the logic of a GPU's backend is verified")
+
+
+def test_rows_of_engines_cannot_be_verified(cpu: Platform) -> None:
+    registry = attnreg.load_registry("vllm-0.33.0")
+    with pytest.raises(RequestError, match=r"^CPU_ATTN cannot be verified: vllm-0.33.0@.* describes another engine, "):
+        verify(["CPU_ATTN"], registry=registry, platform=cpu)
+    with pytest.raises(RequestError, match=r"^nothing can be verified: no row of vllm-0.33.0@\w+ for cpu has a mod"):
+        verify(registry=registry, platform=cpu)
+
+
+def line_of(evidence: Evidence) -> str:
+    """The only line of evidence of which nothing was run."""
+    (line,) = evidence.lines()
+    assert (evidence.cases, evidence.proven, len(evidence.problems)) == (0, False, 1)
+    return line
+
+
+@pytest.mark.parametrize(("text", "reason"), UNFIT.values(), ids=UNFIT)
+def test_a_module_that_cannot_be_run_fails(text: str | None, reason: str, install: Install, cpu: Platform) -> None:
+    files = {name: body for name, body in CPU.items() if name != "acme_attn/kernels.py"}
+    install(files=files | ({} if text is None else {"acme_attn/kernels.py": text}))
+    (evidence,) = verify(["ACME_ATTN"], registry=attnreg.load_registry("default"), platform=cpu)
+    assert line_of(evidence) == f"ACME_ATTN: NOT VERIFIED; cannot be run: {reason}"
+
+
+def test_a_row_that_accepts_nothing_fails(cpu: Platform) -> None:
+    overlay = {"backends": {"CPU_ATTN": {"requires": {"packages": ["vllm>=1"]}}}}
+    registry = attnreg.load_registry("default", overlay)
+    here = Platform(platform="cpu", arch="x86_64", packages=[("torch", "2.13.0")])
+    (evidence,) = verify(["CPU_ATTN"], registry=registry, platform=here)
+    assert line_of(evidence) == (
+        "CPU_ATTN: NOT VERIFIED; it accepts no plain request on cpu x86_64: package vllm is not installed; needs >=1"
+    )
+
+
+def test_a_row_without_a_case_fails(monkeypatch: pytest.MonkeyPatch, default: Registry) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    overlay = {"backends": {"FLEX_ATTENTION": {"capabilities": {"dtypes": ["bfloat16"]}}}}
+    overlay["backends"]["FLEX_ATTENTION"]["requires"] = {"packages": ["triton"]}  # type: ignore[assignment]
+    registry = attnreg.load_registry("default", overlay)
+    (evidence,) = verify(["FLEX_ATTENTION"], registry=registry, platform=HOPPER, device="cpu", size="claims")
+    assert line_of(evidence) == (
+        "FLEX_ATTENTION: NOT VERIFIED; all that it claims is bfloat16, which Triton's interpreter does not have"
+    )

@@ -32,9 +32,25 @@ def test_a_refutation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert all("sinks" in problem for problem in found["problems"])
 
 
+def test_what_proves_nothing_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    overlay = tmp_path / "typo.yaml"
+    overlay.write_text("backends:\n  TORCH_SDPA: {module: attnreg.kernels.torch_spda}\n")
+    why = "cannot be run: ModuleNotFoundError: No module named 'attnreg.kernels.torch_spda'"
+    assert main(["verify", "TORCH_SDPA", *CPU, "--overlay", str(overlay)]) == 1
+    assert capsys.readouterr().out == f"TORCH_SDPA: NOT VERIFIED; {why}\n"
+    assert main(["verify", "TORCH_SDPA", *CPU, "--overlay", str(overlay), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["TORCH_SDPA"]
+    assert (found["cases"], found["problems"]) == (0, [why])
+
+
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "FLASH_ATTN", *CPU]) == 2
-    assert "FLASH_ATTN cannot be verified here" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "attnreg: FLASH_ATTN cannot be verified: the row is knowledge only, attnreg has no kernel module for it\n"
+        "  help: these can: CPU_ATTN, TORCH_SDPA\n"
+    )
+    assert main(["verify", "CPU_ATTN", *CPU, "--device", "nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("attnreg: PyTorch cannot use the device 'nonsense' here: ")
     assert main(["verify", "--platform", "cuda"]) == 2
     assert "verify runs on one device; give one --arch" in capsys.readouterr().err
 

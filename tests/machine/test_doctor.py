@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import Any
 
 import pytest
 from rich.console import Console
 from support import tiny
+from support.plugins import CPU, UNFIT, Install, install
 from support.tiny import row
 
-from attnreg import Platform
+import attnreg
+from attnreg import AttentionRequest, Platform
 from attnreg.machine import doctor
 from attnreg.machine.doctor import Report, examine, print_report
+
+__all__ = ["install"]
 
 HERE = Platform(platform="gpu", arch="g1", flags=frozenset({"fast"}), packages={"lib": "1.0"})  # type: ignore[arg-type]
 
@@ -64,6 +69,50 @@ def test_a_machine_that_the_registry_does_not_know_is_a_problem(monkeypatch: pyt
     assert [(platform, usable) for platform, usable in report.devices] == [(unknown, ())]
     assert any("names 'fats', which" in problem for problem in report.problems)
     assert any(problem.startswith("g9 is no architecture of") for problem in report.problems)
+
+
+def machine_with(monkeypatch: pytest.MonkeyPatch) -> Platform:
+    """A processor without packages, so that no row of attnreg's own is probed."""
+    here = Platform(platform="cpu", arch="x86_64", packages={})  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "detect_all", lambda vocabulary: [here])
+    monkeypatch.setattr(doctor.os, "environ", {})
+    return here
+
+
+def line_of(report: Report, backend: str) -> str:
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    print_report(report, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    (line,) = [line.strip() for line in text.splitlines() if f" {backend} " in line]
+    return line
+
+
+@pytest.mark.parametrize(("text", "reason"), UNFIT.values(), ids=UNFIT)
+def test_a_module_that_cannot_be_run_is_not_usable(
+    text: str | None, reason: str, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: body for name, body in CPU.items() if name != "acme_attn/kernels.py"}
+    install(files=files | ({} if text is None else {"acme_attn/kernels.py": text}))
+    registry, here = attnreg.load_registry("default"), machine_with(monkeypatch)
+    report = examine(registry)
+    assert line_of(report, "ACME_ATTN") == f"✗ {'ACME_ATTN':<24}cannot be run: {reason}"
+    ((_, usable),) = report.devices
+    (found,) = (u.to_dict() for u in usable if u.backend == "ACME_ATTN")
+    assert (found["usable"], found["missing"], found["problem"]) == (False, [], reason)
+    # what ends a process for good cannot be tried in this one
+    if text is None or "os" not in text:
+        with pytest.raises(attnreg.NoBackendError):
+            attnreg.select(AttentionRequest(head_size=64), here, registry, "ACME_ATTN", to_run=True)
+
+
+def test_a_module_that_can_be_run_is_usable(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(files=CPU)
+    registry, here = attnreg.load_registry("default"), machine_with(monkeypatch)
+    assert line_of(examine(registry), "ACME_ATTN") == f"✓ {'ACME_ATTN':<24}usable"
+    assert "acme_attn" not in sys.modules
+    selection = attnreg.select(AttentionRequest(head_size=64), here, registry, to_run=True)
+    assert selection.backend is not None
+    assert selection.backend.name == "ACME_ATTN"
 
 
 def test_the_report_is_printed_and_is_json(monkeypatch: pytest.MonkeyPatch) -> None:

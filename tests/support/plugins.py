@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,16 +29,37 @@ place:
 # every function of the contract, without torch
 KERNELS = "name = __name__\nkv_cache_shape = plan = write_kv = forward = print\n"
 ACME = {"acme_attn/__init__.py": "", "acme_attn/kernels.py": KERNELS, "acme_attn/attnreg.yaml": PLUGIN}
+# the same for a processor, where attnreg's own invariants say nothing of it
+CPU_PLUGIN = PLUGIN.replace("cuda/mha", "cpu/mha").replace("[cuda]", "[cpu]").replace("FLASH_ATTN", "CPU_ATTN")
+CPU = ACME | {"acme_attn/attnreg.yaml": CPU_PLUGIN}
+# how a kernel module can fail to be one, and the reason that is said
+UNFIT = {
+    "a module that is not there": (None, "ModuleNotFoundError: No module named 'acme_attn.kernels'"),
+    "a module without a function": (
+        "kv_cache_shape = plan = forward = print\n",
+        "acme_attn.kernels has no write_kv",
+    ),
+    "a module that raises": ("raise RuntimeError('no\\n\\x1b[31m nvcc')\n", "RuntimeError: no \\x1b[31m nvcc"),
+    "a module that exits": ("import sys; sys.exit(3)\n", "SystemExit: 3"),
+    "a module that ends the process": (
+        "import os; os._exit(3)\n",
+        "its import ended the process with exit status 3",
+    ),
+    "a module that crashes": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n",
+        "its import crashed the process: SIGSEGV",
+    ),
+}
 PLACE = "<entry point acme = acme_attn>/attnreg.yaml"
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs a distribution with an entry point and some files, by default ACME; returns its dist-info directory.
 
     files: paths below site-packages and their texts.
     """
-    site = tmp_path / "site"
+    site, roots = tmp_path / "site", set[str]()
     monkeypatch.delenv("ATTNREG_PLUGINS", raising=False)
 
     def install(name: str = "acme", value: str = "acme_attn", files: dict[str, str] | None = None) -> Path:
@@ -52,8 +73,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
             (site / file).parent.mkdir(parents=True, exist_ok=True)
             (site / file).write_text(text)
         monkeypatch.syspath_prepend(str(site))
-        for module in [m for m in sys.modules if m.partition(".")[0] == value.partition(".")[0]]:
-            monkeypatch.delitem(sys.modules, module)
+        roots.add(value.partition(".")[0])
         return info
 
-    return install
+    yield install
+    for module in [m for m in sys.modules if m.partition(".")[0] in roots]:
+        del sys.modules[module]

@@ -1,0 +1,117 @@
+"""Probes kernel modules: whether each can be imported here and has the functions of the contract.
+
+An import may hang, crash or end the process, so it is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from attnreg.contract import missing_functions
+from attnreg.errors import escaped
+
+# seconds for one import; that of torch, on a slow disk, is the longest
+LIMIT = 60.0
+_CHILD = """
+import json, sys
+given = json.load(sys.stdin)
+sys.path[:] = given["path"]
+from attnreg.machine.probe import answer
+answer(given["modules"], given["limit"])
+"""
+_FRAME = re.compile(r'^  File "(?!<)(.+)", line (\d+) in', re.MULTILINE)
+
+
+def probe(modules: Sequence[str], limit: float = LIMIT) -> dict[str, str | None]:
+    """Module -> None where it can be imported and has the functions of the contract, else the reason in words.
+
+    limit: seconds after which one import counts as hanging.
+    """
+    reasons: dict[str, str | None] = {}
+    left = list(dict.fromkeys(modules))
+    while left:
+        found, begun, ending = _run(left, limit)
+        reasons |= found
+        if begun is None and not found:
+            # the process never came to the first module
+            return reasons | dict.fromkeys(left, ending)
+        if begun is not None:
+            reasons[begun] = ending
+        left = [module for module in left if module not in reasons]
+    return {module: reasons[module] for module in modules}
+
+
+def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], str | None, str]:
+    """The answers of a process, the module at whose import it ended, if any, and how it ended."""
+    if not sys.executable:
+        return {}, None, "there is no Python to probe it with: sys.executable is empty"
+    given = json.dumps({"path": sys.path, "modules": list(modules), "limit": limit})
+    # files, and no pipes: a process that a module starts may keep a pipe open
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            child = subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=out, stderr=err)
+        except OSError as e:
+            return {}, None, f"Python cannot be started to probe it: {e}"
+        with child:
+            try:
+                # the process ends itself after the limit; this is for one that cannot
+                child.communicate(given.encode(), timeout=limit * len(modules) + LIMIT)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        out.seek(0)
+        err.seek(0)
+        lines, errors = out.read().decode().splitlines(), err.read().decode(errors="replace")
+    answers: dict[str, str | None] = {}
+    begun: str | None = None
+    for line in lines:
+        module, *reason = json.loads(line)
+        if reason:
+            answers[module], begun = reason[0], None
+        else:
+            begun = module
+    return answers, begun, _ending(child.returncode, errors, limit)
+
+
+def _ending(status: int, errors: str, limit: float) -> str:
+    """How a process ended that did not come to its last answer."""
+    _, timeout, traceback = errors.rpartition("Timeout (")
+    if timeout or status == -signal.SIGKILL:
+        frame = _FRAME.search(traceback)
+        where = escaped(f" (in {frame[1]}:{frame[2]})") if frame else ""
+        return f"its import did not end within {limit:g} s{where}"
+    if status < 0:
+        return f"its import crashed the process: {signal.Signals(-status).name}"
+    return f"its import ended the process with exit status {status}"
+
+
+def answer(modules: Sequence[str], limit: float) -> None:
+    """Prints a line of JSON before each import, the module, and one after it, with its reason. Ends the process."""
+    # what a module prints must not mix with the answers
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for module in modules:
+        print(json.dumps([module]), file=out, flush=True)
+        faulthandler.dump_traceback_later(limit, exit=True)
+        reason = _reason(module)
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps([module, reason]), file=out, flush=True)
+    # without the threads and the exit handlers of the modules
+    os._exit(0)
+
+
+def _reason(module: str) -> str | None:
+    try:
+        missing = missing_functions(importlib.import_module(module))
+    # an import may raise anything, SystemExit and KeyboardInterrupt included
+    except BaseException as e:
+        return escaped(" ".join(f"{type(e).__name__}: {e}".split()))
+    return f"{module} has no {', '.join(missing)}" if missing else None
