@@ -116,6 +116,12 @@ class AttentionRequest:
         return cls(**{"head_size": None, **data})
 
 
+def with_extra(facets: Mapping[str, FacetValue]) -> dict[str, Any]:
+    """The fields of a request that are these facets: those that it has not itself are its ``extra``."""
+    own = {name: value for name, value in facets.items() if name in _REQUEST_FIELDS}
+    return own | {"extra": tuple((name, value) for name, value in facets.items() if name not in own)}
+
+
 def features_of(
     *,
     attn_type: str = "decoder",

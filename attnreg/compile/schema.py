@@ -40,11 +40,19 @@ class DataModel(BaseModel):
 _ALIASES = "Other names for it; a message about an unknown word says which word is meant."
 
 
+class EndsData(DataModel):
+    """What a model's first and last layers ask for otherwise, in a run with this KV dtype."""
+
+    layers: int = Field(ge=1, description="How many, at either end; at most half of the model's.")
+    ask: dict[str, str | int | bool | None] = Field(description="Facet -> value.")
+
+
 class WordData(BaseModel):
     """A word: its meaning, a sentence, and any other properties."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     legend: str
+    ends: EndsData | None = None
     aliases: list[str] = Field(default=[], description=_ALIASES)
 
 

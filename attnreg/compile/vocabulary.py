@@ -24,7 +24,7 @@ def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> 
             facets[name] = _facet(part, name, data, vocabulary, problems)
     sets = {data.words for part in parts for data in part.model.facets.values() if data.words}
     for part in parts:
-        _check_words(part, vocabulary, sets, problems)
+        _check_words(part, vocabulary, sets, facets, problems)
     named: list[Mapping[str, Word | Architecture]] = [*vocabulary.words.values(), vocabulary.architectures]
     for words_of_a_kind in (*named, vocabulary.features, vocabulary.flags, vocabulary.packages):
         problems += _ambiguous(words_of_a_kind)
@@ -164,7 +164,9 @@ def _check_asked(
         problems.append(part.document.problem(here, f"facets.{name}: {wrong}", help_, key=True))
 
 
-def _check_words(part: VocabularyPart, vocabulary: Vocabulary, sets: set[str], problems: list[Problem]) -> None:
+def _check_words(
+    part: VocabularyPart, vocabulary: Vocabulary, sets: set[str], facets: Mapping[str, Facet], problems: list[Problem]
+) -> None:
     """Report words of one file that do not fit the words of all files together."""
 
     def report(path: tuple[str, ...], message: str, help_: str) -> None:
@@ -174,6 +176,14 @@ def _check_words(part: VocabularyPart, vocabulary: Vocabulary, sets: set[str], p
     model, platforms = part.model, vocabulary.words.get("platforms", {})
     for name in model.words.keys() - sets:
         report(("words", name), f"no facet takes its values from `{name}`", did_you_mean(name, sets))
+    for group, words in model.words.items():
+        for word, data in words.items():
+            for facet in (data.ends.ask if data.ends else {}).keys() - facets.keys():
+                report(
+                    ("words", group, word, "ends", "ask", facet),
+                    f"unknown facet `{facet}`",
+                    did_you_mean(facet, facets),
+                )
     for name in model.architectures.keys() - platforms.keys():
         report(("architectures", name), f"unknown platform `{name}`", did_you_mean(name, platforms))
     for name in model.words.get("platforms", {}):

@@ -43,10 +43,20 @@ def group(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
     for layer in layers:
         shared = None if layer.kv_shared_from is None else -1
         alike.setdefault(replace(layer, layer_idx=0, kv_shared_from=shared), []).append(layer)
+    kept = [x for x in alike if x.request is not None and x.request.attn_type in ("decoder", "encoder_decoder")]
+    several = len({x.request.kv_dtype for x in kept if x.request}) > 1
     return tuple(
-        LayerGroup(label(same[0]), tuple(dict.fromkeys(x.layer_idx for x in same)), same[0].request, same[0])
+        LayerGroup(
+            _label_beside(same[0], several), tuple(dict.fromkeys(x.layer_idx for x in same)), same[0].request, same[0]
+        )
         for same in alike.values()
     )
+
+
+def _label_beside(facts: LayerFacts, several: bool) -> str:
+    """What a layer computes; with its KV dtype, if the model's layers have ``several``."""
+    request = facts.request
+    return label(facts) + (f" · KV cache {request.kv_dtype}" if several and request and request.kv_dtype else "")
 
 
 def label(facts: LayerFacts) -> str:

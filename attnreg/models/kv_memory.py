@@ -77,8 +77,9 @@ class Memory(NamedTuple):
 def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any]) -> KvMemory:
     """The KV cache of a request; ``words`` are the vocabulary's ``kv_dtypes``.
 
-    A window keeps its latest tokens, a chunk at most itself, MLA one latent, and a layer that reads another's keys and
-    values nothing. Only whole tokens are counted: engines keep whole blocks, and some keep all of a window's layer.
+    Each group counts by its own KV dtype, for the first and last layers may have another. A window keeps its latest
+    tokens, a chunk at most itself, MLA one latent, and a layer that reads another's keys and values nothing. Only whole
+    tokens are counted: engines keep whole blocks, and some keep all of a window's layer.
     """
     groups = []
     for group in model.groups:
@@ -93,7 +94,8 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any]) -> Kv
         elif facts.kv_shared_from is not None:
             groups.append(GroupMemory(group, 0, what="reads an earlier layer's"))
         else:
-            size = _layer_bytes(facts, kv_dtype, model.dtype, words) * len(group.layers)
+            stored = group.request.kv_dtype or kv_dtype
+            size = _layer_bytes(facts, stored, model.dtype, words) * len(group.layers)
             # a bidirectional window sees as far ahead, so nothing falls out of it
             keeps = facts.chunk or (facts.sliding_window if facts.causal else None)
             groups.append(GroupMemory(group, size, keeps, compress=facts.compress))

@@ -29,7 +29,7 @@ class ModelOptions:
     ``ranks`` is the number of ranks of tensor parallelism, ``layer`` the index of the only layer that is asked about,
     ``draft`` another config whose layers are asked about under the draft role, or ``mtp`` for the model's own MTP
     layers. ``lengths`` are the request lengths in tokens at which the KV cache is counted (8,192 and the model's
-    longest, if none).
+    longest, if none). ``ends`` is what the KV dtype's word says of a model's first and last layers.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -39,6 +39,7 @@ class ModelOptions:
     layer: int | None = None
     draft: str | None = None
     lengths: tuple[int, ...] = ()
+    ends: Mapping[str, Any] | None = None
 
 
 class ModelQuestions(NamedTuple):
@@ -53,6 +54,9 @@ class ModelQuestions(NamedTuple):
 
 def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
     """The questions that a model asks. Raises `ConfigError` for what is wrong with a config, or for an absent layer."""
+    words = registry.vocabulary.words["kv_dtypes"]
+    kv_dtype = options.given.get("kv_dtype") or "auto"
+    options = dataclasses.replace(options, ends=words[kv_dtype].facts.get("ends") if kv_dtype in words else None)
     main = _read(config, options)
     drafts = [] if options.draft is None else [_read_draft(config, options.draft, options)]
     questions = [
@@ -60,8 +64,6 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     ]
     titles = [f"{main.name} · {_count(main)}"] + [f"draft {d.name} · {_count(d)}" for d in drafts]
     titles += [f"TP {options.ranks}"] if options.ranks > 1 else []
-    words = registry.vocabulary.words["kv_dtypes"]
-    kv_dtype = options.given.get("kv_dtype") or "auto"
     memories = [
         kv_memory(model, kv_dtype, words) for model in (main, *drafts) if kv_dtype == "auto" or kv_dtype in words
     ]
@@ -86,7 +88,9 @@ def _file(config: str) -> str:
 
 def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool = False) -> ModelLayers:
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
-    model = requests_from_model(config, **(special | ({"role": role} if role else {})), mtp=mtp)
+    model = requests_from_model(
+        config, **(special | ({"role": role} if role else {})), mtp=mtp, ends=None if role else options.ends
+    )
     model = per_rank(model, options.ranks)
     if options.layer is None or role is not None:
         return model
@@ -106,7 +110,8 @@ def _questions(name: str, model: ModelLayers, options: ModelOptions) -> Sequence
             questions.append(Question(None, found.label, layers))
             continue
         features = found.request.features | options.features
-        request = dataclasses.replace(found.request, **changes, features=features, extra=options.extra)
+        extra = {**dict(found.request.extra), **dict(options.extra)}
+        request = dataclasses.replace(found.request, **changes, features=features, extra=tuple(extra.items()))
         questions.append(Question(request, found.label, layers))
         if request.attention.startswith("mla") and "phase" not in changes and request.qk_nope_head_dim is not None:
             questions.append(Question(request.expanded(), f"{found.label} · prefill", layers))

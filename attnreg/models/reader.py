@@ -12,11 +12,12 @@ from typing import Any
 
 from attnreg.compile.bundled import registry_root
 from attnreg.errors import escaped
-from attnreg.models.facts import LayerFacts, MlaDims, request_of
+from attnreg.models.facts import MIXERS, LayerFacts, MlaDims, request_of
 from attnreg.models.families import UNKNOWN, Families
 from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping, read_config, show
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
 from attnreg.models.stack import Family, Stack
+from attnreg.request import with_extra
 
 __all__ = [
     "ConfigError",
@@ -50,6 +51,7 @@ def requests_from_model(
     kv_dtype: str | None = "auto",
     block_size: int | None = None,
     mtp: bool = False,
+    ends: Mapping[str, Any] | None = None,
     families: Families | None = None,
 ) -> ModelLayers:
     """What each layer of a Hugging Face model needs.
@@ -57,6 +59,8 @@ def requests_from_model(
     ``config`` is the path of a config.json or of a directory that holds one, a mapping, or an object with a
     ``to_dict`` method. ``dtype`` overrides the config's own. ``families`` are the rules, the registry's if left out.
     ``mtp`` gives the layers that predict further tokens, which draft for the model, instead of the model's own.
+    ``ends``, a fact of some KV dtypes, has a number of ``layers`` and what the first and the last so many ``ask``
+    otherwise; a model with layers of another kind than attention has none.
     A family that they do not hold is read by general rules, and ``assumptions`` says what those took for granted.
     Raises `ConfigError` (a ValueError) for a config that cannot be read, and `attnreg.RequestError` for an argument
     that no request can have.
@@ -70,8 +74,16 @@ def requests_from_model(
     model = model_type or next((fields.word("model_type") for fields in reading.texts), "") or None
     given = {"role": role, "dtype": dtype, "kv_dtype": kv_dtype, "block_size": block_size, "model": model}
     requested = functools.cache(lambda facts, attn_type: request_of(facts, attn_type, given))
+    outermost = reading.outermost(ends["layers"]) if ends else frozenset()
+    asked = {**given, **(with_extra(ends["ask"]) if ends else {})}
+    at_ends = functools.cache(lambda facts, attn_type: request_of(facts, attn_type, asked))
     layers = tuple(
-        replace(facts, layer_idx=i, kv_shared_from=shared, request=requested(facts, attn_type))
+        replace(
+            facts,
+            layer_idx=i,
+            kv_shared_from=shared,
+            request=(at_ends if not facts.part and i in outermost else requested)(facts, attn_type),
+        )
         for i, facts, attn_type, shared in reading.layers
     )
     if not layers and mtp:
@@ -102,6 +114,15 @@ class _Reading:
     notes: list[str] = field(default_factory=list)
     texts: list[ConfigFields] = field(default_factory=list)
     described: list[Family] = field(default_factory=list)
+
+    def outermost(self, count: int) -> frozenset[int]:
+        """The first and the last layers of the model, at most half of them each; none of a hybrid or of towers."""
+        own = [(i, facts.kind in MIXERS) for i, facts, _, _ in self.layers if not facts.part]
+        if any(mixer for _, mixer in own):
+            return frozenset()
+        indices = sorted({i for i, _ in own})
+        count = min(count, len(indices) // 2)
+        return frozenset(indices[:count] + indices[len(indices) - count :])
 
     def read(self, data: Mapping[str, Any], where: str, depth: int = 0) -> None:
         """Read a config: by its family's rules, else by those of its text model, else by the general ones."""
