@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
-from attnreg.cli.command import BadInput, command, option
+from attnreg.cli import completion
+from attnreg.cli.command import command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, read_inputs
-from attnreg.cli.options import complete_backend, json_option, platform_options, registry_options, request_options
+from attnreg.cli.options import json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import print_json, terminal
+from attnreg.cli.refusals import BadInput
 
-_backend_option = functools.partial(option, section="Backend", metavar="NAME", shell_complete=complete_backend)
+_backend_option = functools.partial(option, section="Backend", metavar="NAME")
 
 
 @command()
@@ -77,7 +79,7 @@ def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_j
 
 
 @command(short_help="Show one backend, or the rule of one model family.")
-@click.argument("name", metavar="BACKEND|MODEL_TYPE", shell_complete=complete_backend)
+@click.argument("name", metavar="BACKEND|MODEL_TYPE", shell_complete=completion.shown)
 @registry_options
 @json_option
 def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
@@ -105,7 +107,7 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
 
 
 @command(short_help="List the model families whose configs can be read.")
-@click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.argument("words", nargs=-1, metavar="[WORD]...", shell_complete=completion.families)
 @json_option
 def models(words: tuple[str, ...], as_json: bool) -> None:
     """List all model families, or those whose model_type contains one of the WORDs."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from attnreg.cli import completion
 from attnreg.cli.command import command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, facet_value
-from attnreg.cli.options import complete_backend, json_option, platform_options, registry_options
+from attnreg.cli.options import json_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ def lock(
 
 
 @command(short_help="Compare two registries: what changes, exactly.")
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", shell_complete=completion.registries)
+@click.argument("after", shell_complete=completion.registries)
 @option("--platform", metavar="WORD", help="Only this platform.", section="Platform")
 @option("--arch", multiple=True, metavar="WORD", help="Only these architectures; repeatable.", section="Platform")
 @option(
@@ -199,7 +200,7 @@ def diff(
 
 
 @command(short_help="Prove what backends claim, by running them.")
-@click.argument("backends", nargs=-1, metavar="[BACKEND]...", shell_complete=complete_backend)
+@click.argument("backends", nargs=-1, metavar="[BACKEND]...", shell_complete=completion.backends)
 @platform_options
 @registry_options
 @option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the platform's.")

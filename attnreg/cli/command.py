@@ -1,28 +1,22 @@
-"""Commands whose options stand in sections and are given once, and their errors in the style of all others."""
+"""Commands whose options stand in sections of the help and are given once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.errors import RegistryError, RequestError, escaped, nearest
+from attnreg.cli.refusals import BadInput
+from attnreg.errors import nearest
 
 if TYPE_CHECKING:
     # the type of a source of values is private to click before 8.2
     from click.core import ParameterSource
+    from click.shell_completion import CompletionItem
 
 # the sections of a command's help, in their order
 SECTIONS = ("Model", "Platform", "Backend", "Request", "Registry", "Output")
-
-
-class BadInput(click.UsageError):
-    """Raised for input that is refused: the message says what is wrong, ``help`` how to mend it."""
-
-    def __init__(self, message: str, help: str = "") -> None:  # noqa: A002 - as in `Problem`
-        super().__init__(message)
-        self.help = help
 
 
 class Option(click.Option):
@@ -52,6 +46,13 @@ class Option(click.Option):
                 raise BadInput(f"{self.opts[0]} given {times}: {', '.join(given)}", "it takes one value")
             opts = {**opts, self.name or "": given[-1]}
         return super().consume_value(ctx, opts)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completions of the option's value: those of its name, unless the option has its own."""
+        from attnreg.cli.completion import complete_option
+
+        found = complete_option(ctx, self, incomplete)
+        return super().shell_complete(ctx, incomplete) if found is None else found
 
 
 class Command(click.Command):
@@ -103,38 +104,3 @@ def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..
 def option(*names: str, section: str = "Output", **attributes: Any) -> Callable[[Any], Any]:
     """A decorator that adds an `Option` to a command; ``section`` is one of `SECTIONS`."""
     return click.option(*names, cls=Option, section=section, **attributes)
-
-
-def describe(error: click.ClickException | ValueError | OSError) -> str:
-    """The text of an error: what is wrong, and on a line of its own how to mend it."""
-    if isinstance(error, RegistryError):
-        return f"attnreg: {error}"
-    message, hint = _parts(error)
-    return f"attnreg: {escaped(message)}" + (f"\n  help: {escaped(hint)}" if hint else "")
-
-
-def _parts(error: click.ClickException | ValueError | OSError) -> tuple[str, str]:
-    """What is wrong, and how to mend it."""
-    if isinstance(error, BadInput | RequestError):
-        return error.message, error.help
-    if isinstance(error, ValueError | OSError):
-        return str(error), ""
-    ctx = error.ctx if isinstance(error, click.UsageError) else None
-    path = ctx.command_path if ctx else "attnreg"
-    if isinstance(error, click.NoSuchOption):
-        near = nearest(error.option_name, _option_names(ctx) if ctx else ())
-        hint = f"did you mean `{near}`?" if near else f"`{path} --help` lists its options"
-        subject = f"{ctx.info_name} has" if ctx and ctx.parent else "there is"
-        return f"{subject} no option {error.option_name}", hint
-    if isinstance(error, click.BadParameter) and error.param is not None:
-        param = error.param
-        name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
-        if isinstance(error, click.MissingParameter):
-            return f"{path.rpartition(' ')[2]} needs {name}", f"`{path} --help` describes it"
-        return f"{name}: {error.message.rstrip('.')}", ""
-    message = error.format_message().rstrip(".")
-    return message[:1].lower() + message[1:], ""
-
-
-def _option_names(ctx: click.Context) -> Iterable[str]:
-    return (name for param in ctx.command.get_params(ctx) for name in param.opts if name.startswith("--"))

@@ -17,8 +17,10 @@ import click
 
 from attnreg.cli.asking import doctor, explain, list_, models, show
 from attnreg.cli.checking import check, diff, lock, verify
-from attnreg.cli.command import Group, command, describe
+from attnreg.cli.command import Group, command
+from attnreg.cli.completion import SHELLS, commands, script
 from attnreg.cli.output import OutputError, discard_output, guarded_streams
+from attnreg.cli.refusals import describe
 from attnreg.environment import DEBUG_VARIABLE
 from attnreg.errors import RegistryWarning, escaped
 from attnreg.version import __version__
@@ -96,24 +98,19 @@ def cli(ctx: click.Context) -> None:
 
 
 @command(name="help", short_help="Print the help of a command.")
-@click.argument("names", nargs=-1, metavar="[COMMAND]")
+@click.argument("names", nargs=-1, metavar="[COMMAND]", shell_complete=commands)
 @click.pass_context
 def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Print the help of a COMMAND, or of attnreg."""
     cli.main([*names, "--help"], prog_name="attnreg", standalone_mode=False)
 
 
-@command(short_help="Print a shell's completion script.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
+@command(name="completion", short_help="Print a shell's completion script.")
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion_(shell: str) -> None:
     """Print the script that completes attnreg's words in a SHELL: eval "$(attnreg completion bash)"."""
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise click.UsageError(f"no completion for {shell}")
-    click.echo(kind(cli, {}, "attnreg", "_ATTNREG_COMPLETE").source())
+    click.echo(script(cli, shell))
 
 
-for _command in (explain, list_, show, models, doctor, check, lock, diff, verify, completion, help_):
+for _command in (explain, list_, show, models, doctor, check, lock, diff, verify, completion_, help_):
     cli.add_command(_command)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnreg.cli.command import BadInput
+from attnreg.cli.refusals import BadInput
 from attnreg.compile.bundled import bundled_configs
 from attnreg.errors import nearest
 

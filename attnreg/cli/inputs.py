@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.cli.command import BadInput
 from attnreg.cli.configs import find_config
+from attnreg.cli.refusals import BadInput
 from attnreg.errors import RegistryError
 from attnreg.language.facets import ordinary
 

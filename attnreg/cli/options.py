@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,11 +13,6 @@ from attnreg.cli.command import option as _option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.language.facets import CORE
 from attnreg.language.facets import options as facet_options
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-    from attnreg.language.vocabulary import Vocabulary
 
 Command = Callable[..., None]
 Option = Callable[[Command], Command]
@@ -36,24 +31,11 @@ def registry_options(command: Command) -> Command:
 
 def platform_options(command: Command) -> Command:
     """Adds ``--platform``, ``--arch``, ``--flag`` and ``--package``; the command gets them as ``platform_inputs``."""
-    archs = _completer(lambda v: [(a.name, a.family) for a in v.architectures.values()])
     option = functools.partial(_option, section="Platform")
     options = [
-        option(
-            "--platform",
-            metavar="WORD",
-            shell_complete=_completer(_words_of("platform")),
-            help=CORE["platform"].help,
-        ),
-        option("--arch", multiple=True, metavar="WORD", shell_complete=archs, help=CORE["arch"].help),
-        option(
-            "--flag",
-            "flags",
-            multiple=True,
-            metavar="WORD",
-            shell_complete=_completer(_words_of("flags")),
-            help=CORE["flags"].help,
-        ),
+        option("--platform", metavar="WORD", help=CORE["platform"].help),
+        option("--arch", multiple=True, metavar="WORD", help=CORE["arch"].help),
+        option("--flag", "flags", multiple=True, metavar="WORD", help=CORE["flags"].help),
         option("--package", "packages", multiple=True, metavar="NAME[==VERSION]", help=CORE["packages"].help),
     ]
     return _with_options(command, options, "platform_inputs", functools.partial(_take, PlatformInputs))
@@ -81,35 +63,16 @@ def request_options(command: Command) -> Command:
             help="Count the KV cache at this many tokens; repeatable.",
         ),
     ]
-    for facet in facet_options("word"):
-        complete = _completer(_words_of(facet.name))
-        options.append(option(_flag(facet.name), metavar="WORD", shell_complete=complete, help=facet.help))
+    options += [option(_flag(facet.name), metavar="WORD", help=facet.help) for facet in facet_options("word")]
     options += [option(_flag(facet.name), type=int, metavar="N", help=facet.help) for facet in facet_options("integer")]
     options += [
-        option(
-            "--feature",
-            "features",
-            multiple=True,
-            metavar="WORD",
-            shell_complete=_completer(_words_of("features")),
-            help=CORE["features"].help,
-        ),
+        option("--feature", "features", multiple=True, metavar="WORD", help=CORE["features"].help),
         option("--set", "extra", multiple=True, metavar="FACET=VALUE", help="Another facet of the registry, by name."),
     ]
     return _with_options(command, options, "request_inputs", _take_request)
 
 
 json_option = _option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completion of a backend's name, from the registry of ``--registry``."""
-    from click.shell_completion import CompletionItem
-
-    from attnreg.loader import load_registry
-
-    rows = load_registry(ctx.params.get("registry")).backends.values()
-    return [CompletionItem(r.name, help=r.summary) for r in rows if r.name.startswith(incomplete)]
 
 
 def _with_options(
@@ -140,24 +103,6 @@ def _take_request(values: dict[str, Any]) -> object:
     facets = {f.name: values.pop(f.name) for kind in ("word", "integer") for f in facet_options(kind)}
     values["facets"] = {name: value for name, value in facets.items() if value is not None}
     return _take(RequestInputs, values)
-
-
-def _completer(words: Callable[[Vocabulary], Sequence[tuple[str, str]]]) -> Any:
-    """Completion of the default registry's words, which ``words`` pairs with their legends."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        from attnreg.loader import load_registry
-
-        vocabulary = load_registry().vocabulary
-        return [CompletionItem(w, help=h) for w, h in words(vocabulary) if w.startswith(incomplete)]
-
-    return complete
-
-
-def _words_of(facet: str) -> Callable[[Vocabulary], Sequence[tuple[str, str]]]:
-    return lambda vocabulary: [(word.name, word.legend) for word in vocabulary.words_of(facet).values()]
 
 
 def _flag(name: str) -> str:

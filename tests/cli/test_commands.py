@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,36 +91,3 @@ def test_a_pipe_gets_plain_text() -> None:
     command = [sys.executable, "-m", "attnreg", "explain", "--arch", "sm90", "--head-size", "128"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert "\x1b" not in done.stdout
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(run: Callable[..., Any], shell: str) -> None:
-    if shell == "bash" and not _bash_is_new_enough():
-        pytest.skip("click needs bash 4.4 to print its completion script")
-    assert "_ATTNREG_COMPLETE" in run("completion", shell).out
-
-
-def _bash_is_new_enough() -> bool:
-    try:
-        text = subprocess.run(["bash", "--version"], capture_output=True, text=True, check=True).stdout
-    except OSError:
-        return False
-    found = re.search(r"version (\d+)\.(\d+)", text)
-    return found is not None and (int(found[1]), int(found[2])) >= (4, 4)
-
-
-COMPLETIONS = [("attnreg explain --backend ROCM_AITER_F", "ROCM_AITER_FA"), ("attnreg explain --arch gfx94", "gfx942")]
-
-
-@pytest.mark.parametrize(("line", "word"), COMPLETIONS)
-def test_words_are_completed_from_the_registry(line: str, word: str) -> None:
-    words = line.split()
-    environment = {
-        **os.environ,
-        "_ATTNREG_COMPLETE": "bash_complete",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
-    }
-    command = [sys.executable, "-c", "from attnreg.cli import main; main()"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert f"plain,{word}" in done.stdout.splitlines()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support import ROOT
 
-from attnreg.cli.command import BadInput
 from attnreg.cli.configs import find_config, hub_cache, model_names
+from attnreg.cli.refusals import BadInput
 
 CONFIG = ROOT / "examples/configs/gpt-oss-120b/config.json"
 FIRST, SECOND = "b5c939de8f754692c1647ca79fbf85e8c1e70f8a", "0f2a5f0d6e0e4f5c8a2b9c1d3e4f5a6b7c8d9e0f"

@@ -1,0 +1,210 @@
+"""Completion of every name on the command line, from the registry that the command line names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    get_completion_class,
+    split_arg_string,
+)
+
+from attnreg.language.facets import CORE, options
+
+if TYPE_CHECKING:
+    from attnreg.language.vocabulary import Vocabulary
+    from attnreg.registry import Registry
+
+# a word that may stand there, with what it is
+Named = tuple[str, str]
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completer(names: Callable[[Registry, str], Iterable[Named]]) -> Completer:
+    """Completion of names that a registry has: ``names`` lists them for what is typed so far."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from attnreg.loader import load_registry
+
+        try:
+            registry = load_registry(ctx.params.get("registry"))
+        # a registry that cannot be read completes nothing: an error would stand in the middle of the line
+        except ValueError:
+            return []
+        return _matching(names(registry, incomplete), incomplete)
+
+    return complete
+
+
+def complete_option(ctx: click.Context, option: click.Option, incomplete: str) -> list[CompletionItem] | None:
+    """Completions of an option's value, None for an option without any of its own."""
+    complete = _BY_OPTION.get(option.opts[0])
+    facet = option.opts[0].removeprefix("--").removeprefix("draft-").replace("-", "_")
+    if complete is None and facet in (f.name for f in options("word")):
+        complete = words_of(facet)
+    return None if complete is None else complete(ctx, option, incomplete)
+
+
+def words_of(facet: str) -> Completer:
+    """Completion of a facet's words."""
+    return completer(lambda registry, _: _words(registry.vocabulary, facet))
+
+
+@completer
+def backends(registry: Registry, incomplete: str) -> Iterator[Named]:
+    """Backends; the variants of one that is typed, too."""
+    for row in registry.backends.values():
+        yield row.name, row.summary
+        if incomplete.casefold().startswith(row.name.casefold()):
+            yield from ((f"{row.name}/{variant}", row.summary) for variant in row.variant_names)
+
+
+@completer
+def architectures(registry: Registry, incomplete: str) -> Iterator[Named]:
+    """Architectures, and the products of one as soon as something is typed."""
+    for arch in registry.vocabulary.architectures.values():
+        yield arch.name, f"{arch.family}: {', '.join(arch.products)}"
+        if incomplete:
+            yield from ((name.lower().replace(" ", "-"), arch.title) for name in arch.other_names)
+
+
+@completer
+def packages(registry: Registry, _: str) -> Iterator[Named]:
+    """Packages that the registry knows."""
+    return ((word.name, word.legend) for word in registry.vocabulary.packages.values())
+
+
+@completer
+def facets(registry: Registry, _: str) -> Iterator[Named]:
+    """FACET=VALUE for each facet of a request."""
+    return _pairs(registry, (f.name for f in registry.vocabulary.facets.values() if f.of == "request"))
+
+
+@completer
+def extra_facets(registry: Registry, _: str) -> Iterator[Named]:
+    """FACET=VALUE for each facet of a request that has no option of its own."""
+    declared = registry.vocabulary.facets.values()
+    return _pairs(registry, (f.name for f in declared if f.of == "request" and f.name not in CORE))
+
+
+def registries(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Bundled registries, and files."""
+    from attnreg.compile.bundled import bundled_registries
+
+    return _or_files(((name, "a bundled registry") for name in bundled_registries()), incomplete)
+
+
+def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Models in the hub's cache, attnreg's examples, and files."""
+    from attnreg.cli.configs import model_names
+
+    return _or_files(((name, "") for name in model_names()), incomplete)
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell's own files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def families(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Model families."""
+    from attnreg.models.reader import bundled_families
+
+    return _matching(((name, "a model family") for name in bundled_families()), incomplete)
+
+
+def shown(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What `attnreg show` shows: backends and model families."""
+    return [*backends(ctx, param, incomplete), *families(ctx, param, incomplete)]
+
+
+def commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The commands."""
+    group = ctx.find_root().command
+    assert isinstance(group, click.Group)
+    return _matching(((name, c.get_short_help_str()) for name, c in group.commands.items()), incomplete)
+
+
+def script(cli: click.Command, shell: str) -> str:
+    """The script that completes attnreg's words in a shell."""
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    return kind(cli, {}, "attnreg", "_ATTNREG_COMPLETE").source()
+
+
+_BY_OPTION: dict[str, Completer] = {
+    **dict.fromkeys(("--backend", "--draft-backend", "--prefer", "--deny"), backends),
+    **dict.fromkeys(("--model", "--draft"), models),
+    **dict.fromkeys(("--overlay", "--lock", "--output", "--record"), files),
+    "--arch": architectures,
+    "--facet": facets,
+    "--feature": words_of("features"),
+    "--flag": words_of("flags"),
+    "--package": packages,
+    "--platform": words_of("platform"),
+    "--registry": registries,
+    "--set": extra_facets,
+}
+
+
+class _Bash(BashComplete):
+    """Completion for bash, which takes ``=`` for a word of its own: ``--set cache_layout = NH``."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the one that is typed, and that one, with what bash split at ``=`` put together."""
+        words, typed = split_arg_string(os.environ["COMP_WORDS"]), int(os.environ["COMP_CWORD"])
+        # a word that is not begun is lost between the lines
+        words = [*words, ""][: typed + 1]
+        joined: list[str] = []
+        for word in words[1:]:
+            if joined and (word == "=" or joined[-1].endswith("=")):
+                joined[-1] += word
+            else:
+                joined.append(word)
+        self.typed = joined[-1] if joined else ""
+        return joined[:-1], self.typed
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """The item as bash inserts it: behind the last ``=``."""
+        name, equals, value = str(item.value).rpartition("=")
+        split = equals and self.typed.startswith(f"{name}=")
+        return f"{item.type},{value if split else item.value}"
+
+
+add_completion_class(_Bash)
+
+
+def _words(vocabulary: Vocabulary, facet: str) -> Iterable[Named]:
+    words = vocabulary.words_of(facet)
+    if words:
+        return ((word.name, word.legend) for word in words.values())
+    return ((str(word).lower(), "") for word in vocabulary.facets[facet].words)
+
+
+def _pairs(registry: Registry, names: Iterable[str]) -> Iterator[Named]:
+    """FACET=VALUE for each value of each facet; FACET= for a facet that has no words."""
+    for name in names:
+        words = [(f"{name}={word}", legend) for word, legend in _words(registry.vocabulary, name)]
+        yield from words or [(f"{name}=", registry.vocabulary.facets[name].legend)]
+
+
+def _matching(names: Iterable[Named], incomplete: str) -> list[CompletionItem]:
+    typed = incomplete.casefold()
+    return [CompletionItem(name, help=help_ or None) for name, help_ in names if name.casefold().startswith(typed)]
+
+
+def _or_files(names: Iterable[Named], incomplete: str) -> list[CompletionItem]:
+    """The names and the directories that begin with what is typed; where there are none, the shell's own files."""
+    items = _matching(names, incomplete)
+    if not items or incomplete.startswith((".", "/", "~")):
+        return [CompletionItem(incomplete, type="file")]
+    here = sorted(path.name for path in Path().glob("*") if path.is_dir() and not path.name.startswith("."))
+    return items + _matching(((f"{name}/", "a directory") for name in here), incomplete)

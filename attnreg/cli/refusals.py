@@ -1,0 +1,52 @@
+"""What the command refuses, in one style: what is wrong, and on a line of its own how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+from attnreg.errors import RegistryError, RequestError, escaped, nearest
+
+
+class BadInput(click.UsageError):
+    """Raised for input that is refused: the message says what is wrong, ``help`` how to mend it."""
+
+    def __init__(self, message: str, help: str = "") -> None:  # noqa: A002 - as in `Problem`
+        super().__init__(message)
+        self.help = help
+
+
+def describe(error: click.ClickException | ValueError | OSError) -> str:
+    """The text of an error: what is wrong, and on a line of its own how to mend it."""
+    if isinstance(error, RegistryError):
+        return f"attnreg: {error}"
+    message, hint = _parts(error)
+    return f"attnreg: {escaped(message)}" + (f"\n  help: {escaped(hint)}" if hint else "")
+
+
+def _parts(error: click.ClickException | ValueError | OSError) -> tuple[str, str]:
+    """What is wrong, and how to mend it."""
+    if isinstance(error, BadInput | RequestError):
+        return error.message, error.help
+    if isinstance(error, ValueError | OSError):
+        return str(error), ""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    path = ctx.command_path if ctx else "attnreg"
+    if isinstance(error, click.NoSuchOption):
+        near = nearest(error.option_name, _option_names(ctx) if ctx else ())
+        hint = f"did you mean `{near}`?" if near else f"`{path} --help` lists its options"
+        subject = f"{ctx.info_name} has" if ctx and ctx.parent else "there is"
+        return f"{subject} no option {error.option_name}", hint
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        param = error.param
+        name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+        if isinstance(error, click.MissingParameter):
+            return f"{path.rpartition(' ')[2]} needs {name}", f"`{path} --help` describes it"
+        return f"{name}: {error.message.rstrip('.')}", ""
+    message = error.format_message().rstrip(".")
+    return message[:1].lower() + message[1:], ""
+
+
+def _option_names(ctx: click.Context) -> Iterable[str]:
+    return (name for param in ctx.command.get_params(ctx) for name in param.opts if name.startswith("--"))
