@@ -139,7 +139,7 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
 def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[str]:
     """Problems of batch invariance: each request must get the same bits alone as in the batch."""
     batch = trial.batch
-    starts, keys = batch.query_start_loc_cpu.tolist(), batch.seq_lens_cpu.tolist()
+    starts, keys = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
     for i, length in enumerate(keys):
         rows = slice(starts[i], starts[i + 1])
         if batch.block_table is None:

@@ -1,7 +1,8 @@
 """FLEX_ATTENTION: PyTorch's flex_attention over gathered keys and values, all requests of a batch in one call.
 
 Keys are gathered because a flex kernel multiplies every element of a tile that it loads, masked or not: a NaN in an
-unwritten slot times zero is NaN. The block mask is computed from the host's lengths, so no mask is ever held whole.
+unwritten slot times zero is NaN. The block mask is computed from what the host knows of the lengths, so no mask is ever
+held whole. Where that is upper bounds, positions are shifted on the device, and keys before the first are hidden.
 Sinks become one more key behind all others: every query sees it, its score is the head's sink, and its value is zero.
 """
 
@@ -46,7 +47,8 @@ class FlexPlan(NamedTuple):
 
     query, key: on the device. places: those of the keys. mask: None if no query sees a key. sink: the row of the key
     that stands for the sinks. softcap: as a tensor. tokens: the number of queries before the padding. empty: the rows
-    of queries that see no key. written: see `cache.written`.
+    of queries that see no key. written: see `cache.written`. absent: the rows of keys that are in no cache, bool; None
+    where there are none.
     """
 
     query: _Side
@@ -58,12 +60,13 @@ class FlexPlan(NamedTuple):
     tokens: int
     empty: Tensor
     written: tuple[Tensor, Tensor, Tensor] | None
+    absent: Tensor | None = None
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
     """The block mask of a batch, and the places of its keys."""
     device = batch.seq_lens.device
-    lengths, queries = batch.seq_lens_cpu, batch.query_start_loc_cpu.diff()
+    lengths, queries = batch.host_lens, batch.host_starts.diff()
     query = _side(queries, lengths - queries, QUERY_PADDING)
     # a request without queries needs no keys, and none needs keys before its window but for prefix ranges
     first = torch.zeros_like(lengths)
@@ -79,16 +82,20 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
     # padding repeats the last key, which is finite; no query sees it
     keys = int((key.request >= 0).sum())
     at = torch.arange(len(key.request)).clamp(max=keys - 1)
-    keys_at = places(
-        spec, batch, key.request[at].to(device, non_blocking=True), key.position[at].to(device, non_blocking=True)
-    )
     if sinks:
         key.request[keys] = SINK
-    query_there, key_there = (_Side(*(x.to(device, non_blocking=True) for x in side)) for side in (query, key))
-    sink = keys if sinks else None
-    mask = _block_mask(spec, batch, query, key, sink, _mask_mod(spec, batch, query_there, key_there))
+    query_there, key_there = (_there(batch, side) for side in (query, key))
+    sink, at = keys if sinks else None, at.to(device, non_blocking=True)
+    request, position = key_there.request[at], key_there.position[at].clamp(min=0)
+    keys_at, absent = places(spec, batch, request, position), None
+    if not _certain(batch):
+        absent = batch.seq_lens[request] == 0
+        assert keys_at.blocks is not None
+        # the block table of a request without keys may hold anything
+        keys_at = Places(keys_at.blocks.masked_fill(absent, 0), keys_at.offsets)
+    mask = _block_mask(spec, batch, query, key, key_there, sink, _mask_mod(spec, batch, query_there, key_there))
     softcap = _scalar(spec.softcap, device)
-    return FlexPlan(query_there, key_there, keys_at, mask, sink, softcap, batch.num_tokens, empty, stored)
+    return FlexPlan(query_there, key_there, keys_at, mask, sink, softcap, batch.num_tokens, empty, stored, absent)
 
 
 def forward(spec: AttentionSpec, plan: FlexPlan, call: Call) -> None:
@@ -98,6 +105,8 @@ def forward(spec: AttentionSpec, plan: FlexPlan, call: Call) -> None:
         q = call.query.new_zeros(len(plan.query.request), *call.query.shape[1:])
         q[: plan.tokens] = call.query[: plan.tokens]
         k, v = gather(spec, plan.places, call)
+        if plan.absent is not None:
+            k, v = (x.masked_fill(plan.absent[:, None, None], 0) for x in (k, v))
         if plan.sink is not None:
             v[plan.sink].zero_()
         out, total = _call(spec, plan.mask, _score_mod(plan, call.params), q, k, v)
@@ -154,6 +163,21 @@ def _side(lengths: Tensor, first: Tensor, padding: int, min_padding: int = 0) ->
     )
 
 
+def _certain(batch: BatchMetadata) -> bool:
+    """Whether the host knows the lengths of the keys, not only upper bounds."""
+    return batch.on_host or not batch.paged
+
+
+def _there(batch: BatchMetadata, side: _Side) -> _Side:
+    """A side on the device, with positions by the lengths on the device."""
+    device = batch.seq_lens.device
+    request, position = (x.to(device, non_blocking=True) for x in side)
+    if not _certain(batch):
+        more = batch.seq_lens_cpu.to(device, non_blocking=True) - batch.seq_lens
+        position = position - torch.where(request >= 0, more[request.clamp(min=0)], 0)
+    return _Side(request, position)
+
+
 def _scalar(number: float | None, device: torch.device) -> Tensor | None:
     """A number as a tensor. The compiler would make a Python number a constant, or a symbol without a value."""
     return None if number is None else torch.tensor(number).to(device, non_blocking=True)
@@ -162,6 +186,7 @@ def _scalar(number: float | None, device: torch.device) -> Tensor | None:
 def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side) -> MaskMod:
     """The mask function that flex_attention calls with the rows of a query and a key."""
     causal, ranges, sinks = batch.causal, batch.mm_prefix, "sinks" in spec.features
+    certain = _certain(batch)
     window = _scalar(spec.sliding_window, batch.seq_lens.device)
 
     def visible(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
@@ -174,15 +199,26 @@ def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Sid
                 begin, end = ranges[request, i, 0], ranges[request, i, 1]
                 allowed = allowed | together(begin, end, p, k)
         allowed = allowed & (query.request[row] == key.request[column])
+        if not certain:
+            allowed = allowed & (k >= 0)
         return allowed | (key.request[column] == SINK) if sinks else allowed
 
     return visible
 
 
 def _block_mask(
-    spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side, sink: int | None, mask_mod: MaskMod
+    spec: AttentionSpec,
+    batch: BatchMetadata,
+    query: _Side,
+    key: _Side,
+    key_there: _Side,
+    sink: int | None,
+    mask_mod: MaskMod,
 ) -> BlockMask:
-    """The tiles that hold a visible key, from the extremes of each tile's requests and positions."""
+    """The tiles that hold a visible key, from the extremes of each tile's requests and positions.
+
+    key_there: the keys on the device, with the positions that they have there.
+    """
     (q_req_lo, q_req_hi), (q_lo, q_hi) = _extremes(query)
     (k_req_lo, k_req_hi), (k_lo, k_hi) = (tuple(x[None, :] for x in pair) for pair in _extremes(key))
     some = (q_req_lo[:, None] <= k_req_hi) & (k_req_lo <= q_req_hi[:, None])
@@ -198,9 +234,12 @@ def _block_mask(
         # padding shares its tile, which is therefore never full
         some[:, sink // TILE] = True
     device = batch.seq_lens.device
+    some, full = some.to(device, non_blocking=True), full.to(device, non_blocking=True)
+    if not _certain(batch):
+        full = full & (key_there.position.view(-1, TILE).amin(1) >= 0)
     return BlockMask.from_kv_blocks(
-        *_ordered(some & ~full, device),
-        *_ordered(full, device),
+        *_ordered(some & ~full),
+        *_ordered(full),
         BLOCK_SIZE=TILE,
         mask_mod=mask_mod,
         seq_lengths=(len(query.request), len(key.request)),
@@ -214,16 +253,18 @@ def _extremes(side: _Side) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]
     return (request.amin(1), request.amax(1)), (position.amin(1), position.amax(1))
 
 
-def _ordered(tiles: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
     """The number of set tiles of each row [1, 1, rows], and the columns [1, 1, rows, columns], the set ones first."""
     counts = tiles.sum(1, dtype=torch.int32)
     indices = tiles.int().argsort(dim=1, descending=True, stable=True).int()
-    return counts[None, None].to(device, non_blocking=True), indices[None, None].to(device, non_blocking=True)
+    return counts[None, None], indices[None, None]
 
 
 def _score_mod(plan: FlexPlan, params: LayerParams) -> ScoreMod | None:
     """The score function that applies softcap, ALiBi and sinks in the contract's order; None if a layer has none."""
     softcap, slopes, sinks = plan.softcap, params.alibi_slopes, params.sinks
+    # in float32 whatever their type: scores are, and a compiler takes no other beside them
+    slopes, sinks = (None if x is None else x.float() for x in (slopes, sinks))
     if softcap is None and slopes is None and sinks is None:
         return None
     query_at, (key_request, key_at) = plan.query.position, plan.key

@@ -1,6 +1,7 @@
 """Attention in float64, one request at a time: the reference by which claims are verified.
 
-The code follows the contract in `attnreg.runtime.interface` step by step, at the expense of speed.
+The code follows the contract in `attnreg.runtime.interface` step by step, at the expense of speed. The lengths are
+those on the device.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def attention(
     params: LayerParams = NO_PARAMS,
 ) -> Reference:
     """The result that `KernelModule.forward` must come to from the same arguments, computed on the CPU."""
-    tokens = batch.num_tokens
+    starts = batch.query_start_loc.tolist()
+    tokens = starts[-1]
     output = torch.zeros(tokens, spec.num_heads, spec.head_size_v, dtype=torch.float64)
     lse = torch.full((spec.num_heads, tokens), -torch.inf, dtype=torch.float64)
     abs_output, abs_score = torch.zeros_like(output), torch.zeros_like(lse)
-    starts = batch.query_start_loc_cpu.tolist()
     for i in range(batch.num_reqs):
         rows = slice(starts[i], starts[i + 1])
         k, v = request_kv(spec, batch, i, kv_cache, key, value, params)
@@ -79,7 +80,7 @@ def attention(
 
 def positions(batch: BatchMetadata, request: int) -> tuple[Tensor, Tensor]:
     """A request's query positions [queries, 1] and key positions [keys]; the last query is at the last key."""
-    starts, keys = batch.query_start_loc_cpu, int(batch.seq_lens_cpu[request])
+    starts, keys = batch.query_start_loc, int(batch.seq_lens[request])
     queries = int(starts[request + 1] - starts[request])
     return torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
 
@@ -109,7 +110,7 @@ def request_kv(
     params: LayerParams,
 ) -> tuple[Tensor, Tensor]:
     """One request's keys and values: [num_kv_heads, keys, head_size] and [..., head_size_v], float64, dequantised."""
-    keys = int(batch.seq_lens_cpu[request])
+    keys = int(batch.seq_lens[request])
     if kv_cache is None:
         starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
         first = int(starts[request])

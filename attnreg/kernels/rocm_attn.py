@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 
 from attnreg.kernels import triton_attn
-from attnreg.kernels.triton_attn import TritonPlan, kv_cache_shape, plan, write_kv
+from attnreg.kernels.triton_attn import CAPTURABLE, TritonPlan, kv_cache_shape, plan, write_kv
 from attnreg.runtime.interface import AttentionSpec, Call
 
-__all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
+__all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 
 def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
@@ -26,7 +26,8 @@ def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
         return
     totals = torch.empty(spec.num_heads, len(call.query), dtype=torch.float32, device=call.query.device)
     triton_attn.forward(spec, plan, call._replace(lse=totals, params=replace(call.params, sinks=None)))
-    # exp(lse) of the denominator exp(lse) + exp(sink), for the rows that are no padding
-    shares = torch.sigmoid(totals - sinks.float()[:, None])[:, : plan.num_tokens]
-    attended = call.output[: plan.num_tokens]
-    attended.copy_(attended * shares.T[:, :, None])
+    # exp(lse) of the denominator exp(lse) + exp(sink), for rows that are no padding, as the device knows
+    shares = torch.sigmoid(totals - sinks.float()[:, None])
+    is_row = torch.arange(len(call.query), device=call.query.device) < plan.query_start_loc[-1:]
+    shares = torch.where(is_row, shares, 1.0)
+    call.output.copy_(torch.where(is_row[:, None, None], call.output * shares.T[:, :, None], call.output))

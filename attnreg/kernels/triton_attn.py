@@ -6,9 +6,11 @@ from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, paged_cache_shape
 
-__all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
+__all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
+# launches read the lengths on the device, so a captured graph can be replayed with other ones
+CAPTURABLE = True
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> TritonPlan:
@@ -17,11 +19,11 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> TritonPlan:
 
 
 class TritonPlan(AttentionPlan):
-    """An attention plan with the slots of the batch's new keys and the number of rows before the padding."""
+    """An attention plan with the slots of the batch's new keys and the first row of each request."""
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
         super().__init__(spec, batch)
-        self.slot_mapping, self.num_tokens = batch.slot_mapping, batch.num_tokens
+        self.slot_mapping, self.query_start_loc = batch.slot_mapping, batch.query_start_loc
 
 
 def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:

@@ -1,48 +1,53 @@
 """Validates a call's arguments before anything is launched; one error states every problem.
 
-Validation reads the host's copies of the lengths and the tensors' metadata, never device memory. With
-``ATTNREG_DEBUG=1`` it also reads device memory.
+Validation reads host memory and the tensors' metadata, never device memory. With ``ATTNREG_DEBUG=1`` it also reads
+device memory; a batch on the processor is in host memory as it is.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnreg.environment import DEBUG_VARIABLE
-from attnreg.runtime.interface import (
-    AttentionSpec,
-    BatchError,
-    BatchMetadata,
-    KVCache,
-    LayerParams,
-    SpecError,
-    paged_cache_shape,
-)
+from attnreg.runtime.batch import LONGEST, BatchError, BatchMetadata, prefix_sums, tensor_words
+from attnreg.runtime.interface import AttentionSpec, KVCache, LayerParams, SpecError, paged_cache_shape
+from attnreg.runtime.tensors import signature, table_problems, tensor_problems
 
 
 def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
     """Raises `SpecError` where the tensors of a layer do not match its spec."""
-    for name, tensor, size, wanted in (
-        ("sinks", params.sinks, spec.num_heads, "sinks" in spec.features),
-        ("alibi_slopes", params.alibi_slopes, spec.num_heads, "alibi" in spec.features),
-        ("k_scale", params.k_scale, spec.num_kv_heads, None),
-        ("v_scale", params.v_scale, spec.num_kv_heads, None),
-    ):
+    for name, tensor, size, dtype in _params(spec, params):
+        scale = dtype is not None
         if tensor is None:
-            if wanted:
-                raise SpecError(f"the request asks for {name.removesuffix('_slopes')}; give {name}")
+            if not scale and _feature(name) in spec.features:
+                raise SpecError(f"the request asks for {_feature(name)}; give {name}")
             continue
-        if wanted is False:
-            raise SpecError(f"{name} is given, and the request does not ask for {name.removesuffix('_slopes')}")
-        if tensor.shape != (size,) or not tensor.is_floating_point():
-            raise SpecError(f"{name} is {_tensor_words(tensor)}; expected {size} floating-point numbers")
-        if wanted is None and not spec.quantised:
+        if not scale and _feature(name) not in spec.features:
+            raise SpecError(f"{name} is given, and the request does not ask for {_feature(name)}")
+        problem = next(tensor_problems(name, tensor, (size,), dtype, dense=False), None)
+        if problem is not None:
+            raise SpecError(problem)
+        if scale and not spec.quantised:
             raise SpecError(f"{name} is given, and kv_dtype {spec.kv_dtype} has no scales")
+
+
+def _params(spec: AttentionSpec, params: LayerParams) -> Iterator[tuple[str, Tensor | None, int, torch.dtype | None]]:
+    """The name of each tensor of a layer, the tensor, its size, and its type (None: any floating one)."""
+    yield "sinks", params.sinks, spec.num_heads, None
+    yield "alibi_slopes", params.alibi_slopes, spec.num_heads, None
+    yield "k_scale", params.k_scale, spec.num_kv_heads, torch.float32
+    yield "v_scale", params.v_scale, spec.num_kv_heads, torch.float32
+
+
+def _feature(name: str) -> str:
+    return name.removesuffix("_slopes")
 
 
 def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> None:
@@ -51,7 +56,7 @@ def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> None:
     # the other validations compute with the lengths
     if not problems:
         problems = [*_device_tensor_problems(batch), *_storage_problems(spec, batch), *_mask_problems(spec, batch)]
-    if not problems and debugging():
+    if not problems and (batch.on_host or debugging()):
         problems = [*_content_problems(spec, batch)]
     _raise(problems)
 
@@ -60,32 +65,40 @@ def _host_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
     starts, lengths = batch.query_start_loc_cpu, batch.seq_lens_cpu
     for name, tensor in (("query_start_loc_cpu", starts), ("seq_lens_cpu", lengths)):
         if tensor.device.type != "cpu" or tensor.dtype != torch.int32 or tensor.ndim != 1:
-            yield f"{name} is {_tensor_words(tensor)}; expected a one-dimensional int32 tensor in host memory"
+            yield f"{name} is {tensor_words(tensor)}; expected a one-dimensional int32 tensor in host memory"
             return
     if len(starts) != len(lengths) + 1:
         yield f"query_start_loc_cpu has {len(starts)} elements for {len(lengths)} requests; expected {len(lengths) + 1}"
         return
-    queries = starts.diff()
-    if starts[0] != 0 or (queries < 0).any():
-        yield f"query_start_loc_cpu is {_short_list(starts)}; expected prefix sums that begin with 0"
+    yield from _length_problems(spec, batch, starts.tolist(), lengths.tolist(), "_cpu")
+
+
+def _length_problems(
+    spec: AttentionSpec, batch: BatchMetadata, starts: list[int], lengths: list[int], suffix: str
+) -> Iterator[str]:
+    """The problems of the numbers themselves; suffix: of the names of their tensors."""
+    queries = [b - a for a, b in pairwise(starts)]
+    if starts[0] != 0 or min(queries, default=0) < 0:
+        yield f"query_start_loc{suffix} is {_short_list(starts)}; expected prefix sums that begin with 0"
         return
-    if (lengths < 0).any():
-        yield f"seq_lens_cpu is {_short_list(lengths)}; expected lengths of at least 0"
-    too_short = (lengths < queries).nonzero().flatten()
-    if spec.attn_type != "encoder_decoder" and len(too_short):
-        i = int(too_short[0])
-        yield (
-            f"request {i} has seq_len {int(lengths[i])} and {int(queries[i])} queries; "
-            "seq_lens count this step's tokens too"
-        )
-    if not batch.paged and batch.key_start_loc is None and not torch.equal(lengths, queries):
+    longest, most = max(lengths, default=0), max(queries, default=0)
+    if min(lengths, default=0) < 0 or longest > LONGEST:
+        yield f"seq_lens{suffix} is {_short_list(lengths)}; expected lengths of at least 0 and at most {LONGEST}"
+    if spec.attn_type != "encoder_decoder":
+        # padding of a graph has queries and no keys
+        too_short = (i for i, (q, k) in enumerate(zip(queries, lengths, strict=True)) if 0 < k < q)
+        if (i := next(too_short, None)) is not None:
+            yield (
+                f"request {i} has seq_len {lengths[i]} and {queries[i]} queries; seq_lens count this step's tokens too"
+            )
+    if not batch.paged and batch.key_start_loc is None and lengths != queries:
         yield "key_start_loc is None, which says that keys and queries are the same tokens, and seq_lens says otherwise"
     for name, bound, actual in (
-        ("max_query_len", batch.max_query_len, queries),
-        ("max_seq_len", batch.max_seq_len, lengths),
+        ("max_query_len", batch.max_query_len, most),
+        ("max_seq_len", batch.max_seq_len, longest),
     ):
-        if len(actual) and bound < int(actual.max()):
-            yield f"{name} is {bound}; a request has {int(actual.max())}"
+        if bound < actual:
+            yield f"{name} is {bound}; a request has {actual}"
 
 
 def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
@@ -99,16 +112,9 @@ def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
         ("mm_prefix", (n, None, 2), torch.int32),
     ):
         tensor: Tensor | None = getattr(batch, name)
-        if tensor is None:
-            continue
-        fits = tensor.ndim == len(shape) and all(a in (None, b) for a, b in zip(shape, tensor.shape, strict=True))
-        if not fits or tensor.dtype != dtype:
-            size = ", ".join("any" if s is None else str(s) for s in shape)
-            yield f"{name} is {_tensor_words(tensor)}; expected [{size}] {_dtype_name(dtype)}"
-        elif tensor.numel() and tensor.stride(-1) != 1:
-            yield f"{name} has stride {tensor.stride(-1)} in its last dimension; expected 1 (call .contiguous())"
-        if tensor.device != device:
-            yield f"{name} is on {tensor.device}, seq_lens on {device}"
+        if tensor is not None:
+            yield from tensor_problems(name, tensor, shape, dtype, device=device, beside="seq_lens")
+            yield from table_problems(name, tensor)
 
 
 def _storage_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
@@ -137,11 +143,18 @@ def _mask_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
 
 
 def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
-    """Problems of what only device memory holds: the device's copies of the lengths, and the slots."""
-    for name in ("query_start_loc", "seq_lens"):
-        host, device = getattr(batch, f"{name}_cpu"), getattr(batch, name).cpu()
-        if not torch.equal(host, device):
-            yield f"{name} is {_short_list(device)} on the device and {_short_list(host)} on the host"
+    """Problems of what a device's memory holds: its copies of the lengths, and the slots."""
+    starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+    if starts != batch.query_start_loc_cpu.tolist() and debugging():
+        on_host = _short_list(batch.query_start_loc_cpu.tolist())
+        yield f"query_start_loc is {_short_list(starts)} on the device and {on_host} on the host"
+    if any(a > b for a, b in zip(lengths, batch.seq_lens_cpu.tolist(), strict=True)):
+        on_host = _short_list(batch.seq_lens_cpu.tolist())
+        yield f"seq_lens is {_short_list(lengths)} on the device and {on_host} on the host, which is no upper bound"
+    yield from _length_problems(spec, batch, starts, lengths, "")
+    if batch.key_start_loc is not None and batch.key_start_loc.tolist() != prefix_sums(lengths):
+        begins = _short_list(batch.key_start_loc.tolist())
+        yield f"key_start_loc is {begins}; expected the prefix sums of seq_lens, {_short_list(prefix_sums(lengths))}"
     if batch.slot_mapping is not None:
         slots = batch.slot_mapping[batch.slot_mapping >= 0].sort().values
         repeated = slots[1:][slots.diff() == 0]
@@ -149,135 +162,163 @@ def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
             yield f"slot_mapping writes slot {int(repeated[0])} twice"
 
 
-def validate_places(spec: AttentionSpec, batch: BatchMetadata, kv_cache: KVCache) -> None:
-    """Raises `BatchError` for block ids and slots outside a cache. This reads the device, so it runs on demand only."""
-    assert spec.block_size is not None
-    blocks = kv_cache.key.shape[0]
-    problems = []
-    if batch.block_table is not None:
-        used = -(-batch.seq_lens_cpu // spec.block_size)
-        for i, ids in enumerate(batch.block_table.cpu()):
-            bad = [b for b in ids[: int(used[i])].tolist() if not 0 <= b < blocks]
-            if bad:
-                problems.append(f"block_table of request {i} names block {bad[0]}; the cache has {blocks}")
+class Places(NamedTuple):
+    """The largest and the smallest block id of the keys that a batch reads, with their requests; the largest slot."""
+
+    most: tuple[int, int]
+    least: tuple[int, int]
+    slot: int
+
+    def problems(self, blocks: int, block_size: int) -> Iterator[str]:
+        """The problems of places outside a cache of so many blocks."""
+        block, request = self.least if self.least[0] < 0 else self.most
+        if not -1 < block < max(blocks, 1):
+            yield f"block_table of request {request} names block {block}; the cache has {blocks}"
+        if self.slot >= blocks * block_size:
+            yield f"slot_mapping names slot {self.slot}; the cache has {blocks * block_size}"
+
+
+def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
+    """The places that a batch names. This reads the device."""
+    most, least, slot = (0, 0), (0, 0), -1
+    if batch.block_table is not None and spec.block_size is not None and batch.block_table.numel():
+        table, lengths = batch.block_table.cpu(), batch.seq_lens.cpu()
+        # freed blocks before a window are not read, unless a prefix range reaches there
+        first = torch.zeros_like(lengths)
+        if spec.sliding_window is not None and batch.mm_prefix is None:
+            first = (lengths - batch.query_start_loc.cpu().diff() - spec.sliding_window + 1).clamp(min=0)
+        column = torch.arange(table.shape[1])
+        used = (column >= (first // spec.block_size)[:, None]) & (column < -(-lengths // spec.block_size)[:, None])
+        highest, lowest = table.masked_fill(~used, 0).amax(1), table.masked_fill(~used, 0).amin(1)
+        most = int(highest.max()), int(highest.argmax())
+        least = int(lowest.min()), int(lowest.argmin())
     if batch.slot_mapping is not None and batch.slot_mapping.numel():
-        largest = int(batch.slot_mapping.max())
-        if largest >= blocks * spec.block_size:
-            problems.append(f"slot_mapping names slot {largest}; the cache has {blocks * spec.block_size}")
-    _raise(problems)
+        slot = int(batch.slot_mapping.max())
+    return Places(most, least, slot)
 
 
-@dataclass(frozen=True, slots=True)
+class Tensors(NamedTuple):
+    """The tensors of a call, heads apart from their elements. write, attend: the parts of a forward that run."""
+
+    write: bool
+    attend: bool
+    query: Any
+    output: Any
+    lse: Any
+    key: Any
+    value: Any
+    kv_cache: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """The shapes and types that every call with one batch must have: computed once, to validate a call in microseconds.
+    """The shapes and types that every call with one batch must have.
 
-    num_tokens, num_keys, num_slots: the fewest rows of queries, of packed keys and of keys to write.
-    cache_tails: the shapes of a cache's two tensors past their blocks.
+    num_tokens, num_keys, num_slots: the fewest rows of queries, of packed keys and of keys to write. accepted: what is
+    known of calls that fitted, so that only the first of its kind is looked at closely.
     """
 
     spec: AttentionSpec
     device: torch.device
+    paged: bool
     num_tokens: int
     num_keys: int
-    num_slots: int
-    cache_tails: tuple[tuple[int, ...], ...]
-    cache_dtype: torch.dtype
-    debug: bool
+    num_slots: int | None
+    places: Places | None
+    accepted: set[Any] = field(default_factory=set)
 
     @classmethod
     def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> Fit:
         """The requirements of a batch for a layer. Raises `BatchError` as `validate_batch` does."""
         validate_batch(spec, batch)
-        slots = 0 if batch.slot_mapping is None else batch.slot_mapping.shape[0]
-        keys = 0 if batch.paged else int(batch.seq_lens_cpu.sum())
-        tails = () if spec.block_size is None else tuple(s[1:] for s in paged_cache_shape(spec, 0)[:2])
-        device = batch.seq_lens.device
-        return cls(spec, device, batch.num_tokens, keys, slots, tails, spec.cache_dtype, debugging())
+        slots = None if batch.slot_mapping is None else batch.slot_mapping.shape[0]
+        keys = 0 if batch.paged else int(batch.host_lens.sum())
+        places = _places(spec, batch) if batch.on_host or debugging() else None
+        return cls(spec, batch.seq_lens.device, batch.paged, batch.num_tokens, keys, slots, places)
 
-    def validate_queries(self, query: Tensor, output: Tensor, lse: Tensor | None) -> None:
-        """Raises `BatchError` where queries, output or LSE do not fit."""
-        spec, rows = self.spec, query.shape[0]
-        if (
-            self._fits(query, rows, spec.num_heads, spec.head_size)
-            and self._fits(output, rows, spec.num_heads, spec.head_size_v)
-            and rows >= self.num_tokens
-            and lse is None
-        ):
+    def validate(self, given: Tensors, params: LayerParams) -> None:
+        """Raises `BatchError` where the tensors of a call, or of its layer, do not fit."""
+        cache = given.kv_cache or (None, None)
+        tensors = (*given[2:7], *cache, params.sinks, params.alibi_slopes, params.k_scale, params.v_scale)
+        try:
+            known = (given.write, given.attend, *[signature(x) for x in tensors])
+        except (AttributeError, RuntimeError):
+            # no tensor, or one without strides
+            known = None
+        if known not in self.accepted:
+            _raise([*self._problems(given, params)])
+            self.accepted.add(known)
+
+    def _problems(self, given: Tensors, params: LayerParams) -> Iterator[str]:
+        if given.write and self.num_slots is None:
+            yield "slot_mapping is None: there is no place to write key and value to"
+        if given.attend:
+            # a forward that writes gives both, and attends to one of them
+            if not given.write and (self.paged != (given.kv_cache is not None) or self.paged != (given.key is None)):
+                yield _STORAGE[self.paged]
+            yield from self._query_problems(given)
+        packed = given.attend and not self.paged
+        if given.key is not None or given.value is not None:
+            rows = max(self.num_slots or 0 if given.write else 0, self.num_keys if packed else 0)
+            yield from self._key_problems(given, rows)
+        if given.kv_cache is not None:
+            yield from self._cache_problems(given.kv_cache, written=given.write)
+        for name, tensor, size, dtype in _params(self.spec, params):
+            if tensor is not None:
+                yield from tensor_problems(name, tensor, (size,), dtype, device=self.device, dense=False)
+
+    def _query_problems(self, given: Tensors) -> Iterator[str]:
+        spec, query = self.spec, given.query
+        rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
+        for name, size in (("query", spec.head_size), ("output", spec.head_size_v)):
+            tensor, shape = getattr(given, name), (rows, spec.num_heads, size)
+            yield from tensor_problems(name, tensor, shape, spec.dtype, device=self.device, written=name == "output")
+        if rows is not None and rows < self.num_tokens:
+            yield f"query has {rows} rows; the batch has {self.num_tokens} tokens"
+        if given.lse is not None:
+            sizes = spec.num_heads, rows
+            yield from tensor_problems("lse", given.lse, sizes, torch.float32, device=self.device, written=True)
+            if isinstance(given.lse, Tensor) and not given.lse.is_contiguous():
+                yield "lse is not contiguous"
+
+    def _key_problems(self, given: Tensors, min_rows: int) -> Iterator[str]:
+        spec, key = self.spec, given.key
+        if key is None or given.value is None:
+            yield "key and value come together or not at all"
             return
-        problems = [
-            *self._problems("query", query, (rows, spec.num_heads, spec.head_size), spec.dtype),
-            *self._problems("output", output, (rows, spec.num_heads, spec.head_size_v), spec.dtype),
-        ]
-        if rows < self.num_tokens:
-            problems.append(f"query has {rows} rows; the batch has {self.num_tokens} tokens")
-        if lse is not None:
-            problems += self._problems("lse", lse, (spec.num_heads, rows), torch.float32)
-            if not lse.is_contiguous():
-                problems.append("lse is not contiguous")
-        _raise(problems)
+        rows = key.shape[0] if isinstance(key, Tensor) and key.ndim else None
+        for name, size in (("key", spec.head_size), ("value", spec.head_size_v)):
+            shape = rows, spec.num_kv_heads, size
+            yield from tensor_problems(name, getattr(given, name), shape, spec.dtype, device=self.device)
+        if rows is not None and rows < min_rows:
+            yield f"key has {rows} rows; the batch has {min_rows} keys"
 
-    def validate_keys(self, key: Tensor, value: Tensor | None, min_rows: int) -> None:
-        """Raises `BatchError` where key and value do not fit, or have fewer than ``min_rows`` rows."""
-        spec, rows = self.spec, key.shape[0]
-        if value is None:
-            raise BatchError(["key and value come together or not at all"])
-        if (
-            self._fits(key, rows, spec.num_kv_heads, spec.head_size)
-            and self._fits(value, rows, spec.num_kv_heads, spec.head_size_v)
-            and rows >= min_rows
-        ):
-            return
-        problems = [
-            *self._problems("key", key, (rows, spec.num_kv_heads, spec.head_size), spec.dtype),
-            *self._problems("value", value, (rows, spec.num_kv_heads, spec.head_size_v), spec.dtype),
-        ]
-        if rows < min_rows:
-            problems.append(f"key has {rows} rows; the batch has {min_rows} keys")
-        _raise(problems)
+    def _cache_problems(self, kv_cache: Any, *, written: bool) -> Iterator[str]:
+        key = kv_cache[0]
+        blocks = key.shape[0] if isinstance(key, Tensor) and key.ndim else 0
+        shape = paged_cache_shape(self.spec, blocks)
+        problems: list[str] = []
+        for name, tensor, sizes in (("key", kv_cache[0], shape.key), ("value", kv_cache[1], shape.value)):
+            problems += tensor_problems(
+                f"kv_cache.{name}", tensor, sizes, shape.dtype, device=self.device, written=written
+            )
+        yield from problems
+        if not problems and self.places is not None and self.spec.block_size is not None:
+            used = self.places if written else self.places._replace(slot=-1)
+            yield from used.problems(blocks, self.spec.block_size)
 
-    def validate_params(self, params: LayerParams) -> None:
-        """Raises `BatchError` for a tensor of the layer that is not on the batch's device."""
-        for tensor in (params.sinks, params.alibi_slopes, params.k_scale, params.v_scale):
-            if tensor is not None and tensor.device != self.device:
-                raise BatchError([f"a tensor of the layer is on {tensor.device}, the batch on {self.device}"])
 
-    def validate_cache(self, kv_cache: KVCache) -> None:
-        """Raises `BatchError` where a cache does not have the shapes and dtype of the spec."""
-        key, value = kv_cache
-        dtype = self.cache_dtype
-        if (
-            key.dtype is dtype
-            and value.dtype is dtype
-            and key.shape[1:] == self.cache_tails[0]
-            and value.shape[1:] == self.cache_tails[1]
-            and key.stride(-1) == value.stride(-1) == 1
-            and key.shape[0] == value.shape[0]
-            and key.device == value.device == self.device
-        ):
-            return
-        shape = paged_cache_shape(self.spec, kv_cache[0].shape[0])
-        _raise(
-            [
-                *self._problems("kv_cache.key", kv_cache[0], shape.key, shape.dtype),
-                *self._problems("kv_cache.value", kv_cache[1], shape.value, shape.dtype),
-            ]
-        )
+_STORAGE = {
+    True: "the batch has a block_table: attention reads kv_cache, and takes no packed keys and values",
+    False: "the batch has no block_table: attention takes packed keys and values, and reads no kv_cache",
+}
 
-    def _fits(self, tensor: Tensor, *shape: int) -> bool:
-        return (
-            tensor.shape == shape
-            and tensor.dtype is self.spec.dtype
-            and tensor.stride(2) == 1
-            and tensor.device == self.device
-        )
 
-    def _problems(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str]:
-        if tensor.shape != shape or tensor.dtype != dtype:
-            yield f"{name} is {_tensor_words(tensor)}; expected {list(shape)} {_dtype_name(dtype)}"
-        elif tensor.stride(-1) != 1 and tensor.shape[-1] > 1 and tensor.numel():
-            yield f"{name} has stride {tensor.stride(-1)} in its last dimension; expected 1 (call .contiguous())"
-        if tensor.device != self.device:
-            yield f"{name} is on {tensor.device}, the batch on {self.device}"
+def as_cache(kv_cache: Any) -> KVCache:
+    """A pair of tensors as a cache. Raises `BatchError` for anything else."""
+    if isinstance(kv_cache, tuple | list) and len(kv_cache) == 2:
+        return KVCache(*kv_cache)
+    raise BatchError([f"kv_cache is {tensor_words(kv_cache)}; expected KVCache(key, value)"])
 
 
 def debugging() -> bool:
@@ -290,14 +331,5 @@ def _raise(problems: list[str]) -> None:
         raise BatchError(problems)
 
 
-def _tensor_words(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {_dtype_name(tensor.dtype)}"
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _short_list(numbers: Tensor) -> str:
-    values = numbers.tolist()
+def _short_list(values: list[int]) -> str:
     return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, …]"

@@ -29,18 +29,32 @@ format on architectures that have it. It holds ``x / scale``, computed in float3
 number and rounded to nearest even.
 
 **No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: the batch's CPU copies hold all that the
-host needs.
+host needs. Where they and the device differ, the device is right: ``seq_lens_cpu`` may be upper bounds.
+
+**CUDA graphs.** A captured call computes with what the batch's tensors hold at each replay, for any lengths within
+``max_query_len``, ``max_seq_len``, the number of requests and the rows of query: a dummy batch of one token a request
+will do. The caller keeps the tensors that it handed over; a layer keeps those of its plans. Scratch memory is allocated
+by each call on its stream, while a graph is captured from the graph's pool, so no two streams, layers or graphs share
+any. TRITON_ATTN's is for split keys: ``rows * num_heads * splits * (head_size_v + 1)`` float32, of which a batch has no
+more than fill the device four times (70 MiB on an H200 with heads of 128); with ``batch_invariant`` splits are up to 32
+for requests of one query and up to 8 for up to 16, whatever ``max_seq_len`` is. Rows are those of query, or the
+requests times their longest query if that is less. Backends that compute from the host's lengths refuse a capture.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
+
+from attnreg.runtime.batch import LONGEST
+from attnreg.runtime.batch import BatchError as BatchError
+from attnreg.runtime.batch import BatchMetadata as BatchMetadata
 
 if TYPE_CHECKING:
     from typing import Self
@@ -62,14 +76,6 @@ _FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.fl
 
 class SpecError(ValueError):
     """Raised for a layer that contradicts itself or lacks a number; the message names the field and the cure."""
-
-
-class BatchError(ValueError):
-    """Raised for tensors or lengths that do not fit the layer or each other; ``problems`` lists every problem."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
 
 
 class UnclaimedError(ValueError):
@@ -113,6 +119,8 @@ class AttentionSpec:
     options: tuple[tuple[str, str | int | float | bool], ...] = ()
 
     def __post_init__(self) -> None:
+        for name, integral in _NUMBERS.items():
+            object.__setattr__(self, name, _number(name, getattr(self, name), integral=integral))
         problem = next(_spec_problems(self), None)
         if problem is not None:
             raise SpecError(problem)
@@ -171,6 +179,29 @@ class AttentionSpec:
         return self.cache_dtype.itemsize == 1
 
 
+# the numbers of a spec, and whether they are integers
+_NUMBERS = {
+    "num_heads": True, "num_kv_heads": True, "head_size": True, "head_size_v": True, "block_size": True,
+    "sliding_window": True, "softmax_scale": False, "softcap": False,
+}  # fmt: skip
+
+
+def _number(name: str, value: Any, *, integral: bool) -> int | float | None:
+    """A number in Python's own type, in which kernels compile it; None for an optional one that is not given."""
+    if value is None and name in ("block_size", "sliding_window", "softcap"):
+        return None
+    if integral and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if not integral and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    cure = ""
+    if name == "sliding_window" and isinstance(value, Sequence) and len(value) == 2:
+        cure = (
+            "; a window of (left, right) = (w - 1, 0) is the number w in a causal batch, and (w - 1, w - 1) in others"
+        )
+    raise SpecError(f"{name} is {value!r}; expected {'an integer' if integral else 'a number'}{cure}")
+
+
 def _spec_problems(spec: AttentionSpec) -> Any:
     for name in ("num_heads", "num_kv_heads", "head_size", "head_size_v"):
         if getattr(spec, name) < 1:
@@ -201,6 +232,8 @@ def _spec_problems(spec: AttentionSpec) -> Any:
             )
         if value is not None and not 0 < value < math.inf:
             yield f"{name} is {value}; expected more than 0 (None for none)"
+    if spec.sliding_window is not None and spec.sliding_window > 2 * LONGEST:
+        yield f"sliding_window is {spec.sliding_window}; expected up to {2 * LONGEST}"
     if spec.attn_type == "encoder_decoder":
         # queries and keys belong to different texts: there is no distance between them
         for name in sorted(spec.features & {"alibi", "mm_prefix", "sliding_window"}):
@@ -226,7 +259,7 @@ class KVCacheShape(NamedTuple):
 class LayerParams:
     """The tensors of one layer. `Attention` passes them to every call; layers with equal specs have their own.
 
-    sinks, alibi_slopes: [num_heads], contiguous, any floating type (a kernel computes with float32). k_scale, v_scale:
+    sinks, alibi_slopes: [num_heads], any floating type and stride (a kernel computes with float32). k_scale, v_scale:
     [num_kv_heads] float32, the factors of a quantised cache; one scale for all heads is an expanded view (stride 0);
     None is 1. sinks and alibi_slopes are given if and only if the spec has the feature; scales only with a quantised
     cache.
@@ -239,90 +272,6 @@ class LayerParams:
 
 
 NO_PARAMS = LayerParams()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BatchMetadata:
-    """The requests of one step, for all layers of one KV-cache group. `BatchMetadata.build` makes it from lengths.
-
-    query_start_loc:     [num_reqs + 1] int32, prefix sums of the queries per request; a request may have none
-    seq_lens:            [num_reqs] int32, keys per request, this step's included; at least its queries, except for
-                         encoder_decoder, whose keys are the encoder's
-    block_table:         [num_reqs, max_blocks] int32, physical block ids; entries past a request's last block may hold
-                         anything. None: there is no cache, and ``forward`` takes packed keys and values
-    slot_mapping:        [num_keys] int64, where ``write_kv`` puts each row of key and value, as block * block_size +
-                         offset; negative: nowhere. Distinct otherwise. None: nothing is written
-    max_query_len, max_seq_len: upper bounds of the lengths
-    causal:              queries see no later keys. False for all but decoder layers
-    query_start_loc_cpu, seq_lens_cpu: the same numbers in host memory
-    key_start_loc:       [num_reqs + 1] int32, prefix sums of ``seq_lens``: where each request's packed keys begin,
-                         without a cache. None: keys and queries are the same tokens
-    mm_prefix:           [num_reqs, max_ranges, 2] int32, half-open ranges [begin, end) of key positions within which
-                         all tokens see each other; end <= begin is no range
-    """
-
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    max_query_len: int
-    max_seq_len: int
-    query_start_loc_cpu: Tensor
-    seq_lens_cpu: Tensor
-    block_table: Tensor | None = None
-    slot_mapping: Tensor | None = None
-    causal: bool = True
-    key_start_loc: Tensor | None = None
-    mm_prefix: Tensor | None = None
-    # this batch's plans by backend and spec; `Attention` fills it, the layers share it
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-
-    @classmethod
-    def build(
-        cls,
-        query_lens: Sequence[int],
-        seq_lens: Sequence[int] | None = None,
-        *,
-        device: torch.device | str = "cpu",
-        block_table: Tensor | None = None,
-        slot_mapping: Tensor | None = None,
-        causal: bool = True,
-        mm_prefix: Tensor | None = None,
-    ) -> Self:
-        """A batch from its lengths (host integers); ``seq_lens`` None: the keys are the queries' own tokens."""
-        queries = torch.tensor(list(query_lens), dtype=torch.int32, device="cpu")
-        keys = queries if seq_lens is None else torch.tensor(list(seq_lens), dtype=torch.int32, device="cpu")
-        starts = _prefix_sums(queries)
-        same = seq_lens is None or torch.equal(queries, keys)
-        return cls(
-            query_start_loc=starts.to(device),
-            seq_lens=keys.to(device),
-            max_query_len=int(queries.max()) if len(queries) else 0,
-            max_seq_len=int(keys.max()) if len(keys) else 0,
-            query_start_loc_cpu=starts,
-            seq_lens_cpu=keys,
-            block_table=block_table,
-            slot_mapping=slot_mapping,
-            causal=causal,
-            key_start_loc=None if same or block_table is not None else _prefix_sums(keys).to(device),
-            mm_prefix=mm_prefix,
-        )
-
-    @property
-    def num_reqs(self) -> int:
-        return self.seq_lens_cpu.shape[0]
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of query rows before the padding."""
-        return int(self.query_start_loc_cpu[-1])
-
-    @property
-    def paged(self) -> bool:
-        """Whether keys and values are in a paged cache."""
-        return self.block_table is not None
-
-
-def _prefix_sums(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
 
 
 def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
@@ -375,6 +324,9 @@ class Call(NamedTuple):
 
 class KernelModule(Protocol):
     """The functions that a registry row's ``module`` must have. `Attention` validates every argument before a call.
+
+    A module whose calls read all lengths on the device says so by ``CAPTURABLE = True``; the calls of others are
+    refused while a CUDA graph is captured, because its replays would keep the lengths of the host.
 
     ``plan`` is an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
     num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots.

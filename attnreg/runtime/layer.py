@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from attnreg.request import features_of
 from attnreg.runtime import arguments, ops
+from attnreg.runtime.arguments import Fit, Tensors
+from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchError,
@@ -28,10 +29,21 @@ from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Set
     from typing import Self
 
     from attnreg.selection.trace import Selection
+
+# what plans are kept by in a batch: one object for each backend and spec, which costs less to look up than a spec
+_KINDS: dict[tuple[str, AttentionSpec], object] = {}
+
+
+class _Planned(NamedTuple):
+    """A plan of a kernel module, what its calls must fit, and the state of the batch that it was made for."""
+
+    plan: Any
+    fit: Fit
+    state: tuple[Any, ...]
 
 
 class Attention:
@@ -51,6 +63,9 @@ class Attention:
         self.params = params
         self.name: str | None = None
         self.module = cast("KernelModule", selection.backend.load())
+        self._kind = _KINDS.setdefault((self.backend, spec), object())
+        # a captured graph reads the tensors of its plan for as long as it can be replayed
+        self._captured: list[Any] = []
 
     @classmethod
     def from_selection(
@@ -81,7 +96,7 @@ class Attention:
         if selection.backend is None:
             raise NoBackendError(selection)
         request = selection.request
-        per_head = any(s is not None and s.numel() > 1 for s in (k_scale, v_scale))
+        per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (k_scale, v_scale))
         features = features_of(
             sliding_window=sliding_window,
             softcap=softcap,
@@ -105,8 +120,8 @@ class Attention:
         params = LayerParams(
             sinks=sinks,
             alibi_slopes=alibi_slopes,
-            k_scale=_per_head(k_scale, spec.num_kv_heads),
-            v_scale=_per_head(v_scale, spec.num_kv_heads),
+            k_scale=_per_head("k_scale", k_scale, spec.num_kv_heads),
+            v_scale=_per_head("v_scale", v_scale, spec.num_kv_heads),
         )
         layer = cls(selection, spec, params)
         if name is not None:
@@ -133,16 +148,28 @@ class Attention:
 
         Raises `BatchError` for a batch that does not fit, `UnclaimedError` for a mask that is not in the request.
         """
-        return self._planned(batch)[0]
+        return self._planned(batch).plan
 
-    def _planned(self, batch: BatchMetadata) -> tuple[Any, arguments.Fit]:
-        key = (self.backend, self.spec)
-        if key not in batch.plans:
+    def _planned(self, batch: BatchMetadata) -> _Planned:
+        """The plan for a batch as it is now: a tensor of it may have been changed since it was planned."""
+        if not isinstance(batch, BatchMetadata):
+            raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
+        capturing = _capturing(batch.seq_lens.device)
+        if capturing and not getattr(self.module, "CAPTURABLE", False):
+            problem = (
+                f"a CUDA graph is being captured, and {self.backend} computes from the host's lengths, which a replay "
+                "would keep; capture a backend that follows the device's (TRITON_ATTN, ROCM_ATTN)"
+            )
+            raise BatchError([problem])
+        state = batch.state()
+        planned: _Planned | None = batch.plans.get(self._kind)
+        if planned is None or planned.state != state:
             features = features_of(attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix)
             _refuse_unasked(self.selection, features)
-            fit = arguments.Fit.of(self.spec, batch)
-            batch.plans[key] = self.module.plan(self.spec, batch), fit
-        planned: tuple[Any, arguments.Fit] = batch.plans[key]
+            fit = Fit.of(self.spec, batch)
+            planned = batch.plans[self._kind] = _Planned(self.module.plan(self.spec, batch), fit, state)
+        if capturing:
+            self._captured.append(planned.plan)
         return planned
 
     def forward(
@@ -164,20 +191,23 @@ class Attention:
 
         Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
         """
+        planned = self._planned(batch)
         output = self.new_output(query) if output is None else output
-        write = self._write(key, value, kv_cache, batch) if kv_cache is not None and key is not None else None
-        packed = (None, None) if batch.paged else (key, value)
-        attend = self._attend(query, kv_cache if batch.paged else None, batch, output, *packed, lse)
-        if write is not None:
-            write()
-        attend()
+        write = key is not None and kv_cache is not None
+        # an attention without a write reads one of the two
+        reads = write or batch.paged
+        given = self._validated(planned, query, key, value, kv_cache if reads else None, output, lse, write, True)
+        if write:
+            self._write(planned, given)
+        self._attend(planned, given)
         return output
 
     __call__ = forward
 
     def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None:
         """Writes keys and values to the slots of ``batch.slot_mapping``. Arguments and errors as in `forward`."""
-        self._write(key, value, kv_cache, batch)()
+        planned = self._planned(batch)
+        self._write(planned, self._validated(planned, None, key, value, kv_cache, None, None, True, False))
 
     def attend(
         self,
@@ -191,71 +221,70 @@ class Attention:
         lse: Tensor | None = None,
     ) -> None:
         """Attends to the cache, or to packed keys and values; writes no cache. Arguments as in `forward`."""
-        self._attend(query, kv_cache, batch, output, key, value, lse)()
+        planned = self._planned(batch)
+        if output is None:
+            raise BatchError(["output is None; expected the tensor to write to"])
+        self._attend(planned, self._validated(planned, query, key, value, kv_cache, output, lse, False, True))
 
     def new_output(self, query: Tensor) -> Tensor:
         """Uninitialised memory for the output of a query, with the query's number of dimensions."""
+        if not isinstance(query, Tensor) or query.ndim not in (2, 3):
+            sizes = self.spec.num_heads, self.spec.head_size
+            raise BatchError([f"query is {tensor_words(query)}; expected [tokens, {sizes[0]}, {sizes[1]}]"])
         heads, size = self.spec.num_heads, self.spec.head_size_v
         return query.new_empty(query.shape[0], *((heads * size,) if query.ndim == 2 else (heads, size)))
 
-    def _write(self, key: Tensor, value: Tensor | None, kv_cache: KVCache, batch: BatchMetadata) -> Callable[[], None]:
-        """Validates a write to the cache, and returns the call that does it."""
-        spec, (plan, fit) = self.spec, self._planned(batch)
-        if batch.slot_mapping is None:
-            raise BatchError(["slot_mapping is None: there is no place to write key and value to"])
-        key, value = _by_head(key, spec.num_kv_heads), _by_head(value, spec.num_kv_heads)
-        fit.validate_keys(key, value, fit.num_slots)
-        fit.validate_cache(kv_cache)
-        fit.validate_params(self.params)
-        if fit.debug:
-            arguments.validate_places(spec, batch, kv_cache)
-        assert value is not None
-        if key.shape[0] != fit.num_slots:
-            key, value = key[: fit.num_slots], value[: fit.num_slots]
-        return partial(self.module.write_kv, spec, plan, key, value, kv_cache, params=self.params)
-
-    def _attend(
+    def _validated(
         self,
-        query: Tensor,
-        kv_cache: KVCache | None,
-        batch: BatchMetadata,
-        output: Tensor,
+        planned: _Planned,
+        query: Tensor | None,
         key: Tensor | None,
         value: Tensor | None,
+        kv_cache: KVCache | None,
+        output: Tensor | None,
         lse: Tensor | None,
-    ) -> Callable[[], None]:
-        """Validates an attention call, and returns the call that runs it."""
-        spec, (plan, fit) = self.spec, self._planned(batch)
+        write: bool,
+        attend: bool,
+    ) -> Tensors:
+        """The tensors of a call with heads apart, validated."""
+        spec = self.spec
         if lse is not None and "lse" not in spec.features:
             _refuse_unasked(self.selection, {"lse"})
-        if batch.paged != (kv_cache is not None) or batch.paged != (key is None):
-            raise BatchError([_STORAGE[batch.paged]])
-        query, output = _by_head(query, spec.num_heads), _by_head(output, spec.num_heads)
-        fit.validate_queries(query, output, lse)
-        fit.validate_params(self.params)
-        if kv_cache is not None:
-            fit.validate_cache(kv_cache)
-            if fit.debug:
-                arguments.validate_places(spec, batch, kv_cache)
-        elif key is not None:
-            key, value = _by_head(key, spec.num_kv_heads), _by_head(value, spec.num_kv_heads)
-            fit.validate_keys(key, value, fit.num_keys)
-        return partial(self.module.forward, spec, plan, Call(query, kv_cache, output, key, value, lse, self.params))
+        given = Tensors(
+            write,
+            attend,
+            _by_head(query, spec.num_heads),
+            _by_head(output, spec.num_heads),
+            lse,
+            _by_head(key, spec.num_kv_heads),
+            _by_head(value, spec.num_kv_heads),
+            kv_cache if kv_cache is None or isinstance(kv_cache, KVCache) else arguments.as_cache(kv_cache),
+        )
+        planned.fit.validate(given, self.params)
+        return given
+
+    def _write(self, planned: _Planned, given: Tensors) -> None:
+        key, value, slots = given.key, given.value, planned.fit.num_slots
+        if key.shape[0] != slots:
+            key, value = key[:slots], value[:slots]
+        self.module.write_kv(self.spec, planned.plan, key, value, given.kv_cache, params=self.params)
+
+    def _attend(self, planned: _Planned, given: Tensors) -> None:
+        _, _, query, output, lse, key, value, kv_cache = given
+        if planned.fit.paged:
+            call = Call(query, kv_cache, output, None, None, lse, self.params)
+        else:
+            call = Call(query, None, output, key, value, lse, self.params)
+        self.module.forward(self.spec, planned.plan, call)
 
 
-_STORAGE = {
-    True: "the batch has a block_table: attention reads kv_cache, and takes no packed keys and values",
-    False: "the batch has no block_table: attention takes packed keys and values, and reads no kv_cache",
-}
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-@overload
-def _by_head(x: Tensor, heads: int) -> Tensor: ...
-@overload
-def _by_head(x: Tensor | None, heads: int) -> Tensor | None: ...
-def _by_head(x: Tensor | None, heads: int) -> Tensor | None:
-    """[rows, heads * size] as [rows, heads, size]; any other shape is returned as it is, for validation to report."""
-    if x is None or x.ndim != 2 or x.shape[1] % heads:
+def _by_head(x: Any, heads: int) -> Any:
+    """[rows, heads * size] as [rows, heads, size]; anything else is returned as it is, for validation to report."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] % heads:
         return x
     return x.view(x.shape[0], heads, x.shape[1] // heads)
 
@@ -293,11 +322,15 @@ def _refuse_layout(selection: Selection, layout: str) -> None:
         raise UnclaimedError(f"{selection.backend.name}: {why}; {help_}", selection.backend.name, others)
 
 
-def _per_head(scale: Tensor | None, num_kv_heads: int) -> Tensor | None:
+def _per_head(name: str, scale: Tensor | None, num_kv_heads: int) -> Tensor | None:
     """A scale as [num_kv_heads] float32: a view, so that later changes of the scale take effect."""
     if scale is None:
         return None
-    if scale.dtype != torch.float32 or scale.numel() not in (1, num_kv_heads):
-        expected = f"expected one float32 element, or {num_kv_heads}"
-        raise SpecError(f"a KV scale is {list(scale.shape)} {scale.dtype}; {expected}")
-    return scale.reshape(-1).expand(num_kv_heads)
+    expected = f"expected one float32 element, or [{num_kv_heads}] float32"
+    if not isinstance(scale, Tensor) or scale.layout is not torch.strided or scale.dtype != torch.float32:
+        raise SpecError(f"{name} is {tensor_words(scale)}; {expected}")
+    if scale.numel() == 1:
+        return scale.view(1).expand(num_kv_heads)
+    if scale.shape != (num_kv_heads,):
+        raise SpecError(f"{name} is {tensor_words(scale)}; {expected}")
+    return scale

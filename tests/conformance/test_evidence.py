@@ -16,8 +16,8 @@ from attnreg.runtime.interface import BatchMetadata
 
 
 def past_the_end(batch: BatchMetadata) -> BatchMetadata:
-    longer = (batch.seq_lens_cpu + 1) if batch.paged else batch.seq_lens_cpu
-    return replace(batch, seq_lens_cpu=longer)
+    longer = (batch.seq_lens + 1) if batch.paged else batch.seq_lens
+    return replace(batch, seq_lens=longer, seq_lens_cpu=longer)
 
 
 def test_evidence_is_recorded_and_what_is_refuted_is_struck_from_it(

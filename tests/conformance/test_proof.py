@@ -27,8 +27,8 @@ def wider(spec: AttentionSpec) -> AttentionSpec:
 
 
 def past_the_end(batch: BatchMetadata) -> BatchMetadata:
-    longer = (batch.seq_lens_cpu + 1) if batch.paged else batch.seq_lens_cpu
-    return replace(batch, seq_lens_cpu=longer)
+    longer = (batch.seq_lens + 1) if batch.paged else batch.seq_lens
+    return replace(batch, seq_lens=longer, seq_lens_cpu=longer)
 
 
 def remember(store: list[KVCache]) -> Callable[..., None]:

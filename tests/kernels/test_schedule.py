@@ -20,8 +20,10 @@ def plan(query_lens, max_seq_len=8192, shape=PLAIN, **options):
 
 def test_short_and_long_requests_are_launched_apart() -> None:
     (short, long) = plan([1, 2000, 3])
-    assert (short.min_query_len, short.max_query_len, short.one_tile, short.tiles) == (1, 3, True, 3)
-    assert (long.min_query_len, long.max_query_len, long.one_tile) == (17, 2000, False)
+    assert (short.min_query_len, short.max_query_len, short.one_tile) == (1, 3, True)
+    assert (long.min_query_len, long.max_query_len, long.one_tile) == (4, 2000, False)
+    block_q = long.config.block_m // long.heads
+    assert (short.tiles(3, 2004), long.tiles(3, 2004)) == (3, 2004 // block_q + 3)
     assert len(plan([1, 1, 0])) == 1
     assert plan([0, 0]) == []
 
@@ -45,6 +47,36 @@ def test_invariance_depends_on_the_request_alone() -> None:
     assert alone[0].config == together[0].config
     assert {one.min_split for one in alone + together} == {INVARIANT_SPLIT}
     assert [(one.min_query_len, one.max_query_len) for one in together] == [(1, 1), (2, 5)]
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("query_lens", [[1] * 40, [24, 2], [24, 24], [0, 0], [3, 16], [1, 2000]])
+@pytest.mark.parametrize("bound", [1, 5, 16, 17, 40, 3000])
+def test_the_launches_serve_every_length_within_the_bound_once(
+    query_lens: list[int], bound: int, invariant: bool
+) -> None:
+    bound = max(bound, *query_lens)
+    launches = schedule(
+        H200, PLAIN, query_lens, num_kv_heads=8, max_query_len=bound, max_seq_len=8192, batch_invariant=invariant
+    )
+    served = [n for one in launches for n in range(one.min_query_len, one.max_query_len + 1)]
+    assert served == list(range(1, bound + 1))
+
+
+def test_the_parts_of_split_keys_stay_small() -> None:
+    # parts in float32 of a head of 128, with their sums
+    part = 129 * 4
+    for query_lens in ([1] * 255 + [131_072], [1, *[100] * 255], [1] * 256, [1], [4] * 3 + [2000], [17] * 4):
+        rows = sum(query_lens)
+        for one in plan(query_lens, 131_072):
+            slots = min(rows, one.max_query_len * len(query_lens))
+            assert one.splits == 1 or slots * 32 * one.splits * part <= 4 * 2 * 132 * 128 * part
+    # 64 heads, as stated in the contract
+    for query_lens, most in (([1] * 256, 2**28 * 1.01), ([4] * 256, 2**28 * 1.01), ([16] * 256, 2**30 * 1.01)):
+        launches = plan(query_lens, 131_072, batch_invariant=True)
+        rows = sum(query_lens)
+        held = [min(rows, one.max_query_len * 256) * 64 * one.splits * part for one in launches if one.splits > 1]
+        assert max(held) <= most
 
 
 def test_splits_are_whole_waves() -> None:

@@ -30,7 +30,7 @@ def by_sdpa(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
             scale=spec.softmax_scale,
             enable_gqa=spec.num_heads != spec.num_kv_heads,
         )
-        call.output[piece.rows] = out.transpose(1, 2).to(query.dtype)
+        call.output[piece.rows] = _zero_where_keyless(piece, out.transpose(1, 2).to(query.dtype))
     fill_empty(plan.empty, call)
 
 
@@ -47,10 +47,15 @@ def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
         elif piece.causal:
             scores.masked_fill_(_later(scores), -torch.inf)
         out, total = attend_by_scores(scores, v, params.sinks)
-        call.output[piece.rows] = out.transpose(1, 2).to(call.output.dtype)
+        call.output[piece.rows] = _zero_where_keyless(piece, out.transpose(1, 2).to(call.output.dtype))
         if call.lse is not None:
             call.lse[:, piece.rows] = total.transpose(0, 1)
     fill_empty(plan.empty, call)
+
+
+def _zero_where_keyless(piece: Piece, out: Tensor) -> Tensor:
+    """The output, zero for queries that see no key: a kernel may multiply masked values, which may be NaN."""
+    return out if piece.keyless is None else out.masked_fill(piece.keyless[:, :, None, None], 0)
 
 
 def _sdpa_mask(piece: Piece, slopes: Tensor | None) -> Tensor | None:

@@ -1,6 +1,7 @@
 """The pieces of a batch: dense rectangles of queries and keys, one call each, and their masks.
 
-No function reads device memory: the host's copies of the lengths decide the shapes.
+No function reads device memory: what the host knows of the lengths decides the shapes. Where these are upper bounds,
+the positions are shifted on the device: a rectangle ends with a request's last query and last key, wherever these are.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Piece:
     rows: [requests, queries] int64, the rows of the queries in query and output. places: of the keys, [requests, keys].
     distance: [requests, queries, keys] float32, between a query and a key; None without ALiBi. visible: [requests,
     queries, keys] bool, None where ``causal`` describes the mask: causal over as many queries as keys, or no mask.
+    keyless: [requests, queries] bool, the queries that see no key; None where there are none.
     """
 
     rows: Tensor
@@ -34,6 +36,7 @@ class Piece:
     distance: Tensor | None
     visible: Tensor | None
     causal: bool
+    keyless: Tensor | None
 
 
 class DensePlan(NamedTuple):
@@ -62,7 +65,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
     device = batch.seq_lens.device
     groups: defaultdict[tuple[int, ...], list[_Span]] = defaultdict(list)
     empty: list[Tensor] = []
-    starts, lengths = batch.query_start_loc_cpu.tolist(), batch.seq_lens_cpu.tolist()
+    starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
     for request, length in enumerate(lengths):
         row, queries = starts[request], starts[request + 1] - starts[request]
         if not length:
@@ -113,18 +116,39 @@ def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Pie
     # padding repeats a request's last key: memory behind it may hold NaN, which a mask does not remove
     place = torch.minimum(key_at, stop - 1)
     ragged = any(len(s.keys) < keys for s in spans)
-    plain = not ragged and batch.mm_prefix is None and not _window_hides(spec, spans)
+    certain = batch.on_host or not batch.paged
+    # a cache may hold fewer keys than the host knows of, but no fewer than the queries' own; or none, for padding
+    cross = spec.attn_type == "encoder_decoder"
+    bounds = not certain and (cross or any(s.keys.stop > len(s.queries) for s in spans))
+    plain = not ragged and not bounds and batch.mm_prefix is None and not _window_hides(spec, spans)
     square = plain and batch.causal and queries == keys
+    keyless = None if certain else (batch.seq_lens[request] == 0).expand_as(query_at)
+    if bounds:
+        more = (batch.seq_lens_cpu.to(device, non_blocking=True) - batch.seq_lens)[request]
+        query_at, key_at, stop, place = query_at - more, key_at - more, stop - more, (place - more).clamp(min=0)
     visible = None
     if not square and not (plain and (queries == 1 or not batch.causal)):
         seen = Band(batch.causal, spec.sliding_window).sees(query_at[:, :, None], key_at[:, None, :])
-        visible = _or_together(seen, batch.mm_prefix, request, query_at, key_at) & (key_at < stop)[:, None, :]
+        exists = (key_at < stop) & (key_at >= 0)
+        visible = _or_together(seen, batch.mm_prefix, request, query_at, key_at) & exists[:, None, :]
     distance = None
     if "alibi" in spec.features:
         distance = (query_at[:, :, None] - key_at[:, None, :]).abs().float()
     return Piece(
-        row + torch.arange(queries, device=device), places(spec, batch, request, place), distance, visible, square
+        row + torch.arange(queries, device=device),
+        _existing(places(spec, batch, request, place), keyless),
+        distance,
+        visible,
+        square,
+        keyless,
     )
+
+
+def _existing(places: Places, keyless: Tensor | None) -> Places:
+    """Places in blocks that exist: the block table of a request without keys may hold anything."""
+    if keyless is None or places.blocks is None:
+        return places
+    return Places(places.blocks.masked_fill(keyless[:, :1], 0), places.offsets)
 
 
 def _window_hides(spec: AttentionSpec, spans: list[_Span]) -> bool:

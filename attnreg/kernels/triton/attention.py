@@ -15,7 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from attnreg.kernels.triton.layout import load_blocks, load_tile
+from attnreg.kernels.triton.layout import load_blocks, load_tile, times
 from attnreg.kernels.triton.rows import find_tile, phase_of_span, program_span, rows_of_tile, whole_tiles, with_ranges
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores, with_sink
 from attnreg.kernels.triton.splits import store_part
@@ -53,7 +53,9 @@ def _load_query(query_ptr, exists, first_column, SIZE: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def _scale(softmax_scale, softcap, k_scale_ptr, kv_head, STRIDE: tl.constexpr, SOFTCAP: tl.constexpr):
+def _scale(
+    softmax_scale, softcap, k_scale_ptr, kv_head, STRIDE: tl.constexpr, COUNT: tl.constexpr, SOFTCAP: tl.constexpr
+):  # fmt: skip
     """Returns the factor of products and the softcap of scores, in powers of 2; k_scale_ptr [num_kv_heads]."""
     scale = softmax_scale * (1.0 if SOFTCAP else LOG2_E)
     if SOFTCAP:
@@ -61,7 +63,7 @@ def _scale(softmax_scale, softcap, k_scale_ptr, kv_head, STRIDE: tl.constexpr, S
         scale = softmax_scale / softcap * LOG2_E
         softcap = softcap * LOG2_E
     if k_scale_ptr is not None:
-        scale *= tl.load(k_scale_ptr + kv_head * STRIDE)
+        scale *= tl.load(k_scale_ptr + times(kv_head, STRIDE, COUNT))
     return scale, softcap
 
 
@@ -169,29 +171,30 @@ def _attend_tile(
 
 
 @triton.jit
-def _scale_values(state, v_scale_ptr, kv_head, STRIDE: tl.constexpr):
+def _scale_values(state, v_scale_ptr, kv_head, STRIDE: tl.constexpr, COUNT: tl.constexpr):
     """Returns the state with the values' scale; v_scale_ptr [num_kv_heads]."""
     acc = state.acc
     if v_scale_ptr is not None:
-        acc *= tl.load(v_scale_ptr + kv_head * STRIDE)
+        acc *= tl.load(v_scale_ptr + times(kv_head, STRIDE, COUNT))
     return Softmax(acc, state.row_max, state.row_sum)
 
 
 @triton.jit
 def _store_output(
     state, rows, first_token, output_ptr, lse_ptr, sinks_ptr, stride_lse, OUT: tl.constexpr,
-    SIZE: tl.constexpr, TILE: tl.constexpr,
+    HEADS: tl.constexpr, NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Stores the rows' outputs, and the natural logarithms of their weights' sums."""
     offs_dv = tl.arange(0, TILE.block_dv)
     is_dv = (offs_dv < SIZE)[None, :]
     if sinks_ptr is not None:
-        sink = tl.load(sinks_ptr + rows.head, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E
+        sinks_ptr += times(rows.head, HEADS.sink, NUM_HEADS)
+        sink = tl.load(sinks_ptr, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E
         state = with_sink(state, sink)
     has_keys = state.row_sum > 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     output = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
-    output_offs = (first_token + rows.token) * OUT.token + rows.head * OUT.head  # [BLOCK_M]
+    output_offs = (first_token + rows.token) * OUT.token + times(rows.head, OUT.head, NUM_HEADS)  # [BLOCK_M]
     tl.store(output_ptr + output_offs[:, None] + offs_dv[None, :], output.to(output_ptr.dtype.element_ty),
              mask=rows.exists[:, None] & is_dv)  # fmt: skip
     if lse_ptr is not None:
@@ -202,7 +205,7 @@ def _store_output(
 @triton.jit(
     do_not_specialize=[
         "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "head_size",
-        "stride_table", "stride_lse", "softmax_scale", "softcap",
+        "stride_table", "stride_ranges", "stride_range", "stride_lse", "softmax_scale", "softcap",
     ],
     do_not_specialize_on_alignment=[
         "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
@@ -213,16 +216,17 @@ def _attention_kernel(
     query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr,
     query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, ranges_ptr,
     sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr,
-    num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, stride_table, stride_lse,
-    softmax_scale, softcap,
-    Q: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr,
+    num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size,
+    stride_table, stride_ranges, stride_range, stride_lse, softmax_scale, softcap,
+    Q: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
-    Grid: (tiles * NUM_KV_HEADS * cdiv(GROUP, heads), splits). Q, OUT: `Strides`. K, V: `CacheLayout`. TILE: `Tile`.
+    Grid: (tiles * NUM_KV_HEADS * cdiv(GROUP, heads), splits). Q, OUT: `Strides`. K, V: `CacheLayout`. HEADS: `PerHead`.
+    TILE: `Tile`.
     ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
     PEEL: tiles that all rows see whole have a loop of their own. head_size: K.size, unknown to the compiler.
@@ -234,6 +238,7 @@ def _attention_kernel(
     BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
     HEAD_TILES: tl.constexpr = (GROUP + TILE.heads - 1) // TILE.heads
     PROGRAMS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     head_tile = tl.program_id(0) % PROGRAMS
     kv_head = head_tile // HEAD_TILES
     req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, PROGRAMS, BLOCK_Q, ONE_TILE)
@@ -242,24 +247,25 @@ def _attention_kernel(
     kv_len = tl.load(seq_lens_ptr + req)
     rows, span = rows_of_tile(tile, kv_head, head_tile % HEAD_TILES, query_len, kv_len, TILE, GROUP, CAUSAL, WINDOW)
     if ranges_ptr is not None:
-        rows, span = with_ranges(rows, span, req, ranges_ptr, num_ranges, kv_len)
+        rows, span = with_ranges(rows, span, req, ranges_ptr, num_ranges, stride_ranges, stride_range, kv_len)
     span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)
 
-    query_ptr += (first_token + rows.token)[:, None] * Q.token + rows.head[:, None] * Q.head  # [BLOCK_M, 1]
+    query_ptr += (first_token + rows.token)[:, None] * Q.token + times(rows.head[:, None], Q.head, NUM_HEADS)
     query = None
     if TILE.block_k == TILE.block_d:
         query = _load_query(query_ptr, rows.exists, 0, K.size, TILE.block_d, COMPUTE_DTYPE)  # [BLOCK_M, BLOCK_D]
-    scale, softcap = _scale(softmax_scale, softcap, k_scale_ptr, kv_head, K.stride_scale, SOFTCAP)
+    scale, softcap = _scale(softmax_scale, softcap, k_scale_ptr, kv_head, K.stride_scale, NUM_KV_HEADS, SOFTCAP)
     slopes = None
     if slopes_ptr is not None:
-        slopes = tl.load(slopes_ptr + rows.head, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E  # [BLOCK_M]
+        slopes_ptr += times(rows.head, HEADS.slope, NUM_HEADS)  # [BLOCK_M]
+        slopes = tl.load(slopes_ptr, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E
     scoring = Scoring(scale, softcap, slopes)
     state = no_keys(TILE.block_m, TILE.block_dv)
 
     if block_table_ptr is not None:
         block_table_ptr += req.to(tl.int64) * stride_table
-    key_ptr += kv_head * K.stride_head
-    value_ptr += kv_head * V.stride_head
+    key_ptr += times(kv_head, K.stride_head, NUM_KV_HEADS)
+    value_ptr += times(kv_head, V.stride_head, NUM_KV_HEADS)
     first_row = _first_row(key_start_loc_ptr, req, first_token, K.block_size)
     keys = Keys(key_ptr, value_ptr, block_table_ptr, first_row, _last_block(block_table_ptr, span, K.block_size))
     block = load_blocks(block_table_ptr, span.start, span.stop, keys.last_block, K.block_size, TILE.block_n)
@@ -273,10 +279,12 @@ def _attention_kernel(
                 WINDOW, SOFTCAP, PEEL, PHASE == 1,
             )  # fmt: skip
 
-    state = _scale_values(state, v_scale_ptr, kv_head, V.stride_scale)
+    state = _scale_values(state, v_scale_ptr, kv_head, V.stride_scale, NUM_KV_HEADS)
     if SPLIT:
         store_part(
-            state, rows, req, tile, slots, partial_ptr, partial_lse_ptr, NUM_KV_HEADS * GROUP, V.size, TILE, ONE_TILE
+            state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, NUM_HEADS, V.size, TILE, ONE_TILE
         )
     else:
-        _store_output(state, rows, first_token, output_ptr, lse_ptr, sinks_ptr, stride_lse, OUT, V.size, TILE)
+        _store_output(
+            state, rows, first_token, output_ptr, lse_ptr, sinks_ptr, stride_lse, OUT, HEADS, NUM_HEADS, V.size, TILE
+        )

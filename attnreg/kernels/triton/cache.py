@@ -96,7 +96,7 @@ class _Code(NamedTuple):
         return {"num_warps": 4}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        new_key, new_value, keys, values, k_scale, v_scale, *_ = key
+        new_key, new_value, keys, values, k_scale, v_scale = key
         return {
             "KEY": Strides(token=new_key[0], head=new_key[1]),
             "VALUE": Strides(token=new_value[0], head=new_value[1]),
@@ -136,7 +136,6 @@ def write_kv(
     variant_key = (
         key.stride(), value.stride(), key_cache.stride(), value_cache.stride(),
         None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
-        (key.data_ptr() | value.data_ptr() | key_cache.data_ptr() | value_cache.data_ptr()) % 16 == 0,
     )  # fmt: skip
     arguments = {
         "key_ptr": key, "value_ptr": value, "key_cache_ptr": key_cache, "value_cache_ptr": value_cache,

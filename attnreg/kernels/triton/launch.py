@@ -2,7 +2,8 @@
 """Launching a Triton kernel by the names of its parameters, at little cost on the host.
 
 Triton's own launch path inspects every argument to find the compiled kernel, which takes longer than a short kernel
-runs. Here the caller passes a key of all that the code depends on, so finding it is one look-up in a dictionary.
+runs. Here the caller passes a key of what the code depends on, and the launch adds what Triton makes of each pointer,
+so finding the kernel is one look-up in a dictionary.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from triton import knobs
 
 # stands for an argument that differs from launch to launch
 GIVEN_LATER: Final = object()
+# Triton compiles for AMD with 32-bit offsets where a tensor's memory is no larger than this
+_NEAR = 2**31 - 1
+_AMD = torch.version.hip is not None
 
 
 class Code(Protocol):
@@ -41,6 +45,10 @@ class Kernel:
         self.function = function
         # the parameters that are no constants, in the kernel's order
         self._places = {name: GIVEN_LATER for name in function.arg_names if kinds.get(name) is not tl.constexpr}
+        self.pointers = tuple(name for name in self._places if name.endswith("_ptr"))
+        # the pointers for whose alignment Triton compiles; its interpreter compiles nothing
+        params = function.params if isinstance(function, triton.JITFunction) else ()
+        self.aligned = tuple(p.name for p in params if p.name in self.pointers and not p.do_not_specialize_on_alignment)
         self._variants: dict[Hashable, Variant] = {}
 
     def arguments(self, **fixed: Any) -> dict[str, Any]:
@@ -59,23 +67,48 @@ class Kernel:
         key = (device, code)
         variant = self._variants.get(key)
         if variant is None:
-            variant = self._variants[key] = Variant(self.function, device.index or 0, code)
+            variant = self._variants[key] = Variant(self, device, code)
         return variant
 
 
 class Variant:
     """A kernel for one device and code; each key of `launch` is compiled once."""
 
-    def __init__(self, function: Any, device: int, code: Code) -> None:
-        self.function, self.device, self.code = function, device, code
+    def __init__(self, kernel: Kernel, device: torch.device, code: Code) -> None:
+        self.kernel, self.function, self.code = kernel, kernel.function, code
+        self.device = device.index or 0
+        self._on_gpu = device.type == "cuda"
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
     def launch(self, key: Hashable, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
-        """Runs the kernel on ``arguments``: those of `Kernel.arguments`, each with a value.
+        """Runs the kernel on ``arguments``: those of `Kernel.arguments`, each with a value, on the variant's device.
 
-        key: all that the code depends on beyond the variant, such as strides, which arguments are None, and whether the
-        pointers whose alignment the kernel relies on are aligned to 16 bytes.
+        key: all that the code depends on beyond the variant and the pointers, such as strides and which arguments are
+        None.
         """
+        if self._on_gpu and triton.runtime.driver.active.get_current_device() != self.device:
+            with torch.cuda.device(self.device):
+                self._launch(key, grid, arguments)
+        else:
+            self._launch(key, grid, arguments)
+
+    def pointer_facts(self, arguments: Mapping[str, Any]) -> int:
+        """The facts about each pointer for which Triton compiles, as bits.
+
+        Whether the address is a multiple of 16, where the kernel relies on it; on AMD also whether the memory behind a
+        pointer can be reached by 32-bit offsets.
+        """
+        facts = 1
+        for name in self.kernel.aligned:
+            facts += facts + (arguments[name].data_ptr() % 16 == 0)
+        if _AMD:
+            for name in self.kernel.pointers:
+                tensor = arguments[name]
+                facts += facts + (tensor is not None and tensor.untyped_storage().size() <= _NEAR)
+        return facts
+
+    def _launch(self, key: Hashable, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
+        key = key, self.pointer_facts(arguments)
         entry = self._compiled.get(key)
         if entry is None:
             self._compile(key, grid, arguments)
@@ -93,9 +126,9 @@ class Variant:
                 *arguments.values(), *constants,
             )  # fmt: skip
 
-    def _compile(self, key: Hashable, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
+    def _compile(self, key: tuple[Any, int], grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
         """Launches through Triton, which compiles. Raises TypeError where the arguments are not the kernel's."""
-        constants = self.code.constants(key)
+        constants = self.code.constants(key[0])
         names = [*arguments, *constants]
         missing = [name for name, value in arguments.items() if value is GIVEN_LATER]
         if missing or names != self.function.arg_names:

@@ -28,6 +28,13 @@ class Strides(NamedTuple):
     head: int
 
 
+class PerHead(NamedTuple):
+    """The strides of the numbers that every query head has one of: sinks and ALiBi slopes."""
+
+    sink: int
+    slope: int
+
+
 class CacheLayout(NamedTuple):
     """The layout of keys, or of values, in memory. Packed ones are a single block: block_size 0.
 
@@ -86,9 +93,21 @@ class Cache(NamedTuple):
 
 
 @triton.jit
+def times(index, STRIDE: tl.constexpr, COUNT: tl.constexpr):
+    """Returns index * STRIDE for an index below COUNT; in 64 bits where 32 might not hold it."""
+    return index * STRIDE if COUNT * STRIDE < 2**31 else index.to(tl.int64) * STRIDE
+
+
+@triton.jit
 def columns(offs_d, LAYOUT: tl.constexpr):
     """Returns the offsets of a row's elements of this layout."""
-    return offs_d if LAYOUT.vector == 0 else offs_d // LAYOUT.vector * LAYOUT.stride_x + offs_d % LAYOUT.vector
+    if LAYOUT.vector == 0:
+        offsets = offs_d
+    else:
+        # tiles are at most twice as wide as a row
+        groups: tl.constexpr = 2 * LAYOUT.size // LAYOUT.vector
+        offsets = times(offs_d // LAYOUT.vector, LAYOUT.stride_x, groups) + offs_d % LAYOUT.vector
+    return offsets
 
 
 @triton.jit

@@ -1,5 +1,9 @@
 # mypy: disable-error-code="import-untyped"
-"""Attention plans: the launches for a batch, made once for all layers of a spec and run once per layer."""
+"""Attention plans: the launches for a batch, made once for all layers of a spec and run once per layer.
+
+A plan has no memory of its own. The parts of split keys are allocated by each run, on the stream of the call: so two
+streams, layers or graphs never share them, and those of a captured graph are in the graph's own pool.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch import Tensor
 
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.launch import Kernel
-from attnreg.kernels.triton.layout import FP8, Cache, Strides
+from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides
 from attnreg.kernels.triton.rows import Tile
 from attnreg.kernels.triton.schedule import Launch, schedule
 from attnreg.kernels.triton.splits import _merge_splits_kernel
@@ -60,7 +64,8 @@ class AttentionPlan:
             cache_itemsize=cache.dtype.itemsize,
             paged=paged,
             split=cache.layout == "SPLIT",
-            window=spec.sliding_window or 0,
+            # a position and a window fit into 32 bits together
+            window=min(spec.sliding_window or 0, 2**30),
             extras=ranges is not None or "alibi" in spec.features or bool(spec.softcap),
         )
         starts = batch.query_start_loc_cpu
@@ -93,18 +98,17 @@ class AttentionPlan:
         variant_key = (
             query.stride(), output.stride(), key.stride(), value.stride(),
             None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
-            (query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()) % 16 == 0,
-            lse is None, None if sinks is None else sinks.dtype, None if slopes is None else slopes.dtype,
+            None if sinks is None else (sinks.stride(0), sinks.dtype),
+            None if slopes is None else (slopes.stride(0), slopes.dtype), lse is None,
         )  # fmt: skip
         arguments = {
             "query_ptr": query, "key_ptr": key, "value_ptr": value, "output_ptr": output, "lse_ptr": lse,
             "sinks_ptr": sinks, "slopes_ptr": slopes, "k_scale_ptr": k_scale, "v_scale_ptr": v_scale,
-            "stride_lse": 0 if lse is None else lse.stride(0),
+            # contiguous; a tensor of one head may have any stride
+            "stride_lse": 0 if lse is None else lse.shape[1],
         }  # fmt: skip
         for planned in self.launches:
-            planned.variant.launch(variant_key, planned.grid, planned.arguments | arguments)
-            if planned.merge is not None:
-                planned.merge.run(variant_key, output, lse, sinks)
+            planned.run(variant_key, query.shape[0], arguments)
 
 
 class _Code(NamedTuple):
@@ -132,7 +136,7 @@ class _Code(NamedTuple):
         return {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        query, output, keys, values, k_scale, v_scale, *_ = key
+        query, output, keys, values, k_scale, v_scale, sinks, slopes, _ = key
         tile = Tile(
             heads=self.heads,
             block_m=self.config.block_m,
@@ -146,6 +150,7 @@ class _Code(NamedTuple):
             "OUT": Strides(token=output[0], head=output[1]),
             "K": self.cache.keys(keys, k_scale),
             "V": self.cache.values(values, v_scale),
+            "HEADS": PerHead(sink=sinks[0] if sinks else 1, slope=slopes[0] if slopes else 1),
             "TILE": tile,
             "COMPUTE_DTYPE": _TL_DTYPES[compute_dtype(self.dtype, self.cache.dtype)],
             "NUM_KV_HEADS": self.num_kv_heads,
@@ -175,25 +180,27 @@ class _PlannedLaunch:
     ) -> None:
         split, table, device = chosen.splits > 1, batch.block_table, batch.query_start_loc.device
         dependent_launch = split and target.dependent_launch
-        self.chosen = chosen
+        self.chosen, self.requests = chosen, batch.num_reqs
         self.merge = _PlannedMerge(spec, batch, shape.block_dv, chosen, dependent_launch) if split else None
-        self.grid = (chosen.tiles * spec.num_kv_heads * -(-shape.group // chosen.heads), chosen.splits, 1)
+        self.programs = spec.num_kv_heads * -(-shape.group // chosen.heads)
         self.arguments = _ATTENTION.arguments(
-            partial_ptr=None if self.merge is None else self.merge.partial,
-            partial_lse_ptr=None if self.merge is None else self.merge.partial_lse,
+            partial_ptr=None,
+            partial_lse_ptr=None,
             query_start_loc_ptr=batch.query_start_loc,
             key_start_loc_ptr=batch.key_start_loc,
             seq_lens_ptr=batch.seq_lens,
             block_table_ptr=table,
             ranges_ptr=ranges,
-            num_reqs=batch.num_reqs,
+            num_reqs=self.requests,
             min_query_len=chosen.min_query_len,
             max_query_len=chosen.max_query_len,
             slots=chosen.max_query_len,
             num_ranges=0 if ranges is None else ranges.shape[1],
             min_split=chosen.min_split,
             head_size=spec.head_size,
-            stride_table=0 if table is None else table.stride(0),
+            stride_table=_stride(table, 0),
+            stride_ranges=_stride(ranges, 0),
+            stride_range=_stride(ranges, 1),
             softmax_scale=spec.softmax_scale,
             softcap=spec.softcap or 0.0,
         )
@@ -217,6 +224,24 @@ class _PlannedLaunch:
         )
         self.variant = _ATTENTION.variant(device, code)
 
+    def run(self, variant_key: tuple[Any, ...], rows: int, arguments: dict[str, Any]) -> None:
+        """Computes the requests of this launch; rows: of queries, padding included.
+
+        A captured graph may be replayed with any lengths, so the grid is for as many tiles as so many rows can fill.
+        """
+        grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
+        if self.merge is None:
+            self.variant.launch(variant_key, grid, self.arguments | arguments)
+            return
+        parts = self.merge.parts(rows)
+        self.variant.launch(variant_key, grid, self.arguments | arguments | parts)
+        self.merge.run(variant_key, rows, arguments, parts)
+
+
+def _stride(tensor: Tensor | None, dim: int) -> int:
+    """A stride of a tensor, 0 where no element is that far from the first."""
+    return 0 if tensor is None or tensor.shape[dim] < 2 else tensor.stride(dim)
+
 
 class _MergeCode(NamedTuple):
     """The facts that the merge kernel's code depends on, apart from strides and optional tensors."""
@@ -224,6 +249,7 @@ class _MergeCode(NamedTuple):
     dtype: torch.dtype
     head_size_v: int
     dependent_launch: bool
+    by_row: bool
     block_s: int
     block_dv: int
 
@@ -232,45 +258,62 @@ class _MergeCode(NamedTuple):
         return {"num_warps": 4, "launch_pdl": True} if self.dependent_launch else {"num_warps": 4}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        output = key[1]
+        output, sinks = key[1], key[6]
         return {
             "OUT": Strides(token=output[0], head=output[1]),
+            "SINK_STRIDE": sinks[0] if sinks else 1,
             "HEAD_SIZE_V": self.head_size_v,
             "DEPENDENT_LAUNCH": self.dependent_launch,
+            "BY_ROW": self.by_row,
             "BLOCK_S": self.block_s,
             "BLOCK_DV": self.block_dv,
         }
 
 
 class _PlannedMerge:
-    """The launch that merges the parts of split keys, and the memory of those parts."""
+    """The launch that merges the parts of split keys.
+
+    Parts lie by request, with ``slots`` rows for each, or by row where there are fewer rows than that.
+    """
 
     def __init__(
         self, spec: AttentionSpec, batch: BatchMetadata, block_dv: int, chosen: Launch, dependent_launch: bool
     ) -> None:
-        slots, device = chosen.max_query_len, batch.query_start_loc.device
-        parts = (batch.num_reqs * slots, spec.num_heads, chosen.splits)
-        self.partial = torch.empty(*parts, spec.head_size_v, dtype=torch.float32, device=device)
-        self.partial_lse = torch.empty(parts, dtype=torch.float32, device=device)
-        self.grid = (parts[0], parts[1], 1)
+        self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
+        self.slots, self.device = chosen.max_query_len, batch.query_start_loc.device
+        self.by_request = batch.num_reqs * self.slots
         self.arguments = _MERGE.arguments(
-            partial_ptr=self.partial,
-            partial_lse_ptr=self.partial_lse,
             query_start_loc_ptr=batch.query_start_loc,
+            num_reqs=batch.num_reqs,
             min_query_len=chosen.min_query_len,
             max_query_len=chosen.max_query_len,
-            slots=slots,
             num_splits=chosen.splits,
         )
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
         block_s = min(32, 4096 // block_dv)
         if "batch_invariant" not in spec.features:
             block_s = min(block_s, power_of_2(chosen.splits))
-        code = _MergeCode(spec.dtype, spec.head_size_v, dependent_launch, block_s, block_dv)
-        self.variant = _MERGE.variant(device, code)
+        self.variants = [
+            _MERGE.variant(
+                self.device, _MergeCode(spec.dtype, spec.head_size_v, dependent_launch, by_row, block_s, block_dv)
+            )
+            for by_row in (False, True)
+        ]
 
-    def run(self, variant_key: tuple[Any, ...], output: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
-        arguments = {
-            "output_ptr": output, "lse_ptr": lse, "sinks_ptr": sinks, "stride_lse": 0 if lse is None else lse.stride(0),
-        }  # fmt: skip
-        self.variant.launch(variant_key, self.grid, self.arguments | arguments)
+    def parts(self, rows: int) -> dict[str, Any]:
+        """Memory for the parts of so many rows, and where each row's are: arguments of both kernels."""
+        by_row = rows < self.by_request
+        size = (rows if by_row else self.by_request, self.num_heads, self.splits)
+        return {
+            "partial_ptr": torch.empty(*size, self.head_size_v, dtype=torch.float32, device=self.device),
+            "partial_lse_ptr": torch.empty(size, dtype=torch.float32, device=self.device),
+            "slots": 0 if by_row else self.slots,
+        }
+
+    def run(self, variant_key: tuple[Any, ...], rows: int, arguments: dict[str, Any], parts: dict[str, Any]) -> None:
+        """Merges parts into the output."""
+        names = ("output_ptr", "lse_ptr", "sinks_ptr", "stride_lse")
+        by_row = rows < self.by_request
+        grid = (min(rows, self.by_request), self.num_heads, 1)
+        arguments = self.arguments | parts | {name: arguments[name] for name in names}
+        self.variants[by_row].launch(variant_key, grid, arguments)

@@ -65,6 +65,18 @@ def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
+def request_of_row(query_start_loc_ptr, num_reqs, row):
+    """Returns the request that owns a row of queries; for a row of padding, a request whose rows end before it."""
+    LANES: tl.constexpr = 128
+    req = -1
+    for start in range(0, num_reqs, LANES):
+        i = start + tl.arange(0, LANES)
+        first_token = tl.load(query_start_loc_ptr + i, mask=i < num_reqs, other=0)  # [LANES]
+        req += tl.sum(((i < num_reqs) & (first_token <= row)).to(tl.int32))
+    return req
+
+
+@triton.jit
 def find_tile(query_start_loc_ptr, num_reqs, PROGRAMS: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_TILE: tl.constexpr):
     """Returns this program's request, its first token and its query length, and which of its tiles this is.
 
@@ -121,15 +133,16 @@ def rows_of_tile(
 
 
 @triton.jit
-def with_ranges(rows, span, req, ranges_ptr, num_ranges, kv_len):
+def with_ranges(rows, span, req, ranges_ptr, num_ranges, stride_req, stride_range, kv_len):
     """Returns the rows and their span where the tokens of a range [begin, end) of the request all see each other.
 
-    ranges_ptr: [num_reqs, num_ranges, 2] int32.
+    ranges_ptr: [num_reqs, num_ranges, 2] int32, with the strides of its first two dimensions.
     """
     row_begin, row_end = rows.begin, rows.end
-    for i in range(num_ranges):
-        range_ptr = ranges_ptr + (req.to(tl.int64) * num_ranges + i) * 2
-        begin, end = tl.load(range_ptr), tl.minimum(tl.load(range_ptr + 1), kv_len)
+    ranges_ptr += req.to(tl.int64) * stride_req
+    for _ in range(num_ranges):
+        begin, end = tl.load(ranges_ptr), tl.minimum(tl.load(ranges_ptr + 1), kv_len)
+        ranges_ptr += stride_range
         inside = (rows.position >= begin) & (rows.position < end)
         row_begin = tl.where(inside, tl.minimum(row_begin, begin), row_begin)
         row_end = tl.where(inside, tl.maximum(row_end, end), row_end)

@@ -10,23 +10,33 @@ from attnreg.kernels.triton.tiles import Config, Shape, choose_config, tile_rows
 
 # requests of up to so many queries are decoded: their rows fit one tile, and loading keys takes most of the time
 SHORT_QUERIES = 16
-# keys per split where a request's result may not depend on its batch
+# keys per split where a request's result may not depend on its batch, up to so many splits of one query and of several;
+# a longer request has longer splits
 INVARIANT_SPLIT = 1024
+INVARIANT_SPLITS = {True: 32, False: 8}
+# rows or keys of the largest tile
+_TALL = 128
 # a split of fewer keys costs more in the merge than it saves
 SMALLEST_SPLIT = 256
 
 
 class Launch(NamedTuple):
-    """One launch: requests of min_query_len to max_query_len queries, in ``tiles`` tiles a KV head, and splits."""
+    """One launch: requests of min_query_len to max_query_len queries, their tiles and splits.
+
+    one_tile: a request's rows fit one tile.
+    """
 
     config: Config
     min_query_len: int
     max_query_len: int
     heads: int
     one_tile: bool
-    tiles: int
     splits: int
     min_split: int
+
+    def tiles(self, requests: int, rows: int) -> int:
+        """The tiles a KV head that hold any requests with so many rows of queries together."""
+        return requests if self.one_tile else rows // (self.config.block_m // self.heads) + requests
 
 
 def schedule(
@@ -42,36 +52,54 @@ def schedule(
 ) -> list[Launch]:
     """The launches for a batch. shape: rows and short are set here. config: overrides the chosen one, for measurements.
 
-    A request's tiles and splits depend on its own lengths alone if ``batch_invariant``.
+    Together they serve any lengths within the bounds, because a captured graph is replayed with others than these. A
+    request's tiles and splits depend on its own lengths alone if ``batch_invariant``.
     """
-    classes = [(1, SHORT_QUERIES), (SHORT_QUERIES + 1, max_query_len)]
+    if not query_lens:
+        return []
     if batch_invariant:
-        classes = [(1, 1), (2, SHORT_QUERIES), classes[1]]
+        classes = [(1, 1), (2, SHORT_QUERIES), (SHORT_QUERIES + 1, max_query_len)]
+    else:
+        short_ones = [n for n in query_lens if n <= SHORT_QUERIES]
+        longest_short = max_query_len if max_query_len <= SHORT_QUERIES else max(short_ones, default=0)
+        classes = [(1, longest_short), (longest_short + 1, max_query_len)]
     launches = []
     for shortest, longest in classes:
-        members = [n for n in query_lens if shortest <= n <= longest]
-        if not members:
+        limit = min(longest, max_query_len)
+        if limit < shortest:
             continue
         short = longest <= SHORT_QUERIES
-        # the upper bound where it applies: a captured graph may be replayed with requests longer than these
-        limit = max_query_len if max_query_len <= longest else max(members)
-        rows = (longest if batch_invariant and short else limit) * shape.group
-        chosen = config or choose_config(target, shape._replace(rows=tile_rows(rows), short=short))
+        # the tallest tile of the class, where it may not depend on the batch
+        rows = (longest if short else _TALL) if batch_invariant else limit
+        chosen = config or choose_config(target, shape._replace(rows=tile_rows(rows * shape.group), short=short))
         heads = min(shape.group, chosen.block_m)
         block_q = chosen.block_m // heads
-        one_tile = limit <= block_q
-        tiles = len(query_lens) if one_tile else sum(query_lens) // block_q + len(query_lens)
-        keys = min(max_seq_len, shape.window + limit) if shape.window else max_seq_len
         if batch_invariant:
-            # at least two, so that a request goes through the merge in every batch or in none
-            splits, min_split = (max(2, -(-keys // INVARIANT_SPLIT)), INVARIANT_SPLIT) if short else (1, 1)
+            splits, min_split = _invariant_splits(shape, longest, max_seq_len) if short else (1, 1)
         else:
+            members = [n for n in query_lens if shortest <= n <= longest] or [limit]
+            keys = min(max_seq_len, shape.window + limit) if shape.window else max_seq_len
             programs = sum(-(-n // block_q) for n in members) * num_kv_heads * -(-shape.group // heads)
             min_split = max(SMALLEST_SPLIT, chosen.block_n)
             capacity = target.num_sms * chosen.programs_per_sm
             splits = choose_splits(programs, keys, min_split, chosen.block_n, capacity)
-        launches.append(Launch(chosen, shortest, limit, heads, one_tile, tiles, splits, min_split))
+            # parts of rows without a program have memory too
+            parts = min(sum(query_lens), limit * len(query_lens)) * shape.group * num_kv_heads
+            splits = max(1, min(splits, 4 * capacity * chosen.block_m // max(parts, 1)))
+        launches.append(Launch(chosen, shortest, limit, heads, limit <= block_q, splits, min_split))
     return launches
+
+
+def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int, int]:
+    """The number of splits, and the fewest keys of each, that cut a request alike in every batch.
+
+    Either all requests of the batch fit into splits of INVARIANT_SPLIT keys, or there are as many splits as ever. At
+    least two, so that a request goes through the merge in every batch or in none.
+    """
+    # ranges, which are among the extras, reach past a window; a tile begins up to a tile of keys before it
+    windowed = shape.window and not shape.extras
+    keys = min(max_seq_len, 2 * shape.window + longest + _TALL) if windowed else max_seq_len
+    return max(2, min(INVARIANT_SPLITS[longest == 1], -(-keys // INVARIANT_SPLIT))), INVARIANT_SPLIT
 
 
 def choose_splits(programs: int, keys: int, min_split: int, block_n: int, capacity: int) -> int:

@@ -4,29 +4,32 @@
 
 A part is the result of one program for a row: its output, and the logarithm (base 2) of the sum of its weights. Parts
 are in partial_ptr [num_reqs * slots, num_heads, splits, head_size_v] and partial_lse_ptr, without the last dimension.
+Where slots are 0, parts are by row: [rows, num_heads, splits, head_size_v].
 """
 
 import triton
 import triton.language as tl
 
+from attnreg.kernels.triton.rows import request_of_row
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
 
 
 @triton.jit
 def store_part(
-    state, rows, req, tile, slots, partial_ptr, partial_lse_ptr,
+    state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr,
     NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
     """Stores the rows' softmax over the keys of this program's split."""
     BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
     offs_dv = tl.arange(0, TILE.block_dv)
     is_dv = (offs_dv < SIZE)[None, :]
+    first_slot = tl.where(slots > 0, req.to(tl.int64) * slots, first_token)
     if ONE_TILE or TILE.block_m * TILE.block_dv < 16384:
-        slot = req.to(tl.int64) * slots + rows.token
+        slot = first_slot + rows.token
         part = (slot * NUM_HEADS + rows.head) * tl.num_programs(1) + tl.program_id(1)  # [BLOCK_M]
     else:
         # a large tile has no registers for int64: the tile's offset needs 64 bits, offsets within the tile only 32
-        first_slot = req.to(tl.int64) * slots + tile * BLOCK_Q
+        first_slot += tile * BLOCK_Q
         first_part = first_slot * NUM_HEADS * tl.num_programs(1) + tl.program_id(1)
         partial_ptr += first_part * SIZE
         partial_lse_ptr += first_part
@@ -42,23 +45,34 @@ def store_part(
 
 
 @triton.jit(
-    do_not_specialize=["min_query_len", "max_query_len", "slots", "num_splits", "stride_lse"],
+    do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "slots", "num_splits", "stride_lse"],
     do_not_specialize_on_alignment=["lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "sinks_ptr"],
 )
 def _merge_splits_kernel(
     output_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_start_loc_ptr, sinks_ptr,
-    min_query_len, max_query_len, slots, num_splits, stride_lse,
-    OUT: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
+    num_reqs, min_query_len, max_query_len, slots, num_splits, stride_lse,
+    OUT: tl.constexpr, SINK_STRIDE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
+    BY_ROW: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """Puts together the parts that `_attention_kernel` made, in order. Grid: (num_reqs * slots, num_heads).
+    """Puts together the parts that `_attention_kernel` made, in order.
 
-    OUT: the output's `Strides`. BLOCK_S: parts that are read at once.
+    Grid: (num_reqs * slots, num_heads), or where parts are BY_ROW (rows, num_heads). OUT: the output's `Strides`.
+    BLOCK_S: parts that are read at once.
     """
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    req, token = slot // slots, slot % slots
-    first_token = tl.load(query_start_loc_ptr + req).to(tl.int64)
+    if BY_ROW:
+        req = request_of_row(query_start_loc_ptr, num_reqs, slot)
+        first_token = tl.load(query_start_loc_ptr + req).to(tl.int64)
+        token = slot - first_token
+    else:
+        req, token = slot // slots, slot % slots
+        first_token = tl.load(query_start_loc_ptr + req).to(tl.int64)
     query_len = tl.load(query_start_loc_ptr + req + 1) - first_token
+    is_row = (token < query_len) & (query_len >= min_query_len) & (query_len <= max_query_len)
+    if BY_ROW:  # noqa: SIM102 (the compiler decides the first, the device the second)
+        # padding, and the rows of other launches
+        if not is_row:
+            return
     first_part = (slot * tl.num_programs(1) + head) * num_splits
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.arange(0, BLOCK_DV)
@@ -66,7 +80,7 @@ def _merge_splits_kernel(
     row_max = tl.full([], LOWEST, dtype=tl.float32)
     row_sum = tl.full([], 0.0, dtype=tl.float32)
     if sinks_ptr is not None:
-        row_max = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
+        row_max = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
         row_sum = tl.full([], 1.0, dtype=tl.float32)
     if DEPENDENT_LAUNCH:
         tl.extra.cuda.gdc_wait()
@@ -84,7 +98,6 @@ def _merge_splits_kernel(
         acc = acc * alpha + tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), 0)
         row_sum = row_sum * alpha + tl.sum(weights, 0)
         row_max = new_max
-    is_row = (token < query_len) & (query_len >= min_query_len) & (query_len <= max_query_len)
     has_keys = row_sum > 0
     row_sum = tl.where(has_keys, row_sum, 1.0)
     output_offs = (first_token + token) * OUT.token + head * OUT.head + offs_dv

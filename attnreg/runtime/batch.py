@@ -1,0 +1,217 @@
+"""The batch of a step: its lengths, on the device and in host memory, and the places of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ctypes import string_at
+from dataclasses import dataclass, field, fields
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing import Self
+
+# a position and a window, or two positions, fit into 32 bits together
+LONGEST = 2**30
+_INT32 = 2**31 - 1
+
+
+class BatchError(ValueError):
+    """Raised for tensors or lengths that do not fit the layer or each other; ``problems`` lists every problem."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchMetadata:
+    """The requests of one step, for all layers of one KV-cache group. `BatchMetadata.build` makes it from lengths.
+
+    query_start_loc:     [num_reqs + 1] int32, prefix sums of the queries per request; a request may have none
+    seq_lens:            [num_reqs] int32, keys per request, this step's included; at least its queries, or 0 for the
+                         padding of a graph, whose queries see no key. For encoder_decoder the keys are the encoder's
+    block_table:         [num_reqs, max_blocks] int32, physical block ids; entries past a request's last block may hold
+                         anything. None: there is no cache, and ``forward`` takes packed keys and values
+    slot_mapping:        [num_keys] int64, where ``write_kv`` puts each row of key and value, as block * block_size +
+                         offset; negative: nowhere. Distinct otherwise. None: nothing is written
+    max_query_len, max_seq_len: upper bounds of the lengths
+    causal:              queries see no later keys. False for all but decoder layers
+    query_start_loc_cpu, seq_lens_cpu: the same numbers in host memory. seq_lens_cpu may be upper bounds, where the
+                         lengths are computed on the device; not without a cache
+    key_start_loc:       [num_reqs + 1] int32, prefix sums of ``seq_lens``: where each request's packed keys begin,
+                         without a cache. None: keys and queries are the same tokens
+    mm_prefix:           [num_reqs, max_ranges, 2] int32, half-open ranges [begin, end) of key positions within which
+                         all tokens see each other; end <= begin is no range
+
+    Its tensors may be changed in place between calls: every call computes with what they hold. Raises `BatchError`.
+    """
+
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc_cpu: Tensor
+    seq_lens_cpu: Tensor
+    block_table: Tensor | None = None
+    slot_mapping: Tensor | None = None
+    causal: bool = True
+    key_start_loc: Tensor | None = None
+    mm_prefix: Tensor | None = None
+    # this batch's plans by layer kind; `Attention` fills it, the layers share it
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    # each tensor, and the bytes of one in host memory
+    _watched: tuple[tuple[Tensor, int | None], ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        problems = [*_field_problems(self)]
+        if problems:
+            raise BatchError(problems)
+        tensors = (x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor))
+        watched = tuple((x, _reach(x) if x.device.type == "cpu" else None) for x in tensors)
+        object.__setattr__(self, "_watched", tuple((x, n) for x, n in watched if n is not None or not x.is_inference()))
+
+    @classmethod
+    def build(
+        cls,
+        query_lens: Sequence[int],
+        seq_lens: Sequence[int] | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        block_table: Tensor | None = None,
+        slot_mapping: Tensor | None = None,
+        causal: bool = True,
+        mm_prefix: Tensor | None = None,
+    ) -> Self:
+        """A batch from its lengths (host integers); ``seq_lens`` None: the keys are the queries' own tokens."""
+        problems: list[str] = []
+        queries = _lengths("query_lens", query_lens, problems)
+        keys = queries if seq_lens is None else _lengths("seq_lens", seq_lens, problems)
+        if problems:
+            raise BatchError(problems)
+        own_starts = block_table is None and keys != queries
+        starts = prefix_sums(queries)
+        # one tensor, so that one copy takes all numbers to the device
+        host = torch.tensor([*starts, *keys, *(prefix_sums(keys) if own_starts else ())], dtype=torch.int32)
+        sizes = [len(starts), len(keys), len(host) - len(starts) - len(keys)]
+        there = host.to(device, non_blocking=True)
+        query_start_loc, lengths, key_starts = torch.split(there, sizes)
+        host_starts, host_lens, _ = torch.split(host, sizes)
+        return cls(
+            query_start_loc=query_start_loc,
+            seq_lens=lengths,
+            max_query_len=max(queries, default=0),
+            max_seq_len=max(keys, default=0),
+            query_start_loc_cpu=host_starts,
+            seq_lens_cpu=host_lens,
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+            causal=causal,
+            key_start_loc=key_starts if own_starts else None,
+            mm_prefix=mm_prefix,
+        )
+
+    @property
+    def num_reqs(self) -> int:
+        return self.seq_lens_cpu.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of query rows before the padding."""
+        return int(self.host_starts[-1])
+
+    @property
+    def paged(self) -> bool:
+        """Whether keys and values are in a paged cache."""
+        return self.block_table is not None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the device is the processor, so that the device's lengths can be read."""
+        return self.seq_lens.device.type == "cpu"
+
+    @property
+    def host_starts(self) -> Tensor:
+        """The best that the host knows of ``query_start_loc``: the tensor itself where it is in host memory."""
+        return self.query_start_loc if self.on_host else self.query_start_loc_cpu
+
+    @property
+    def host_lens(self) -> Tensor:
+        """The best that the host knows of ``seq_lens``: the tensor itself where it is in host memory, else bounds."""
+        return self.seq_lens if self.on_host else self.seq_lens_cpu
+
+    def state(self) -> tuple[Any, ...]:
+        """A value that differs after a tensor of the batch was changed in place.
+
+        What is in host memory is compared by content, because arrays may share it. Of a device's tensors PyTorch counts
+        the changes, except of those made in inference mode.
+        """
+        return tuple([x._version if n is None else string_at(x.data_ptr(), n) for x, n in self._watched])
+
+
+def _reach(tensor: Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
+
+
+def _field_problems(batch: BatchMetadata) -> Iterator[str]:
+    for f in fields(batch):
+        if not f.init:
+            continue
+        value, optional = getattr(batch, f.name), f.default is None
+        if f.name in ("max_query_len", "max_seq_len"):
+            if type(value) is not int or not 0 <= value <= LONGEST:
+                yield f"{f.name} is {value!r}; expected an integer from 0 to {LONGEST}"
+        elif f.name == "causal":
+            if type(value) is not bool:
+                yield (
+                    f"causal is {tensor_words(value)}; expected True or False: causality belongs to a batch, so "
+                    "requests that differ in it need two"
+                )
+        elif not ((isinstance(value, Tensor) and value.layout is torch.strided) or (optional and value is None)):
+            yield f"{f.name} is {tensor_words(value)}; expected a tensor with strides" + (
+                " or None" if optional else ""
+            )
+
+
+def _lengths(name: str, lengths: Any, problems: list[str]) -> list[int]:
+    """Lengths as integers. What is none goes to ``problems``."""
+    try:
+        values = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+    except TypeError:
+        problems.append(f"{name} is {tensor_words(lengths)}; expected a sequence of integers")
+        return []
+    integers = []
+    for i, value in enumerate(values):
+        try:
+            # a bool counts as an integer, and is none
+            integers.append(-1 if isinstance(value, bool) else index(value))
+        except TypeError:
+            integers.append(-1)
+        if not 0 <= integers[-1] <= LONGEST:
+            problems.append(f"{name}[{i}] is {value!r}; expected an integer from 0 to {LONGEST}")
+    if not problems and sum(integers) > _INT32:
+        problems.append(f"{name} are {sum(integers)} tokens together; prefix sums hold up to {_INT32}")
+    return integers
+
+
+def prefix_sums(lengths: Sequence[int]) -> list[int]:
+    """Where each of some lengths begins, and where the last ends."""
+    sums = [0]
+    for n in lengths:
+        sums.append(sums[-1] + n)
+    return sums
+
+
+def tensor_words(value: Any) -> str:
+    """An argument as text: the shape and the type of a tensor, of anything else its value if that is short."""
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    text = repr(value)
+    return text if len(text) <= 40 else type(value).__name__

@@ -1,0 +1,88 @@
+"""A batch_invariant layer gives a request the same bits in every batch, by the schedule of every target."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.compiling import TARGETS
+from support.kernel_trials import Case, trial_of
+
+from attnreg.conformance.proof import examine
+from attnreg.kernels.triton import plans, schedule
+from attnreg.kernels.triton.target import Target, target_for
+from attnreg.kernels.triton.tiles import Shape
+
+# numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+INVARIANT = frozenset({"batch_invariant"})
+# in every class of query lengths a request alone, and beside longer ones of its class
+QUERIES, KEYS = [1, 2, 16, 30, 40], [1100, 5, 40, 90, 47]
+TRIALS = [
+    *((target, (2, 2), None) for target in TARGETS), ("gfx942", (2, 2), 40), ("gfx1100", (4, 1), 40),
+    ("sm90", (4, 1), 40),
+]  # fmt: skip
+
+
+def named(name: str) -> Target:
+    backend, arch = ("cuda", int(name[2:])) if name.startswith("sm") else ("hip", name)
+    return target_for(backend, arch, 132)
+
+
+def schedule_of(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have plans launch what a target would; the kernels are those of the machine."""
+    monkeypatch.setattr(plans, "schedule", lambda _, *arguments, **more: schedule.schedule(target, *arguments, **more))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs its own schedule: tests/gpu")
+@pytest.mark.parametrize(("target", "heads", "window"), TRIALS)
+def test_a_request_alone_gets_the_same_bits(
+    target: str, heads: tuple[int, int], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule_of(named(target), monkeypatch)
+    # a trial of such a layer runs each request alone too
+    case = Case(QUERIES, KEYS, heads=heads, window=window, features=INVARIANT)
+    assert examine(trial_of(case, "cpu")).problem is None
+
+
+def launches(target: Target, shape: Shape, query_lens: list[int], max_seq_len: int) -> list[Any]:
+    return schedule.schedule(
+        target, shape, query_lens, num_kv_heads=8, max_query_len=max(query_lens), max_seq_len=max_seq_len,
+        batch_invariant=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [1, 4, 71])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_tile_of_a_request_depends_on_its_own_length(target: str, group: int) -> None:
+    shape = Shape(0, False, group, 128, 128, 2, 2, True, False, 0, False)
+    of = partial(launches, named(target), shape)
+    beside = of([1, 2, 16, 17, 33, 100, 3000], 131_072)
+    for queries in (1, 2, 5, 16, 17, 24, 32, 33, 64, 100, 3000):
+        (alone,) = (one for one in of([queries], 131_072) if one.min_query_len <= queries <= one.max_query_len)
+        (together,) = (one for one in beside if one.min_query_len <= queries <= one.max_query_len)
+        same = ("config", "heads", "splits", "min_split")
+        assert [getattr(alone, name) for name in same] == [getattr(together, name) for name in same]
+
+
+@pytest.mark.parametrize("window", [0, 100, 2047, 5000, 40_000])
+@pytest.mark.parametrize("length", [1, 1024, 1025, 2048, 8192, 8193, 32_768, 40_000, 131_072])
+def test_keys_are_cut_alike_whatever_the_longest_request_is(length: int, window: int) -> None:
+    shape = Shape(0, False, 4, 128, 128, 2, 2, True, False, window, False)
+    tile = 64
+    # the most keys that a tile of up to 16 queries walks, from the begin of a tile of keys on
+    span = min(length, window + 15 + tile) if window else length
+
+    def share(one: Any) -> int:
+        return -(-max(-(-span // one.splits), one.min_split) // tile) * tile
+
+    for queries in (1, 16):
+        shares = set()
+        for longest in (length, length + 1, 2 * length, 10**6):
+            for others in ([], [1], [16], [1, 16, 400]):
+                chosen = launches(named("sm90"), shape, [queries, *others], longest)
+                shares |= {share(one) for one in chosen if one.min_query_len <= queries <= one.max_query_len}
+        assert len(shares) == 1

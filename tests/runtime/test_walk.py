@@ -1,0 +1,61 @@
+"""Every tensor of every public call, in every odd form: right numbers, or a typed error before anything is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import walk
+
+from attnreg import Registry
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="where there is a GPU, Triton compiles, and the CPU's memory is refused"
+    ),
+]
+KINDS = ["paged", "quantised", "packed"]
+WALKS = [
+    *((backend, "paged", name) for backend in ("CPU_ATTN", "TORCH_SDPA", "TRITON_ATTN", "FLEX_ATTENTION")
+      for name in (*walk.CALL, *walk.BATCH, "sinks", "alibi_slopes")
+      if (backend, name) != ("FLEX_ATTENTION", "mm_prefix")),
+    *((backend, "quantised", name) for backend in ("CPU_ATTN", "TRITON_ATTN")
+      for name in ("key", "value", "key_cache", "value_cache", "k_scale", "v_scale")),
+    *((backend, "packed", name) for backend in ("CPU_ATTN", "TORCH_SDPA", "TRITON_ATTN")
+      for name in ("query", "key", "value", "output", "key_start_loc", "query_start_loc", "seq_lens", "seq_lens_cpu")),
+    # the kernels of TRITON_ATTN, and sinks of its own
+    ("ROCM_ATTN", "paged", "sinks"), ("ROCM_ATTN", "paged", "output"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", walk.PLATFORMS)
+def test_the_call_itself_is_right(default: Registry, backend: str, kind: str) -> None:
+    quantised = kind == "quantised"
+    given = walk.tensors(walk.FEATURES[backend], quantised=quantised, paged=kind != "packed")
+    made = walk.forward(backend, default, given, quantised=quantised)
+    assert made.refusal is None
+    assert walk.close(made)
+
+
+@pytest.mark.parametrize(("backend", "kind", "name"), WALKS)
+def test_odd_tensors_are_read_right_or_refused(default: Registry, backend: str, kind: str, name: str) -> None:
+    quantised = kind == "quantised"
+    given = walk.tensors(walk.FEATURES[backend], quantised=quantised, paged=kind != "packed")
+    if name not in given:
+        pytest.skip(f"{backend} takes no {name} here")
+    served = 0
+    for oddity, odd in walk.oddities(given[name]):
+        call = walk.tensors(walk.FEATURES[backend], quantised=quantised, paged=kind != "packed") | {name: odd}
+        made = walk.forward(backend, default, call, quantised=quantised)
+        if made.refusal is not None:
+            assert not made.written, f"{name} {oddity}: {made.refusal}, after something was written"
+            said = str(made.refusal)
+            word = "kv_cache" if name.endswith("cache") else name.removesuffix("_slopes")
+            assert name in walk.LENGTHS or word in said, (oddity, said)
+            continue
+        assert walk.close(made), f"{name} {oddity} is read wrongly"
+        served += 1
+    # memory that begins anywhere is served
+    assert served >= 2

@@ -1,0 +1,171 @@
+"""A small call with every tensor that an engine can hand over, and the ways in which one of them may be odd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attnreg
+from attnreg import AttentionRequest, BatchMetadata, Platform, Registry
+from attnreg.kernels import reference
+from attnreg.runtime.interface import AttentionSpec, KVCache, LayerParams
+from attnreg.runtime.layer import Attention
+
+HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 32, 16
+QUERIES, KEYS = (3, 1, 0), (20, 17, 4)
+# the platform on which a row is selected, and the features of the request that hands over the most
+PLATFORMS = {
+    "CPU_ATTN": Platform(platform="cpu", arch="x86_64"),
+    "TORCH_SDPA": Platform(platform="cpu", arch="x86_64"),
+    "FLEX_ATTENTION": Platform(platform="cuda", arch="sm90"),
+    "TRITON_ATTN": Platform(platform="cuda", arch="sm90"),
+    "ROCM_ATTN": Platform(platform="rocm", arch="gfx950"),
+}
+FEATURES = {
+    "CPU_ATTN": {"sinks", "alibi", "lse", "mm_prefix"},
+    "TORCH_SDPA": {"alibi", "mm_prefix"},
+    "FLEX_ATTENTION": {"sinks", "alibi", "lse", "mm_prefix"},
+    "TRITON_ATTN": {"sinks", "alibi", "lse", "mm_prefix"},
+    "ROCM_ATTN": {"sinks", "alibi"},
+}
+# the tensors of a call by where they are handed over
+CALL = ("query", "key", "value", "key_cache", "value_cache", "output", "lse")
+LAYER = ("sinks", "alibi_slopes", "k_scale", "v_scale")
+BATCH = (
+    "query_start_loc", "seq_lens", "query_start_loc_cpu", "seq_lens_cpu", "block_table", "slot_mapping", "mm_prefix",
+    "key_start_loc",
+)  # fmt: skip
+# others than these may be named where the lengths do not fit
+LENGTHS = ("query_start_loc", "seq_lens", "query_start_loc_cpu", "seq_lens_cpu", "block_table")
+REFUSALS = (attnreg.BatchError, attnreg.SpecError, attnreg.UnclaimedError)
+
+
+def tensors(features: set[str], *, quantised: bool, paged: bool) -> dict[str, Tensor]:
+    """The tensors of a call, by name."""
+    draw = torch.Generator().manual_seed(7)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    def integers(*values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    rows, keys = sum(QUERIES), sum(QUERIES if paged else KEYS)
+    starts, lengths = integers(0, 3, 4, 4), integers(*KEYS)
+    given = {
+        "query": normal(rows, HEADS, SIZE), "key": normal(keys, KV_HEADS, SIZE), "value": normal(keys, KV_HEADS, SIZE),
+        "output": torch.full((rows, HEADS, SIZE), 7.0), "query_start_loc": starts, "seq_lens": lengths,
+        "query_start_loc_cpu": starts.clone(), "seq_lens_cpu": lengths.clone(),
+    }  # fmt: skip
+    if paged:
+        given |= {"key_cache": normal(8, BLOCK, KV_HEADS, SIZE), "value_cache": normal(8, BLOCK, KV_HEADS, SIZE)}
+        given |= {"block_table": integers([5, 2], [1, 7], [3, 0]), "slot_mapping": torch.tensor([33, 34, 35, 112])}
+    else:
+        given["key_start_loc"] = integers(0, 20, 37, 41)
+    if "lse" in features:
+        given["lse"] = torch.full((HEADS, rows), 7.0)
+    if "mm_prefix" in features:
+        given["mm_prefix"] = integers([[2, 9], [17, 20]], [[0, 0], [4, 6]], [[0, 0], [0, 0]])
+    if "sinks" in features:
+        given["sinks"] = normal(HEADS)
+    if "alibi" in features:
+        given["alibi_slopes"] = normal(HEADS).abs()
+    if quantised:
+        given |= {name: normal(KV_HEADS).abs() + 0.5 for name in ("k_scale", "v_scale")}
+        given |= {name: given[name].to(torch.float8_e4m3fn) for name in ("key_cache", "value_cache")}
+    return given
+
+
+def oddities(tensor: Tensor) -> Iterator[tuple[str, Any]]:
+    """Names of ways in which a tensor may be odd, and each such tensor: of the same numbers wherever that can be."""
+    words = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+    def like(made: Tensor) -> Tensor:
+        return made.view(torch.float8_e4m3fn) if tensor.dtype == torch.float8_e4m3fn else made
+
+    for count in (1, 3):
+        memory = torch.cat([words.new_zeros(count), words.flatten()])
+        yield f"from element {count} of its memory", like(memory[count:].view(words.shape))
+    for dim in range(tensor.ndim):
+        spread = words.new_zeros([2 * n + 1 if i == dim else n for i, n in enumerate(words.shape)])
+        view = spread.narrow(dim, 1, 2 * words.shape[dim])
+        view = view.unflatten(dim, (words.shape[dim], 2)).select(dim + 1, 0)
+        yield f"every other of dimension {dim}", like(view.copy_(words))
+        yield f"dimension {dim} expanded", tensor.narrow(dim, 0, 1).expand(tensor.shape)
+        yield f"dimension {dim} last in memory", like(words.movedim(dim, -1).contiguous().movedim(-1, dim))
+        one = words.narrow(dim, 0, 1).contiguous()
+        strides = [2**40 if i == dim else s for i, s in enumerate(one.stride())]
+        yield f"one of dimension {dim}, at a stride of 2**40", like(one.as_strided(one.shape, strides))
+    if tensor.is_floating_point() and words is tensor:
+        yield "a negated view", torch._neg_view(-tensor)
+    yield "on meta", tensor.to("meta")
+    for dtype in (torch.float64, torch.float16, torch.int32, torch.int64, torch.bool):
+        if dtype != tensor.dtype:
+            yield f"as {dtype}", tensor.float().to(dtype)
+    yield "sparse", tensor.float().to_sparse() if words is not tensor else tensor.to_sparse()
+    yield "with a dimension more", tensor[None]
+    yield "a scalar", tensor.flatten()[0]
+    yield "one row less", tensor[:-1]
+    yield "empty", tensor[:0]
+    yield "a list", tensor.float().tolist()
+    yield "a word", "query"
+    yield "nothing", None
+
+
+@dataclass
+class Made:
+    """What came of a call: its numbers, or the refusal; and whether anything had been written by then."""
+
+    output: Tensor | None
+    exact: Tensor | None
+    refusal: Exception | None
+    written: bool
+
+
+def forward(backend: str, registry: Registry, given: dict[str, Any], *, quantised: bool) -> Made:
+    """The outcome of a forward with these tensors, which may be odd; a call that is refused may not have written."""
+    features = {"alibi"} if "alibi_slopes" in given else set()
+    features |= {name for name in ("sinks", "lse", "mm_prefix") if name in given}
+    features |= {"per_head_quant_scales"} if quantised else set()
+    request = AttentionRequest(
+        head_size=SIZE, num_heads=HEADS, num_kv_heads=KV_HEADS, dtype="float32", block_size=BLOCK,
+        kv_dtype="fp8_e4m3" if quantised else "auto", features=features,
+    )  # fmt: skip
+    cache = None
+    if "key_cache" in given:
+        cache = KVCache(given["key_cache"], given["value_cache"])
+    watched = [given["output"], *(cache or ())]
+    before = [bytes_of(x) for x in watched]
+    try:
+        layer = Attention.from_selection(
+            attnreg.select(request, PLATFORMS[backend], registry, backend),
+            **{name: given[name] for name in LAYER if name in given},
+        )
+        batch = BatchMetadata(max_query_len=3, max_seq_len=20, **{n: given[n] for n in BATCH if n in given})
+        arguments = [given["query"], given["key"], given["value"], cache, batch]
+        output = layer.forward(*arguments, given["output"], **({"lse": given["lse"]} if "lse" in given else {}))
+    except REFUSALS as refusal:
+        return Made(None, None, refusal, [bytes_of(x) for x in watched] != before)
+    packed = {} if cache is not None else {"key": given["key"], "value": given["value"]}
+    params = LayerParams(**{name: getattr(layer.params, name) for name in LAYER})
+    spec: AttentionSpec = layer.spec
+    exact = reference.attention(spec, batch, given["query"], cache, params=params, **packed)
+    return Made(output[: len(exact.output)], exact.output, None, True)
+
+
+def bytes_of(x: Any) -> Any:
+    """The numbers of a tensor, None where there are none to read."""
+    if not isinstance(x, Tensor) or x.is_meta or x.layout is not torch.strided:
+        return None
+    return x.float().flatten().tolist()
+
+
+def close(made: Made) -> bool:
+    """Whether the numbers are right. Of a call on tensors without numbers there is nothing to see."""
+    assert made.output is not None
+    assert made.exact is not None
+    return torch.allclose(made.output.double(), made.exact, atol=1e-4, rtol=1e-3)
