@@ -88,7 +88,7 @@ def check(registry: Registry) -> list[Finding]:
         *_choices(model),
         *_waivers(model),
         # without choices: data that only a choice makes unreachable is no fault
-        *_orders(Model(space, dataclasses.replace(registry, choices=()))),
+        *_orders(dataclasses.replace(registry, choices=()), space),
         *_cases(model),
         *_rows(model),
         *_words(model),
@@ -105,7 +105,8 @@ def check(registry: Registry) -> list[Finding]:
 
 
 def _stale_exceptions(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
-    for known in registry.known:
+    # what an overlay accepts may be what no row below it does
+    for known in () if _overlaid(registry) else registry.known:
         if not any(f.message.startswith(known.finding) for f in findings):
             yield Finding("stale exception", known.where, f"found no longer: {known.finding}", "remove it from `known`")
 
@@ -170,7 +171,25 @@ def _waivers(model: Model) -> Iterator[Finding]:
             yield Finding("vacuous waiver", waiver.where, message, "mend its `when`, or remove it")
 
 
-def _orders(model: Model) -> Iterator[Finding]:
+def _orders(registry: Registry, space: Space) -> Iterator[Finding]:
+    """Orders and entries that are never reached. What only a later overlay puts before them is no fault of theirs."""
+    every = [order for orders in registry.orders.values() for order in orders]
+    files = {order.where.file for order in every} | {entry.where.file for order in every for entry in order.entries}
+    for file in (f for f in dict.fromkeys(registry.files) if f in files):
+        until = registry.files[: registry.files.index(file) + 1]
+        orders = {
+            platform: tuple(
+                dataclasses.replace(order, entries=tuple(e for e in order.entries if e.where.file in until))
+                for order in orders
+                if order.where.file in until
+            )
+            for platform, orders in registry.orders.items()
+        }
+        known = Model(space, dataclasses.replace(registry, orders=orders))
+        yield from (f for f in _unreachable(known) if f.where.file == file)
+
+
+def _unreachable(model: Model) -> Iterator[Finding]:
     d = model.d
     for order, everywhere in model.regions():
         region = d.conjoin([model.space.possible, everywhere])
@@ -312,13 +331,17 @@ def _derived(registry: Registry) -> Iterator[Finding]:
 def _selections(registry: Registry) -> Iterator[Finding]:
     """What the snapshot beside the registry's files has otherwise. An overlay is there to change selections."""
     directory = bundled_registries().get(registry.base) or Path(registry.base)
-    overlaid = any(PurePath(file).stem not in FILES for file in registry.files)
-    if overlaid or not kind_of(directory / SNAPSHOT):
+    if _overlaid(registry) or not kind_of(directory / SNAPSHOT):
         return
     rows = next(PurePath(file) for file in registry.files if PurePath(file).name == "backends.yaml")
     document = Document.load(directory / SNAPSHOT, str(rows.with_name(SNAPSHOT)))
     for where, message in moved_selections(document, registry):
         yield Finding("moved selection", where, message, "mend the data, or the snapshot where the move is meant")
+
+
+def _overlaid(registry: Registry) -> bool:
+    """Whether an overlay, of a user or of a plugin, is part of a registry."""
+    return any(PurePath(file).stem not in FILES for file in registry.files)
 
 
 def _borrowed(registry: Registry) -> set[PurePath]:

@@ -69,7 +69,10 @@ class _Compiler(Reporter):
             fallbacks=tuple(self._fallbacks()),
             waivers=tuple(self._waivers()),
             known=tuple(Known(part.model.finding, part.model.because, part.at()) for part in self.parts.known),
-            invariants=tuple(self._invariant(part, backends) for part in self.parts.invariants),
+            invariants=tuple(
+                self._invariant(part, backends, bound)
+                for part, bound in zip(self.parts.invariants, self.parts.bound, strict=True)
+            ),
             sources=self.refs,
             files=files,
             trusted=self.trusted,
@@ -237,7 +240,10 @@ class _Compiler(Reporter):
                 when = self.condition(part, data.when, *path, "when")
                 yield Waiver(when, frozenset(data.unchecked), data.because, part.at(*path))
 
-    def _invariant(self, part: Part[schema.InvariantData], backends: dict[str, Backend]) -> Invariant:
+    def _invariant(
+        self, part: Part[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str]
+    ) -> Invariant:
+        """An invariant. It speaks of the ``bound`` rows: one that a later overlay adds may be chosen all the same."""
         data = part.model
         if sum(x is not None for x in (data.chosen, data.never, data.finds)) != 1:
             self.report(part, (), "an invariant states exactly one of `chosen`, `never` and `finds`")
@@ -250,7 +256,7 @@ class _Compiler(Reporter):
             says=data.says,
             when=self.shared_condition(part, data.when, "when"),
             where=part.at(),
-            chosen=frozenset(data.chosen) if data.chosen is not None else None,
+            chosen=frozenset((*data.chosen, *(backends.keys() - bound))) if data.chosen is not None else None,
             never=frozenset(data.never or ()),
             finds=bool(data.finds),
             native=data.while_ == "native",

@@ -53,7 +53,8 @@ class Parts:
     """All parts of one registry, in the order in which they were read.
 
     ``broken`` names the rows and sources that were left out because of their own problems: a name among them is known.
-    ``left_out`` has a sentence for each plugin that takes no part, and whose rows may be missed.
+    ``bound`` has for each invariant the rows that were read up to it, of which it speaks. ``left_out`` has a sentence
+    for each plugin that takes no part, and whose rows may be missed.
     """
 
     vocabulary: list[VocabularyPart] = field(default_factory=list)
@@ -64,10 +65,16 @@ class Parts:
     places: list[Part[schema.PlaceData]] = field(default_factory=list)
     choices: list[Part[schema.ChoiceData]] = field(default_factory=list)
     invariants: list[Part[schema.InvariantData]] = field(default_factory=list)
+    bound: list[frozenset[str]] = field(default_factory=list)
     known: list[Part[schema.KnownData]] = field(default_factory=list)
     sources: list[Part[dict[str, schema.SourceData]]] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
+
+    def rows(self) -> frozenset[str]:
+        """The names of all rows that were read."""
+        added = (str(patch.path[-1]) for patch in self.patches if isinstance(patch.model, schema.BackendData))
+        return frozenset((*(row for file in self.backends for row in file.model.backends), *added))
 
 
 class Reporter:

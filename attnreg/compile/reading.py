@@ -194,6 +194,7 @@ class Reading:
 
     def _add_invariants(self, part: Part[object], items: list[schema.InvariantData]) -> None:
         self.parts.invariants += [part.piece(item, "invariants", i) for i, item in enumerate(items)]
+        self.parts.bound += [self.parts.rows()] * len(items)
 
     def _note_broken(self, document: Document, data: schema.BackendsFile | schema.OverlayFile) -> None:
         """Note the rows and sources that validation left out, so that naming one is not a second problem."""
@@ -240,8 +241,7 @@ class Reading:
         if data.vocabulary.model_fields_set:
             parts.vocabulary.append(part.piece(data.vocabulary, "vocabulary"))
         parts.sources.append(part.piece(data.sources, "sources"))
-        existing = {row for file in parts.backends for row in file.model.backends}
-        existing |= {str(patch.path[-1]) for patch in parts.patches if isinstance(patch.model, schema.BackendData)}
+        existing = parts.rows()
         for row, raw in data.backends.items():
             # only a new backend states its platforms and its kind of attention
             new = row not in existing and not raw.keys().isdisjoint(("platforms", "attention"))

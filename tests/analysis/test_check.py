@@ -28,6 +28,58 @@ WIDE = {"head_sizes": {"min": 8}}
 UNREAD = ["no backend accepts arch n1", "nothing asks for the flag fast", "nothing asks for the package lib"]
 
 # name, the registry, the kind of finding, the messages
+# a vendor's kernel for values of another width, before all others where nobody emulates it
+VENDOR: dict[str, Any] = {
+    "sources": {"acme": {"url": "u", "version": "1"}},
+    "backends": {
+        "ACME_ATTN": {
+            "summary": "A vendor's kernel.",
+            "platforms": ["cuda"],
+            "attention": "mha",
+            "requires": {"arch": {"min": "sm90", "below": "sm100"}},
+            "capabilities": {
+                **dict.fromkeys(("dtypes", "kv_dtypes", "block_sizes", "head_sizes", "head_sizes_v"), "any"),
+                **dict.fromkeys(("num_heads", "num_kv_heads", "cache_layouts", "attn_types"), "any"),
+                "features": ["sinks", "sliding_window", "softcap", "non_causal"],
+            },
+            "source": "acme:p#q",
+        }
+    },
+    "place": [
+        {"backend": "ACME_ATTN", "before": "FLASH_ATTN", "orders": ["cuda/mha"]},
+        {"backend": "ACME_ATTN", "before": "TRITON_ATTN", "orders": ["cuda/value-width"]},
+    ],
+}
+
+
+def test_a_vendors_row_passes_although_invariants_name_attnregs_own(default: Registry) -> None:
+    vendor = attnreg.load_registry("default", VENDOR)
+    assert [str(f) for f in check(vendor)] == []
+    # one that the vendor brings binds the vendor's row, and so does one of a user above it
+    never = {"name": "mine", "says": "m", "when": {"platform": "cuda", "dtype": "bfloat16"}, "chosen": ["TRITON_ATTN"]}
+    for overlays in ([VENDOR | {"invariants": [never]}], [VENDOR, {"invariants": [never]}]):
+        registry = attnreg.load_registry("default", overlays)
+        assert registry.invariants[-1].chosen == {"TRITON_ATTN"}
+    known = {i.name: i.chosen for i in default.invariants}
+    assert {i.name for i in vendor.invariants if i.chosen != known[i.name]} == {n for n, c in known.items() if c}
+    assert all((i.chosen or set()) - (known[i.name] or set()) <= {"ACME_ATTN"} for i in vendor.invariants)
+
+
+def test_what_only_an_overlay_puts_before_an_entry_is_no_fault_of_the_entry() -> None:
+    rows, order_ = {"A": row(), "B": row(capabilities=WIDE)}, order("B")
+    below = tiny.load(rows, {"gpu": [order_]})
+    assert found(below, "unreachable entry") == []
+    text = {"place": [{"backend": "A", "before": "B", "orders": ["gpu/last"]}]}
+    above = tiny.load(rows, {"gpu": [order_]}, overlays=[text])
+    assert [e.backend for e in above.orders["gpu"][0].entries] == ["A", "B"]
+    assert found(above, "unreachable entry") == []
+    # nor is an order that an order of the overlay goes before; an entry of the overlay's own is judged
+    first = {"orders": {"gpu": [order("A", "B", name="first")]}}
+    above = tiny.load(rows, {"gpu": [order_]}, overlays=[first])
+    assert found(above, "unreachable order") == []
+    assert len(found(above, "unreachable entry")) == 1
+
+
 FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
     (
         "an order after one that takes every request",
