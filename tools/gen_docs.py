@@ -30,6 +30,13 @@ from attnreg.errors import RegistryError
 from attnreg.loader import bundled_registries, load_registry
 
 COMMAND = "python tools/gen_docs.py"
+PLUGIN = "examples/attnreg-plugin"
+PLUGIN_FILES = {
+    "pyproject": "pyproject.toml",
+    "data": "acme_attn/attnreg.yaml",
+    "module": "acme_attn/kernels.py",
+    "engine": "acme_attn/vllm/attnreg.yaml",
+}
 _BLOCK = re.compile(r"(<!-- begin generated: (\S+) -->\n).*?(<!-- end generated: (\S+) -->\n)", re.DOTALL)
 _MARKER = re.compile(r"<!-- (?:begin|end) generated")
 
@@ -69,7 +76,10 @@ def stale(root: Path, generated: Mapping[str, str] | None = None) -> str:
     return "".join(differences) + f"\nThe docs do not say what the registry says. Run: {COMMAND}" if differences else ""
 
 
-@mock.patch.dict(os.environ, {PLUGINS_VARIABLE: "off"})
+without_plugins = mock.patch.dict(os.environ, {PLUGINS_VARIABLE: "off"})
+
+
+@without_plugins
 def outputs(root: Path) -> dict[str, str]:
     """Path below ``root`` of every generated file -> its text, without what plugins that are installed here add."""
     registry = load_registry("default")
@@ -89,6 +99,7 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)
     pages["docs/field_problems.md"] = docs_field_problems.field_problem_blocks(root)
+    pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
@@ -126,6 +137,12 @@ def refusal(page: str) -> str:
         except RegistryError as e:
             return f"```text\n{str(e).replace(str(overlay), overlay.name)}\n```"
     raise ValueError("the example of an overlay with mistakes has none")
+
+
+def _file_block(root: Path, file: str) -> str:
+    """A file of the example package, as Markdown; its first line is a comment with its path."""
+    kind = {".toml": "toml", ".yaml": "yaml", ".py": "python"}[Path(file).suffix]
+    return f"```{kind}\n# {file}\n{_read(root / PLUGIN / file)}```"
 
 
 def _read(path: Path) -> str:

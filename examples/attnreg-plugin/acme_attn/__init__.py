@@ -1,0 +1,1 @@
+"""ACME_ATTN, a backend of a third party for attnreg. attnreg finds attnreg.yaml without an import."""
