@@ -90,7 +90,11 @@ def read_text(path: Path, limit: int, label: str = "") -> str:
 
 def read_json(path: Path, limit: int, label: str = "") -> object:
     """The value in a JSON file as `read_text` reads it. Raises `FileError` with the place of a fault."""
-    text, label = read_text(path, limit, label), label or str(path)
+    return parse_json(read_text(path, limit, label), label or str(path))
+
+
+def parse_json(text: str, label: str) -> object:
+    """The value of JSON text from a file that messages call ``label``. Raises `FileError` with the place of a fault."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as e:
@@ -102,12 +106,37 @@ def read_json(path: Path, limit: int, label: str = "") -> object:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text to a file. Raises `FileError`; it never waits for the reader of a named pipe."""
+    """Write UTF-8 text to a file. Raises `FileError`; it never waits for the reader of a named pipe.
+
+    A regular file is replaced once all is written, so that it is never half of the old and half of the new.
+    """
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0)
-        descriptor = os.open(path, flags, 0o666)
-        os.set_blocking(descriptor, True)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        if kind_of(path) in ("", _KINDS[stat.S_IFREG]):
+            _replace(os.path.realpath(path), text)
+        else:
+            _write(path, os.O_TRUNC | getattr(os, "O_NONBLOCK", 0), text)
     except (OSError, ValueError) as e:
         raise FileError(str(path), f"cannot be written: {getattr(e, 'strerror', None) or e}") from None
+
+
+def _replace(path: str, text: str) -> None:
+    new = f"{path}.{os.getpid()}.new"
+    try:
+        _write(new, os.O_EXCL, text)
+        if os.path.exists(path):
+            os.chmod(new, stat.S_IMODE(os.stat(path).st_mode))
+        os.replace(new, path)
+    except OSError:
+        if os.path.lexists(new):
+            os.unlink(new)
+        raise
+
+
+def _write(path: str | Path, flags: int, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666)
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fsync(file.fileno())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,13 @@ import jinja2
 from docs_capabilities import families, link, on, serves, suffix, url_of
 from docs_markdown import plain, slug, table
 
-from attnreg.analysis.boxes import facets_text
-from attnreg.analysis.diff import diff
 from attnreg.compile.bundled import registry_root
 from attnreg.compile.yaml_source import Document
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import Architecture
-from attnreg.loader import load_registry
 from attnreg.registry import Order, Registry, Variant
 
 TEMPLATES = Path(__file__).parent / "templates"
-# the architectures of the page about changes between two versions
-CHANGES_ON = ("sm80", "sm90", "sm100", "sm120", "gfx942", "gfx1100")
 
 
 def blocks(registry: Registry) -> dict[str, str]:
@@ -49,28 +43,6 @@ def blocks(registry: Registry) -> dict[str, str]:
     for family in families(registry):
         out[f"capabilities-{family.name}"] = render("capabilities", family=family)
     return out
-
-
-@cache
-def change_blocks(before: str, after: str) -> dict[str, str]:
-    """Name of each generated block -> its Markdown: changes between two bundled registries, on ``CHANGES_ON``."""
-    old, new = load_registry(before), load_registry(after)
-    archs = [new.vocabulary.architectures[name] for name in CHANGES_ON]
-    differences = [
-        (arch, diff(old, new, within={"arch": arch.name, "role": "target", "phase": "any"}, limit=4)) for arch in archs
-    ]
-    first = differences[0][1]
-    words = [("only before", first.gone), ("only after", first.new)]
-    rows = [
-        ("gone", sorted(set(old.backends) - set(new.backends))),
-        ("new", sorted(set(new.backends) - set(old.backends))),
-    ]
-    lines = [f"- backends {which}: {', '.join(names)}" for which, names in rows if names]
-    lines += [f"- {facet}, {which}: {', '.join(names)}" for which, facets in words for facet, names in facets.items()]
-    return {
-        "words": "\n".join(lines),
-        "changes": _render("changes", {"differences": differences, "facets_text": facets_text}),
-    }
 
 
 def _render(template: str, values: Mapping[str, Any]) -> str:

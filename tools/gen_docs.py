@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
+import docs_changes
 import docs_evidence
 import docs_explain
 import docs_field_problems
@@ -94,7 +95,7 @@ def outputs(root: Path) -> dict[str, str]:
     for name, path in bundled_registries().items():
         if name != "default":
             pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
-    pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_page.change_blocks("vllm-0.20.0", "vllm-0.33.0")
+    pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
     pages["docs/running.md"] = {"speed": docs_speed.speed_block(root), "tiles": docs_tiles.tiles_block()}
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)

@@ -11,6 +11,8 @@ from attnreg.analysis.value_classes import Variable, every_clause
 from attnreg.language.facets import TOLD_FIRST
 from attnreg.language.matchers import Requirement
 
+_MOST_PIECES = 6
+
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Box, Node
     from attnreg.analysis.space import Space
@@ -149,10 +151,12 @@ def _values_text(variable: Variable, classes: frozenset[int]) -> str:
     if variable.facet == "arch":
         return _arch_text(values, others)
     if variable.top is not None:
-        texts = [_integers_text(group, variable.top) for group in (values, others)]
-        return texts[0] if len(texts[0]) <= len(f"not {texts[1]}") else f"not {texts[1]}"
+        return _integers_text(values, others, variable.top)
     names, rest = ([_word(v) for v in group] for group in (values, others))
-    return f"not {', '.join(rest)}" if len(rest) < len(names) else ", ".join(names)
+    if len(rest) >= len(names):
+        return ", ".join(names)
+    # "not not given" says nothing
+    return " and ".join(["given"] * (None in others) + [f"not {', '.join(w for w in rest if w != _word(None))}"])
 
 
 def _arch_text(values: list[Any], others: list[Any]) -> str:
@@ -163,35 +167,70 @@ def _arch_text(values: list[Any], others: list[Any]) -> str:
     return ", ".join(parts)
 
 
-def _integers_text(values: list[Any], top: int) -> str:
-    """Integers in words, as runs or as the first few with their step; what reaches ``top`` has no end."""
-    none = ["not given"] if None in values else []
-    numbers = sorted(v for v in values if v is not None and v <= top)
-    return ", ".join([*none, *(_steps_text(numbers, top) or _runs_text(numbers, top))])
+def _integers_text(values: list[Any], others: list[Any], top: int) -> str:
+    """Integers in words: those that a facet has, or "not" those that it does not have, whichever is shorter."""
+    groups = [sorted(v for v in group if v is not None and v <= top) for group in (values, others)]
+    pieces = [_pieces(numbers, top) for numbers in groups]
+    texts = [", ".join(p) for p in pieces]
+    negative = bool(texts[1]) and len(texts[0]) > len(texts[1]) + 4 and len(pieces[1]) <= _MOST_PIECES
+    text = f"not {texts[1]}" if negative else texts[0]
+    if not negative and len(pieces[0]) > _MOST_PIECES:
+        some = groups[0]
+        last = f"from {some[0]} on" if some[-1] == top else f"from {some[0]} to {some[-1]}"
+        text = f"{len(some):,} values {last}, such as {', '.join(map(str, some[:3]))}"
+    if None in others:
+        return f"given, {text}" if negative else text
+    if None in values:
+        return ", ".join(filter(None, ("not given", f"or {text}" if negative else text)))
+    return text
 
 
-def _steps_text(numbers: list[int], top: int) -> list[str]:
-    """Integers with one step between them, if they are many or have no end; else an empty list."""
-    steps = {b - a for a, b in itertools.pairwise(numbers)}
-    step = steps.pop() if len(steps) == 1 else 1
-    endless = bool(numbers) and numbers[-1] > top - step
-    if step == 1 or not (endless or len(numbers) > 4):
-        return []
+def _pieces(numbers: list[int], top: int) -> list[str]:
+    """Sorted integers as runs, multiples, and runs without multiples; what reaches ``top`` has no end."""
+    texts = []
+    rest = numbers
+    while rest:
+        # the longest piece that begins with the first number; of equal ones, the plainest
+        count, text = max((_run(rest, top), _steps(rest, top), _gaps(rest, top)), key=lambda piece: piece[0])
+        texts.append(text)
+        rest = rest[count:]
+    return texts
+
+
+def _run(numbers: list[int], top: int) -> tuple[int, str]:
+    """The numbers that follow each other without a gap: how many, and in words."""
+    count = _longest(n == numbers[0] + i for i, n in enumerate(numbers))
+    return count, _run_text(numbers[0], numbers[count - 1], top)
+
+
+def _steps(numbers: list[int], top: int) -> tuple[int, str]:
+    """The numbers that have one step between them: how many, and in words; none where they are few."""
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    count = _longest(n == numbers[0] + i * step for i, n in enumerate(numbers))
+    endless = numbers[count - 1] > top - step
+    if step == 1 or not (endless or count > 4):
+        return 0, ""
     if endless and numbers[0] == step:
-        return [f"multiples of {step}"]
-    last = "" if endless else f" {numbers[-1]}"
-    return [f"{numbers[0]}, {numbers[1]}, …{last} (every {step})"]
+        return count, f"multiples of {step}"
+    last = "" if endless else f" {numbers[count - 1]}"
+    return count, f"{numbers[0]}, {numbers[1]}, …{last} (every {step})"
 
 
-def _runs_text(numbers: list[int], top: int) -> list[str]:
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    texts = [_run_text(run[0], run[-1], top) for run in runs]
-    return texts if len(texts) <= 8 else [*texts[:3], f"… ({len(numbers):,} up to {top:,})"]
+def _gaps(numbers: list[int], top: int) -> tuple[int, str]:
+    """The numbers whose gaps are the multiples of one step: how many, and in words; none where they are few."""
+    missing = next((a + 1 for a, b in itertools.pairwise(numbers) if b != a + 1), 0)
+    best = (0, "")
+    for step in (k for k in range(2, missing + 1) if missing % k == 0):
+        expected = (n for n in range(numbers[0], top + 1) if n % step)
+        count = _longest(n == e for n, e in zip(numbers, expected, strict=False))
+        last = numbers[count - 1]
+        if count > best[0] and count and (last - numbers[0]) // step > 1:
+            best = count, f"{_run_text(numbers[0], last, top if last < top - 1 else last)} but no multiple of {step}"
+    return best
+
+
+def _longest(holds: Iterable[bool]) -> int:
+    return sum(1 for _ in itertools.takewhile(bool, holds))
 
 
 def _run_text(first: int, last: int, top: int) -> str:

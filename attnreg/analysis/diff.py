@@ -13,20 +13,28 @@ from attnreg.errors import did_you_mean
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
+    from attnreg.platforms import Packages
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
+
+
+class EmptyQuestionError(ValueError):
+    """Raised for a question about no configuration at all, which has no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """All configurations that go from one backend (None: none) to another.
 
-    ``frame`` is what they have in common, facet by facet, in words. ``rest`` of them are outside the regions listed.
+    Both are named with their variant and what they emulate: ``FLASH_ATTN/FA3``. ``frame`` is what the configurations
+    have in common, facet by facet, in words, ``archs`` are the architectures on which they are. ``rest`` of them are
+    outside the regions listed.
     """
 
     before: str | None
     after: str | None
     frame: tuple[tuple[str, str], ...]
+    archs: tuple[str, ...]
     count: int
     regions: tuple[Region, ...]
     rest: int
@@ -70,6 +78,7 @@ class Diff:
                     "before": c.before,
                     "after": c.after,
                     "frame": [{"facet": name, "values": values} for name, values in c.frame],
+                    "archs": list(c.archs),
                     "count": c.count,
                     "rest": c.rest,
                     "regions": [
@@ -92,34 +101,39 @@ def diff(
     *,
     within: Mapping[str, Any] | None = None,
     requests: Collection[AttentionRequest] = (),
+    packages: Packages | None = None,
     any_packages: bool = False,
     limit: int = 8,
 ) -> Diff:
     """Every configuration whose backend differs, grouped by the backends before and after.
 
     within: facet -> the value, or the values, that a configuration has; for features, flags and packages all of the
-    words. requests: only these requests are compared, on every platform. any_packages: each package is compared both
-    installed and missing; otherwise every package is installed. limit: the most boxes that are listed for each pair of
-    backends, the box nearest to an ordinary request first; the counts stay exact.
+    words. requests: only these requests are compared, on every platform. packages: those that are installed; None means
+    every package. any_packages: each package is compared both installed and missing. limit: the most boxes that are
+    listed for each pair of backends, the box nearest to an ordinary request first; the counts stay exact.
 
-    Raises ValueError for a facet in ``within`` that neither registry distinguishes, or a value that neither knows.
+    Raises ValueError for a facet in ``within`` that neither registry has, or a value that neither knows, and
+    `EmptyQuestionError` where no configuration is asked about, with what is contrary in the question.
     """
     space = Space([before, after])
     d = space.diagrams
-    inside = d.conjoin(
-        [
-            space.possible,
-            _common(space, before, after),
-            *([d.unite(_points_of(space, request) for request in requests)] if requests else []),
-            *(_within(space, facet, wanted) for facet, wanted in (within or {}).items()),
-            *(
-                d.among(k, [v.ordinary])
-                for k, v in enumerate(space.variables)
-                if v.facet == "packages" and not any_packages
-            ),
-        ]
-    )
-    old, new = Model(space, before).chosen(), Model(space, after).chosen()
+    archs = (within or {}).get("arch", ())
+    archs = [archs] if isinstance(archs, str) else archs
+    asked = {facet: _within(space, facet, wanted) for facet, wanted in (within or {}).items()}
+    parts = {
+        "known to both": _common(space, before, after),
+        "the requests": d.unite(_points_of(space, request) for request in requests) if requests else d.true,
+        **{f"{facet} {_shown(wanted)}": asked[facet] for facet, wanted in (within or {}).items()},
+    }
+    installed = [
+        d.among(level, [variable.class_of(variable.value_in({"packages": packages}))])
+        for level, variable in enumerate(space.variables)
+        if variable.facet == "packages" and not any_packages
+    ]
+    inside = d.conjoin([space.possible, *parts.values(), *installed])
+    if inside == d.false:
+        raise EmptyQuestionError(_contrary(space, parts))
+    old, new = Model(space, before).titles(), Model(space, after).titles()
     pairs = d.apply(lambda a, b: None if a == b else (a, b), old, new)
     pairs = d.ite(inside, pairs, d.terminal(None))
     compared = d.bounds(inside)
@@ -129,12 +143,33 @@ def diff(
         frame = d.bounds(region)
         boxes, rest = cover(space, region, frame, limit)
         shown = {level: classes for level, classes in frame.items() if classes != compared[level]}
-        changes.append(Change(pair[0], pair[1], tuple(described(space, shown)), d.count(region), tuple(boxes), rest))
+        devices = tuple(
+            arch for c in sorted(frame[0]) for _, arch in space.variables[0].classes[c] if arch in (archs or (arch,))
+        )
+        text = tuple(described(space, shown))
+        changes.append(Change(pair[0], pair[1], text, devices, d.count(region), tuple(boxes), rest))
     changes.sort(key=lambda c: (-c.count, c.before or "", c.after or ""))
-    return Diff(before, after, d.count(inside), tuple(changes), _words(before, after), _words(after, before))
+    return Diff(before, after, d.count(inside), tuple(changes), words_of(before, after), words_of(after, before))
 
 
-def _words(these: Registry, those: Registry) -> dict[str, tuple[str, ...]]:
+def _contrary(space: Space, parts: Mapping[str, Node]) -> str:
+    """Why no configuration has all of some parts: the first parts, in their order, that exclude each other."""
+    d = space.diagrams
+    known, *stated = parts
+    for text in stated:
+        if d.conjoin([space.possible, parts[text]]) == d.false:
+            return f"no request has {text}"
+        if d.conjoin([space.possible, parts[known], parts[text]]) == d.false:
+            return f"{text}: only one of the registries knows it, so there is nothing to compare"
+    return f"no configuration has all of this: {', '.join(t for t in stated if parts[t] != d.true)}"
+
+
+def _shown(wanted: Any) -> str:
+    values = [wanted] if isinstance(wanted, str | int) or wanted is None else list(wanted)
+    return " or ".join("not given" if value is None else str(value) for value in values)
+
+
+def words_of(these: Registry, those: Registry) -> dict[str, tuple[str, ...]]:
     """The words that one registry knows and another does not, by facet."""
     out = {}
     for name, facet in these.vocabulary.facets.items():
@@ -151,7 +186,7 @@ def _common(space: Space, before: Registry, after: Registry) -> Node:
     foreign = [
         (facet, word)
         for a, b in ((before, after), (after, before))
-        for facet, ws in _words(a, b).items()
+        for facet, ws in words_of(a, b).items()
         for word in ws
     ]
     for level, variable in enumerate(space.variables):
@@ -208,8 +243,11 @@ def _having(space: Space, facet: str, values: Collection[Any]) -> Node:
     """The configurations in which a facet that holds one value has one of ``values``."""
     level = space.level.get((facet, None))
     if level is None:
-        others = ", ".join(dict.fromkeys(v.facet for v in space.variables if len(v.classes) > 1))
-        raise ValueError(f"the facet {facet} makes no difference in either registry; these do: {others}")
+        facets = {name for r in space.registries for name, f in r.vocabulary.facets.items() if f.of == "request"}
+        if facet not in facets:
+            raise ValueError(f"no request has a facet {facet!r}; {did_you_mean(facet, facets, 40)}")
+        # neither registry looks at it
+        return space.diagrams.true
     variable = space.variables[level]
     for value in values:
         if variable.top is not None and value is not None and not isinstance(value, int):

@@ -1,122 +1,266 @@
-"""`attnreg lock`: the selections that a deployment relies on, written to a file and compared with later data."""
+"""`attnreg lock`: the outcomes that a deployment relies on, written to a file and compared with later data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from attnreg.analysis.moves import Asked, Move, Moves, moved, paired, why
+from attnreg.analysis.outcome import Decided, Outcome, decide
+from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError
-from attnreg.files import FileError, read_json
+from attnreg.files import FileError, parse_json, read_text
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
-from attnreg.selection.refusal import full_dict
-from attnreg.selection.selector import evaluate
-from attnreg.selection.trace import trace_lines
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.question import Question
-    from attnreg.selection.trace import Selection
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 64 << 20
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "list_type": "a list",
+    "model_type": "an object",
+    "string_type": "text",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """One locked selection that has changed: the lock's entry, and the selection now or its problem."""
+class Locked(NamedTuple):
+    """One entry of a lock: a group of a model's layers on a platform, and what it got."""
 
-    entry: Mapping[str, Any]
-    now: Selection | None
-    problem: str = ""
+    asked: Asked
+    platform: Platform
+    outcome: Outcome
 
-    @property
-    def before(self) -> str:
-        return _title(self.entry["backend"], self.entry.get("variant"))
 
-    @property
-    def after(self) -> str:
-        chosen = self.now.backend if self.now else None
-        return _title(chosen.name if chosen else None, chosen.variant if chosen else None)
+class Lock(NamedTuple):
+    """The contents of a lock file.
 
-    def lines(self) -> list[str]:
-        """The drift in plain text: both backends, the reasons against the old one, and how the new one was chosen."""
-        platform, where = self.entry["platform"], " · ".join(filter(None, (self.entry["model"], self.entry["label"])))
-        lines = [f"{where} · {platform['platform']} {platform['arch']}: {self.before} → {self.after}"]
-        if self.problem:
-            lines.append(f"  {self.problem}")
-        if self.now is not None:
-            names = {self.entry["backend"], self.now.backend and self.now.backend.name}
-            lines += [f"  {line}" for line in trace_lines(self.now, names)]
-        return lines
+    ``registry`` and ``overlays`` name the data that decided, ``fingerprint`` is its hash. ``detected`` says that the
+    platform is the machine on which the lock was written.
+    """
 
-    def to_dict(self) -> dict[str, Any]:
-        after = full_dict(self.now) if self.now else None
-        return {"before": dict(self.entry), "after": after, "problem": self.problem}
+    registry: str
+    overlays: tuple[str, ...]
+    fingerprint: str
+    detected: bool
+    entries: tuple[Locked, ...]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Platform(_Strict):
+    platform: str
+    arch: str
+    flags: list[str]
+    packages: dict[str, str] | None
+
+
+class _Outcome(_Strict):
+    backend: str | None
+    variant: str | None
+    emulates: list[str]
+    unchecked: list[str]
+    kv_cache: dict[str, str]
+    needs: list[str]
+    packages: dict[str, str]
+
+
+class _Entry(_Strict):
+    model: str
+    layers: str
+    label: str
+    platform: _Platform
+    request: dict[str, Any]
+    outcome: _Outcome
+
+
+class _File(_Strict):
+    format: int
+    registry: str
+    overlays: list[str]
+    fingerprint: str
+    detected: bool
+    selections: list[_Entry]
 
 
 def write_lock(
-    registry: Registry, source: str, models: Iterable[tuple[str, Sequence[Question]]], platforms: Sequence[Platform]
+    registry: Registry,
+    models: Mapping[str, Sequence[Question]],
+    platforms: Sequence[Platform],
+    *,
+    overlays: Sequence[str] = (),
+    detected: bool = False,
 ) -> dict[str, Any]:
-    """The lock of every question of every model on every platform, as JSON-ready values."""
-    selections = []
-    for model, questions in models:
-        for question in questions:
-            if (request := question.request) is None:
-                continue
+    """The lock of every question of every model on every platform, as JSON-ready values.
+
+    Raises `RequestError` for a question with a word that the registry does not know.
+    """
+    entries = []
+    for model, questions in models.items():
+        for asked in paired(model, questions, questions):
             for platform in platforms:
-                chosen = evaluate(request, platform, registry).backend
-                selections.append(
+                request = asked.requests[1]
+                assert request is not None
+                decided = decide(request, platform, registry)
+                if decided.outcome.problem or decided.ignored:
+                    unknown = f"{registry.title} has no {', '.join(decided.ignored)}"
+                    raise RequestError(decided.outcome.problem or unknown)
+                outcome = decided.outcome.to_dict()
+                del outcome["problem"]
+                entries.append(
                     {
                         "model": model,
-                        "layers": question.layers,
-                        "label": question.label,
+                        "layers": asked.layers,
+                        "label": asked.label,
                         "platform": platform.to_dict(),
                         "request": request.to_dict(),
-                        "backend": chosen.name if chosen else None,
-                        "variant": chosen.variant if chosen else None,
+                        "outcome": outcome,
                     }
                 )
-    return {"format": FORMAT, "registry": source, "fingerprint": registry.fingerprint, "selections": selections}
+    head = {"format": FORMAT, "registry": registry.base, "overlays": list(overlays)}
+    return {**head, "fingerprint": registry.fingerprint, "detected": detected, "selections": entries}
 
 
-def read_lock(path: Path) -> dict[str, Any]:
-    """The contents of a lock file. Raises `RegistryError` for a file that is not one."""
+def read_lock(path: Path) -> Lock:
+    """The contents of a lock file. Raises `RegistryError`, with the place, for a file that is not one."""
     try:
-        data = read_json(path, MAX_BYTES)
+        text = read_text(path, MAX_BYTES)
+        data = parse_json(text, str(path))
     except FileError as e:
         raise RegistryError([e.problem]) from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("selections"), list):
-        raise _problem(path, f"no lock file of format {FORMAT}")
-    return data
+    file = _LockFile(path, text)
+    if not isinstance(data, dict) or "format" not in data:
+        raise file.problem((), "no lock file: it states no format", "write it with `attnreg lock`")
+    if data["format"] != FORMAT or isinstance(data["format"], bool):
+        message = f"a lock file of format {shown(data['format'])}; this attnreg reads format {FORMAT}"
+        raise file.problem(("format",), message, "write it again with `attnreg lock`")
+    try:
+        contents = _File.model_validate(data)
+    except ValidationError as e:
+        raise file.invalid(e.errors(include_url=False)[0]) from None
+    entries, seen = [], dict[Any, int]()
+    for number, entry in enumerate(contents.selections):
+        locked = file.entry(number, entry)
+        first = seen.setdefault((locked.asked, locked.platform), number)
+        if first != number:
+            raise file.problem(("selections", number), f"selection {number + 1} repeats selection {first + 1}")
+        entries.append(locked)
+    if not entries:
+        raise file.problem(("selections",), "the lock holds no selection")
+    return Lock(contents.registry, tuple(contents.overlays), contents.fingerprint, contents.detected, tuple(entries))
 
 
-def drift(lock: Mapping[str, Any], registry: Registry, path: Path) -> list[Drift]:
-    """The locked selections that ``registry`` decides otherwise. Raises `RegistryError` for a lock it cannot read."""
-    out = []
-    for number, entry in enumerate(lock["selections"], 1):
+def drift(lock: Lock, registry: Registry, here: Platform | None = None) -> Moves:
+    """The locked outcomes that ``registry`` decides otherwise.
+
+    here: this machine. Where a lock was written on a machine like it, its installed packages take the place of the
+    lock's, so that an upgrade of a package is a move.
+    """
+    moves, notes = [], dict[str, None]()
+    for entry in lock.entries:
+        platform = entry.platform
+        if lock.detected and here is not None:
+            if (here.platform, here.arch) == (platform.platform, platform.arch):
+                platform = replace(platform, packages=here.packages)
+            else:
+                was, now = f"{platform.platform} {platform.arch}", f"{here.platform} {here.arch}"
+                notes[f"the lock was written on {was} and this is {now}: its packages are compared as locked"] = None
+        request = entry.asked.requests[1]
+        assert request is not None
+        new = decide(request, platform, registry)
+        notes |= dict.fromkeys(f"{registry.name} has no {word}: compared without it" for word in new.ignored)
+        if moved(entry.outcome, new.outcome):
+            reasons = why(Decided(entry.outcome, None), new)
+            moves.append(Move(entry.asked, platform, entry.outcome, new.outcome, reasons))
+    asked = tuple(dict.fromkeys(entry.asked for entry in lock.entries))
+    return Moves(tuple(moves), asked, tuple(dict.fromkeys(e.platform for e in lock.entries)), tuple(notes))
+
+
+class _LockFile(NamedTuple):
+    """The text of a lock file, for the places of its problems."""
+
+    path: Path
+    text: str
+
+    def problem(self, at: tuple[str | int, ...], message: str, help_: str = "") -> RegistryError:
+        """The error for the value at a path."""
+        line, column = _place(self.text, at)
+        return RegistryError([Problem(Location(str(self.path), line, column), message, help_)])
+
+    def invalid(self, error: Any) -> RegistryError:
+        """The error for a value of the wrong form."""
+        at = tuple(error["loc"])
+        name = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in at).lstrip(".")
+        if error["type"] == "missing":
+            return self.problem(at[:-1], f"{name} is missing", "write the lock again with `attnreg lock`")
+        if error["type"] == "extra_forbidden":
+            return self.problem(at, f"{name}: a lock has no such key")
+        expected = _EXPECTED.get(error["type"]) or error["msg"]
+        return self.problem(at, f"{name}: expected {expected}, got {shown(error['input'])}")
+
+    def entry(self, number: int, entry: _Entry) -> Locked:
+        """One entry. Raises `RegistryError` for a request, a platform or an outcome that there cannot be."""
+        at = ("selections", number)
         try:
-            request = AttentionRequest.from_dict(entry["request"])
-            platform = Platform(**entry["platform"])
-            before = entry["backend"], entry.get("variant")
-        except (KeyError, TypeError, RequestError) as e:
-            raise _problem(path, f"selection {number} cannot be read: {e}") from None
+            request = AttentionRequest.from_dict(entry.request)
+        except (RequestError, TypeError) as e:
+            raise self.problem((*at, "request"), f"selection {number + 1}: {e}") from None
         try:
-            now = evaluate(request, platform, registry)
+            platform = Platform(**entry.platform.model_dump())
         except RequestError as e:
-            out.append(Drift(entry, None, str(e)))
-            continue
-        after = (now.backend.name, now.backend.variant) if now.backend else (None, None)
-        if after != before:
-            out.append(Drift(entry, now))
-    return out
+            raise self.problem((*at, "platform"), f"selection {number + 1}: {e}") from None
+        if entry.outcome.backend is None and any(entry.outcome.model_dump().values()):
+            message = f"selection {number + 1}: an outcome without a backend has nothing else"
+            raise self.problem((*at, "outcome"), message)
+        values = entry.outcome.model_dump()
+        sets = {name: tuple(values[name]) for name in ("emulates", "unchecked", "needs")}
+        asked = Asked(entry.model, entry.layers, entry.label, (request, request))
+        return Locked(asked, platform, Outcome(**{**values, **sets}))
 
 
-def _title(name: str | None, variant: str | None) -> str:
-    return "no backend" if name is None else f"{name}/{variant}" if variant else name
+def _place(text: str, path: tuple[str | int, ...]) -> tuple[int, int]:
+    """Line and column of the value at a path in JSON, or of the value nearest above it."""
+    at = _skip(text, 0)
+    for step in path:
+        found = dict(_members(text, at)).get(step)
+        if found is None:
+            break
+        at = found
+    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
-def _problem(path: Path, message: str) -> RegistryError:
-    return RegistryError([Problem(Location(str(path), 1, 1), message, "write it with `attnreg lock`")])
+def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
+    """Key and place of each value in the object or array at a place."""
+    opening, number, decoder = text[at], 0, json.JSONDecoder()
+    if opening not in "{[":
+        return
+    at = _skip(text, at + 1)
+    while text[at] not in "}]":
+        key: str | int = number
+        if opening == "{":
+            key, at = decoder.raw_decode(text, at)
+            # past the colon
+            at = _skip(text, _skip(text, at) + 1)
+        yield key, at
+        _, at = decoder.raw_decode(text, at)
+        at, number = _skip(text, at), number + 1
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    """The place of the next character that is no white space."""
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at

@@ -151,16 +151,46 @@ class Model:
 
     def chosen(self) -> Node:
         """The name of the selected backend everywhere; None where there is none."""
+        return self.d.apply(lambda winner: winner and self.named(winner[0]).name, self._winner())
+
+    def titles(self) -> Node:
+        """The selected backend everywhere, with its variant and what it emulates; None where there is none.
+
+        The values are texts: ``FLASH_ATTN/FA3``, ``ROCM_ATTN (emulates sinks)``.
+        """
+        d, winner = self.d, self._winner()
+        out = d.terminal(None)
+        for pair in d.terminals(winner) - {None}:
+            name, named = pair
+            region = d.apply(lambda value, p=pair: value == p, winner)
+            out = d.ite(region, self._title(name, self.by_name if named else self), out)
+        return out
+
+    def _title(self, name: str, model: Model) -> Node:
+        """The title of what is named, wherever ``model`` accepts it."""
+        d, row = self.d, self.named(name)
+        picked = self.pick(enumerate(self._accepting(name, model)))
+        out = d.terminal(None)
+        for index, variant in enumerate(row.variants):
+            title = d.terminal(f"{row.name}/{variant.name}" if variant.name else row.name)
+            for feature in sorted(f for f in variant.emulated if ("features", f) in self.space.level):
+                more = d.apply(lambda text, f=feature: _emulating(text, f), title)
+                title = d.ite(d.among(self.space.level["features", feature], [1]), more, title)
+            out = d.ite(d.apply(lambda i, n=index: i == n, picked), title, out)
+        return out
+
+    def _winner(self) -> Node:
+        """The selected backend everywhere, as it is named and whether a user names it; None where there is none."""
         d = self.d
         if self._chosen is None:
             out = self._by_order(None)
             for choice in self.registry.choices:
+                name = choice.backends[0]
                 if choice.strength == "require":
-                    required = choice.backends[0]
-                    candidate = self.named(required).name, self._undenied(required, self.by_name)
+                    candidate = (name, True), self._undenied(name, self.by_name)
                     out = d.ite(self.condition(choice.when), self.pick([candidate]), out)
                 elif choice.strength == "prefer":
-                    out = d.ite(self.condition(choice.when), self._by_order(choice.backends[0]), out)
+                    out = d.ite(self.condition(choice.when), self._by_order(name), out)
             self._chosen = d.ite(self._known(), out, d.terminal(None))
         return self._chosen
 
@@ -217,23 +247,32 @@ class Model:
         return out
 
     def _by_order(self, preferred: str | None) -> Node:
-        first = [(self.named(preferred).name, self._undenied(preferred, self.by_name))] if preferred else []
+        first = [((preferred, True), self._undenied(preferred, self.by_name))] if preferred else []
         out = self.pick(first)
         for order, region in self.regions():
             rest = [(e.backend, where) for e, where in zip(order.entries, self.entries(order), strict=True)]
-            candidates = self.pick([*first, *((name, where) for name, where in rest if name != preferred)])
+            candidates = self.pick([*first, *(((name, False), where) for name, where in rest if name != preferred)])
             out = self.d.ite(region, candidates, out)
         return out
 
     def _undenied(self, name: str, model: Model | None = None) -> tuple[Node, Node]:
-        d, row, model = self.d, self.named(name), model or self
-        names = {row.name, *(f"{row.name}/{variant}" for variant in row.variant_names)}
-        denials = [c for c in self.registry.choices if c.strength == "deny" and not names.isdisjoint(c.backends)]
-        if not denials:
-            return model.row(name)
-        accepting = []
+        accepting = self._accepting(name, model or self)
+        if len(accepting) == 1:
+            return accepting[0]
+        return self.d.unite(accepts for accepts, _ in accepting), self.d.unite(native for _, native in accepting)
+
+    def _accepting(self, name: str, model: Model) -> list[tuple[Node, Node]]:
+        """For each variant that a name means, where ``model`` accepts it, not denied, and where it does so natively."""
+        d, row = self.d, self.named(name)
+        out = []
         for index, variant in enumerate(row.variants):
-            of_it = {row.name, f"{row.name}/{variant.name}"}
-            denied = d.unite(self.condition(c.when) for c in denials if not of_it.isdisjoint(c.backends))
-            accepting.append([d.ite(denied, d.false, node) for node in model.variant(row, index)])
-        return d.unite(accepts for accepts, _ in accepting), d.unite(native for _, native in accepting)
+            names = {row.name, f"{row.name}/{variant.name}"}
+            denials = [c for c in self.registry.choices if c.strength == "deny" and not names.isdisjoint(c.backends)]
+            denied = d.unite(self.condition(c.when) for c in denials)
+            accepts, native = model.variant(row, index)
+            out.append((d.ite(denied, d.false, accepts), d.ite(denied, d.false, native)))
+        return out
+
+
+def _emulating(title: str, feature: str) -> str:
+    return f"{title[:-1]}, {feature})" if title.endswith(")") else f"{title} (emulates {feature})"

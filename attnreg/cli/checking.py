@@ -1,16 +1,15 @@
-"""The commands that check, compare and verify: `check`, `lock`, `diff` and `verify`."""
+"""The commands that say whether something holds: `check` and `verify`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from attnreg.cli import completion
 from attnreg.cli.command import command, option
-from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, facet_value
+from attnreg.cli.inputs import PlatformInputs, RegistryInputs
 from attnreg.cli.options import json_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
 
@@ -65,138 +64,21 @@ def _check_lock(registry_inputs: RegistryInputs, file: str, as_json: bool) -> No
     from pathlib import Path
 
     from attnreg.analysis.lock import drift, read_lock
+    from attnreg.explain.changes import print_moves
+    from attnreg.machine.detect import detect
 
-    path = Path(file)
-    lock = read_lock(path)
-    registry = registry_inputs.load(default=lock["registry"])
-    drifts = drift(lock, registry, path)
+    lock = read_lock(Path(file))
+    registry = registry_inputs.of_lock(lock)
+    moves = drift(lock, registry, detect(registry.vocabulary) if lock.detected else None)
     if as_json:
-        print_json({"registry": registry.title, "drift": [d.to_dict() for d in drifts]})
+        print_json({"registry": registry.title, "locked_with": lock.fingerprint, **moves.to_dict()})
     else:
-        for item in drifts:
-            click.echo("\n".join(item.lines()))
-        total = len(lock["selections"])
-        click.echo(f"{registry.title}: {total - len(drifts)} of {total} locked selections hold")
-    raise click.exceptions.Exit(1 if drifts else 0)
-
-
-@command(short_help="Record which backends models get on some platforms.")
-@platform_options
-@option(
-    "--model",
-    "models",
-    multiple=True,
-    required=True,
-    metavar="CONFIG",
-    help="A model to lock; repeatable.",
-    section="Model",
-)
-@option("--dtype", metavar="WORD", help="The dtype to compute in, instead of the configs' own.", section="Request")
-@option("--kv-dtype", metavar="WORD", help="How the KV cache is stored.", section="Request")
-@option(
-    "--tp", type=click.IntRange(min=1), default=1, metavar="N", help="Ranks of tensor parallelism.", section="Model"
-)
-@option("--output", "-o", default="-", metavar="FILE", help="The file to write; by default standard output.")
-@registry_options
-def lock(
-    registry_inputs: RegistryInputs,
-    platform_inputs: PlatformInputs,
-    models: tuple[str, ...],
-    dtype: str | None,
-    kv_dtype: str | None,
-    tp: int,
-    output: str,
-) -> None:
-    """Record which backend every layer of some models gets on some platforms.
-
-    \b
-    attnreg lock --platform rocm --model llama/ --model gpt-oss/ -o attnreg.lock
-    attnreg check --lock attnreg.lock
-    """
-    from pathlib import Path
-
-    from attnreg.analysis.lock import write_lock
-    from attnreg.files import write_text
-
-    registry = registry_inputs.load()
-    platforms = platform_inputs.platforms(registry)
-    facets = {name: word for name, word in (("dtype", dtype), ("kv_dtype", kv_dtype)) if word is not None}
-    request_inputs = RequestInputs(tp=tp, facets=facets)
-    layers = [request_inputs.of_model(model, registry) for model in models]
-    locked = [(model.name, model.questions) for model in layers]
-    data = write_lock(registry, registry.base, locked, platforms)
-    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-    if output == "-":
-        click.echo(text, nl=False)
-    else:
-        write_text(Path(output), text)
-
-
-@command(short_help="Compare two registries: what changes, exactly.")
-@click.argument("before", shell_complete=completion.registries)
-@click.argument("after", shell_complete=completion.registries)
-@option("--platform", metavar="WORD", help="Only this platform.", section="Platform")
-@option("--arch", multiple=True, metavar="WORD", help="Only these architectures; repeatable.", section="Platform")
-@option(
-    "--facet",
-    "facets",
-    multiple=True,
-    metavar="FACET=VALUE",
-    help="Only where a facet has a value; repeatable.",
-    section="Request",
-)
-@option("--model", metavar="CONFIG", help="Only what the layers of a model ask for.", section="Model")
-@option(
-    "--any-packages",
-    is_flag=True,
-    help="Let packages be missing, instead of taking all as installed.",
-    section="Platform",
-)
-@option("--limit", default=8, show_default=True, help="Boxes to list for each pair of backends.")
-@json_option
-def diff(
-    before: str,
-    after: str,
-    platform: str | None,
-    arch: tuple[str, ...],
-    facets: tuple[str, ...],
-    model: str | None,
-    any_packages: bool,
-    limit: int,
-    as_json: bool,
-) -> None:
-    """Compare two registries: exactly which configurations change their backend, and which model families change.
-
-    BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY.
-    """
-    from attnreg.analysis.diff import diff as diff_registries
-    from attnreg.analysis.model_changes import ModelChanges, model_changes
-    from attnreg.analysis.revisions import family_texts, load_revision
-    from attnreg.explain.tables import print_diff, print_model_changes
-
-    within: dict[str, Any] = {"platform": platform} if platform else {}
-    within |= {"arch": list(arch)} if arch else {}
-    for name, value in (facet_value("--facet", text) for text in facets):
-        within.setdefault({"feature": "features", "flag": "flags"}.get(name, name), []).append(value)
-    old, new = load_revision(before), load_revision(after)
-    questions = RequestInputs().of_model(model, new).questions if model else ()
-    difference = diff_registries(
-        old,
-        new,
-        within=within,
-        requests=[question.request for question in questions if question.request is not None],
-        any_packages=any_packages,
-        limit=limit,
-    )
-    was, now = family_texts(before), family_texts(after)
-    # registries without families of their own, as other engines' are, have none to compare
-    models = model_changes(was, now) if was and now else None
-    if as_json:
-        print_json(difference.to_dict() | ({} if models is None else {"models": models.to_dict()}))
-    else:
-        print_diff(difference, terminal())
-        print_model_changes(models or ModelChanges(), terminal())
-    raise click.exceptions.Exit(1 if difference.changes or (models or ModelChanges()).lines() else 0)
+        print_moves(moves, terminal())
+        if lock.fingerprint != registry.fingerprint:
+            click.echo(f"locked with {lock.registry}@{lock.fingerprint}")
+        total = len(lock.entries)
+        click.echo(f"{registry.title}: {total - len(moves.moves)} of {total} locked selections hold")
+    raise click.exceptions.Exit(1 if moves.moves else 0)
 
 
 @command(short_help="Prove what backends claim, by running them.")

@@ -16,8 +16,9 @@ from typing import Any
 import click
 
 from attnreg.cli.asking import doctor, explain, list_, models, show
-from attnreg.cli.checking import check, diff, lock, verify
+from attnreg.cli.checking import check, verify
 from attnreg.cli.command import Group, command
+from attnreg.cli.comparing import diff, lock
 from attnreg.cli.completion import SHELLS, commands, script
 from attnreg.cli.output import OutputError, discard_output, guarded_streams
 from attnreg.cli.refusals import describe

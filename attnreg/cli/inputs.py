@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +16,9 @@ from attnreg.errors import RegistryError
 from attnreg.language.facets import ordinary
 
 if TYPE_CHECKING:
+    from attnreg.analysis.lock import Lock
     from attnreg.language.vocabulary import Vocabulary
+    from attnreg.models.families import Families
     from attnreg.models.kv_memory import Memory
     from attnreg.models.questions import ModelQuestions
     from attnreg.platforms import Platform
@@ -66,6 +68,12 @@ class RegistryInputs:
             click.echo(f"attnreg: {problem}", err=True)
         return loaded
 
+    def of_lock(self, lock: Lock) -> Registry:
+        """The registry that a lock is compared with: the lock's own, with its overlays, unless an option names one."""
+        if self.registry or self.overlay:
+            return self.load(default=lock.registry)
+        return replace(self, registry=lock.registry, overlay=lock.overlays).load()
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlatformInputs:
@@ -92,7 +100,7 @@ class PlatformInputs:
         vocabulary = registry.vocabulary
         if self.platform is not None and self.platform not in vocabulary.words["platforms"]:
             raise BadInput(f"unknown platform {self.platform!r}", vocabulary.help_for("platform", self.platform))
-        installed = self._installed(registry)
+        installed = self._installed(vocabulary)
         if not self.named:
             machine = detect(vocabulary)
             return [
@@ -116,20 +124,58 @@ class PlatformInputs:
             for name in names
         ]
 
-    def _installed(self, registry: Registry) -> tuple[tuple[str, str], ...] | None:
-        """(name, version) of each ``--package``; None without that option, which means that all are installed."""
+    @property
+    def words(self) -> list[str]:
+        """What these options say of a platform beside its architecture: ``["flags aiter"]``."""
+        words = [f"flag{'s' * (len(self.flags) > 1)} {', '.join(self.flags)}"] if self.flags else []
+        return words + ([f"only packages {', '.join(self.packages)}"] if self.packages else [])
+
+    def of_both(self, before: Registry, after: Registry) -> list[Platform]:
+        """A platform for each named architecture that either registry knows; else for each that both know.
+
+        Raises `BadInput` for a word that neither knows, and where no architecture is left.
+        """
+        from attnreg.platforms import Platform
+
+        both = after.vocabulary, before.vocabulary
+        known = {a.name: a.platform for v in reversed(both) for a in v.architectures.values()}
+        if self.platform is not None and not any(self.platform in v.words["platforms"] for v in both):
+            raise BadInput(f"unknown platform {self.platform!r}", both[0].help_for("platform", self.platform))
+        for flag in self.flags:
+            if not any(flag in v.flags for v in both):
+                raise BadInput(f"unknown flag {flag!r}", both[0].help_for("flags", flag))
+        installed = self._installed(*both)
+        named = [architecture(name, *both) for name in self.arch]
+        shared = [name for name in known if all(name in v.architectures for v in both)]
+        names = named or [name for name in shared if self.platform in (None, known[name])]
+        if not names:
+            raise BadInput(f"no architecture of platform {self.platform} is in both registries", "name one with --arch")
+        return [
+            Platform(platform=self.platform or known[name], arch=name, flags=frozenset(self.flags), packages=installed)
+            for name in dict.fromkeys(names)
+        ]
+
+    def _installed(self, *vocabularies: Vocabulary) -> tuple[tuple[str, str], ...] | None:
+        """(name, version) of each ``--package``; None without that option, which means that all are installed.
+
+        Raises `BadInput` for a package that none of the vocabularies has.
+        """
         pairs = tuple((name, version) for name, _, version in (package.partition("==") for package in self.packages))
         for name, _ in pairs:
-            if name not in registry.vocabulary.packages:
-                raise BadInput(f"unknown package {name!r}", registry.vocabulary.help_for("packages", name))
+            if not any(name in v.packages for v in vocabularies):
+                raise BadInput(f"unknown package {name!r}", vocabularies[0].help_for("packages", name))
         return pairs or None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestInputs:
-    """The question: a model with its options, or one request, with the facets that the command line sets."""
+    """The question: a model with its options, or one request, with the facets that the command line sets.
+
+    ``models`` are those of a command that takes several.
+    """
 
     model: str | None = None
+    models: tuple[str, ...] = ()
     draft: str | None = None
     tp: int = 1
     layer: int | None = None
@@ -160,7 +206,47 @@ class RequestInputs:
         fields: dict[str, Any] = {"head_size": ordinary("head_size"), **self.request_facets}
         return AttentionRequest(**fields, features=frozenset(self.features), extra=tuple(self.extra_facets.items()))
 
-    def of_model(self, model: str, registry: Registry) -> ModelQuestions:
+    def questions(
+        self,
+        registry: Registry,
+        models: Sequence[str],
+        families: Families | None = None,
+        left_out: dict[str, None] | None = None,
+    ) -> dict[str, Sequence[Question]]:
+        """Name -> the questions of each model; without a model, "" -> the request of these facets.
+
+        families: the rules by which configs are read, the bundled ones if None. left_out: takes the error of each model
+        that cannot be asked; without it the first is raised.
+        """
+        from attnreg.models.fields import ConfigError
+        from attnreg.selection.question import Question
+        from attnreg.selection.wording import request_words
+
+        if not models:
+            request = self.request()
+            return {"": [Question(request, " · ".join(request_words(request)))]}
+        layers: dict[str, ModelQuestions] = {}
+        for model in models:
+            try:
+                layers[model] = self.of_model(model, registry, families)
+            except ConfigError as e:
+                if left_out is None:
+                    raise
+                left_out[str(e)] = None
+        names = [model.name for model in layers.values()]
+        # models of one name are told apart by their paths
+        return {m.name if names.count(m.name) == 1 else path: m.questions for path, m in layers.items()}
+
+    @property
+    def words(self) -> list[str]:
+        """What these options ask for, in words: ``["kv_dtype fp8", "TP 2"]``."""
+        words = [f"{name} {value}" for name, value in self.facets.items()]
+        words += [*self.features, *(item.replace("=", " ") for item in self.extra)]
+        words += [f"draft {self.draft}"] if self.draft else []
+        words += [f"TP {self.tp}"] if self.tp > 1 else []
+        return words + ([f"layer {self.layer}"] if self.layer is not None else [])
+
+    def of_model(self, model: str, registry: Registry, families: Families | None = None) -> ModelQuestions:
         """The questions of a model's layers.
 
         Raises `BadInput` where there is no such config, `attnreg.models.reader.ConfigError` for an unreadable one.
@@ -176,6 +262,7 @@ class RequestInputs:
             layer=self.layer,
             draft=draft,
             lengths=tuple(sorted(set(self.lengths))),
+            families=families,
         )
         questions = model_questions(path, options, registry)
         # a name says too little of the file that answered
@@ -236,9 +323,9 @@ def facet_value(option: str, argument: str) -> tuple[str, Value]:
     return name, values[text] if text in values else int(text) if text.lstrip("-").isdigit() else text
 
 
-def architecture(name: str, vocabulary: Vocabulary) -> str:
+def architecture(name: str, *vocabularies: Vocabulary) -> str:
     """The architecture that ``--arch`` names, by its own name or by a product's. Raises `BadInput` for another."""
-    found = vocabulary.architecture(name)
+    found = next((arch for v in vocabularies if (arch := v.architecture(name)) is not None), None)
     if found is None:
-        raise BadInput(f"unknown architecture {name!r}", vocabulary.help_for("arch", name))
+        raise BadInput(f"unknown architecture {name!r}", vocabularies[0].help_for("arch", name))
     return found.name

@@ -43,10 +43,34 @@ def platform_options(command: Command) -> Command:
 
 def request_options(command: Command) -> Command:
     """Adds the options of a model and one for every facet of a request; the command gets them as ``request_inputs``."""
+    length = _option(
+        "--length",
+        "lengths",
+        type=click.IntRange(min=1),
+        multiple=True,
+        metavar="N",
+        help="Count the KV cache at this many tokens; repeatable.",
+        section="Model",
+    )
+    model = _option(
+        "--model", metavar="CONFIG", help="A config.json, its directory, or an id in the hub's cache.", section="Model"
+    )
+    return _request_options(command, model, length)
+
+
+def models_options(command: Command) -> Command:
+    """Adds the options of `request_options` for any number of models, but for the one that counts their KV cache."""
+    text = "A config.json, its directory, or an id in the hub's cache; repeatable."
+    return _request_options(
+        command, _option("--model", "models", multiple=True, metavar="CONFIG", help=text, section="Model")
+    )
+
+
+def _request_options(command: Command, *models: Option) -> Command:
     model, option = (functools.partial(_option, section=section) for section in ("Model", "Request"))
     positive = click.IntRange(min=1)
     options = [
-        model("--model", metavar="CONFIG", help="A config.json, its directory, or an id in the hub's cache."),
+        *models,
         model(
             "--draft",
             metavar="CONFIG",
@@ -54,14 +78,6 @@ def request_options(command: Command) -> Command:
         ),
         model("--tp", type=positive, default=1, metavar="N", help="Ranks of tensor parallelism; heads per rank."),
         model("--layer", type=click.IntRange(min=0), metavar="I", help="Only this layer of the model."),
-        model(
-            "--length",
-            "lengths",
-            type=positive,
-            multiple=True,
-            metavar="N",
-            help="Count the KV cache at this many tokens; repeatable.",
-        ),
     ]
     options += [option(_flag(facet.name), metavar="WORD", help=facet.help) for facet in facet_options("word")]
     options += [option(_flag(facet.name), type=int, metavar="N", help=facet.help) for facet in facet_options("integer")]
@@ -94,8 +110,8 @@ def _with_options(
 
 
 def _take(kind: type[Any], values: dict[str, Any]) -> object:
-    """An instance of a dataclass; the values of its fields are removed from ``values``."""
-    return kind(**{f.name: values.pop(f.name) for f in fields(kind)})
+    """An instance of a dataclass; the values of its fields, those that the command has, are removed from ``values``."""
+    return kind(**{f.name: values.pop(f.name) for f in fields(kind) if f.name in values})
 
 
 def _take_request(values: dict[str, Any]) -> object:

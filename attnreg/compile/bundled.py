@@ -1,4 +1,4 @@
-"""The data that comes with attnreg: its directory, and the registries in it."""
+"""The data that comes with attnreg: its directory, the registries in it, and the configs of well-known models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends, and the difference between two registries, as text for a terminal; backends also as JSON-ready values."""
+"""Backends as text for a terminal, and as JSON-ready values."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnreg.compile.yaml_source import as_written
-from attnreg.explain.render import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnreg.analysis.diff import Diff
-    from attnreg.analysis.model_changes import ModelChanges
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Order, Registry, Variant
 
@@ -153,52 +150,3 @@ def _print_variant(variant: Variant, keys: list[str], console: Console) -> None:
     for rule in variant.rules:
         table.add_row("  refuses", f"{rule.reject} [{rule.when.describe()}]".replace("[", "\\["), rule.where.short)
     console.print(table)
-
-
-def print_diff(difference: Diff, console: Console) -> None:
-    """Print the changes between two registries: the boxes and their counts for each pair of backends."""
-    from rich.text import Text
-
-    from attnreg.analysis.boxes import facets_text
-
-    title = Text(f"{difference.before.title} → {difference.after.title}", style="bold")
-    console.print(title)
-    changed, size = difference.count, difference.size
-    share = f" ({changed / size:.2%})" if changed and size else ""
-    console.print(Text(f"{changed:,} of {size:,} distinguishable configurations change{share}", style="dim"))
-    for registry, words in ((difference.before, difference.gone), (difference.after, difference.new)):
-        if words:
-            text = "; ".join(f"{facet} {', '.join(names)}" for facet, names in words.items())
-            _print_hanging(console, text, f"only {registry.name} knows ", "dim")
-    for change in difference.changes:
-        console.print()
-        head = Text()
-        head.append(change.before or "none", style="red" if change.after else "bold red").append(" → ")
-        head.append(change.after or "none", style="green" if change.after else "bold red")
-        head.append(f"   {change.kind} · {change.count:,} configurations", style="dim")
-        console.print(head)
-        _print_hanging(console, facets_text(change.frame), "  where ", "dim")
-        for region in change.regions if len(change.regions) > 1 or change.regions[0].facets else ():
-            _print_hanging(console, f"{region.text} ({region.count:,})", "  • ", "")
-        if change.rest:
-            console.print(Text(f"  … and {change.rest:,} more (--limit shows more boxes)", style="dim"))
-
-
-def print_model_changes(changes: ModelChanges, console: Console) -> None:
-    """Print the model families whose descriptions change between two registries; nothing where none does."""
-    from rich.text import Text
-
-    lines = changes.lines()
-    if lines:
-        console.print()
-        console.print(Text("model families", style="bold"))
-    for line in lines:
-        _print_hanging(console, line, "  • ", "")
-
-
-def _print_hanging(console: Console, text: str, head: str, style: str) -> None:
-    """Print ``head`` and a text; further lines are indented by the width of ``head``."""
-    from rich.text import Text
-
-    for line in wrapped(text, console.width, " " * len(head), first=head):
-        console.print(Text(line, style=style))

@@ -16,6 +16,7 @@ from attnreg.models.reader import requests_from_model
 from attnreg.selection.question import Question
 
 if TYPE_CHECKING:
+    from attnreg.models.families import Families
     from attnreg.registry import Registry
 
 # the name of the draft that a model's own MTP layers are
@@ -29,7 +30,8 @@ class ModelOptions:
     ``ranks`` is the number of ranks of tensor parallelism, ``layer`` the index of the only layer that is asked about,
     ``draft`` another config whose layers are asked about under the draft role, or ``mtp`` for the model's own MTP
     layers. ``lengths`` are the request lengths in tokens at which the KV cache is counted (8,192 and the model's
-    longest, if none). ``ends`` is what the KV dtype's word says of a model's first and last layers.
+    longest, if none). ``ends`` is what the KV dtype's word says of a model's first and last layers. ``families`` are
+    the rules by which the configs are read (the bundled ones, if None).
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +42,7 @@ class ModelOptions:
     draft: str | None = None
     lengths: tuple[int, ...] = ()
     ends: Mapping[str, Any] | None = None
+    families: Families | None = None
 
 
 class ModelQuestions(NamedTuple):
@@ -88,9 +91,9 @@ def _file(config: str) -> str:
 
 def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool = False) -> ModelLayers:
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
-    model = requests_from_model(
-        config, **(special | ({"role": role} if role else {})), mtp=mtp, ends=None if role else options.ends
-    )
+    special |= {"role": role} if role else {}
+    ends = None if role else options.ends
+    model = requests_from_model(config, families=options.families, **special, mtp=mtp, ends=ends)
     model = per_rank(model, options.ranks)
     if options.layer is None or role is not None:
         return model

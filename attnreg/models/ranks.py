@@ -33,7 +33,7 @@ def per_rank(model: ModelLayers, ranks: int) -> ModelLayers:
             notes.append(f"{heads}; each rank is taken to compute all of them.")
             layers.append(facts)
         else:
-            raise ConfigError(_refusal(facts, ranks))
+            raise ConfigError(f"{model.name}: {_refusal(facts, ranks)}")
     return replace(model, layers=tuple(layers), groups=group(layers), assumptions=tuple(dict.fromkeys(notes)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import Location
 from attnreg.language.conditions import Clause, Condition
@@ -81,11 +81,11 @@ class Judge:
             return emulating, []
         if nearest is not None:
             return nearest
-        excluded = [(self._exclusion_reasons(v), self._architecture_count(v)) for v in row.variants]
+        excluded = [(self.reasons_against(v), self._architecture_count(v)) for v in row.variants]
         return None, min(excluded, key=lambda e: (e[1] == 0, len(e[0]), -e[1]))[0]
 
-    def _exclusion_reasons(self, variant: Variant) -> list[Reason]:
-        """Every reason against a variant whose `when` does not hold. A part that `requires` repeats is listed once."""
+    def reasons_against(self, variant: Variant) -> list[Reason]:
+        """Every reason against a variant, its `when` included. A part that `requires` repeats is listed once."""
         reasons = self._reasons(variant)
         required = {(r.facets, r.asked) for r in reasons if r.kind == "requires"}
         unmet = _unmet(variant.when, self.point, "variant")
@@ -145,11 +145,9 @@ class Judge:
             if waiver is not None and value is not None and not claim.matcher.matches(value):
                 is_for = f"{claim.facet} is {value}, and {candidate.title} is for {claim.matcher.text}"
                 out.append(f"{is_for}: {waiver.because} ({waiver.where.short})")
-        unchecked = variant.unchecked
-        fields = AttentionRequest.__dataclass_fields__
-        words = [w for w in unchecked if w in self.features or (w in fields and self.point[w] != fields[w].default)]
+        words = unchecked_words(variant, self.point)
         if words:
-            places = ", ".join(dict.fromkeys(unchecked[w].short for w in words))
+            places = ", ".join(dict.fromkeys(variant.unchecked[w].short for w in words))
             out.append(f"{candidate.title} does not check {', '.join(words)} here ({places})")
         if candidate.emulates:
             why = "; ".join(variant.emulated[feature][0] for feature in candidate.emulates)
@@ -163,6 +161,12 @@ class Judge:
 def _denial(choice: Choice) -> Reason:
     sentence = f"denied{': ' + choice.because if choice.because else ' by the overlay'}"
     return Reason("denied", (), choice.where, sentence=sentence)
+
+
+def unchecked_words(variant: Variant, facts: Mapping[str, Any]) -> list[str]:
+    """What a request asks for and a variant accepts without looking at it. ``facts`` has the request's facets."""
+    fields = AttentionRequest.__dataclass_fields__
+    return [w for w in variant.unchecked if w in facts["features"] or (w in fields and facts[w] != fields[w].default)]
 
 
 def _unmet(condition: Condition, point: Point, kind: Kind) -> list[Reason]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import ROOT
 
-from attnreg import RegistryError, load_registry
+from attnreg import Platform, RegistryError, load_registry
 from attnreg.analysis.lock import drift, read_lock
 from attnreg.cli import main
 
@@ -25,55 +26,217 @@ def lock(tmp_path: Path) -> Path:
 
 def test_a_lock_says_what_every_group_gets(lock: Path) -> None:
     data = json.loads(lock.read_text())
-    assert data["registry"] == "default"
-    assert [(s["layers"], s["backend"]) for s in data["selections"]] == [
+    assert (data["registry"], data["overlays"], data["detected"]) == ("default", [], False)
+    assert data["fingerprint"] == load_registry("default").fingerprint
+    assert [(s["layers"], s["outcome"]["backend"]) for s in data["selections"]] == [
         ("18 layers (0, 2, … 34)", "TRITON_ATTN"),
         ("18 layers (1, 3, … 35)", "TRITON_ATTN"),
     ]
+    assert data["selections"][0]["outcome"] == {
+        "backend": "TRITON_ATTN",
+        "variant": None,
+        "emulates": [],
+        "unchecked": [],
+        "kv_cache": {"block_size": "multiples of 16", "cache_layout": "NHD, HND"},
+        "needs": ["torch", "triton"],
+        "packages": {},
+    }
 
 
 def test_the_same_data_holds_it(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--lock", str(lock)]) == 0
-    assert "2 of 2 locked selections hold" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("2 of 2 locked selections hold\n")
 
 
 def test_a_change_is_shown_with_its_reasons(lock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overlay = tmp_path / "o.yaml"
     overlay.write_text("choices:\n  - {deny: TRITON_ATTN, when: {features: [sliding_window]}, because: we measured}\n")
     assert main(["check", "--lock", str(lock), "--overlay", str(overlay)]) == 1
-    out = capsys.readouterr().out
-    first = "gpt-oss-120b · 64/8 heads of 64 · sliding window 128 · sinks · rocm gfx942: TRITON_ATTN → ROCM_ATTN"
-    assert out.splitlines()[0] == first
-    assert re.fullmatch(
-        r"  ROCM_ATTN    3rd choice of 5 \(order rocm/mha, priorities\.yaml:\d+\)", out.splitlines()[1]
-    ), out
-    assert "  TRITON_ATTN  denied: we measured  [o.yaml:2]" in out
-    assert "1 of 2 locked selections hold" in out
+    lines = capsys.readouterr().out.splitlines()
+    fingerprint = load_registry("default").fingerprint
+    assert [line for line in lines if not line.startswith("  also")] == [
+        "",
+        "TRITON_ATTN → ROCM_ATTN",
+        "  after: TRITON_ATTN: denied: we measured  [o.yaml:2]",
+        "  gfx942: gpt-oss-120b (18 layers (0, 2, … 34))",
+        f"locked with default@{fingerprint}",
+        f"{load_registry('default', [overlay]).title}: 1 of 2 locked selections hold",
+    ]
+    assert "  also  emulates sinks (slow)" in lines
     assert main(["check", "--lock", str(lock), "--overlay", str(overlay), "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
-    assert data["drift"][0]["after"]["backend"]["name"] == "ROCM_ATTN"
+    assert (data["compared"], data["moved"], data["locked_with"]) == (2, 1, fingerprint)
+    assert data["moves"][0]["after"]["backend"] == "ROCM_ATTN"
 
 
-def test_a_word_that_the_data_lost_is_a_drift(lock: Path) -> None:
-    data = read_lock(lock)
-    data["selections"][0]["request"]["kv_dtype"] = "fp3"
-    found = drift(data, load_registry("default"), lock)
-    assert [d.problem.partition(",")[0] for d in found] == ["kv_dtype names 'fp3'"]
-    assert found[0].lines()[0].endswith("TRITON_ATTN → no backend")
+def test_a_lock_is_compared_with_its_overlays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overlay, file = tmp_path / "o.yaml", tmp_path / "x.lock"
+    overlay.write_text("choices: [{deny: TRITON_ATTN}]\n")
+    options = ["--arch", "gfx942", "--model", MODEL, "--overlay", str(overlay)]
+    assert main(["lock", *options, "-o", str(file)]) == 0
+    assert main(["check", "--lock", str(file)]) == 0
+    assert main(["check", "--lock", str(file), "--registry", "default"]) == 1
+    overlay.unlink()
+    assert main(["check", "--lock", str(file)]) == 2
+    assert str(overlay) in capsys.readouterr().err
 
 
-BAD = [
-    ("no JSON", "{", "not JSON: Expecting property name"),
-    ("another format", "{}", "no lock file of format 1"),
-    ("no request", '{"format": 1, "registry": "default", "selections": [{}]}', "selection 1 cannot be read: "),
+GONE: list[tuple[str, Any, str]] = [
+    ("request", {"kv_dtype": "fp3"}, "kv_dtype names 'fp3', which default@"),
+    ("platform", {"arch": "gfx10"}, "arch names 'gfx10', which default@"),
+    ("request", {"features": ["levitation"]}, "features names 'levitation', which default@"),
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
-def test_what_is_no_lock_is_said(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize(("part", "change", "message"), GONE, ids=[str(case[1]) for case in GONE])
+def test_a_word_that_the_data_lost_is_a_drift(
+    lock: Path, part: str, change: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(lock.read_text())
+    data["selections"][0][part] |= change
+    lock.write_text(json.dumps(data, indent=1))
+    assert main(["check", "--lock", str(lock)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "TRITON_ATTN → not known"
+    assert lines[2].startswith(f"  after: {message}")
+    assert lines[-1].endswith("1 of 2 locked selections hold")
+
+
+def test_a_flag_that_the_data_lost_is_left_out_and_named(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(lock.read_text())
+    for entry in data["selections"]:
+        entry["platform"]["flags"] = ["turbo"]
+        entry["request"]["extra"] = {"colour": "red"}
+    lock.write_text(json.dumps(data))
+    assert main(["check", "--lock", str(lock)]) == 0
+    out = capsys.readouterr().out
+    assert "note: default has no flag turbo: compared without it\n" in out
+    assert "note: default has no facet colour: compared without it\n" in out
+
+
+def test_an_upgrade_of_a_package_is_a_drift(lock: Path) -> None:
+    here = Platform(platform="rocm", arch="gfx942", packages={"triton": "3.7.0", "torch": "2.11"})
+    data = json.loads(lock.read_text())
+    for entry in data["selections"]:
+        entry["platform"] = here.to_dict()
+        entry["outcome"]["packages"] = {"torch": "2.11", "triton": "3.7.0"}
+    data["detected"] = True
+    lock.write_text(json.dumps(data))
+    locked, registry = read_lock(lock), load_registry("default")
+    assert drift(locked, registry, here).moves == ()
+    upgraded = replace(here, packages={"triton": "3.8.0", "torch": "2.11"})
+    assert [m.changes for m in drift(locked, registry, upgraded).moves] == [("package triton 3.7.0 → 3.8.0",)] * 2
+    removed = replace(here, packages={"torch": "2.12"})
+    assert {m.after.title for m in drift(locked, registry, removed).moves} == {"none"}
+    elsewhere = drift(locked, registry, replace(upgraded, arch="gfx950"))
+    assert (elsewhere.moves, len(elsewhere.notes)) == ((), 1)
+    # a lock of named hardware is compared as it was written
+    assert drift(locked._replace(detected=False), registry, upgraded).moves == ()
+
+
+HEAD = '{"format": 2, "registry": "default", "overlays": [], "fingerprint": "f", "detected": false, "selections": '
+ENTRY: dict[str, Any] = {
+    "model": "m",
+    "layers": "l",
+    "label": "a",
+    "platform": {"platform": "cuda", "arch": "sm90", "flags": [], "packages": None},
+    "request": {"head_size": 128},
+    "outcome": {
+        "backend": "FLASH_ATTN",
+        "variant": "FA3",
+        "emulates": [],
+        "unchecked": [],
+        "kv_cache": {},
+        "needs": [],
+        "packages": {},
+    },
+}
+
+
+def entries(*changed: Any) -> str:
+    """A lock whose entries differ from `ENTRY`, each on a line of its own."""
+    return (
+        HEAD + "[\n" + ",\n".join(json.dumps(c if not isinstance(c, dict) else {**ENTRY, **c}) for c in changed) + "]}"
+    )
+
+
+BAD: list[tuple[str, str, str]] = [
+    ("", "1:1", "not JSON: Expecting value"),
+    ("{", "1:2", "not JSON: "),
+    ("[]", "1:1", "no lock file: it states no format"),
+    ("null", "1:1", "no lock file: it states no format"),
+    ("{}", "1:1", "no lock file: it states no format"),
+    ('{"format": 1, "selections": [{}]}', "1:12", "a lock file of format `1`; this attnreg reads format 2"),
+    ('{\n "format": "2"}', "2:12", "a lock file of format `2`; this attnreg reads format 2"),
+    ('{"format": true}', "1:12", "a lock file of format `true`; this attnreg reads format 2"),
+    ('{"format": 2}', "1:1", "registry is missing"),
+    (HEAD + "{}}", "1:107", "selections: expected a list, got an empty mapping"),
+    (HEAD + "[]}", "1:107", "the lock holds no selection"),
+    (HEAD + "[{}]}", "1:108", "selections[1].model is missing"),
+    (entries({}, 7), "3:1", "selections[2]: expected an object, got `7`"),
+    (entries({}, {"more": 1}), "3:", "selections[2].more: a lock has no such key"),
+    (
+        entries({"platform": {**ENTRY["platform"], "arch": 90}}),
+        "2:",
+        "selections[1].platform.arch: expected text",
+    ),
+    (entries({"platform": {**ENTRY["platform"], "arch": ""}}), "2:", "selection 1: arch is ''; expected a word"),
+    (
+        entries({"outcome": {**ENTRY["outcome"], "backend": 5}}),
+        "2:",
+        "selections[1].outcome.backend: expected text",
+    ),
+    (
+        entries({"outcome": {**ENTRY["outcome"], "backend": None}}),
+        "2:",
+        "selection 1: an outcome without a backend has",
+    ),
+    (entries({"request": {}}), "2:", "selection 1: head_size is None; every request needs one"),
+    (entries({"request": {"head_size": "128"}}), "2:", "selection 1: head_size is '128'"),
+    (entries({"request": {"head_sizes": 128}}), "2:", "selection 1: unknown request field 'head_sizes'"),
+    (entries({"request": {"head_size": 8, "features": 3}}), "2:", "selection 1: features is 3"),
+    (entries({"request": {"head_size": 8, "extra": 3}}), "2:", "selection 1: extra is 3"),
+    (entries({}, {"model": "n"}, {}), "4:1", "selection 3 repeats selection 1"),
+    ('{"format": ' + "[" * 100_000, "1:1", "not JSON: nested too deeply"),
+    ('{"format": 1' + "0" * 5000 + "}", "1:1", "not JSON: a number of too many digits"),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "message"), BAD, ids=[b[2] for b in BAD])
+def test_what_is_no_lock_is_said_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, place: str, message: str
+) -> None:
     file = tmp_path / "x.lock"
     file.write_text(text)
     with pytest.raises(RegistryError) as e:
-        drift(read_lock(file), load_registry("default"), file)
-    assert e.value.problems[0].message.startswith(message)
+        read_lock(file)
+    (problem,) = e.value.problems
+    assert problem.message.startswith(message)
+    assert f"{problem.where.line}:{problem.where.column}".startswith(place)
     assert main(["check", "--lock", str(file)]) == 2
+    assert f"{file}:{place}" in capsys.readouterr().err
+
+
+UNUSABLE = ["nowhere/x.lock", ".", "/dev/full"]
+
+
+@pytest.mark.parametrize("output", UNUSABLE)
+def test_an_output_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
+    path = tmp_path / output
+    assert main(["lock", "--arch", "sm90", "--model", MODEL, "-o", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"attnreg: {path}:1:1: cannot be written: ")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_lock_that_cannot_be_written_whole_is_not_touched(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = lock.read_bytes()
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    assert main(["lock", "--arch", "sm90", "--model", MODEL, "-o", str(lock)]) == 2
+    assert lock.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [lock]

@@ -23,7 +23,11 @@ REFUSED = [
     ("--frobnicate", "there is no option --frobnicate", "`attnreg --help` lists its options"),
     ("explain gpt-oss-120b", "explain takes no arguments, got gpt-oss-120b", "did you mean `--model gpt-oss-120b`?"),
     ("show FLASH_ATTN MORE", "show takes no more arguments, got MORE", ""),
-    ("lock --arch sm90", "lock needs --model", "`attnreg lock --help` describes it"),
+    (
+        "lock --arch sm90",
+        "lock needs --model",
+        "give it once for each model; or give --head-size for one request",
+    ),
     ("diff default", "diff needs AFTER", "`attnreg diff --help` describes it"),
     ("explain --arch", "option '--arch' requires an argument", ""),
     ("explain --head-size wide", "--head-size: 'wide' is not a valid integer", ""),

@@ -12,8 +12,7 @@ from support import tiny
 from support.tiny import row
 
 from attnreg import Platform, Registry
-from attnreg.analysis.diff import diff
-from attnreg.explain.tables import backend_dict, backends_on, print_backend, print_backends, print_diff
+from attnreg.explain.tables import backend_dict, backends_on, print_backend, print_backends
 
 
 @pytest.fixture(scope="module")
@@ -122,25 +121,3 @@ def test_a_backend_as_json_has_the_words_of_its_row(registry: Registry) -> None:
     assert variant["requires"] == "package lib>=2 and flag fast"
     assert (variant["features"], variant["emulated"]) == (["sinks"], {"alibi": "by a bias"})
     assert [rule["reject"] for rule in variant["rules"]] == ["not [yet]"]
-
-
-def test_a_difference_hangs_under_its_heads(registry: Registry) -> None:
-    after = tiny.load(
-        {"B": row(), "C": row()},
-        {
-            "gpu": [
-                {"name": "all", "when": {"head_size": {"max": 64}}, "order": ["C"]},
-                {"name": "rest", "order": ["B"]},
-            ]
-        },
-    )
-    before = tiny.load({"B": row()}, {"gpu": [{"name": "all", "order": ["B"]}]})
-    lines = printed(lambda console: print_diff(diff(before, after), console), 60)
-    assert lines[0] == f"{before.title} → {after.title}"
-    assert re.fullmatch(r"\d+ of \d+ distinguishable configurations change \([\d.]+%\)", lines[1])
-    assert lines[2] == ""
-    assert re.fullmatch(r"B → C   changes · \d+ configurations", lines[3])
-    assert lines[4:] == [
-        "  where arch every gpu architecture · head_size 1 to 64 ·",
-        "        without alibi, sinks",
-    ]

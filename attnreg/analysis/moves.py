@@ -1,0 +1,225 @@
+"""Moves: the layers of some models that get another outcome on some platforms, and the lines of data that say why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnreg.analysis.outcome import Decided, Outcome, changes, decide, variant_of
+from attnreg.errors import RequestError
+from attnreg.selection.judge import Judge
+from attnreg.selection.point import point_of
+from attnreg.selection.trace import how_chosen
+
+if TYPE_CHECKING:
+    from attnreg.errors import Location
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.question import Question
+    from attnreg.selection.trace import Selection
+
+_MOST_REASONS = 3
+
+
+class Asked(NamedTuple):
+    """One group of a model's layers: its request, which a registry's own reading of the model may change.
+
+    ``requests`` are those before and after; None where the model has no such layers.
+    """
+
+    model: str
+    layers: str
+    label: str
+    requests: tuple[AttentionRequest | None, AttentionRequest | None]
+
+
+class Why(NamedTuple):
+    """One reason for a move: a sentence about the data before or after, and the line of it."""
+
+    side: str
+    text: str
+    where: Location | None = None
+
+    def __str__(self) -> str:
+        return f"{self.side}: {self.text}" + (f"  [{self.where.short}]" if self.where else "")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A group of layers whose outcome on a platform changes."""
+
+    asked: Asked
+    platform: Platform
+    before: Outcome
+    after: Outcome
+    why: tuple[Why, ...]
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What changes beside the name."""
+        return changes(self.before, self.after)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The move as JSON-ready values."""
+        request = self.asked.requests[1] or self.asked.requests[0]
+        return {
+            "model": self.asked.model,
+            "layers": self.asked.layers,
+            "label": self.asked.label,
+            "platform": self.platform.to_dict(),
+            "request": request.to_dict() if request else None,
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "changes": list(self.changes),
+            "why": [{"side": w.side, "text": w.text, "where": w.where and str(w.where)} for w in self.why],
+        }
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The moves of some groups of layers on some platforms; ``notes`` say what a registry could not be asked."""
+
+    moves: tuple[Move, ...]
+    asked: tuple[Asked, ...]
+    platforms: tuple[Platform, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models."""
+        return tuple(dict.fromkeys(item.model for item in self.asked))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The moves as JSON-ready values."""
+        return {
+            "models": list(self.models),
+            "platforms": [platform.to_dict() for platform in self.platforms],
+            "compared": len(self.asked) * len(self.platforms),
+            "moved": len(self.moves),
+            "moves": [move.to_dict() for move in self.moves],
+            "notes": list(self.notes),
+        }
+
+
+def paired(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[Asked]:
+    """The groups of a model's layers, each with its request on both sides; layers without attention are left out."""
+    sides = [_by_layers(questions) for questions in (before, after)]
+    out = []
+    for key, stated in {**sides[0], **sides[1]}.items():
+        was, now = (side[key].request if key in side else None for side in sides)
+        out.append(Asked(model, stated.layers, stated.label, (was, now)))
+    return out
+
+
+def _by_layers(questions: Iterable[Question]) -> Mapping[Any, Question]:
+    """The questions that ask for a backend, by their layers and their place among those of the same layers."""
+    out: dict[Any, Question] = {}
+    for question in questions:
+        if question.request is not None:
+            place = sum(layers == question.layers for layers, _ in out)
+            out[question.layers, place] = question
+    return out
+
+
+def compare(asked: Sequence[Asked], platforms: Sequence[Platform], before: Registry, after: Registry) -> Moves:
+    """What moves between two registries. Raises `RequestError` for a word of a request that neither knows."""
+    moves, notes = [], dict[str, None]()
+    for item in asked:
+        for platform in platforms:
+            old, new = (
+                Decided(Outcome(problem="the model has no such layers"), None)
+                if request is None
+                else decide(request, platform, registry)
+                for request, registry in zip(item.requests, (before, after), strict=True)
+            )
+            if old.outcome.problem and new.outcome.problem:
+                raise RequestError(new.outcome.problem)
+            if unknown := set(old.ignored) & set(new.ignored):
+                raise RequestError(f"neither registry has a {min(unknown)}")
+            for decided, registry in ((old, before), (new, after)):
+                notes |= dict.fromkeys(f"{registry.name} has no {w}: compared without it" for w in decided.ignored)
+            if moved(old.outcome, new.outcome):
+                moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new)))
+    return Moves(tuple(moves), tuple(asked), tuple(platforms), tuple(notes))
+
+
+def moved(before: Outcome, after: Outcome) -> bool:
+    """Whether one outcome differs from another in the backend, its variant, or what they bring with them."""
+    return before.title != after.title or bool(changes(before, after))
+
+
+def why(old: Decided, new: Decided) -> tuple[Why, ...]:
+    """The reasons for a move: what the data after says against the old choice, else what that before says of the new.
+
+    The selection before is None where only its outcome is known, as from a lock.
+    """
+    if problems := [Why(side, d.outcome.problem) for side, d in _sides(old, new) if d.outcome.problem]:
+        return tuple(problems)
+    was, now = old.outcome, new.outcome
+    if was.backend is not None and was.backend == now.backend:
+        return tuple(_why_variant(was, now, old.selection, new.selection))
+    if was.backend is not None and new.selection and (against := _against("after", was.backend, new.selection)):
+        return against
+    if now.backend is not None and old.selection and (against := _against("before", now.backend, old.selection)):
+        return against
+    if new.selection is None or new.selection.chosen is None:
+        return ()
+    rest = f"; {was.title} is valid too, ranked lower" if was.backend else ""
+    return (Why("after", f"{now.title}: {how_chosen(new.selection)}{rest}", new.selection.chosen.where),)
+
+
+def _sides(old: Decided, new: Decided) -> Iterable[tuple[str, Decided]]:
+    return ("before", old), ("after", new)
+
+
+def _against(side: str, name: str, selection: Selection) -> tuple[Why, ...]:
+    """What a selection has against a backend; nothing where it accepts the backend and only ranks it lower."""
+    registry, order = selection.registry, selection.order
+    if name not in registry.backends:
+        return (Why(side, f"{registry.name} has no {name}"),)
+    candidates = [c for c in selection.candidates if c.name == name]
+    if any(c.accepted for c in candidates):
+        return ()
+    if candidates:
+        first = candidates[0]
+        more = len(first.reasons) - _MOST_REASONS
+        reasons = [Why(side, f"{first.title}: {r.text}", r.where) for r in first.reasons[:_MOST_REASONS]]
+        return (*reasons, *([Why(side, f"{first.title}: {more} more reasons")] if more > 0 else []))
+    if selection.requested:
+        return (Why(side, how_chosen(selection)),)
+    if order is None:
+        return (Why(side, f"{registry.name} has no order for {selection.platform.platform} {selection.platform.arch}"),)
+    return (Why(side, f"the order {order.title} does not name {name}", order.where),)
+
+
+def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Selection | None) -> Iterable[Why]:
+    """Why another variant of the same backend is chosen, or the same with something else changed."""
+    assert was.backend is not None
+    assert after is not None
+    new = variant_of(after.registry, was.backend, now.variant)
+    assert new is not None
+    if was.variant == now.variant:
+        yield Why("after", f"the row of {now.title}", new.where)
+        return
+    same = variant_of(after.registry, was.backend, was.variant)
+    condition = new.when.describe()
+    if same is None:
+        lost = f"{was.backend} has {f'no variant {was.variant}' if was.variant else 'variants now'}"
+        yield Why("after", f"{lost}; {now.variant or 'the row'} is for {condition}", new.where)
+    elif reasons := _judge(after).reasons_against(same):
+        for reason in reasons[:_MOST_REASONS]:
+            yield Why("after", f"{was.title}: {reason.text}", reason.where)
+    else:
+        earlier = before and variant_of(before.registry, was.backend, now.variant)
+        reasons = _judge(before).reasons_against(earlier) if before and earlier else []
+        for reason in reasons[:_MOST_REASONS]:
+            yield Why("before", f"{now.title}: {reason.text}", reason.where)
+        if not reasons:
+            yield Why("after", f"{now.title} is tried before {was.title}", new.where)
+
+
+def _judge(selection: Selection) -> Judge:
+    point = point_of(selection.request, selection.platform, selection.registry)
+    return Judge(selection.registry, point, {}, to_run=False)

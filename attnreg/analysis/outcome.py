@@ -1,0 +1,153 @@
+"""Outcome: what a registry decides for one layer on one platform, as far as a deployment depends on it.
+
+`attnreg diff` compares the outcomes of two registries, `attnreg check --lock` those in a file with a registry's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnreg.errors import RequestError
+from attnreg.selection.judge import unchecked_words
+from attnreg.selection.selector import evaluate
+
+if TYPE_CHECKING:
+    from attnreg.language.matchers import Requirement
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry, Variant
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.trace import Selection
+
+# the facets whose claims say how an engine must lay out the KV cache for a backend
+KV_CACHE = ("block_size", "cache_layout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What is chosen, and what it brings with it; all of it is empty where nothing is chosen.
+
+    ``emulates`` are the features that it serves slowly, ``unchecked`` what it accepts without looking, ``kv_cache`` its
+    claims on the blocks and the layout of the KV cache, ``needs`` the packages that it requires, ``packages`` the
+    versions of those, where they are known. ``problem`` says why a registry cannot judge: it lacks a word that is asked
+    for.
+    """
+
+    backend: str | None = None
+    variant: str | None = None
+    emulates: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    kv_cache: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def title(self) -> str:
+        """``FLASH_ATTN/FA3``; ``none`` where no backend accepts, ``not known`` where the registry cannot judge."""
+        if self.backend is None:
+            return "not known" if self.problem else "none"
+        return f"{self.backend}/{self.variant}" if self.variant else self.backend
+
+    def to_dict(self) -> dict[str, Any]:
+        """The outcome as JSON-ready values."""
+        return asdict(self) | {name: list(getattr(self, name)) for name in ("emulates", "unchecked", "needs")}
+
+
+class Decided(NamedTuple):
+    """An outcome with its selection, None where the registry cannot judge.
+
+    ``ignored`` are flags and extra facets that the registry does not have: no line of its data can ask for them.
+    """
+
+    outcome: Outcome
+    selection: Selection | None
+    ignored: tuple[str, ...] = ()
+
+
+def decide(request: AttentionRequest, platform: Platform, registry: Registry) -> Decided:
+    """What a registry decides for a request on a platform."""
+    facets = registry.vocabulary.facets
+    known_flags = facets["flags"].known if "flags" in facets else frozenset()
+    flags, extra = sorted(platform.flags - known_flags), [pair for pair in request.extra if pair[0] not in facets]
+    if flags:
+        platform = replace(platform, flags=platform.flags & known_flags)
+    if extra:
+        request = replace(request, extra=tuple(pair for pair in request.extra if pair[0] in facets))
+    ignored = (*(f"flag {flag}" for flag in flags), *(f"facet {name}" for name, _ in extra))
+    try:
+        selection = evaluate(request, platform, registry)
+    except RequestError as e:
+        # without the list of words that are known
+        return Decided(Outcome(problem=str(e).partition("; ")[0]), None, ignored)
+    return Decided(_outcome(selection), selection, ignored)
+
+
+def _outcome(selection: Selection) -> Outcome:
+    chosen = selection.chosen
+    if chosen is None:
+        return Outcome()
+    variant = variant_of(selection.registry, chosen.name, chosen.variant)
+    assert variant is not None
+    requirements = sorted(set(_requirements(variant)), key=str)
+    installed, names = dict(selection.platform.packages or ()), {r.package for r in requirements}
+    return Outcome(
+        backend=chosen.name,
+        variant=chosen.variant,
+        emulates=chosen.emulates,
+        unchecked=tuple(sorted(unchecked_words(variant, selection.request.facts()))),
+        kv_cache={claim.facet: claim.matcher.text for claim in variant.claims if claim.facet in KV_CACHE},
+        # `triton>=3.7` makes `triton` redundant
+        needs=tuple(str(r) for r in requirements if r.versions or not _has_version(r.package, requirements)),
+        packages={name: installed[name] for name in sorted(names) if installed.get(name)},
+    )
+
+
+def variant_of(registry: Registry, backend: str, variant: str | None) -> Variant | None:
+    """The variant of a backend that has this name, None where there is none."""
+    row = registry.backends.get(backend)
+    return next((v for v in row.variants if v.name == variant), None) if row else None
+
+
+def _requirements(variant: Variant) -> Iterator[Requirement]:
+    for condition in (variant.requires, variant.when):
+        for clause in condition.clauses:
+            if clause.facet == "packages" and clause.matcher.form == "all":
+                yield from clause.matcher.mentions
+
+
+def _has_version(package: str, requirements: list[Requirement]) -> bool:
+    return any(r.package == package and r.versions for r in requirements)
+
+
+def changes(before: Outcome, after: Outcome) -> tuple[str, ...]:
+    """What changes beside the name of the backend and its variant, in words; nothing where one side chooses nothing.
+
+    What a backend did not check and now checks is no change: no answer gets worse by it. What packages a backend needs
+    is a change only under the same name.
+    """
+    if before.backend is None or after.backend is None:
+        return ()
+    out = []
+    if slower := [w for w in after.emulates if w not in before.emulates]:
+        out.append(f"emulates {', '.join(slower)} (slow)")
+    if faster := [w for w in before.emulates if w not in after.emulates]:
+        out.append(f"no longer emulates {', '.join(faster)}")
+    if unseen := [w for w in after.unchecked if w not in before.unchecked]:
+        out.append(f"accepts {', '.join(unseen)} unchecked")
+    for facet in KV_CACHE:
+        was, now = before.kv_cache.get(facet, "any"), after.kv_cache.get(facet, "any")
+        out += [f"{facet} {was} → {now}"] if was != now else []
+    if before.backend == after.backend:
+        out += _package_changes(before, after)
+    return tuple(out)
+
+
+def _package_changes(before: Outcome, after: Outcome) -> Iterator[str]:
+    if before.needs != after.needs:
+        yield f"needs {', '.join(before.needs) or 'no package'} → {', '.join(after.needs) or 'no package'}"
+    for name, was in before.packages.items():
+        now = after.packages.get(name)
+        if now is not None and now != was:
+            yield f"package {name} {was} → {now}"

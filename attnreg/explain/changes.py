@@ -1,0 +1,208 @@
+"""What changes between two registries as text for a terminal: moves, all configurations, and model families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from attnreg.analysis.boxes import facets_text
+from attnreg.explain.render import wrapped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from attnreg.analysis.diff import Change, Diff
+    from attnreg.analysis.model_changes import ModelChanges
+    from attnreg.analysis.moves import Asked, Move, Moves
+
+_MOST_PAIRS = 6
+_MOST_ARCHS = 12
+
+
+class Group(NamedTuple):
+    """Moves from one outcome to another for the same reasons.
+
+    ``rows`` has the architectures on which the same layers move, and the models with these layers.
+    """
+
+    before: str
+    after: str
+    changes: tuple[str, ...]
+    why: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+
+def grouped(moves: Moves) -> list[Group]:
+    """The moves in groups that are alike, in the order of their first."""
+    alike: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[Move]] = {}
+    for move in moves.moves:
+        key = move.before.title, move.after.title, move.changes, tuple(map(str, move.why))
+        alike.setdefault(key, []).append(move)
+    return [Group(*key, _rows(same, moves.asked)) for key, same in alike.items()]
+
+
+def _rows(moves: Iterable[Move], asked: Sequence[Asked]) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    archs: dict[Asked, list[str]] = {}
+    for move in moves:
+        archs.setdefault(move.asked, []).append(move.platform.arch)
+    rows: dict[tuple[str, ...], list[Asked]] = {}
+    for item, names in archs.items():
+        rows.setdefault(tuple(dict.fromkeys(names)), []).append(item)
+    return tuple((names, tuple(_models(items, asked))) for names, items in rows.items())
+
+
+def _models(items: Sequence[Asked], asked: Sequence[Asked]) -> Iterable[str]:
+    """Each model's name, with its layers where others of it are not among the items."""
+    for model in dict.fromkeys(item.model for item in items):
+        some, every = ([x for x in group if x.model == model] for group in (items, asked))
+        layers = ", ".join(dict.fromkeys(" ".join(filter(None, (x.layers, _stage(x)))) for x in some))
+        if model:
+            yield model if len(some) == len(every) else f"{model} ({layers})"
+        else:
+            yield some[0].label
+
+
+def _stage(item: Asked) -> str:
+    """``prefill`` for the second request of MLA layers, which have the same indices as the first."""
+    request = item.requests[1] or item.requests[0]
+    return request.phase if request is not None and request.phase != "any" else ""
+
+
+def print_changes(
+    title: str,
+    moves: Moves,
+    everywhere: Diff | str | None,
+    console: Console,
+    *,
+    known: bool = False,
+    boxes: bool = False,
+) -> None:
+    """Print what changes: where, then the models that move, then all configurations.
+
+    title: both registries, and what is asked. everywhere: the difference over all configurations, if it is wanted.
+    known: whether the models are those that come with attnreg, and none that somebody named. boxes: print the boxes of
+    all configurations.
+    """
+    from rich.text import Text
+
+    console.print(Text(title, style="bold"))
+    console.print(Text(_headline(moves, everywhere)))
+    _print_hanging(console, _summary(moves, known), "", "dim")
+    print_moves(moves, console)
+    if isinstance(everywhere, str):
+        _print_hanging(console, everywhere, "note: ", "dim")
+    elif everywhere is not None:
+        console.print()
+        _print_everywhere(everywhere, console, boxes)
+
+
+def print_moves(moves: Moves, console: Console) -> None:
+    """Print the groups of moves, each with its reasons, and the notes."""
+    from rich.text import Text
+
+    for group in grouped(moves):
+        console.print()
+        head = _arrow(group.before, group.after) if group.before != group.after else Text(group.after, style="bold")
+        console.print(head)
+        for line in group.changes:
+            _print_hanging(console, line, "  also  " if group.before != group.after else "  ", "")
+        for line in group.why:
+            _print_hanging(console, line, "  ", "dim", indent=4)
+        for archs, models in group.rows:
+            _print_hanging(console, ", ".join(models), f"  {', '.join(archs)}: ", "", indent=4)
+    for note in moves.notes:
+        _print_hanging(console, note, "note: ", "dim")
+
+
+def _headline(moves: Moves, everywhere: Diff | str | None) -> str:
+    """``changes on gfx1200, gfx1201``."""
+    others = () if everywhere is None or isinstance(everywhere, str) else everywhere.changes
+    changed = {move.platform.arch for move in moves.moves} | {arch for change in others for arch in change.archs}
+    if not changed:
+        return "nothing changes"
+    compared = [platform.arch for platform in moves.platforms]
+    names = [*(arch for arch in compared if arch in changed), *sorted(changed - set(compared))]
+    if len(names) > _MOST_ARCHS:
+        return f"changes on {'all' if changed >= set(compared) else len(names)} of {len(compared)} architectures"
+    return f"changes on {', '.join(names)}"
+
+
+def _summary(moves: Moves, known: bool) -> str:
+    """``2 of 24 known models move, on 7 architectures``."""
+    models, archs = moves.models, len({platform.arch for platform in moves.platforms})
+    moving = len({move.asked.model for move in moves.moves})
+    where = f"on {archs} architecture{'s' * (archs != 1)}"
+    if len(models) == 1:
+        noun = models[0] or "the request"
+        return f"{noun} {'moves' if moving else 'does not move'} ({where})"
+    return f"{moving or 'none'} of {len(models)} {'known ' * known}models move{'s' * (moving < 2)} ({where})"
+
+
+def _print_everywhere(difference: Diff, console: Console, boxes: bool) -> None:
+    """Print the pairs of backends between which configurations move; with ``boxes`` their boxes and counts."""
+    from rich.text import Text
+
+    for registry, words in ((difference.before, difference.gone), (difference.after, difference.new)):
+        if words:
+            text = "; ".join(f"{facet} {', '.join(names)}" for facet, names in words.items())
+            _print_hanging(console, text, f"only {registry.name} knows ", "dim")
+    pairs = len(difference.changes)
+    if not pairs:
+        console.print(Text("all configurations: none changes"))
+        return
+    noun = f"{pairs} pair{'s' * (pairs != 1)} of backends"
+    if boxes:
+        counts = f"{difference.count:,} of {difference.size:,} distinguishable configurations change"
+        _print_hanging(console, f"{counts}, between {noun}", "all configurations: ", "")
+        for change in difference.changes:
+            _print_boxes(change, console)
+        return
+    narrow = ", and --arch, --kv-dtype and their like narrow the question" if pairs > _MOST_PAIRS else ""
+    hint = f"--boxes lists the values of what changes{narrow}"
+    _print_hanging(console, f"{noun} change{'s' * (pairs == 1)}; {hint}", "all configurations: ", "")
+    for change in difference.changes if pairs <= _MOST_PAIRS else ():
+        facets = [(name, text) for name, text in change.frame if name != "arch"]
+        console.print(Text("  ").append_text(_arrow(change.before or "none", change.after or "none")))
+        _print_hanging(console, facets_text([("on", ", ".join(change.archs)), *facets]), "    ", "dim")
+
+
+def _print_boxes(change: Change, console: Console) -> None:
+    from rich.text import Text
+
+    console.print()
+    head = _arrow(change.before or "none", change.after or "none")
+    console.print(head.append(f"   {change.kind} · {change.count:,} configurations", style="dim"))
+    _print_hanging(console, facets_text(change.frame), "  where ", "dim")
+    for region in change.regions if len(change.regions) > 1 or any(r.facets for r in change.regions) else ():
+        _print_hanging(console, f"{region.text} ({region.count:,})", "  • ", "")
+    if change.rest:
+        console.print(Text(f"  … and {change.rest:,} more (--limit shows more boxes)", style="dim"))
+
+
+def print_model_changes(changes: ModelChanges, console: Console) -> None:
+    """Print the model families whose descriptions change between two registries; nothing where none does."""
+    from rich.text import Text
+
+    lines = changes.lines()
+    if lines:
+        console.print()
+        console.print(Text("model families", style="bold"))
+    for line in lines:
+        _print_hanging(console, line, "  • ", "")
+
+
+def _arrow(before: str, after: str) -> Text:
+    from rich.text import Text
+
+    lost = after in ("none", "not known")
+    head = Text(before, style="bold red" if lost else "red").append(" → ")
+    return head.append(after, style="bold red" if lost else "green")
+
+
+def _print_hanging(console: Console, text: str, head: str, style: str, indent: int | None = None) -> None:
+    """Print ``head`` and a text; further lines are indented by the width of ``head``, or by ``indent``."""
+    from rich.text import Text
+
+    for line in wrapped(text, console.width, " " * (len(head) if indent is None else indent), first=head):
+        console.print(Text(line, style=style))

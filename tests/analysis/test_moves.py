@@ -1,0 +1,289 @@
+"""What moves between two registries for concrete layers, and the lines of data that say why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import tiny
+from support.tiny import row
+
+from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
+from attnreg.analysis.diff import diff
+from attnreg.analysis.lock import drift, read_lock, write_lock
+from attnreg.analysis.moves import Asked, compare, paired
+from attnreg.compile.bundled import bundled_configs
+from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.selection.question import Question
+
+G1 = Platform(platform="gpu", arch="g1")
+
+
+def ask(platform: Platform = G1, **facets: Any) -> tuple[Asked, Platform]:
+    request = AttentionRequest(**{"head_size": 8, **facets})
+    return Asked("m", "", "", (request, request)), platform
+
+
+def why(before: Registry, after: Registry, item: tuple[Asked, Platform]) -> tuple[str, list[str], list[str]]:
+    """The titles, what else changes, and the reasons without their places."""
+    (move,) = compare([item[0]], [item[1]], before, after).moves
+    reasons = [f"{w.side}: {w.text}" for w in move.why]
+    return f"{move.before.title} → {move.after.title}", list(move.changes), reasons
+
+
+def order(*names: str, **more: Any) -> dict[str, Any]:
+    return {"gpu": [{"name": "all", "order": list(names), **more}]}
+
+
+VARIANTS = [{"name": "V1", "when": {"arch": "g1"}}, {"name": "V2"}]
+SINKS = {"capabilities": {"features": ["sinks"]}}
+WHY: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, list[str], list[str]]] = [
+    (
+        "the old choice refuses",
+        {"backends": {"A": row(), "B": row()}},
+        {"backends": {"A": row(capabilities={"head_sizes": {"multiple_of": 16}}), "B": row()}},
+        {},
+        "A → B",
+        [],
+        ["after: A: head_size is 8; supported: multiples of 16"],
+    ),
+    (
+        "the new choice accepts at last",
+        {"backends": {"A": row(), "B": row(**SINKS)}},
+        {"backends": {"A": row(**SINKS), "B": row(**SINKS)}},
+        {"features": {"sinks"}},
+        "B → A",
+        [],
+        ["before: A: sinks is not supported"],
+    ),
+    (
+        "the order is another",
+        {"backends": {"A": row(), "B": row()}, "priorities": order("A", "B")},
+        {"backends": {"A": row(), "B": row()}, "priorities": order("B", "A")},
+        {},
+        "A → B",
+        [],
+        ["after: B: 1st choice of 2 (order gpu/all, priorities.yaml:2); A is valid too, ranked lower"],
+    ),
+    (
+        "the order names it no more",
+        {"backends": {"A": row(), "B": row()}},
+        {"backends": {"A": row(), "B": row()}, "priorities": order("B")},
+        {},
+        "A → B",
+        [],
+        ["after: the order gpu/all does not name A"],
+    ),
+    (
+        "it is gone",
+        {"backends": {"A": row(), "B": row()}},
+        {"backends": {"B": row()}},
+        {},
+        "A → B",
+        [],
+        ["after: tiny has no A"],
+    ),
+    (
+        "nothing accepts any more",
+        {"backends": {"A": row()}},
+        {"backends": {"A": row(rules=[{"when": {"arch": "g1"}, "reject": "it is broken there"}])}},
+        {},
+        "A → none",
+        [],
+        ["after: A: it is broken there"],
+    ),
+    (
+        "something accepts at last",
+        {"backends": {"A": row(requires={"arch": "g2"})}},
+        {"backends": {"A": row()}},
+        {},
+        "none → A",
+        [],
+        ["before: A: arch is g1; needs g2"],
+    ),
+    (
+        "more reasons than are told",
+        {"backends": {"A": row(), "B": row(**SINKS, requires={"ranks": None})}},
+        {
+            "backends": {
+                "A": row(requires={"ranks": 2, "eager": True, "arch": "g2", "block_size": 7}),
+                "B": row(),
+            }
+        },
+        {},
+        "A → B",
+        [],
+        [
+            "after: A: ranks is not given; needs 2",
+            "after: A: eager is not given; needs true",
+            "after: A: arch is g1; needs g2",
+            "after: A: 1 more reasons",
+        ],
+    ),
+    (
+        "a user requires another",
+        {"backends": {"A": row(), "B": row()}},
+        {"backends": {"A": row(), "B": row()}, "overlays": [{"choices": [{"require": "B"}]}]},
+        {},
+        "A → B",
+        [],
+        ["after: required by <overlay>:3"],
+    ),
+    (
+        "a user prefers another",
+        {"backends": {"A": row(), "B": row()}},
+        {"backends": {"A": row(), "B": row()}, "overlays": [{"choices": [{"prefer": "B"}]}]},
+        {},
+        "A → B",
+        [],
+        ["after: B: preferred by <overlay>:3 (order gpu/all, priorities.yaml:2); A is valid too, ranked lower"],
+    ),
+    (
+        "variants are new",
+        {"backends": {"A": row()}},
+        {"backends": {"A": row(variants=VARIANTS)}},
+        {},
+        "A → A/V1",
+        [],
+        ["after: A has variants now; V1 is for arch g1"],
+    ),
+    (
+        "a variant is gone",
+        {"backends": {"A": row(variants=VARIANTS)}},
+        {"backends": {"A": row(variants=VARIANTS[1:])}},
+        {},
+        "A/V1 → A/V2",
+        [],
+        ["after: A has no variant V1; V2 is for always"],
+    ),
+    (
+        "a variant refuses",
+        {"backends": {"A": row(variants=VARIANTS)}},
+        {"backends": {"A": row(variants=[{"name": "V1", "when": {"arch": "g2"}}, VARIANTS[1]])}},
+        {},
+        "A/V1 → A/V2",
+        [],
+        ["after: A/V1: arch is g1; needs g2"],
+    ),
+    (
+        "an earlier variant accepts at last",
+        {"backends": {"A": row(variants=[{"name": "V1", "when": {"arch": "g2"}}, VARIANTS[1]])}},
+        {"backends": {"A": row(variants=VARIANTS)}},
+        {},
+        "A/V2 → A/V1",
+        [],
+        ["before: A/V1: arch is g1; needs g2"],
+    ),
+    (
+        "variants change places",
+        {"backends": {"A": row(variants=[{"name": "V1"}, {"name": "V2"}])}},
+        {"backends": {"A": row(variants=[{"name": "V2"}, {"name": "V1"}])}},
+        {},
+        "A/V1 → A/V2",
+        [],
+        ["after: A/V2 is tried before A/V1"],
+    ),
+    (
+        "it becomes slow",
+        {"backends": {"A": row(**SINKS)}},
+        {"backends": {"A": row(emulated={"sinks": "slow"})}},
+        {"features": {"sinks"}},
+        "A → A",
+        ["emulates sinks (slow)"],
+        ["after: the row of A"],
+    ),
+    (
+        "the blocks of the KV cache are others",
+        {"backends": {"A": row(capabilities={"block_sizes": {"multiple_of": 16}})}},
+        {"backends": {"A": row(capabilities={"block_sizes": {"multiple_of": 64}})}},
+        {},
+        "A → A",
+        ["block_size multiples of 16 → multiples of 64"],
+        ["after: the row of A"],
+    ),
+    (
+        "it needs a newer package",
+        {"backends": {"A": row(requires={"packages": ["lib"]})}},
+        {"backends": {"A": row(requires={"packages": ["lib>=2"]})}},
+        {},
+        "A → A",
+        ["needs lib → lib>=2"],
+        ["after: the row of A"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "facets", "titles", "changes", "reasons"), [w[1:] for w in WHY], ids=[w[0] for w in WHY]
+)
+def test_why_it_moves(
+    before: Any, after: Any, facets: dict[str, Any], titles: str, changes: list[str], reasons: list[str]
+) -> None:
+    assert why(tiny.load(**before), tiny.load(**after), ask(**facets)) == (titles, changes, reasons)
+
+
+def test_what_a_backend_checks_at_last_is_no_move() -> None:
+    loose = tiny.load({"A": row(unchecked=["sinks"])})
+    strict = tiny.load({"A": row(**SINKS)})
+    item, platform = ask(features={"sinks"})
+    assert compare([item], [platform], loose, strict).moves == ()
+    assert why(strict, loose, (item, platform))[1] == ["accepts sinks unchecked"]
+
+
+def test_a_word_that_neither_registry_knows_is_no_all_clear() -> None:
+    registry = tiny.load({"A": row()})
+    for item, platform in (
+        ask(kv_dtype="fp3"),
+        ask(extra={"colour": "red"}),
+        ask(Platform(platform="gpu", arch="g9")),
+        ask(Platform(platform="gpu", arch="g1", flags={"quick"})),
+    ):
+        with pytest.raises(RequestError):
+            compare([item], [platform], registry, registry)
+
+
+def test_layers_that_only_one_side_has() -> None:
+    request = AttentionRequest(head_size=8)
+    questions = [Question(request, "l", "2 layers (0–1)"), Question(None, "mixer", "1 layer (2)")]
+    registry = tiny.load({"A": row()})
+    (item,) = paired("m", questions, [])
+    (move,) = compare([item], [G1], registry, registry).moves
+    assert (move.before.title, move.after.title) == ("A", "not known")
+    assert [str(w) for w in move.why] == ["after: the model has no such layers"]
+    assert compare(paired("m", questions, questions), [G1], registry, registry).moves == ()
+
+
+def known_requests(registry: Registry, kv_dtype: str) -> Iterator[Asked]:
+    for path in bundled_configs().values():
+        model = model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), registry)
+        yield from paired(model.name, model.questions, model.questions)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e5m2"])
+def test_diff_the_boxes_and_the_lock_agree_about_an_upgrade(kv_dtype: str, tmp_path: Path) -> None:
+    before, after = (load_registry(name) for name in ("vllm-0.20.0", "vllm-0.33.0"))
+    asked = [*known_requests(after, kv_dtype)]
+    archs = ("sm75", "sm90", "sm100", "sm120", "gfx942", "gfx1250", "x86_64")
+    architectures = after.vocabulary.architectures
+    platforms = [Platform(platform=architectures[name].platform, arch=name) for name in archs]
+    moves = compare(asked, platforms, before, after).moves
+
+    locked = tmp_path / "attnreg.lock"
+    questions = {
+        name: model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), before).questions
+        for name, path in bundled_configs().items()
+    }
+    locked.write_text(json.dumps(write_lock(before, questions, platforms)))
+    drifted = drift(read_lock(locked), after).moves
+    facts = [[(m.asked, m.platform, m.before, m.after) for m in some] for some in (moves, drifted)]
+    assert len(moves) > 50
+    assert sorted(facts[0], key=str) == sorted(facts[1], key=str)
+
+    # the boxes hold every set of flags, and so those moves without any
+    hopper = {(m.before.title, m.after.title) for m in moves if m.platform.arch == "sm90"}
+    requests = {item.requests[1] for item in asked if item.requests[1]}
+    boxes = {(c.before, c.after) for c in diff(before, after, within={"arch": "sm90"}, requests=requests).changes}
+    assert {pair for pair in hopper if pair[0] != pair[1]} <= {(a or "none", b or "none") for a, b in boxes}

@@ -1,0 +1,95 @@
+"""The generated blocks of a page about what changed between two bundled registries of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from docs_markdown import plain, table
+
+from attnreg.analysis.diff import diff
+from attnreg.analysis.moves import Moves, compare, paired
+from attnreg.compile.bundled import bundled_configs
+from attnreg.explain.changes import grouped
+from attnreg.loader import load_registry
+from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.platforms import Platform
+from attnreg.registry import Registry
+
+# the architectures of the page, in the order of the columns
+ARCHS = ("sm80", "sm90", "sm100", "sm120", "gfx942", "gfx1100")
+# name of a block -> the KV dtype of its table
+KV_DTYPES = {"models": "auto", "models-fp8": "fp8"}
+
+
+@cache
+def change_blocks(before: str, after: str) -> dict[str, str]:
+    """Name of each generated block -> its Markdown."""
+    old, new = load_registry(before), load_registry(after)
+    moves = {name: _moves(old, new, kv_dtype) for name, kv_dtype in KV_DTYPES.items()}
+    tables = {name: _table(new, some) for name, some in moves.items()}
+    whys = dict.fromkeys(line for some in moves.values() for line in _why(some))
+    return {**tables, "why": "\n".join(whys), "words": _words(old, new), "everything": _everything(old, new)}
+
+
+def _moves(old: Registry, new: Registry, kv_dtype: str) -> Moves:
+    asked = []
+    for path in bundled_configs().values():
+        model = model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), new)
+        asked += paired(model.name, model.questions, model.questions)
+    architectures = [new.vocabulary.architectures[name] for name in ARCHS]
+    return compare(asked, [Platform(platform=arch.platform, arch=arch.name) for arch in architectures], old, new)
+
+
+def _table(registry: Registry, moves: Moves) -> str:
+    """The layers that move, with what they move to on each architecture; a cell is empty where they stay."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for move in moves.moves:
+        by_arch = cells.setdefault((move.asked.model, f"{move.asked.layers}: {move.asked.label}"), {})
+        by_arch[move.platform.arch] = plain(_arrow(move.before.title, move.after.title, move.changes))
+    columns = [("model", 16), ("layers", 16), *((registry.vocabulary.architectures[a].title, 16) for a in ARCHS)]
+    rows = []
+    last = ""
+    for (model, layers), by_arch in cells.items():
+        name, last = "" if model == last else model, model
+        rows.append([name, plain(layers), *(by_arch.get(arch, "") for arch in ARCHS)])
+    return table(columns, rows)
+
+
+def _arrow(before: str, after: str, changes: Sequence[str]) -> str:
+    """``FLASH_ATTN/FA3 → FLASH_ATTN/FA3-4``; the name and what changes, where the name stays."""
+    return f"{before} → {after}" if before != after else f"{after}: {'; '.join(changes)}"
+
+
+def _why(moves: Moves) -> Iterator[str]:
+    """A line for each group of moves, with the reasons for it."""
+    for group in grouped(moves):
+        archs = list(dict.fromkeys(arch for names, _ in group.rows for arch in names))
+        also = [*group.changes] if group.before != group.after else []
+        text = f"{'; '.join([', '.join(archs), *also])}. {'. '.join(group.why)}"
+        yield f"- **{_arrow(group.before, group.after, group.changes)}**: {plain(text)}"
+
+
+def _words(old: Registry, new: Registry) -> str:
+    """The backends and the words that only one of the registries has."""
+    difference = diff(old, new, within={"arch": ARCHS[:1]}, limit=0)
+    lines = []
+    for which, names in (
+        ("gone", sorted(set(old.backends) - set(new.backends))),
+        ("new", sorted(set(new.backends) - set(old.backends))),
+    ):
+        lines += [f"- backends {which}: {', '.join(names)}"] if names else []
+    for which, facets in (("only before", difference.gone), ("only after", difference.new)):
+        lines += [f"- {facet}, {which}: {', '.join(names)}" for facet, names in facets.items()]
+    return "\n".join(lines)
+
+
+def _everything(old: Registry, new: Registry) -> str:
+    """The pairs of backends between which any configuration of the served model moves, folded away."""
+    difference = diff(old, new, within={"arch": ARCHS, "role": "target", "phase": "any"}, limit=0)
+    lines = sorted(
+        f"- {change.before or 'none'} → {change.after or 'none'}: {', '.join(change.archs)}"
+        for change in difference.changes
+    )
+    head = f"<details><summary>{len(lines)} pairs of backends</summary>"
+    return "\n".join([head, "", *lines, "", "</details>"])
