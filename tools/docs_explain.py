@@ -50,16 +50,18 @@ class Example:
         """The explanation of this example. ``root`` is the checkout."""
         archs = self.archs or [arch.name for arch in registry.vocabulary.architectures_of(self.platform)]
         platforms = [Platform(platform=self.platform, arch=arch) for arch in archs]
+        choices = [f"backend {self.backend}"] if self.backend else []
         if isinstance(self.subject, AttentionRequest):
-            question = Question(self.subject, " · ".join(request_words(self.subject)))
-            return explain([question], platforms, registry, backend=self.backend, title=title_of(platforms, registry))
+            what = " · ".join(request_words(self.subject))
+            title = title_of(platforms, registry, what, choices=choices)
+            return explain([Question(self.subject, what)], platforms, registry, backend=self.backend, title=title)
         model = model_questions(str(root / self.subject), ModelOptions(), registry)
         return explain(
             model.questions,
             platforms,
             registry,
             backend=self.backend,
-            title=title_of(platforms, registry, model.title),
+            title=title_of(platforms, registry, model.title, choices=choices),
             notes=model.notes,
             memory=model.memory,
         )

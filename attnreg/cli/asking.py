@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import click
 
 from attnreg.cli import completion
+from attnreg.cli.again import command_line
 from attnreg.cli.command import command, option
-from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, read_inputs
-from attnreg.cli.options import json_option, platform_options, registry_options, request_options
+from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
+from attnreg.cli.options import backend_options, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
-
-_backend_option = functools.partial(option, section="Backend", metavar="NAME")
 
 
 @command()
 @platform_options
 @request_options
-@_backend_option("--backend", help="Ask for this backend by name.")
-@_backend_option("--prefer", help="Take this backend where it is valid.")
-@_backend_option("--deny", multiple=True, help="Never this backend; repeatable.")
+@backend_options
 @registry_options
+@option("--brief", is_flag=True, help="Print the winners alone; one line, where all layers agree.")
 @json_option
 def explain(
     registry_inputs: RegistryInputs,
     platform_inputs: PlatformInputs,
     request_inputs: RequestInputs,
-    backend: str | None,
-    prefer: str | None,
-    deny: tuple[str, ...],
+    backend_inputs: BackendInputs,
+    brief: bool,
     as_json: bool,
 ) -> None:
     """Say which backend each layer gets, and why not the others.
@@ -43,22 +37,23 @@ def explain(
     from attnreg.explain import explain as explain_all
     from attnreg.explain import render
 
-    choices: list[dict[str, Any]] = [{"prefer": prefer}] if prefer else []
-    choices += [{"deny": list(deny)}] if deny else []
-    inputs = read_inputs(registry_inputs, platform_inputs, request_inputs, choices)
+    if brief and as_json:
+        raise BadInput("--brief is for people, and --json prints everything", "give one of them")
+    inputs = read_inputs(registry_inputs, platform_inputs, request_inputs, backend_inputs)
     explanation = explain_all(
         inputs.questions,
         inputs.platforms,
         inputs.registry,
-        backend=backend,
+        backend=backend_inputs.backend,
         title=inputs.title,
         notes=inputs.notes,
         memory=inputs.memory,
     )
     if as_json:
-        print_json(explanation.to_dict())
+        detected = None if platform_inputs.named else inputs.platforms[0]
+        print_json({"command": command_line(click.get_current_context(), detected), **explanation.to_dict()})
     else:
-        render(explanation, terminal())
+        render(explanation, terminal(), brief=brief)
     raise click.exceptions.Exit(0 if explanation.found else 1)
 
 

@@ -158,8 +158,10 @@ class PlatformInputs:
     def _installed(self, *vocabularies: Vocabulary) -> tuple[tuple[str, str], ...] | None:
         """(name, version) of each ``--package``; None without that option, which means that all are installed.
 
-        Raises `BadInput` for a package that none of the vocabularies has.
+        ``--package none`` means that none is. Raises `BadInput` for a package that none of the vocabularies has.
         """
+        if self.packages == ("none",):
+            return ()
         pairs = tuple((name, version) for name, _, version in (package.partition("==") for package in self.packages))
         for name, _ in pairs:
             if not any(name in v.packages for v in vocabularies):
@@ -271,6 +273,27 @@ class RequestInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BackendInputs:
+    """The backends that a user names: ``--backend``, ``--prefer`` and ``--deny``."""
+
+    backend: str | None = None
+    prefer: str | None = None
+    deny: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        """``--prefer`` and ``--deny`` as the choices of an overlay."""
+        choices: list[dict[str, Any]] = [{"prefer": self.prefer}] if self.prefer else []
+        return choices + ([{"deny": list(self.deny)}] if self.deny else [])
+
+    @property
+    def words(self) -> list[str]:
+        """These options as the title of an explanation has them: ``["backend FLASH_ATTN"]``."""
+        named = {"backend": self.backend, "prefer": self.prefer, "deny": ", ".join(self.deny)}
+        return [f"{option} {names}" for option, names in named.items() if names]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inputs:
     """The inputs of one run of `attnreg explain`. ``notes`` are its assumptions, ``memory`` is a model's KV cache."""
 
@@ -286,32 +309,31 @@ def read_inputs(
     registry_inputs: RegistryInputs,
     platform_inputs: PlatformInputs,
     request_inputs: RequestInputs,
-    choices: Sequence[Mapping[str, Any]] = (),
+    backend_inputs: BackendInputs | None = None,
 ) -> Inputs:
     """The registry with the choices laid over it, the platforms, and the questions for each of them."""
     from attnreg.explain.answers import title_of
     from attnreg.selection.question import Question
     from attnreg.selection.wording import request_words
 
-    registry = registry_inputs.load(choices)
+    backends = backend_inputs or BackendInputs()
+    registry = registry_inputs.load(backends.choices)
     platforms = platform_inputs.platforms(registry)
-    if request_inputs.model is not None:
+    here = not platform_inputs.named
+    notes = [f"no --arch: this machine, {platforms[0].arch}"] if here else []
+    if request_inputs.model is None:
+        request, memory = request_inputs.request(), None
+        what = " · ".join(request_words(request))
+        questions: Sequence[Question] = [Question(request, what)]
+        if "head_size" not in request_inputs.facets:
+            notes.append(f"no --head-size and no --model: head_size {request.head_size} was assumed")
+    else:
         model = request_inputs.of_model(request_inputs.model, registry)
-        return Inputs(
-            registry=registry,
-            platforms=platforms,
-            questions=model.questions,
-            title=title_of(platforms, registry, model.title),
-            notes=model.notes,
-            memory=model.memory,
-        )
-    request = request_inputs.request()
-    notes = [f"no --head-size and no --model: head_size {request.head_size} was assumed"]
-    if "head_size" in request_inputs.facets:
-        notes = []
-    question = Question(request, " · ".join(request_words(request)))
-    title = title_of(platforms, registry)
-    return Inputs(registry=registry, platforms=platforms, questions=[question], title=title, notes=notes)
+        questions, what, memory = model.questions, model.title, model.memory
+        notes += model.notes
+    installed = here and not platform_inputs.packages
+    title = title_of(platforms, registry, what, choices=backends.words, here=here, installed=installed)
+    return Inputs(registry=registry, platforms=platforms, questions=questions, title=title, notes=notes, memory=memory)
 
 
 def facet_value(option: str, argument: str) -> tuple[str, Value]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from attnreg.cli.command import option as _option
-from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
+from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.language.facets import CORE
 from attnreg.language.facets import options as facet_options
 
@@ -86,6 +86,17 @@ def _request_options(command: Command, *models: Option) -> Command:
         option("--set", "extra", multiple=True, metavar="FACET=VALUE", help="Another facet of the registry, by name."),
     ]
     return _with_options(command, options, "request_inputs", _take_request)
+
+
+def backend_options(command: Command) -> Command:
+    """Adds ``--backend``, ``--prefer`` and ``--deny``; the command gets them as ``backend_inputs``."""
+    option = functools.partial(_option, section="Backend", metavar="NAME")
+    options = [
+        option("--backend", help="Ask for this backend by name."),
+        option("--prefer", help="Take this backend where it is valid."),
+        option("--deny", multiple=True, help="Never this backend; repeatable."),
+    ]
+    return _with_options(command, options, "backend_inputs", functools.partial(_take, BackendInputs))
 
 
 json_option = _option("--json", "as_json", is_flag=True, help="Print JSON.")

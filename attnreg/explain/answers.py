@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,16 @@ from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import Remedy, remedy
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Reason, Selection
+from attnreg.selection.wording import platform_words
 
 if TYPE_CHECKING:
     from attnreg.models.kv_memory import Memory
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
     from attnreg.selection.question import Question
 
-_PLATFORM_NAMES = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "cpu": "CPU"}
+    Ask = Callable[[AttentionRequest, Platform], Selection]
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,10 @@ class Verdict:
     @cached_property
     def remedies(self) -> dict[int, Remedy]:
         """Rank of a candidate that is not accepted -> what would make it win, if that is the same on all platforms."""
-        by_rank = {}
+        by_rank, chosen = {}, self.selection.chosen
         for candidate in self.selection.candidates:
-            if not candidate.accepted:
+            # a backend that won needs no change to win by another place in the order
+            if not candidate.accepted and not (chosen and chosen.name == candidate.name):
                 answers = {remedy(s, s.candidates[candidate.rank - 1]) for s in self.selections}
                 if len(answers) == 1 and (answer := answers.pop()) is not None:
                     by_rank[candidate.rank] = answer
@@ -118,27 +121,53 @@ def explain(
     Raises `attnreg.RequestError` for words that the registry does not have. A request without a backend
     is an answer and raises nothing.
     """
-    answers = []
+    questions, answers = tuple(questions), []
+
+    def ask(request: AttentionRequest, platform: Platform) -> Selection:
+        return evaluate(request, platform, registry, backend)
+
     for question in questions:
         groups: dict[Any, list[Selection]] = {}
         for platform in platforms:
             if question.request is None:
                 break
-            selection = evaluate(question.request, platform, registry, backend)
+            selection = ask(question.request, platform)
             groups.setdefault(_signature(selection), []).append(selection)
         answers.append(Answer(question, tuple(Verdict(tuple(g)) for g in groups.values())))
-    return Explanation(registry, title, tuple(answers), tuple(notes), memory)
+    notes = (*notes, *_idle_flags(questions, platforms, ask))
+    return Explanation(registry, title, tuple(answers), notes, memory)
 
 
-def title_of(platforms: Sequence[Platform], registry: Registry, what: str = "") -> str:
-    """The line above an explanation: ``gpt-oss-120b · 36 layers · ROCm gfx942 (MI300X) · registry default@1a2b3c4``.
+def title_of(
+    platforms: Sequence[Platform],
+    registry: Registry,
+    what: str = "",
+    *,
+    choices: Iterable[str] = (),
+    here: bool = False,
+    installed: bool = False,
+) -> str:
+    """The line above an explanation, which is the whole question.
 
-    what: the subject, such as a model. The architecture is left out where there are several.
+    ``gpt-oss-120b · 36 layers · ROCm gfx942 (MI300X) · every package assumed · registry default@1a2b3c4``
+
+    what: the subject, a model or a request in words. choices: the backends that a user named, in words. here: whether
+    the platforms are this machine's. installed: whether their packages are those that are installed here.
     """
-    where = _PLATFORM_NAMES.get(platforms[0].platform, platforms[0].platform)
-    if len(platforms) == 1:
-        where = f"{where} {registry.vocabulary.architectures[platforms[0].arch].title}"
-    return " · ".join(filter(None, (what, where, f"registry {registry.title}")))
+    where = platform_words(platforms, registry.vocabulary, here=here, installed=installed)
+    return " · ".join(filter(None, (what, *choices, *where, f"registry {registry.title}")))
+
+
+def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:
+    """The flags without which every answer is the same, as notes."""
+    requests = [q.request for q in questions if q.request is not None]
+    notes = []
+    for flag in sorted({flag for platform in platforms for flag in platform.flags}):
+        without = {p: dataclasses.replace(p, flags=p.flags - {flag}) for p in platforms if flag in p.flags}
+        pairs = ((ask(r, p), ask(r, q)) for r in requests for p, q in without.items())
+        if requests and all((a.candidates, a.warnings) == (b.candidates, b.warnings) for a, b in pairs):
+            notes.append(f"flag {flag} changes nothing here: without it, every answer and every reason is the same")
+    return notes
 
 
 def _signature(selection: Selection) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from attnreg.analysis.boxes import facets_text
-from attnreg.explain.render import wrapped
+from attnreg.explain.layout import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console

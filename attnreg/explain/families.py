@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnreg.explain.layout import Column, emit, table, wrapped
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -34,35 +36,36 @@ def family_dict(families: Families, name: str) -> dict[str, Any]:
 
 def print_families(families: Families, names: Sequence[str], console: Console) -> None:
     """Print model families, each with the layers that its class has by default."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, title=f"{len(names)} model families", title_justify="left", pad_edge=False)
-    table.add_column("model_type", no_wrap=True)
-    table.add_column("like", no_wrap=True, style="dim")
-    table.add_column("layers of its class by default", ratio=1)
+    rows = []
     for item in (family_dict(families, name) for name in names):
-        lines = [f"{g['layers']}  {g['label']}" for g in item["groups"]]
-        table.add_row(item["model_type"], item["like"] or "", "\n".join(lines))
-    console.print(table)
+        groups = [f"{g['layers']}  {g['label']}" for g in item["groups"]]
+        rows.append([item["model_type"], item["like"] or "", "\n".join(groups)])
+    columns = [
+        Column("model_type", "bold"),
+        Column("like", "dim"),
+        Column("layers of its class by default", wraps=True),
+    ]
+    title = Text(f"{len(names)} model families", style="bold")
+    emit([title, Text(), *table(columns, rows, console.width)], console)
 
 
 def print_family(families: Families, name: str, console: Console) -> None:
     """Print a family's file, the files of the families that it is like, and its class's default layers."""
     from rich.text import Text
 
-    values = family_dict(families, name)
+    width = console.width
+    values, lines = family_dict(families, name), []
     # the last, the general rules, holds for every family
     for member in families.lineage(name)[:-1]:
         heading = Text(member, style="bold").append("" if member == name else f"   which {name} is like", style="dim")
-        console.print(heading.append(f"   {families.where(member).short}", style="blue"))
-        for line in families.text(member).splitlines():
-            # the heading has the name
-            if not line.startswith("model_type:"):
-                console.print(Text(f"  {line}" if line else ""), soft_wrap=True)
-        console.print()
-    console.print(Text("a config without any other field", style="bold"))
-    for item in values["groups"]:
-        console.print(Text(f"  {item['layers']}   {item['label']}"))
-    if not values["groups"]:
-        console.print(Text("  cannot be read: the class has no default for something that every file says"))
+        lines.append(heading.append(f"   {families.where(member).short}", style="not bold blue"))
+        # the heading has the name; lines of YAML stay as they are
+        texts = [line for line in families.text(member).splitlines() if not line.startswith("model_type:")]
+        lines += [*(Text(f"  {line}") for line in texts), Text()]
+    lines.append(Text("a config without any other field", style="bold"))
+    texts = [f"{item['layers']}   {item['label']}" for item in values["groups"]]
+    texts = texts or ["cannot be read: the class has no default for something that every file says"]
+    lines += [Text(part) for text in texts for part in wrapped(text, width, "    ", first="  ")]
+    emit(lines, console)

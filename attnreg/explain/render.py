@@ -4,93 +4,148 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnreg.explain.blocks import Block, blocks
+from attnreg.explain.layout import MOST, Column, emit, table, wrapped
 from attnreg.selection.refusal import alternatives
-from attnreg.selection.trace import how_chosen, verdict_words
+from attnreg.selection.trace import how_chosen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
     from rich.text import Text
 
-    from attnreg.explain.answers import Explanation, Verdict
+    from attnreg.explain.answers import Answer, Explanation, Verdict
     from attnreg.models.kv_memory import Memory
+    from attnreg.selection.question import Question
     from attnreg.selection.trace import Candidate, Selection
 
-_MIN_WIDTH = 60
+_MIN_WIDTH = 24
 _MIN_REASON = 28
 
 
-def render(explanation: Explanation, console: Console) -> None:
-    """Print an explanation. It fits every width from 60 columns up."""
+def render(explanation: Explanation, console: Console, *, brief: bool = False) -> None:
+    """Print an explanation. It fits every width from 40 columns up.
+
+    brief: print the winners alone, a line for each group of layers, or one for all where they agree.
+    """
     from rich.text import Text
 
     width = max(console.width, _MIN_WIDTH)
-    if explanation.title:
-        console.print(Text(explanation.title, style="bold"), soft_wrap=False)
-        console.print()
-    for answer in explanation.answers:
-        head = Text()
-        if answer.question.layers:
-            head.append(answer.question.layers, style="bold").append("   ")
-        head.append(answer.question.label)
-        console.print(head)
-        for verdict in answer.verdicts:
-            for line in _verdict_lines(verdict, width, platforms=len(answer.verdicts) > 1):
-                console.print(line, no_wrap=True, overflow="ignore", crop=False)
-        console.print()
-    if explanation.memory is not None and explanation.memory.models:
-        _print_memory(explanation.memory, console)
+    lines = _texts(wrapped(explanation.title, width), "bold")
+    if brief:
+        lines += _brief_lines(explanation, width)
+    else:
+        lines += [Text()] if explanation.title else []
+        for block in blocks(explanation.answers):
+            for answer in block.answers:
+                # a title begins with the request, if it is of one
+                if not explanation.title.startswith(answer.question.label):
+                    lines += _head_lines(answer.question, width)
+            for number in range(len(block.verdicts)):
+                lines += _verdict_lines(block, number, width)
+            lines.append(Text())
+        if explanation.memory is not None and explanation.memory.models:
+            lines += [*_memory_lines(explanation.memory, width), Text()]
     for note in explanation.notes:
-        console.print(Text(f"note: {note}", style="dim"))
+        lines += _texts(wrapped(f"note: {note}", width, "  "), "dim")
+    emit(lines, console)
 
 
-def _print_memory(memory: Memory, console: Console) -> None:
-    """Print the table of the KV cache: a line for each group of layers, and the total."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def _texts(lines: Iterable[str], style: str = "") -> list[Text]:
+    from rich.text import Text
 
+    return [Text(line, style=style) for line in lines]
+
+
+def _head_lines(question: Question, width: int) -> list[Text]:
+    """The layers and the label of a question."""
+    lines = _texts(wrapped("   ".join(filter(None, (question.layers, question.label))), width, "  "))
+    if lines:
+        lines[0].stylize("bold", 0, len(question.layers))
+    return lines
+
+
+def _brief_lines(explanation: Explanation, width: int) -> list[Text]:
+    """A line for each group of layers with the backend that it gets, and the warnings."""
+    winners = [(answer, _winners(answer)) for answer in explanation.answers]
+    asked = [answer for answer, _ in winners if answer.verdicts]
+    lines: list[Text] = []
+    if asked and len({tuple(names.items()) for answer, names in winners if answer.verdicts}) == 1:
+        members = frozenset[object]().union(*(a.question.members for a in asked))
+        which = "attention " if len(asked) < len(winners) else ""
+        layers = f"all {len(members)} {which}layers" if len(members) > 1 else f"the {which}layer"
+        for name, where in _winners(asked[0]).items():
+            lines += _brief_line(name, f"{where}{f' for {layers}' if members else ''}", width)
+    else:
+        for answer, names in winners:
+            label = f"{answer.question.layers}   {answer.question.label}"
+            lines += [] if names else _texts(wrapped(label, width, "  "))
+            for name, where in names.items():
+                lines += _brief_line(name, f"{where} for {label}", width)
+    warnings = [w for a in asked for v in a.verdicts for s in v.selections for w in s.warnings]
+    return lines + [line for warning in dict.fromkeys(warnings) for line in _warning_lines(warning, width)]
+
+
+def _winners(answer: Answer) -> dict[str, str]:
+    """The title of each winner -> where it wins, "" if that is everywhere."""
+    places: dict[str, list[str]] = {}
+    for verdict in answer.verdicts:
+        title = verdict.selection.chosen.title if verdict.selection.chosen else "no backend"
+        places.setdefault(title, []).extend(_platform_titles(verdict))
+    return {title: f" on {', '.join(archs)}" if len(places) > 1 else "" for title, archs in places.items()}
+
+
+def _brief_line(name: str, rest: str, width: int) -> list[Text]:
+    lines = _texts(wrapped(f"{name}{rest}", width, "  "))
+    lines[0].stylize("bold red" if name == "no backend" else "bold green", 0, len(name))
+    return lines
+
+
+def _memory_lines(memory: Memory, width: int) -> list[Text]:
+    """The table of the KV cache: a line for each group of layers, and the total."""
     from attnreg.models.groups import describe_indices
     from attnreg.models.kv_memory import readable
 
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
     title = f"KV cache of one request{rank}, kv_dtype {memory.models[0].kv_dtype}"
-    table = Table(
-        box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, collapse_padding=True
-    )
-    table.add_column("layers", ratio=1)
-    for heading in ("bytes/token", *(f"{n:,} tokens" for n in memory.lengths)):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("bytes/token", *(f"{n:,} tokens" for n in memory.lengths))
+    rows = []
     for number, model in enumerate(memory.models):
         for part in model.groups:
             name = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)}"
             keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
             sizes = [f"{part.token_bytes:,}", *(readable(part.at(n)) for n in memory.lengths)]
-            table.add_row(" · ".join(filter(None, (name, keeps))), *(sizes if not part.what else ["–"] * len(sizes)))
+            rows.append([" · ".join(filter(None, (name, keeps))), *(sizes if not part.what else ["–"] * len(sizes))])
     total = sum(model.token_bytes for model in memory.models)
-    sizes = [readable(sum(model.at(n) for model in memory.models)) for n in memory.lengths]
-    table.add_section()
-    table.add_row("total", f"{total:,}", *sizes, style="bold")
-    console.print(table)
+    rows.append(["total", f"{total:,}", *(readable(sum(m.at(n) for m in memory.models)) for n in memory.lengths)])
+    columns = [Column("layers", wraps=True), *(Column(heading, right=True) for heading in headings)]
+    return [*_texts(wrapped(title, width), "bold"), *table(columns, rows, width, total=True)]
 
 
-def _verdict_lines(verdict: Verdict, width: int, *, platforms: bool) -> list[Text]:
-    """The lines of a verdict; with ``platforms`` its platforms stand above it."""
-    from rich.text import Text
+def _platform_titles(verdict: Verdict) -> list[str]:
+    return [s.registry.vocabulary.architectures[s.platform.arch].title for s in verdict.selections]
 
+
+def _warning_lines(warning: str, width: int) -> list[Text]:
+    return _texts(wrapped(f"! {warning}", width, "    ", first="  "), "yellow")
+
+
+def _verdict_lines(block: Block, number: int, width: int) -> list[Text]:
+    """The lines of one verdict of a block; where it has several, its platforms stand above it."""
+    verdict = block.verdicts[number]
     selection = verdict.selection
-    lines = []
-    if platforms:
-        names = ", ".join(s.registry.vocabulary.architectures[s.platform.arch].title for s in verdict.selections)
-        lines += [Text(part, style="cyan") for part in wrapped(names, width)]
+    lines: list[Text] = []
+    if len(block.verdicts) > 1:
+        lines += _texts(wrapped(", ".join(_platform_titles(verdict)), width), "cyan")
     lines += _winner_lines(selection, width)
     names = ", ".join(alternatives(selection))
     if names:
-        lines += [Text(part) for part in wrapped(f"  would accept it if asked for by name: {names}", width, "    ")]
+        lines += _texts(wrapped(f"would accept it if asked for by name: {names}", width, "    ", first="  "))
     for warning in selection.warnings:
-        lines += [Text(part, style="yellow") for part in wrapped(f"  ! {warning}", width, "    ")]
-    others = [c for c in selection.candidates if c is not selection.chosen]
-    if others:
-        lines += _candidate_lines(verdict, others, width)
-    return lines
+        lines += _warning_lines(warning, width)
+    candidates = block.candidates(verdict)
+    return lines + (_candidate_lines(block, number, candidates, width) if candidates else [])
 
 
 def _winner_lines(selection: Selection, width: int) -> list[Text]:
@@ -103,25 +158,30 @@ def _winner_lines(selection: Selection, width: int) -> list[Text]:
     how = how_chosen(selection)
     if len(name) + 3 + len(how) <= width:
         return [line.append(f"   {how}", style="not bold default dim")]
-    return [line, *(Text(part, style="dim") for part in wrapped(f"  {how}", width, "  "))]
+    return [line, *_texts(wrapped(how, width, "  ", first="  "), "dim")]
 
 
-def _candidate_lines(verdict: Verdict, candidates: list[Candidate], width: int) -> list[Text]:
+def _candidate_lines(block: Block, number: int, candidates: list[Candidate], width: int) -> list[Text]:
     """Rank and name of each candidate, then each reason with its line of data.
 
-    The reasons stand beside the name, or below it where less than 28 columns would be left.
+    The reasons stand beside the name, or below it where less than 28 columns would be left. The line of data stands
+    beside its reason, or below it where the same holds again.
     """
     from rich.text import Text
 
+    verdict = block.verdicts[number]
+    words = {c.rank: block.words(number, c) for c in candidates}
+    reasons = [reason for said in words.values() for reason in said]
     rank_width = max(len(str(c.rank)) for c in candidates)
-    name_width = max(len(c.title) for c in candidates)
-    wheres = [r.where.short for c in candidates for r in c.reasons] + [c.where.short for c in candidates]
-    where_width = min(max(map(len, wheres)), width // 3)
-    left = 2 + rank_width + 1 + name_width + 2
+    where_width = max(len(where.short) for _, where in reasons)
+    left = 2 + rank_width + 1 + max(len(c.title) for c in candidates) + 2
     beside = width - left - where_width - 2 >= _MIN_REASON
     if not beside:
         left = 2 + rank_width + 1
-    room = width - left - where_width - 2
+    place_beside = width - left - where_width - 2 >= _MIN_REASON
+    room = width - left - (where_width + 2 if place_beside else 0)
+    # the lines of data stand near their reasons on a wide terminal too
+    room = min(room, MOST, max(len(text) for text, _ in reasons))
     lines = []
     for candidate in candidates:
         head = f"  {candidate.rank:>{rank_width}} {candidate.title}"
@@ -129,30 +189,15 @@ def _candidate_lines(verdict: Verdict, candidates: list[Candidate], width: int) 
         start = Text(f"{head:<{left}}" if beside else " " * left, style=style)
         if not beside:
             lines.append(Text(head, style=style))
-        reasons = [verdict.reason(candidate.rank, i) for i in range(len(candidate.reasons))]
-        for text, location in verdict_words(candidate, reasons):
-            where = location.short
+        for text, where in words[candidate.rank]:
+            place = f"  {where.short}"
             for part in wrapped(text, room):
                 line = start.append(f"{part:<{room}}", style="not bold" if candidate.reasons else "dim")
-                line.append(f"  {_clipped(where, where_width)}", style="not bold blue" if where else "")
-                line.rstrip()
-                lines.append(line)
-                start, where = Text(" " * left), ""
-        change = verdict.remedies.get(candidate.rank)
+                lines.append(line.append(place if place_beside else "", style="not bold blue"))
+                start, place = Text(" " * left), "" if place_beside else place
+            lines += [] if place_beside else [Text(" " * left + place, style="blue")]
+        change = block.remedy(verdict, candidate)
         if change is not None:
             verb = "would be chosen" if change.by_name else "would win"
-            parts = wrapped(f"↳ {verb} {change.text}", width - left, "  ")
-            lines += [Text(" " * left + part, style="magenta") for part in parts]
+            lines += _texts(wrapped(f"↳ {verb} {change.text}", width, " " * (left + 2), first=" " * left), "magenta")
     return lines
-
-
-def _clipped(text: str, width: int) -> str:
-    """A location of at most ``width`` characters. The end is kept, because it has the line number."""
-    return text if len(text) <= width else f"…{text[1 - width :]}"
-
-
-def wrapped(text: str, width: int, hanging: str = "", *, first: str = "") -> list[str]:
-    """The lines of a text, at most ``width`` wide: the first is indented by ``first``, all others by ``hanging``."""
-    import textwrap
-
-    return textwrap.wrap(text, width, break_on_hyphens=False, initial_indent=first, subsequent_indent=hanging)

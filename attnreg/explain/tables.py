@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnreg.compile.yaml_source import as_written
+from attnreg.explain.layout import Column, emit, table, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
+    from attnreg.language.conditions import Condition
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Order, Registry, Variant
 
@@ -22,41 +25,59 @@ def backends_on(registry: Registry, platforms: Sequence[Platform]) -> list[Backe
 
 def print_backends(registry: Registry, platforms: Sequence[Platform], console: Console) -> None:
     """Print the backends of `backends_on`, and the orders of the platforms."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, title=f"registry {registry.title}", title_justify="left", pad_edge=False)
-    columns = (("backend", None), ("attention", None), ("platforms", None), ("run by", None), ("what it is", 1))
-    for title, ratio in columns:
-        table.add_column(title, ratio=ratio, no_wrap=ratio is None, overflow="fold")
-    rows = backends_on(registry, platforms)
-    for row in rows:
+    width, shown = console.width, backends_on(registry, platforms)
+    columns = [Column("backend", "bold"), *(Column(name) for name in ("attention", "platforms", "run by"))]
+    rows = []
+    for row in shown:
         status = "" if row.status == "stable" else f" ({row.status})"
         words = [", ".join(sorted(row.attention)), ", ".join(sorted(row.platforms))]
-        table.add_row(row.name, *words, row.module.partition(".")[0] if row.module else "–", row.summary + status)
-    console.print(table)
-    missing = sum(row.module is None for row in rows)
+        rows.append([row.name, *words, row.module.partition(".")[0] if row.module else "–", row.summary + status])
+    lines = [Text(f"registry {registry.title}", style="bold"), Text()]
+    lines += [*table([*columns, Column("what it is", wraps=True)], rows, width), Text()]
+    missing = sum(row.module is None for row in shown)
     if missing:
-        text = f"–: knowledge only; {missing} of {len(rows)} rows have no kernel module: they can be explained, not run"
-        console.print(Text(text, style="dim"))
+        text = (
+            f"–: knowledge only; {missing} of {len(shown)} rows have no kernel module: they can be explained, not run"
+        )
+        lines += [Text(part, style="dim") for part in wrapped(text, width, "  ")]
     for platform in sorted({p.platform for p in platforms}):
-        _print_orders(registry.orders.get(platform, ()), console)
+        lines += _order_lines(registry.orders.get(platform, ()), width)
+    emit(lines, console)
 
 
-def _print_orders(orders: Iterable[Order], console: Console) -> None:
+def _order_lines(orders: Iterable[Order], width: int) -> Iterator[Text]:
+    """The name, the condition and the place of each order, and its backends below them."""
     from rich.text import Text
 
     for order in orders:
-        condition = order.when.describe()
-        head = Text(order.title, style="bold").append("" if condition == "always" else f"   {condition}", style="dim")
-        head.append(f"   {order.where.short}", style="blue")
-        console.print(head)
+        yield from _head(order.title, _condition(order.when), order.where.short, width)
         names = []
         for rank, entry in enumerate(order.entries, 1):
-            extra = entry.condition.describe()
-            names.append(f"{rank} {entry.backend}" + ("" if extra == "always" else f" if {extra}"))
-        console.print(Text("  " + " → ".join(names)))
+            names.append(f"{rank} {entry.backend}" + _condition(entry.condition, " if "))
+        yield from (Text(part) for part in wrapped(" → ".join(names), width, "    ", first="  "))
+
+
+def _condition(condition: Condition, before: str = "") -> str:
+    """A condition in words, after ``before``; nothing for one that always holds."""
+    text = condition.describe()
+    return "" if text == "always" else f"{before}{text}"
+
+
+def _head(title: str, text: str, where: str, width: int, *, style: str = "bold") -> Iterator[Text]:
+    """A title, a text and the line of data, on one line where there is room."""
+    from rich.text import Text
+
+    if len("   ".join(filter(None, (title, text, where)))) <= width:
+        line = Text(title, style=style)
+        for part, its_style in ((text, "not bold dim"), (where, "not bold not dim blue")):
+            line.append(f"   {part}" if part else "", style=its_style)
+        yield line
+        return
+    for part, its_style in ((title, style), (text, "dim"), (where, "blue")):
+        first = "" if part == title else "  "
+        yield from (Text(line, style=its_style) for line in wrapped(part, width, "  ", first=first))
 
 
 def backend_dict(row: Backend) -> dict[str, Any]:
@@ -96,22 +117,18 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
     """Print one backend: its summary and status, and what each variant needs, accepts, serves and refuses."""
     from rich.text import Text
 
-    console.print(Text(row.name, style="bold").append(f"   {row.summary}", style=""))
-    module = row.module or "knowledge only: no kernel module"
+    width = console.width
+    lines = [*_head(row.name, row.summary, "", width)]
     contract = f"contract {row.contract}" if row.contract is not None else ""
+    module = row.module or "knowledge only: no kernel module"
     status = [row.status, module, contract, f"since {row.since}" if row.since else ""]
-    console.print(Text(f"  {' · '.join(filter(None, status))}   ", style="dim").append(row.where.short, style="blue"))
-    for line in (*row.notes, f"only on request: {row.only_on_request}" if row.only_on_request else ""):
-        if line:
-            console.print(Text(f"  {line}", style="dim"))
-    if row.options:
-        options = ", ".join(f"{name} {as_written(value)}" for name, value in row.options.items())
-        console.print(Text(f"  options {options}", style="dim"))
-    if row.source:
-        console.print(Text(f"  source {row.source}", style="dim"))
+    lines += _head(f"  {' · '.join(filter(None, status))}", "", row.where.short, width, style="dim")
+    options = ", ".join(f"{name} {as_written(value)}" for name, value in row.options.items())
+    named = {"only on request:": row.only_on_request, "options": options, "source": row.source}
+    for text in (*row.notes, *(f"{name} {value}" for name, value in named.items() if value)):
+        lines += [Text(part, style="dim") for part in wrapped(text, width, "    ", first="  ")]
     for variant in row.variants:
-        console.print()
-        _print_variant(variant, [*registry.vocabulary.claims], console)
+        lines += [Text(), *_variant_lines(variant, [*registry.vocabulary.claims], width)]
     places = [
         f"{rank}. in {order.title}"
         for orders in registry.orders.values()
@@ -119,34 +136,22 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
         for rank, entry in enumerate(order.entries, 1)
         if entry.backend == row.name
     ]
-    console.print()
-    console.print(Text("orders  ", style="bold").append(", ".join(places) or "none: only on request"))
+    orders = [Text(part) for part in wrapped(f"orders  {', '.join(places) or 'none: only on request'}", width, "  ")]
+    orders[0].stylize("bold", 0, len("orders"))
+    emit([*lines, Text(), *orders], console)
 
 
-def _print_variant(variant: Variant, keys: list[str], console: Console) -> None:
-    """Print one variant. ``keys`` are the keys of claims, in the order of the vocabulary."""
-    from rich.table import Table
-    from rich.text import Text
-
+def _variant_lines(variant: Variant, keys: list[str], width: int) -> Iterator[Text]:
+    """The lines of one variant. ``keys`` are the keys of claims, in the order of the vocabulary."""
     if variant.name:
-        condition = variant.when.describe()
-        head = Text(f"▸ {variant.name}", style="bold")
-        head.append("" if condition == "always" else f"   when {condition}", style="dim")
-        console.print(head.append(f"   {variant.where.short}", style="blue"))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(ratio=1)
-    table.add_column(no_wrap=True, style="blue")
-    for clause in variant.requires.clauses:
-        table.add_row(f"  needs {clause.facet}", clause.matcher.text, clause.where.short)
+        yield from _head(f"▸ {variant.name}", _condition(variant.when, "when "), variant.where.short, width)
+    rows = [[f"  needs {c.facet}", c.matcher.text, c.where.short] for c in variant.requires.clauses]
     stated = {claim.key: (claim.matcher.text, claim.where) for claim in variant.claims}
     stated |= {key: ("any", where) for key, where in variant.open.items()}
     for key in sorted(stated, key=lambda k: keys.index(k) if k in keys else -1):
         text, where = stated[key]
-        table.add_row(f"  {key}", text, where.short, style="dim" if key in variant.open else None)
-    table.add_row("  features", ", ".join(sorted(variant.features)) or "none", variant.features_at.short)
-    for feature, (reason, where) in variant.emulated.items():
-        table.add_row("  emulates", f"{feature}: {reason}", where.short)
-    for rule in variant.rules:
-        table.add_row("  refuses", f"{rule.reject} [{rule.when.describe()}]".replace("[", "\\["), rule.where.short)
-    console.print(table)
+        rows.append([f"  {key}", text, where.short])
+    rows.append(["  features", ", ".join(sorted(variant.features)) or "none", variant.features_at.short])
+    rows += [["  emulates", f"{name}: {reason}", where.short] for name, (reason, where) in variant.emulated.items()]
+    rows += [["  refuses", f"{rule.reject} [{rule.when.describe()}]", rule.where.short] for rule in variant.rules]
+    yield from table([Column(style="bold"), Column(wraps=True), Column(style="blue")], rows, width)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from attnreg.models.facts import MIXERS, LayerFacts, MlaDims
 from attnreg.request import AttentionRequest
-from attnreg.selection.wording import feature_words, head_words
+from attnreg.selection.wording import feature_words, head_words, request_words
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,12 @@ def label(facts: LayerFacts) -> str:
     if facts.kind in MIXERS:
         return f"{MIXERS[facts.kind]} · no softmax attention"
     return " · ".join([*_sizes(facts), *feature_words(_scores(facts)), *_keys(facts), *_place(facts)])
+
+
+def changed_label(facts: LayerFacts, request: AttentionRequest) -> str:
+    """What a layer computes whose request is not that of its facts: the request, and what only the facts say."""
+    words = request_words(request, _scores(facts), without=("dtype", "model"))
+    return " · ".join(dict.fromkeys([*words, *feature_words(_scores(facts)), *_keys(facts), *_place(facts)]))
 
 
 def _sizes(facts: LayerFacts) -> Iterable[str]:

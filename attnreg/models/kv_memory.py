@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from attnreg.models.facts import LayerFacts
 from attnreg.models.groups import LayerGroup, ModelLayers
+from attnreg.request import AttentionRequest
 
 
 class GroupMemory(NamedTuple):
@@ -89,28 +89,28 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any]) -> Kv
         elif facts.kind in ("vision", "encoder") and group.request.attn_type != "decoder":
             groups.append(GroupMemory(group, 0, what="no KV cache"))
         elif facts.kind == "cross":
-            size = _layer_bytes(facts, kv_dtype, model.dtype, words) * len(group.layers)
+            size = _layer_bytes(group.request, kv_dtype, model.dtype, words) * len(group.layers)
             groups.append(GroupMemory(group, 0, what=f"{size:,} B per token of what is attended to, not counted"))
         elif facts.kv_shared_from is not None:
             groups.append(GroupMemory(group, 0, what="reads an earlier layer's"))
         else:
             stored = group.request.kv_dtype or kv_dtype
-            size = _layer_bytes(facts, stored, model.dtype, words) * len(group.layers)
+            size = _layer_bytes(group.request, stored, model.dtype, words) * len(group.layers)
             # a bidirectional window sees as far ahead, so nothing falls out of it
             keeps = facts.chunk or (facts.sliding_window if facts.causal else None)
             groups.append(GroupMemory(group, size, keeps, compress=facts.compress))
     return KvMemory(kv_dtype, tuple(groups))
 
 
-def _layer_bytes(facts: LayerFacts, kv_dtype: str, dtype: str, words: Mapping[str, Any]) -> int:
+def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Mapping[str, Any]) -> int:
     """Bytes of one token in one layer; a word's ``head_bytes`` are its scales per KV head, of keys and values both."""
     stored = words[dtype if kv_dtype == "auto" else kv_dtype].facts if kv_dtype != "auto" or dtype in words else {}
-    if facts.mla is not None:
-        if "latent_bytes" in stored and facts.mla.absorbed.head_size == 576:
+    if request.attention.startswith("mla"):
+        if "latent_bytes" in stored and request.head_size == 576:
             return int(stored["latent_bytes"])
-        elements, heads = facts.mla.absorbed.head_size, 1
+        elements, heads = request.head_size, 1
     else:
-        elements, heads = (facts.head_size or 0) + (facts.head_size_v or 0), facts.num_kv_heads or 0
+        elements, heads = request.head_size + (request.head_size_v or request.head_size), request.num_kv_heads or 0
     bits = float(stored.get("stored_bits", stored.get("bits", 32)))
     return round(heads * (elements * bits / 8 + int(stored.get("head_bytes", 0))))
 

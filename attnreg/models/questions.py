@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnreg.models.facts import LayerFacts
 from attnreg.models.fields import ConfigError
-from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
+from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices, group
 from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
 from attnreg.models.reader import requests_from_model
 from attnreg.selection.question import Question
+from attnreg.selection.wording import cache_words, facet_words, feature_words
 
 if TYPE_CHECKING:
     from attnreg.models.families import Families
@@ -65,14 +67,29 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     questions = [
         q for name, model in [("", main), *(("draft", d) for d in drafts)] for q in _questions(name, model, options)
     ]
-    titles = [f"{main.name} · {_count(main)}"] + [f"draft {d.name} · {_count(d)}" for d in drafts]
-    titles += [f"TP {options.ranks}"] if options.ranks > 1 else []
     memories = [
         kv_memory(model, kv_dtype, words) for model in (main, *drafts) if kv_dtype == "auto" or kv_dtype in words
     ]
     memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks)
     notes = [*main.assumptions, *(f"draft: {note}" for d in drafts for note in d.assumptions)]
-    return ModelQuestions(tuple(questions), main.name, " · ".join([*titles, main.dtype]), tuple(notes), memory)
+    return ModelQuestions(tuple(questions), main.name, _title(main, drafts, options), tuple(notes), memory)
+
+
+def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptions) -> str:
+    """The model, its draft, and every option that changes what is asked of it."""
+    words = [main.name, _count(main)]
+    for draft in drafts:
+        words += [f"draft {draft.name}", _count(draft), *([draft.dtype] if draft.dtype != main.dtype else [])]
+    words += [f"only layer {options.layer}"] if options.layer is not None else []
+    words += [f"TP {options.ranks}"] if options.ranks > 1 else []
+    words.append(main.dtype)
+    kv_dtype = options.given.get("kv_dtype", "auto")
+    words += [cache_words(kv_dtype)] if kv_dtype != "auto" else []
+    words += facet_words({name: v for name, v in options.given.items() if name not in ("dtype", "kv_dtype")})
+    words += facet_words(dict(options.extra))
+    features = feature_words(dict.fromkeys(sorted(options.features), True))
+    words += [f"with {', '.join(features)}"] if features else []
+    return " · ".join(words)
 
 
 def _read_draft(config: str, draft: str, options: ModelOptions) -> ModelLayers:
@@ -96,28 +113,39 @@ def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool
     model = requests_from_model(config, families=options.families, **special, mtp=mtp, ends=ends)
     model = per_rank(model, options.ranks)
     if options.layer is None or role is not None:
-        return model
+        return _changed(model, options)
     layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)
     if not layers:
         indices = describe_indices([facts.layer_idx for facts in model.layers])
         raise ConfigError(f"{model.name} has no layer {options.layer}; it has {indices}")
-    return dataclasses.replace(model, layers=layers, groups=group(layers))
+    return _changed(dataclasses.replace(model, layers=layers, groups=group(layers)), options)
+
+
+def _changed(model: ModelLayers, options: ModelOptions) -> ModelLayers:
+    """The model with the options in the request of each group. A group whose request changes is labelled by it."""
+    changes = {k: v for k, v in options.given.items() if k not in ("dtype", "kv_dtype", "role")}
+    groups = []
+    for found in model.groups:
+        if found.request is not None:
+            features = found.request.features | options.features
+            extra = tuple({**dict(found.request.extra), **dict(options.extra)}.items())
+            request = dataclasses.replace(found.request, **changes, features=features, extra=extra)
+            if request != found.request:
+                found = dataclasses.replace(found, request=request, label=changed_label(found.facts, request))
+        groups.append(found)
+    return dataclasses.replace(model, groups=tuple(groups))
 
 
 def _questions(name: str, model: ModelLayers, options: ModelOptions) -> Sequence[Question]:
-    changes = {k: v for k, v in options.given.items() if k not in ("dtype", "kv_dtype", "role")}
     questions = []
     for found in model.groups:
         layers = " · ".join(filter(None, (name, group_layers(found))))
-        if found.request is None:
-            questions.append(Question(None, found.label, layers))
-            continue
-        features = found.request.features | options.features
-        extra = {**dict(found.request.extra), **dict(options.extra)}
-        request = dataclasses.replace(found.request, **changes, features=features, extra=tuple(extra.items()))
-        questions.append(Question(request, found.label, layers))
-        if request.attention.startswith("mla") and "phase" not in changes and request.qk_nope_head_dim is not None:
-            questions.append(Question(request.expanded(), f"{found.label} · prefill", layers))
+        members = frozenset((name, *_stack(found.facts), index) for index in found.layers)
+        request = found.request
+        questions.append(Question(request, found.label, layers, members))
+        mla = request is not None and request.attention.startswith("mla") and request.qk_nope_head_dim is not None
+        if request is not None and mla and "phase" not in options.given:
+            questions.append(Question(request.expanded(), f"{found.label} · prefill", layers, members))
     return questions
 
 
@@ -131,14 +159,18 @@ def _count(model: ModelLayers) -> str:
     """``62 layers, 27 of towers``: layers are counted once, however many calls they make."""
     stacks: dict[tuple[str, bool], set[int]] = {}
     for facts in model.layers:
-        encoder = facts.request is not None and facts.request.attn_type == "encoder"
-        tower = facts.part or ("vision" if facts.kind == "vision" else "")
-        stacks.setdefault((tower, encoder), set()).add(facts.layer_idx)
+        stacks.setdefault(_stack(facts), set()).add(facts.layer_idx)
     own = sum(len(indices) for (tower, _), indices in stacks.items() if not tower)
     towers = sum(map(len, stacks.values())) - own
     if not own:
         own, towers = towers, 0
     return f"{own} layer{'s' if own != 1 else ''}" + (f", {towers} of towers" if towers else "")
+
+
+def _stack(facts: LayerFacts) -> tuple[str, bool]:
+    """The tower of a layer, "" for none, and whether it encodes: layers of other stacks may have the same index."""
+    encoder = facts.request is not None and facts.request.attn_type == "encoder"
+    return facts.part or ("vision" if facts.kind == "vision" else ""), encoder
 
 
 def _lengths(model: ModelLayers) -> tuple[int, ...]:

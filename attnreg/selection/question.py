@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 class Question:
     """One request to explain. ``label`` names it; ``layers`` says in words for how many layers of a model it stands.
 
+    ``members`` tells these layers apart from those of other questions; a layer that asks twice is in both.
     ``request`` is None for layers without softmax attention: no backend is selected for them.
     """
 
     request: AttentionRequest | None
     label: str = ""
     layers: str = ""
+    members: frozenset[object] = frozenset()

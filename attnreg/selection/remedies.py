@@ -86,9 +86,14 @@ class Remedy:
                 out.append(f"{word} " + (" " if word == "with" else ", ").join(parts))
         return ", ".join(out)
 
+    @property
+    def of_model(self) -> bool:
+        """Whether a change is to what the model is, such as its head size or its features."""
+        return any(c.facet in CORE and CORE[c.facet].decided_by == "model" for c in self.changes)
+
     def to_dict(self) -> dict[str, Any]:
         changes = [{"facet": c.facet, "value": c.value, "drop": c.drop} for c in self.changes]
-        return {"text": self.text, "changes": changes, "by_name": self.by_name}
+        return {"text": self.text, "changes": changes, "by_name": self.by_name, "of_model": self.of_model}
 
 
 def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -207,12 +208,29 @@ def answer_sentence(selection: Selection, subject: str = "") -> str:
 
 
 def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None) -> list[tuple[str, Location]]:
-    """Each reason against a candidate that was not chosen, or that it ranks lower, with the line of data.
+    """The reasons against a candidate that was not chosen, or that it ranks lower, each with the line of data.
 
-    reasons: reasons in place of the candidate's own, for platforms that share a verdict but differ in values.
+    Features that one line does not list are one text, and so are flags. reasons: reasons in place of the candidate's
+    own, for platforms that share a verdict but differ in values.
     """
     printed = candidate.reasons if reasons is None else reasons
-    return [(r.text, r.where) for r in printed] or [("valid too, ranked lower", candidate.where)]
+    words = []
+    for _, same in itertools.groupby(printed, key=_list_key):
+        first, *more = same
+        if more:
+            names = ", ".join(str(r.asked) for r in (first, *more))
+            text = f"{names} are not supported" if first.kind == "feature" else f"flags {names} are off"
+            words.append((text, first.where))
+        else:
+            words.append((first.text, first.where))
+    return words or [("valid too, ranked lower", candidate.where)]
+
+
+def _list_key(reason: Reason) -> object:
+    """Equal for reasons that are said in one text."""
+    if not reason.sentence and (reason.kind == "feature" or reason.facets[:1] == ("flags",)):
+        return reason.kind, reason.where
+    return reason
 
 
 def trace_lines(selection: Selection, names: Collection[str | None] | None = None) -> list[str]:
@@ -220,11 +238,14 @@ def trace_lines(selection: Selection, names: Collection[str | None] | None = Non
 
     names: the backends to print; all of them, if None.
     """
-    shown = [c for c in selection.candidates if names is None or c.name in names]
+    chosen = selection.chosen
+    # a backend that won is not listed for its other places in the order
+    candidates = [c for c in selection.candidates if chosen is None or c is chosen or c.name != chosen.name]
+    shown = [c for c in candidates if names is None or c.name in names]
     width = max((len(c.title) for c in shown), default=0)
     lines = []
     for candidate in shown:
-        if candidate is selection.chosen:
+        if candidate is chosen:
             texts = [how_chosen(selection)]
         else:
             texts = [f"{text}  [{where.short}]" for text, where in verdict_words(candidate)]

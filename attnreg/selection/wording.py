@@ -90,7 +90,7 @@ def facet_words(facets: Mapping[str, Any]) -> list[str]:
 
 
 def request_words(
-    request: AttentionRequest, numbers: Mapping[str, float | None] | None = None, *, without: Collection[str] = ()
+    request: AttentionRequest, numbers: Mapping[str, object] | None = None, *, without: Collection[str] = ()
 ) -> list[str]:
     """A request in words: its heads, its dtypes, every facet that is not as usual, and its features.
 
@@ -106,7 +106,7 @@ def request_words(
     words += facet_words(dict(request.extra)) if "extra" not in without else []
     ordered = sorted(request.features, key=lambda feature: (_PLACES.get(feature, len(_PLACES)), feature))
     known = numbers or {}
-    return words + feature_words({f: True if known.get(f) is None else known[f] for f in ordered})
+    return words + feature_words({f: known.get(f) or True for f in ordered})
 
 
 def cache_words(kv_dtype: str | None) -> str:

@@ -98,11 +98,11 @@ def test_inputs_of_a_request_and_of_a_model(default: Registry) -> None:
     inputs = read_inputs(source, where, RequestInputs())
     assert [q.label for q in inputs.questions] == ["head size 128 · bfloat16 · KV cache auto"]
     assert inputs.notes == ["no --head-size and no --model: head_size 128 was assumed"]
-    assert (inputs.title, inputs.memory) == (f"ROCm gfx942 (MI300X) · registry {default.title}", None)
+    place = f"ROCm gfx942 (MI300X) · every package assumed · registry {default.title}"
+    assert (inputs.title, inputs.memory) == (f"head size 128 · bfloat16 · KV cache auto · {place}", None)
     assert read_inputs(source, where, RequestInputs(facets={"head_size": 128})).notes == []
     model = read_inputs(source, where, RequestInputs(model=GPT_OSS, tp=2, lengths=(64, 8, 64)))
-    title = f"gpt-oss-120b · 36 layers · TP 2 · bfloat16 · ROCm gfx942 (MI300X) · registry {default.title}"
-    assert model.title == title
+    assert model.title == f"gpt-oss-120b · 36 layers · TP 2 · bfloat16 · {place}"
     assert [q.request.num_heads for q in model.questions if q.request] == [32, 32]
     assert model.memory is not None
     assert model.memory.lengths == (8, 64)

@@ -139,7 +139,7 @@ def test_an_experimental_backend_is_for_who_asks() -> None:
     selection = evaluate(AttentionRequest(head_size=8), Platform(platform="gpu", arch="g1"), registry)
     answer = remedy(selection, selection.candidates[0])
     assert answer == Remedy((), "A")
-    assert answer.to_dict() == {"text": "with --backend A", "changes": [], "by_name": "A"}
+    assert answer.to_dict() == {"text": "with --backend A", "changes": [], "by_name": "A", "of_model": False}
 
 
 def test_what_was_asked_for_by_name_is_mended_for_who_asks_again(default: Registry) -> None:

@@ -162,6 +162,11 @@ class Engine:
             raise NoBackendError(selection)
         return selection
 
+    @property
+    def detects(self) -> bool:
+        """Whether the platforms of devices are this machine's."""
+        return self._platform is None
+
     def platform(self, device: torch.device) -> Platform:
         """The platform of a device: the engine's own if it has one, else this machine's."""
         if self._platform is not None:

@@ -64,7 +64,8 @@ def _others(engine: Engine, model: Any) -> list[str]:
 
 def _title(engine: Engine, model: Any) -> str:
     device: torch.device = model.device
-    return title_of([engine.platform(device)], engine.registry, type(model).__name__)
+    here = engine.detects
+    return title_of([engine.platform(device)], engine.registry, type(model).__name__, here=here, installed=here)
 
 
 def _layers(same: list[Run]) -> str:

@@ -16,7 +16,7 @@ EXAMPLES = ROOT / "examples"
         (
             [],
             [
-                "LlamaForCausalLM · CPU ",
+                "LlamaForCausalLM · this machine, CPU ",
                 "layers 0–1   4/2 heads of 64 · float32 · KV cache auto · 24 calls",
                 "▸ CPU_ATTN   1st choice",
             ],

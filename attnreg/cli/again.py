@@ -1,0 +1,47 @@
+"""The command line that asks the question of a run again, on any machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnreg.environment import REGISTRY_VARIABLE
+
+if TYPE_CHECKING:
+    from attnreg.platforms import Platform
+
+# options of the output, and those of the platform, which are written as what they came to
+_LEFT_OUT = ("as_json", "brief")
+_PLATFORM = ("platform", "arch", "flags", "packages")
+
+
+def command_line(context: click.Context, platform: Platform | None) -> str:
+    """The command of a context with its options.
+
+    platform: the platform that was detected, whose words take the place of the options of a platform; None where
+    options name it. $ATTNREG_REGISTRY is written as an option.
+    """
+    values = dict(context.params)
+    values["registry"] = values.get("registry") or os.environ.get(REGISTRY_VARIABLE)
+    if platform is not None:
+        versions = [f"{name}=={version}" if version else name for name, version in platform.packages or ()]
+        packages = versions or ([] if platform.packages is None else ["none"])
+        detected = (platform.platform, (platform.arch,), sorted(platform.flags), packages)
+        values |= dict(zip(_PLATFORM, detected, strict=True))
+    words = context.command_path.split()
+    for param in context.command.params:
+        if param.name not in _LEFT_OUT:
+            words += _words(param, values.get(param.name or ""))
+    return shlex.join(words)
+
+
+def _words(param: click.Parameter, value: Any) -> Iterator[str]:
+    """The words of one option; none where it has its default."""
+    if value is None or value == param.default:
+        return
+    for each in value if param.multiple else (value,):
+        yield from (param.opts[0], str(each))
