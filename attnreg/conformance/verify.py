@@ -46,9 +46,9 @@ def verify(
     backends: names; if empty, all with a kernel module for the platform. platform: the one that backends are selected
     for; this machine's, if None. device: the one that runs the kernels; the platform's, if None. On the device ``cpu``
     only the logic of a GPU's backend is verified; Triton's kernels need ``TRITON_INTERPRET=1`` there, and the
-    interpreter has no bfloat16. size: see `Claims.cases`. record: a file, or a directory for ``<device>.json``; a
-    refuted backend is removed from it. jobs: the number of processes, for backends that compile long. report: called
-    after every case.
+    interpreter has no bfloat16. size: ``claims`` runs each value of each facet and each pair of features, ``pairs``
+    each pair of values. record: a file, or a directory for ``<device>.json``; a refuted backend is removed from it.
+    jobs: the number of processes, for backends that compile long. report: called after every case.
 
     Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, and for a device
     that PyTorch cannot use.

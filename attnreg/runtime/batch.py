@@ -116,6 +116,7 @@ class BatchMetadata:
 
     @property
     def num_reqs(self) -> int:
+        """The number of requests."""
         return self.seq_lens_cpu.shape[0]
 
     @property

@@ -54,6 +54,7 @@ class Reason:
         return f"{facet} is {_shown(self.asked)}{because}; {verb} {self.supported}"
 
     def to_dict(self) -> dict[str, Any]:
+        """The reason as JSON-ready values."""
         return {
             "kind": self.kind,
             "facets": list(self.facets),
@@ -80,6 +81,7 @@ class Candidate:
 
     @property
     def accepted(self) -> bool:
+        """Whether there is no reason against it."""
         return not self.reasons
 
     @property
@@ -88,6 +90,7 @@ class Candidate:
         return f"{self.name}/{self.variant}" if self.variant else self.name
 
     def to_dict(self) -> dict[str, Any]:
+        """The verdict as JSON-ready values."""
         return {
             "rank": self.rank,
             "name": self.name,
