@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
+# problems that a message shows
+MAX_SHOWN = 50
 _SEPARATORS = str.maketrans("", "", "-_ ")
 
 
@@ -76,8 +78,10 @@ class RegistryError(ValueError):
         files = {file: i for i, file in enumerate(dict.fromkeys(p.where.file for p in unique))}
         self.problems = tuple(sorted(unique, key=lambda p: (files[p.where.file], *p.where[1:], p.message)))
         count = len(self.problems)
-        title = "1 problem" if count == 1 else f"{count} problems"
-        super().__init__("\n".join([f"the registry has {title}:", *map(str, self.problems)]))
+        title = "1 problem" if count == 1 else f"{count:,} problems"
+        shown = [str(problem) for problem in self.problems[:MAX_SHOWN]]
+        more = [f"… and {count - MAX_SHOWN:,} more"] if count > MAX_SHOWN else []
+        super().__init__("\n".join([f"the registry has {title}:", *shown, *more]))
 
     def __reduce__(self) -> tuple[type[RegistryError], tuple[tuple[Problem, ...]]]:
         return RegistryError, (self.problems,)

@@ -137,8 +137,7 @@ def violation(model: Model, invariant: Invariant) -> tuple[Node, Node]:
     applies = d.conjoin([model.space.possible, model.condition(invariant.when)])
     if invariant.native:
         applies = d.conjoin([applies, model.native()])
-    holds = d.apply(lambda name: _allows(invariant, name), model.chosen())
-    return applies, d.conjoin([applies, d.negate(holds)])
+    return applies, d.where(applies, lambda name: not _allows(invariant, name), model.chosen())
 
 
 def _allows(invariant: Invariant, name: str | None) -> bool:
@@ -275,15 +274,16 @@ def _words(model: Model) -> Iterator[Finding]:
     """Words that no backend accepts in any request on any platform; switches and packages that nothing reads."""
     registry, d = model.registry, model.d
     borrowed = _borrowed(registry)
+    # the classes of each variable that a variant accepts: a diagram for each word and variant would take far longer
     variants = [
-        (variant, m.variant(row, i)[0])
+        (variant, d.bounds(m.variant(row, i)[0]))
         for m in model.both
         for row in registry.backends.values()
         for i, variant in enumerate(row.variants)
     ]
     for facet in registry.vocabulary.facets.values():
         # what a variant does not check, it does not accept either
-        accepts = [node for variant, node in variants if facet.name not in variant.unchecked]
+        accepts = [box for variant, box in variants if facet.name not in variant.unchecked and box[0]]
         for word in _words_of(registry.vocabulary, facet):
             if PurePath(word.where.file).parent in borrowed:
                 continue
@@ -291,8 +291,8 @@ def _words(model: Model) -> Iterator[Finding]:
                 unused = (facet.name, word.name) not in model.space.level
                 message = f"nothing asks for the {facet.name.removesuffix('s')} {word.name}"
             else:
-                holds = _where_given(model, facet, word)
-                unused = all(d.conjoin([holds, node]) == d.false for node in accepts)
+                place = _class_of(model, facet, word)
+                unused = not any(place is None or place[1] in box[place[0]] for box in accepts)
                 message = f"no backend {'serves' if facet.kind == 'words' else f'accepts {facet.name}'} {word.name}"
             if unused:
                 yield Finding("unused word", word.where, message, "remove the word, or claim it")
@@ -307,17 +307,16 @@ def _words_of(vocabulary: Vocabulary, facet: Facet) -> Iterable[Word | Architect
     return vocabulary.architectures.values() if facet.kind == "arch" else vocabulary.words_of(facet.name).values()
 
 
-def _where_given(model: Model, facet: Facet, word: Word | Architecture) -> Node:
-    """Where a facet of one value has this word, or a set of features holds it."""
-    space, d = model.space, model.d
+def _class_of(model: Model, facet: Facet, word: Word | Architecture) -> tuple[int, int] | None:
+    """The variable that a word belongs to, and the class with this word; None where nothing tells its facet's apart."""
+    space = model.space
     if facet.kind == "words":
-        return d.among(space.level[facet.name, word.name], [1])
+        return space.level[facet.name, word.name], 1
     level = space.level.get((facet.name, None))
-    # nothing tells the words of this facet apart
     if level is None:
-        return d.true
+        return None
     value = (word.platform, word.name) if isinstance(word, Architecture) else word.name
-    return d.among(level, [space.variables[level].class_of(value)])
+    return level, space.variables[level].class_of(value)
 
 
 def _derived(registry: Registry) -> Iterator[Finding]:

@@ -11,6 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+from attnreg.errors import RequestError
+
+# the registries that come with attnreg need 35,000 nodes and 51 variables; a function calls itself for each variable
+MAX_NODES = 1_000_000
+MAX_VARIABLES = 300
+_CURE = "decide them in parts: fewer words and choices in one registry"
 Node = int
 Box = dict[int, frozenset[int]]
 
@@ -23,6 +29,9 @@ class Diagrams:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
+        if len(self.sizes) > MAX_VARIABLES:
+            message = f"the registry tells configurations apart by {len(self.sizes)} words and facets"
+            raise RequestError(f"{message}; all of them are decided for at most {MAX_VARIABLES}", _CURE)
         self._level: list[int] = []
         self._kids: list[tuple[Node, ...]] = []
         self._values: list[Any] = []
@@ -52,6 +61,9 @@ class Diagrams:
         node = self._unique.get(key)
         if node is None:
             node = self._unique[key] = len(self._level)
+            if node >= MAX_NODES:
+                message = f"the conditions are too entangled: over {MAX_NODES:,} parts of the space of configurations"
+                raise RequestError(message, _CURE)
             self._level.append(level)
             self._kids.append(kids)
             self._values.append(value)
@@ -133,6 +145,28 @@ class Diagrams:
             return node
 
         return go(nodes)
+
+    def where(self, region: Node, test: Callable[[Any], bool], node: Node) -> Node:
+        """The boolean function that holds in ``region`` where ``test`` accepts the value of ``node``."""
+        memo: dict[tuple[Node, Node], Node] = {}
+
+        def go(a: Node, b: Node) -> Node:
+            # most regions are small: nothing outside them is looked at
+            if a == self.false:
+                return a
+            found = memo.get((a, b))
+            if found is None:
+                level = min(self._level[a], self._level[b])
+                if level == self._end:
+                    found = self.true if test(self._values[b]) else self.false
+                else:
+                    x = self._kids[a] if self._level[a] == level else (a,) * self.sizes[level]
+                    y = self._kids[b] if self._level[b] == level else (b,) * self.sizes[level]
+                    found = self.node(level, list(map(go, x, y)))
+                memo[a, b] = found
+            return found
+
+        return go(region, node)
 
     def terminals(self, node: Node) -> set[Any]:
         """Every value that the function takes."""

@@ -30,6 +30,7 @@ class Model:
         self._derived: dict[str, Node] = {}
         self._variants: dict[tuple[str, str | None], tuple[Node, Node]] = {}
         self._rows: dict[str, tuple[Node, Node]] = {}
+        self._orders: dict[str | None, Node] = {}
         self._chosen: Node | None = None
         self._regions: list[tuple[Order, Node]] | None = None
 
@@ -247,6 +248,12 @@ class Model:
         return out
 
     def _by_order(self, preferred: str | None) -> Node:
+        """The name of the selected backend without a choice but that to prefer one, if any."""
+        if preferred not in self._orders:
+            self._orders[preferred] = self._decided(preferred)
+        return self._orders[preferred]
+
+    def _decided(self, preferred: str | None) -> Node:
         first = [((preferred, True), self._undenied(preferred, self.by_name))] if preferred else []
         out = self.pick(first)
         for order, region in self.regions():

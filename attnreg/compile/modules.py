@@ -54,6 +54,10 @@ class ModuleCompiler:
     def _check_name(self, part: Part[RowData], name: str) -> bool:
         """Whether a module of this name may be imported, or need not be."""
         root = name.partition(".")[0]
+        if root == "attnreg" and name.endswith(".__init__"):
+            help_ = f"name the module itself, as in {_OWN}triton_attn"
+            self.reporter.report(part, ("module",), f"`{name}` names a package by its file", help_)
+            return False
         if _MODULE.match(name) and (not self.imports or name.startswith(_OWN) or root in self.trusted):
             return True
         if not _MODULE.match(name):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, RootModel, ValidationError
 
 from attnreg.compile.yaml_source import Document, Path_, shown
-from attnreg.errors import Problem, did_you_mean
+from attnreg.errors import MAX_SHOWN, Problem, did_you_mean
 
 M = typing.TypeVar("M", bound=BaseModel)
 
@@ -22,7 +22,8 @@ def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) ->
         return model.model_validate(data)
     except ValidationError as e:
         errors = e.errors(include_url=False)
-    document.problems += dict.fromkeys(_problem(model, error, data, document, path) for error in errors)
+    problems = (_problem(model, e, data, document, path, hint=i < MAX_SHOWN) for i, e in enumerate(errors))
+    document.problems += dict.fromkeys(problems)
     try:
         return model.model_validate(_remaining(data, errors))
     except ValidationError:
@@ -77,14 +78,15 @@ def _in_data(data: Any, loc: Path_) -> Path_:
     return tuple(out)
 
 
-def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, path: Path_) -> Problem:
+def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, path: Path_, *, hint: bool) -> Problem:
     loc = _in_data(data, error["loc"])
     here = (*path, *loc)
     parent = _dotted(here[:-1])
     prefix = f"{parent}: " if parent else ""
     if error["type"] == "extra_forbidden":
-        known = _keys_of(_model_at(model, error["loc"][:-1]))
-        return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", did_you_mean(loc[-1], known), key=True)
+        # the search for a word that is like another takes longer than all the rest
+        help_ = did_you_mean(loc[-1], _keys_of(_model_at(model, error["loc"][:-1]))) if hint else ""
+        return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", help_, key=True)
     if error["type"] == "missing":
         help_ = "every entry of this kind must have it"
         return document.problem(here[:-1], f"{prefix}`{loc[-1]}` is missing", help_, key=True)

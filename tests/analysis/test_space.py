@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from support import asking, tiny
 from support.examples import examples
 
-from attnreg import AttentionRequest, Platform, Registry, load_registry
+from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
+from attnreg.analysis import diagram
 from attnreg.analysis.diagram import Diagrams, Node
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
@@ -64,6 +65,24 @@ def test_operations_are_those_of_functions(drawn: tuple[Sizes, list[dict[Any, bo
     assert listed(d, d.unite([a, b, c])) == {p: f[p] or g[p] or h[p] for p in f}
     assert listed(d, d.apply(lambda x, y, z: (x, y, z), a, b, c)) == {p: (f[p], g[p], h[p]) for p in f}
     assert d.count(a) == sum(f.values())
+
+
+@given(functions(2, st.booleans()), st.sampled_from([True, False]))
+def test_where_is_a_conjunction(drawn: tuple[Sizes, list[dict[Any, bool]]], wanted: bool) -> None:
+    sizes, (f, g) = drawn
+    d = Diagrams(sizes)
+    where = d.where(build(d, f), lambda value: value is wanted, build(d, g))
+    assert listed(d, where) == {p: f[p] and g[p] is wanted for p in f}
+
+
+def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "the registry tells configurations apart by 301 words and facets; all of them are decided for at most 300"
+    with pytest.raises(RequestError, match=message):
+        Diagrams([2] * 301)
+    monkeypatch.setattr(diagram, "MAX_NODES", 1000)
+    d = Diagrams([2] * 40)
+    with pytest.raises(RequestError, match="the conditions are too entangled: over 1,000 parts of the space"):
+        d.unite(d.conjoin([d.among(i, [1]), d.among(i + 20, [1])]) for i in range(20))
 
 
 @given(functions(2, st.sampled_from([None, 0, False, 1, True, "x"])))

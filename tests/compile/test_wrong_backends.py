@@ -157,6 +157,13 @@ backends.yaml:9:13: backends.A.module: the package os is not trusted to be impor
         """\
 backends.yaml:9:13: backends.A.module: the kernel modules of attnreg itself are those in attnreg.kernels""",
     ),
+    "a package by its file": (
+        "backends",
+        row("capabilities: {}", "module: attnreg.kernels.__init__"),
+        """\
+backends.yaml:9:13: backends.A.module: `attnreg.kernels.__init__` names a package by its file
+  help: name the module itself, as in attnreg.kernels.triton_attn""",
+    ),
     "a condition on an unknown facet": (
         "backends",
         row("capabilities: {}", "requires: {archs: g1}"),

@@ -10,6 +10,8 @@ import pytest
 from support import tiny
 from support.files import brief, refusal, write
 
+import attnreg
+
 ASKED = "asked says whether an order tries a backend (`automatic`) or a user named it (`by_name`)"
 WRONG_WORDS = {
     "a feature without its sentence": (
@@ -191,3 +193,17 @@ def test_a_registry_needs_every_facet(tmp_path: Path) -> None:
         "vocabulary.yaml:1:2: the facet `flags` is missing: every platform has it\n  help: add it, or use `extends`\n"
         "vocabulary.yaml:1:2: the facet `model` is missing: every request has it\n  help: add it, or use `extends`"
     )
+
+
+@pytest.mark.parametrize("key", ["{word}: 1", "vocabulary: {{features: {{{word}: 5}}}}"], ids=["unknown", "invalid"])
+def test_of_many_problems_the_first_are_shown_and_all_are_kept(key: str, tmp_path: Path) -> None:
+    words = [f"unknown_{i}" for i in range(20_000)]
+    head = "vocabulary:\n  features:\n" if key.startswith("voc") else ""
+    lines = [f"    {word}: 5\n" if head else f"{word}: 1\n" for word in words]
+    (tmp_path / "mine.yaml").write_text(head + "".join(lines))
+    with pytest.raises(attnreg.RegistryError) as e:
+        attnreg.load_registry("default", tmp_path / "mine.yaml")
+    assert len(e.value.problems) == 20_000
+    message = str(e.value).splitlines()
+    assert message[0] == "the registry has 20,000 problems:"
+    assert message[-1] == "… and 19,950 more"
