@@ -14,7 +14,7 @@ from attnreg.compile.bundled import bundled_registries as bundled_registries
 from attnreg.compile.reading import Overlay, Reading
 from attnreg.contract import missing_functions
 from attnreg.environment import REGISTRY_VARIABLE, environment_problems
-from attnreg.errors import RegistryError
+from attnreg.errors import Location, Problem, RegistryError
 from attnreg.errors import RegistryWarning as RegistryWarning
 from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
 from attnreg.registry import Registry
@@ -62,7 +62,8 @@ def _load(
     reading.parts.left_out += [plugin.sentence for plugin in left_out]
     try:
         registry = _read(reading, source, overlays)
-    except RegistryError:
+    # data of another package may show a fault of attnreg's own, and must not take everything down either
+    except Exception:
         if reading.extended is None or not plugins:
             raise
         plugins, broken_ones = _sound(reading.extended, plugins, trusted)
@@ -100,6 +101,9 @@ def _sound(bundled: str, plugins: Sequence[Plugin], trusted: frozenset[str]) -> 
             _read(reading, bundled, ())
         except RegistryError as e:
             broken_ones.append(broken(plugin.name, e.problems))
+        except Exception as e:
+            problem = Problem(Location(plugin.label, 1, 1), f"it cannot be read: {type(e).__name__}: {e}")
+            broken_ones.append(broken(plugin.name, [problem]))
         else:
             sound.append(plugin)
     return sound, broken_ones

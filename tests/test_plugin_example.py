@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
+from support.schemas import validator
+
+from attnreg.compile.yaml_source import Document
 
 EXAMPLE = ROOT / "examples/attnreg-plugin"
 PAGE = (ROOT / "docs/writing_backends.md").read_text(encoding="utf-8")
@@ -82,6 +85,11 @@ def test_the_page_shows_every_step() -> None:
         *("show", "explain", "check", "doctor", "verify"),
         "explain",
     ]
+
+
+def test_the_files_are_what_the_schema_says() -> None:
+    for file in EXAMPLE.rglob("attnreg.yaml"):
+        validator("overlay").validate(Document.load(file).data)
 
 
 @pytest.mark.slow(reason="imports torch")

@@ -190,6 +190,9 @@ def _orders(registry: Registry, space: Space) -> Iterator[Finding]:
 
 def _unreachable(model: Model) -> Iterator[Finding]:
     d = model.d
+    dead: list[tuple[Entry, str]] = []
+    # an entry that a place puts into several orders has one line, and may be dead in some of them
+    alive: dict[Location, list[str]] = {}
     for order, everywhere in model.regions():
         region = d.conjoin([model.space.possible, everywhere])
         if region == d.false:
@@ -198,11 +201,15 @@ def _unreachable(model: Model) -> Iterator[Finding]:
             continue
         winners = d.terminals(d.ite(region, model.pick(list(enumerate(model.entries(order)))), d.terminal(None)))
         for i, entry in enumerate(order.entries):
-            if i not in winners:
-                message = (
-                    f"{entry.backend} is never chosen by the order {order.title}: {_why_never(model, entry, region)}"
-                )
-                yield Finding("unreachable entry", entry.where, message, "remove it from the order, or move it up")
+            if i in winners:
+                alive.setdefault(entry.where, []).append(order.title)
+            else:
+                why = _why_never(model, entry, region)
+                dead.append((entry, f"{entry.backend} is never chosen by the order {order.title}: {why}"))
+    for entry, message in dead:
+        titles = ", ".join(alive.get(entry.where, ()))
+        help_ = f"name the other orders beside its place: `orders: [{titles}]`" if titles else ""
+        yield Finding("unreachable entry", entry.where, message, help_ or "remove it from the order, or move it up")
 
 
 def _why_never(model: Model, entry: Entry, region: Node) -> str:

@@ -30,7 +30,8 @@ from attnreg.version import __version__
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status. Problems are said on standard error, without a traceback."""
     with guarded_streams(), warnings.catch_warnings():
-        warnings.simplefilter("always", RegistryWarning)
+        # a word that is being completed is no place for a warning
+        warnings.simplefilter("ignore" if "_ATTNREG_COMPLETE" in os.environ else "always", RegistryWarning)
         warnings.showwarning = _show_warning
         try:
             status = _run(arguments)

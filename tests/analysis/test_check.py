@@ -80,6 +80,15 @@ def test_what_only_an_overlay_puts_before_an_entry_is_no_fault_of_the_entry() ->
     assert len(found(above, "unreachable entry")) == 1
 
 
+def test_a_place_that_is_dead_in_one_of_its_orders_says_how_to_leave_it_out() -> None:
+    rows = {"A": row(requires={"arch": "g1"}), "B": row(capabilities=SINKS)}
+    orders = {"gpu": [order("B", name="sinks", when=SINKS), order("B")]}
+    registry = tiny.load(rows, orders, overlays=[{"place": [{"backend": "A", "before": "B"}]}])
+    (finding,) = [f for f in check(registry) if f.kind == "unreachable entry"]
+    assert finding.message == ("A is never chosen by the order gpu/sinks: it accepts no request that comes this way")
+    assert finding.help == "name the other orders beside its place: `orders: [gpu/last]`"
+
+
 FINDINGS: list[tuple[str, dict[str, Any], str, list[str]]] = [
     (
         "an order after one that takes every request",

@@ -13,6 +13,7 @@ from support.plugins import ACME, PLACE, PLUGIN, Install, install
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry, loader
+from attnreg.compile import reading
 from attnreg.errors import RegistryWarning
 
 __all__ = ["install"]
@@ -351,3 +352,18 @@ def test_a_broken_plugin_that_is_not_let_in_is_not_read(install: Install, monkey
     install(files={"acme_attn/attnreg.yaml": "backends: []\n"})
     monkeypatch.setenv("ATTNREG_PLUGINS", "off")
     assert attnreg.load_registry("default").name == "default"
+
+
+def test_a_fault_of_attnregs_own_is_the_plugins_problem_too(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install()
+    compile_registry = reading.compile_registry
+
+    def stumbling(name: str, *arguments: Any) -> Registry:
+        if "acme" in name:
+            raise ZeroDivisionError("nobody thought of it")
+        return compile_registry(name, *arguments)
+
+    monkeypatch.setattr(reading, "compile_registry", stumbling)
+    assert load_warned("default")[1] == [
+        f"left out: plugin acme is broken ({PLACE}:1:1: it cannot be read: ZeroDivisionError: nobody thought of it)"
+    ]
