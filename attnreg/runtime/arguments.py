@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import gt, sub
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +77,7 @@ def _length_problems(
     spec: AttentionSpec, batch: BatchMetadata, starts: list[int], lengths: list[int], suffix: str
 ) -> Iterator[str]:
     """The problems of the numbers themselves; suffix: of the names of their tensors."""
-    queries = [b - a for a, b in pairwise(starts)]
+    queries = list(map(sub, starts[1:], starts))
     if starts[0] != 0 or min(queries, default=0) < 0:
         yield f"query_start_loc{suffix} is {_short_list(starts)}; expected prefix sums that begin with 0"
         return
@@ -86,8 +86,8 @@ def _length_problems(
         yield f"seq_lens{suffix} is {_short_list(lengths)}; expected lengths of at least 0 and at most {LONGEST}"
     if spec.attn_type != "encoder_decoder":
         # padding of a graph has queries and no keys
-        too_short = (i for i, (q, k) in enumerate(zip(queries, lengths, strict=True)) if 0 < k < q)
-        if (i := next(too_short, None)) is not None:
+        short = any(map(gt, queries, lengths))
+        for i in [i for i, (q, k) in enumerate(zip(queries, lengths, strict=True)) if 0 < k < q][:1] if short else ():
             yield (
                 f"request {i} has seq_len {lengths[i]} and {queries[i]} queries; seq_lens count this step's tokens too"
             )

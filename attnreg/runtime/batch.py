@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from ctypes import string_at
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,9 @@ class BatchMetadata:
         problems = [*_field_problems(self)]
         if problems:
             raise BatchError(problems)
-        tensors = (x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor))
-        watched = tuple((x, _reach(x) if x.device.type == "cpu" else None) for x in tensors)
-        object.__setattr__(self, "_watched", tuple((x, n) for x, n in watched if n is not None or not x.is_inference()))
+        tensors = [x for name in _TENSORS if (x := getattr(self, name)) is not None]
+        watched = [(x, _reach(x) if x.device.type == "cpu" else None) for x in tensors]
+        object.__setattr__(self, "_watched", tuple([(x, n) for x, n in watched if n or not x.is_inference()]))
 
     @classmethod
     def build(
@@ -153,32 +154,36 @@ class BatchMetadata:
         return tuple([x._version if n is None else string_at(x.data_ptr(), n) for x, n in self._watched])
 
 
+# the tensors of a batch, and whether each is optional
+_TENSORS = {
+    "query_start_loc": False, "seq_lens": False, "query_start_loc_cpu": False, "seq_lens_cpu": False,
+    "block_table": True, "slot_mapping": True, "key_start_loc": True, "mm_prefix": True,
+}  # fmt: skip
+
+
 def _reach(tensor: Tensor) -> int:
     """The bytes from a tensor's first element to the end of its last."""
-    if not tensor.numel():
-        return 0
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.itemsize
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
 
 
 def _field_problems(batch: BatchMetadata) -> Iterator[str]:
-    for f in fields(batch):
-        if not f.init:
-            continue
-        value, optional = getattr(batch, f.name), f.default is None
-        if f.name in ("max_query_len", "max_seq_len"):
-            if type(value) is not int or not 0 <= value <= LONGEST:
-                yield f"{f.name} is {value!r}; expected an integer from 0 to {LONGEST}"
-        elif f.name == "causal":
-            if type(value) is not bool:
-                yield (
-                    f"causal is {tensor_words(value)}; expected True or False: causality belongs to a batch, so "
-                    "requests that differ in it need two"
-                )
-        elif not ((isinstance(value, Tensor) and value.layout is torch.strided) or (optional and value is None)):
-            yield f"{f.name} is {tensor_words(value)}; expected a tensor with strides" + (
-                " or None" if optional else ""
-            )
+    for name in ("max_query_len", "max_seq_len"):
+        value = getattr(batch, name)
+        if type(value) is not int or not 0 <= value <= LONGEST:
+            yield f"{name} is {value!r}; expected an integer from 0 to {LONGEST}"
+    if type(batch.causal) is not bool:
+        yield (
+            f"causal is {tensor_words(batch.causal)}; expected True or False: causality belongs to a batch, so "
+            "requests that differ in it need two"
+        )
+    for name, optional in _TENSORS.items():
+        value = getattr(batch, name)
+        if not ((isinstance(value, Tensor) and value.layout is torch.strided) or (optional and value is None)):
+            cure = "a tensor with strides" + (" or None" if optional else "")
+            yield f"{name} is {tensor_words(value)}; expected {cure}"
 
 
 def _lengths(name: str, lengths: Any, problems: list[str]) -> list[int]:
@@ -188,26 +193,28 @@ def _lengths(name: str, lengths: Any, problems: list[str]) -> list[int]:
     except TypeError:
         problems.append(f"{name} is {tensor_words(lengths)}; expected a sequence of integers")
         return []
-    integers = []
-    for i, value in enumerate(values):
-        try:
-            # a bool counts as an integer, and is none
-            integers.append(-1 if isinstance(value, bool) else index(value))
-        except TypeError:
-            integers.append(-1)
-        if not 0 <= integers[-1] <= LONGEST:
-            problems.append(f"{name}[{i}] is {value!r}; expected an integer from 0 to {LONGEST}")
-    if not problems and sum(integers) > _INT32:
-        problems.append(f"{name} are {sum(integers)} tokens together; prefix sums hold up to {_INT32}")
-    return integers
+    if set(map(type, values)) - {int}:
+        values = [_integer(value) for value in values]
+    wrong = [(i, value) for i, value in enumerate(values) if type(value) is not int or not 0 <= value <= LONGEST]
+    problems += [f"{name}[{i}] is {value!r}; expected an integer from 0 to {LONGEST}" for i, value in wrong]
+    if not wrong and sum(values) > _INT32:
+        problems.append(f"{name} are {sum(values)} tokens together; prefix sums hold up to {_INT32}")
+    return values
+
+
+def _integer(value: Any) -> Any:
+    """An integer of any type as Python's own; anything else as it is. A bool counts as an integer, and is none."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        return value
 
 
 def prefix_sums(lengths: Sequence[int]) -> list[int]:
     """Where each of some lengths begins, and where the last ends."""
-    sums = [0]
-    for n in lengths:
-        sums.append(sums[-1] + n)
-    return sums
+    return [0, *accumulate(lengths)]
 
 
 def tensor_words(value: Any) -> str:
