@@ -17,7 +17,7 @@ from attnreg.kernels.aiter import packed as aiter_packed
 from attnreg.kernels.aiter import unified as aiter_unified
 from attnreg.kernels.aiter.packed import Lengths
 from attnreg.kernels.aiter.unified import Paged
-from attnreg.kernels.dense.cache import Places, gather, places
+from attnreg.kernels.dense.cache import Places, gather
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import (
     AttentionSpec,
@@ -82,7 +82,8 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlashPlan:
 
 
 def _runs(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[Prompts | Decodes]:
-    queries, keys = batch.query_start_loc_cpu.diff().tolist(), batch.seq_lens_cpu.tolist()
+    common.refuse_padding(batch, BACKEND)
+    queries, keys = batch.host_starts.diff().tolist(), batch.host_lens.tolist()
     for single, group in groupby((i for i, q in enumerate(queries) if q), lambda i: queries[i] == 1):
         requests, total = list[int](), 0
         for i in group:
@@ -99,34 +100,34 @@ def _runs(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[Prompts | Decod
 def _decodes(batch: BatchMetadata, requests: list[int]) -> Decodes:
     assert batch.block_table is not None
     some, device = slice(requests[0], requests[-1] + 1), batch.seq_lens.device
-    first = int(batch.query_start_loc_cpu[some.start])
+    first = int(batch.host_starts[some.start])
     paged = Paged(
         torch.arange(len(requests) + 1, dtype=torch.int32, device=device),
         batch.seq_lens[some],
         batch.block_table[some],
         1,
-        int(batch.seq_lens_cpu[some].max()),
+        int(batch.host_lens[some].max()),
     )
     return Decodes(slice(first, first + len(requests)), paged)
 
 
 def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> Prompts:
-    device, starts = batch.seq_lens.device, batch.query_start_loc_cpu
-    queries, keys = starts.diff()[requests], batch.seq_lens_cpu[requests]
-    # request and position of each gathered key
-    request = torch.tensor(requests).repeat_interleave(keys)
-    begins = keys.cumsum(0) - keys
-    position = torch.arange(int(keys.sum())) - begins.repeat_interleave(keys)
-    request_and_position = torch.stack([request, position]).to(device, non_blocking=True)
+    device, starts = batch.seq_lens.device, batch.host_starts
+    queries, keys = starts.diff()[requests], batch.host_lens[requests]
+    request = torch.tensor(requests).to(device, non_blocking=True)
+    # the host may know upper bounds only
+    keys_there = batch.seq_lens[request]
+    key_starts = common.starts_of(keys_there)
     lengths = Lengths(
         common.int32(torch.cat([queries.new_zeros(1), queries.cumsum(0)]), device),
-        common.int32(torch.cat([keys.new_zeros(1), keys.cumsum(0)]), device),
+        key_starts,
         int(queries.max()),
         int(keys.max()),
         batch.causal,
     )
     rows = slice(int(starts[requests[0]]), int(starts[requests[-1] + 1]))
-    return Prompts(rows, lengths, places(spec, batch, request_and_position[0], request_and_position[1]))
+    found = common.packed_places(spec, batch, request, keys_there, key_starts, int(keys.sum()))
+    return Prompts(rows, lengths, found)
 
 
 def forward(spec: AttentionSpec, plan: FlashPlan, call: Call) -> None:

@@ -77,7 +77,8 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
     _validate(spec)
     if batch.block_table is None:
         raise BatchError(["there is no block_table: MLA in its latent form reads the cache"])
-    lengths = batch.query_start_loc_cpu.diff()
+    common.refuse_padding(batch, BACKEND)
+    device, lengths = batch.seq_lens.device, batch.host_starts.diff()
     # the actual length: batch.max_query_len is only an upper bound
     n = int(lengths.max()) if len(lengths) else 0
     native = spec.num_heads in HEADS[spec.quantised]
@@ -90,22 +91,28 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
     if form == "single":
         groups = -(-spec.num_heads // GROUP)
         request = torch.arange(batch.num_reqs).repeat_interleave(lengths)
-        seen = batch.seq_lens_cpu[request]
-        if batch.causal:
-            seen = seen - (batch.query_start_loc_cpu[1:][request] - 1 - torch.arange(batch.num_tokens))
-        request, seen = request.repeat_interleave(groups), seen.repeat_interleave(groups)
+        # the keys of a causal query end before those of the later queries
+        later = batch.host_starts[1:][request] - 1 - torch.arange(batch.num_tokens)
+        request, later = request.repeat_interleave(groups), (later * batch.causal).repeat_interleave(groups)
         starts = torch.arange(len(request) + 1)
     else:
         # requests without a query have no row
         request = lengths.nonzero().flatten()
-        seen, starts = batch.seq_lens_cpu[request], pad(lengths[request].cumsum(0), (1, 0))
-    device = batch.seq_lens.device
+        later, starts = torch.zeros_like(request), pad(lengths[request].cumsum(0), (1, 0))
+    # the host may know upper bounds only
+    most = int((batch.host_lens[request] - later).sum())
+    request, later = torch.stack([request, later]).to(device, non_blocking=True)
+    seen = (batch.seq_lens[request] - later).clamp(min=0)
+    kv_starts = common.starts_of(seen)
+    blocks, offsets = common.packed_places(spec, batch, request, seen, kv_starts, most)
+    assert blocks is not None
+    assert spec.block_size is not None
     return MlaPlan(
         num_tokens=batch.num_tokens,
         form=form,
         query_starts=common.int32(starts, device),
-        kv_starts=common.int32(pad(seen.cumsum(0), (1, 0)), device),
-        slots=common.with_spare(_slots(spec, batch, request, seen)),
+        kv_starts=kv_starts,
+        slots=common.with_spare(blocks * spec.block_size + offsets),
         last=torch.ones(len(request), dtype=torch.int32, device=device),
         max_query_len=1 if form == "single" else n,
         slot_mapping=batch.slot_mapping,
@@ -126,18 +133,6 @@ def _validate(spec: AttentionSpec) -> None:
     if not spec.quantised and (spec.dtype, spec.cache_dtype) != (torch.bfloat16, torch.bfloat16):
         message = f"dtype {spec.dtype}, kv_dtype {spec.kv_dtype}: the kernels know bfloat16 and fp8"
         raise UnclaimedError(message, BACKEND)
-
-
-def _slots(spec: AttentionSpec, batch: BatchMetadata, request: Tensor, seen: Tensor) -> Tensor:
-    """The slots of the first ``seen`` keys of each request, as block * block_size + offset."""
-    assert batch.block_table is not None
-    assert spec.block_size is not None
-    begins = seen.cumsum(0) - seen
-    position = torch.arange(int(seen.sum())) - begins.repeat_interleave(seen)
-    host = torch.stack([request.repeat_interleave(seen), position])
-    owner, at = host.to(batch.seq_lens.device, non_blocking=True)
-    slots: Tensor = batch.block_table[owner, at // spec.block_size] * spec.block_size + at % spec.block_size
-    return slots
 
 
 def write_kv(

@@ -40,8 +40,8 @@ BLOCK = 16
 class UnifiedPlan:
     """One call for a batch: over packed keys, or over a cache.
 
-    empty: rows of queries without a key, int64. copied: the slots that packed keys are copied to, int64, and their
-    number of blocks.
+    empty: whether a row of queries sees no key, bool. copied: the slots that packed keys are copied to, int64, and
+    their number of blocks.
     """
 
     num_tokens: int
@@ -69,6 +69,8 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
     else:
         common.validate_cache(spec, BACKEND)
     assert batch.block_table is not None
+    if spec.attn_type != "encoder_decoder":
+        common.refuse_padding(batch, BACKEND)
     if not batch.causal and spec.attn_type != "encoder_decoder":
         raise UnclaimedError("non_causal: aiter's unified kernel is causal only", BACKEND)
     # aiter's ALiBi counts from a request's first query: equal after the softmax, but not if there is a sink
@@ -80,7 +82,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
 
 def _in_blocks(batch: BatchMetadata) -> tuple[BatchMetadata, tuple[Tensor, int]]:
     """A batch over packed keys as a batch over blocks, and the slots and the number of these blocks."""
-    device, keys = batch.seq_lens.device, batch.seq_lens_cpu.long()
+    device, keys = batch.seq_lens.device, batch.host_lens.long()
     blocks = -(-keys // BLOCK)
     first = blocks.cumsum(0) - blocks
     count = int(blocks.sum())
@@ -98,21 +100,21 @@ def _one_query_each(batch: BatchMetadata) -> tuple[Paged, Tensor | None]:
     """
     assert batch.block_table is not None
     device = batch.seq_lens.device
-    queries = batch.query_start_loc_cpu.diff()
+    queries = batch.host_starts.diff()
     request = torch.repeat_interleave(torch.arange(batch.num_reqs), queries)
-    seen = batch.seq_lens_cpu[request]
-    if batch.causal:
-        # a query does not see the keys of the queries after it
-        seen = seen - (batch.query_start_loc_cpu[1:][request] - 1 - torch.arange(batch.num_tokens))
-    empty = (seen == 0).nonzero().flatten()
+    # a causal query does not see the keys of the queries after it
+    later = (batch.host_starts[1:][request] - 1 - torch.arange(batch.num_tokens)) * batch.causal
+    request, later = torch.stack([request, later]).to(device, non_blocking=True)
+    seen = (batch.seq_lens[request] - later).clamp(min=0).to(torch.int32)
     paged = Paged(
         torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device),
-        common.int32(seen, device),
-        batch.block_table[request.to(device, non_blocking=True)],
+        seen,
+        batch.block_table[request],
         1,
         batch.max_seq_len,
     )
-    return paged, empty.to(device, non_blocking=True) if empty.numel() else None
+    # the host may know upper bounds only
+    return paged, seen == 0
 
 
 def forward(spec: AttentionSpec, plan: UnifiedPlan, call: Call) -> None:
@@ -129,7 +131,7 @@ def forward(spec: AttentionSpec, plan: UnifiedPlan, call: Call) -> None:
     assert kv_cache is not None
     aiter_unified.attend(spec, plan.work, query, kv_cache, output, call.params, packed=plan.copied is not None)
     if plan.empty is not None:
-        output.index_fill_(0, plan.empty, 0)
+        output.masked_fill_(plan.empty[:, None, None], 0)
 
 
 def _copied(packed: Tensor, slots: Tensor, blocks: int) -> Tensor:

@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnreg.kernels.aiter import record
+from attnreg.kernels.dense.cache import Places, places
 from attnreg.runtime.interface import (
     AttentionSpec,
+    BatchError,
+    BatchMetadata,
     KVCacheShape,
     UnclaimedError,
     paged_cache_shape,
@@ -51,8 +55,8 @@ def into(output: Tensor, compute: Callable[[Tensor], Any]) -> None:
 
 
 def float32(tensor: Tensor | None) -> Tensor | None:
-    """Numbers of each head as float32, which the kernels read through a pointer."""
-    return None if tensor is None else tensor.float()
+    """Numbers of each head as float32 side by side, which the kernels read through a pointer."""
+    return None if tensor is None else tensor.float().contiguous()
 
 
 def one_scale(scale: Tensor | None, like: Tensor) -> Tensor:
@@ -63,6 +67,35 @@ def one_scale(scale: Tensor | None, like: Tensor) -> Tensor:
 def int32(values: Tensor, device: torch.device) -> Tensor:
     """Copy host integers to the device as int32."""
     return values.to(torch.int32).to(device, non_blocking=True)
+
+
+def starts_of(lengths: Tensor) -> Tensor:
+    """Prefix sums of lengths on a device, from 0 on, as int32."""
+    return pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+def packed_places(
+    spec: AttentionSpec, batch: BatchMetadata, request: Tensor, lengths: Tensor, starts: Tensor, most: int
+) -> Places:
+    """The places of the first keys of some requests, one request after the other, by lengths on the device.
+
+    request, lengths: on the device; starts: `starts_of` the lengths. most: an upper bound of their sum; rows past the
+    last key have places in blocks that exist.
+    """
+    row = torch.arange(most, device=starts.device, dtype=torch.int32)
+    owner = torch.searchsorted(starts[1:], row, right=True).clamp(max=len(request) - 1)
+    position = row - starts[owner]
+    exists = position < lengths[owner]
+    blocks, offsets = places(spec, batch, request[owner], position.masked_fill(~exists, 0).long())
+    return Places(None if blocks is None else blocks.masked_fill(~exists, 0), offsets)
+
+
+def refuse_padding(batch: BatchMetadata, backend: str) -> None:
+    """Raises `BatchError` for queries of a request without keys: aiter's kernels leave their output undefined."""
+    keyless = (batch.host_starts.diff() > 0) & (batch.host_lens == 0)
+    if keyless.any():
+        request = int(keyless.int().argmax())
+        raise BatchError([f"request {request} has queries and no keys, which {backend} does not serve; leave it out"])
 
 
 def with_spare(indices: Tensor) -> Tensor:

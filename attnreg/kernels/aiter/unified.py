@@ -65,6 +65,6 @@ def attend(
             k_descale=k_descale,
             v_descale=v_descale,
             alibi_slopes=common.float32(params.alibi_slopes),
-            sinks=params.sinks,
+            sinks=None if params.sinks is None else params.sinks.contiguous(),
         ),
     )
