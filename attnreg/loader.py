@@ -13,7 +13,7 @@ from types import ModuleType
 from attnreg.compile.bundled import bundled_registries as bundled_registries
 from attnreg.compile.reading import Overlay, Reading
 from attnreg.contract import missing_functions
-from attnreg.environment import REGISTRY_VARIABLE, environment_problems
+from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.errors import RegistryWarning as RegistryWarning
 from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
@@ -57,7 +57,8 @@ def _load(
     trusted = frozenset({trust} if isinstance(trust, str) else trust)
     installed, unreadable = installed_plugins()
     plugins, left_out = choose(installed, names, os.environ)
-    left_out += unreadable
+    # whose names are not known: one that is chosen by name is not among them
+    left_out += unreadable if names is None and not os.environ.get(PLUGINS_VARIABLE) else []
     reading = Reading(set(trusted), plugins)
     reading.parts.left_out += [plugin.sentence for plugin in left_out]
     try:

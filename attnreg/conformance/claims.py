@@ -102,7 +102,8 @@ class Claims:
     @property
     def _dtypes(self) -> tuple[str, ...]:
         """The dtypes' names, the most exact first: plain cases then use the dtype in which the smallest fault shows."""
-        return tuple(sorted(self.registry.vocabulary.words["dtypes"], key=lambda w: ROUNDOFF[DTYPES[w]]))
+        words = [word for word in self.registry.vocabulary.words["dtypes"] if word in DTYPES]
+        return tuple(sorted(words, key=lambda w: ROUNDOFF[DTYPES[w]]))
 
     @property
     def _heads(self) -> tuple[tuple[int, int], ...]:

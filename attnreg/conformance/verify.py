@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
@@ -140,14 +141,23 @@ def _verify(
         evidence.unproven += ["bfloat16"] if skipped else []
         if not cases:
             return _failure(evidence, "all that it claims is bfloat16, which Triton's interpreter does not have")
-    for case, outcome in _outcomes(claims, cases, device, jobs):
-        evidence.add(case, outcome)
-        if report is not None:
-            report(claims.backend, case, outcome)
-    for _, problem in refusals(claims, device):
-        evidence.refused += 1
-        if problem:
-            evidence.problems.append(problem)
+    try:
+        for case, outcome in _outcomes(claims, cases, device, jobs):
+            evidence.add(case, outcome)
+            if report is not None:
+                report(claims.backend, case, outcome)
+    except BrokenProcessPool:
+        ended = "a case ended its process; without --jobs its case is the last that is run"
+        evidence.problems.append(ended)
+        return evidence
+    try:
+        for _, problem in refusals(claims, device):
+            evidence.refused += 1
+            if problem:
+                evidence.problems.append(problem)
+    # what a module raises for a plain layer stands among the cases too
+    except (Exception, SystemExit) as e:
+        evidence.problems.append(f"what is not claimed could not be tried: {type(e).__name__}: {e}")
     return evidence
 
 
@@ -168,7 +178,7 @@ def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome:
         with _one_thread(device):
             return prove(case, claims.select(case.request), device)
     # an exception of a kernel refutes the claim, and becomes the problem
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         return Outcome(0.0, 0.0, f"{type(e).__name__}: {e}")
 
 

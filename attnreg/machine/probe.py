@@ -84,7 +84,8 @@ def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], s
 def _ending(status: int, errors: str, limit: float) -> str:
     """How a process ended that did not come to its last answer."""
     _, timeout, traceback = errors.rpartition("Timeout (")
-    if timeout or status == -signal.SIGKILL:
+    # 9: killed by `_run`, because it did not end itself
+    if timeout or status == -9:
         frame = _FRAME.search(traceback)
         where = escaped(f" (in {frame[1]}:{frame[2]})") if frame else ""
         return f"its import did not end within {limit:g} s{where}"

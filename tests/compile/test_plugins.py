@@ -256,6 +256,7 @@ def test_entry_points_that_cannot_be_read(content: bytes, install: Install) -> N
     registry, (warning,) = load_warned("default")
     assert registry.name == "default+zeta"
     assert warning.startswith(f"left out: plugin acme is broken ({info}/entry_points.txt:1:1: the entry points cannot")
+    assert attnreg.load_registry("default", plugins=["zeta"]).name == "default+zeta"
 
 
 def test_unreadable_entry_points_of_others_are_not_our_matter(install: Install) -> None:

@@ -50,6 +50,40 @@ def test_what_a_kernel_raises_refutes_the_claim(
     assert evidence.problems[0].endswith("RuntimeError: out of shared memory")
 
 
+BAD_KERNELS = {
+    "no shape": (
+        "from attnreg.kernels.cpu_attn import forward, plan, write_kv\nkv_cache_shape = print\n",
+        "AttributeError",
+    ),
+    "an old signature": (
+        "from attnreg.kernels.cpu_attn import kv_cache_shape, plan, write_kv\ndef forward(spec, plan, q, out): ...\n",
+        "TypeError: forward() missing 1 required positional argument: 'out'",
+    ),
+    "an exit": (
+        "import sys\nfrom attnreg.kernels.cpu_attn import kv_cache_shape, plan, write_kv\nforward = sys.exit\n",
+        "TypeError: exit expected at most 1 argument, got 3",
+    ),
+    "an end": (
+        "from attnreg.kernels.cpu_attn import forward, kv_cache_shape, write_kv\ndef plan(*_): raise SystemExit(3)\n",
+        "SystemExit: 3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), BAD_KERNELS.values(), ids=BAD_KERNELS)
+def test_a_module_that_does_not_keep_the_contract_is_refuted(
+    text: str, problem: str, install: Install, cpu: Platform
+) -> None:
+    claims = {"dtypes": ["float32"], "kv_dtypes": ["auto"], "head_sizes": [64], "attn_types": ["decoder"]}
+    claims |= {"block_sizes": [16], "num_heads": [4], "num_kv_heads": [2]}  # type: ignore[dict-item]
+    install(files=CPU | {"acme_attn/kernels.py": text})
+    registry = attnreg.load_registry("default", {"backends": {"ACME_ATTN": {"capabilities": claims}}})
+    (evidence,) = verify(["ACME_ATTN"], registry=registry, platform=cpu, size="claims")
+    assert evidence.cases
+    assert any(problem in line for line in evidence.problems)
+    assert next(evidence.lines()).startswith("ACME_ATTN: REFUTED; ")
+
+
 # what cannot be verified ---------------------------------------------------------------------------------------------
 
 ROCM = Platform(platform="rocm", arch="gfx942")
