@@ -111,6 +111,7 @@ _LOGIC = {
     aten.all, aten.any, aten.bitwise_and, aten.bitwise_not, aten.bitwise_or, aten.logical_and, aten.logical_not,
     aten.logical_or,
 }  # fmt: skip
+_NOT = {aten.bitwise_not, aten.logical_not}
 _PICKED = {aten.gather, aten.index, aten.index_select}
 # operations that read only the shape, dtype and device of the mask
 _MADE_LIKE = {aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros, aten.empty_like, aten.ones_like,
@@ -124,10 +125,13 @@ class BooleanMask(Tensor):
     """A boolean mask, true where a key takes part, that raises where it is read as numbers.
 
     Adding it to scores, converting its dtype, comparing it with 0 or filling it with -inf raises `UnclaimedError`: in
-    transformers' masks of numbers 0 means that a key takes part, and in this mask it would mean the opposite.
+    transformers' masks of numbers 0 means that a key takes part, and in this mask it would mean the opposite. The same
+    holds for filling scores with a negative number where the mask is true; ``negated`` masks are true where no key
+    takes part.
     """
 
     booleans: Tensor
+    negated = False
 
     @staticmethod
     def __new__(cls, values: Tensor) -> BooleanMask:
@@ -165,7 +169,11 @@ class BooleanMask(Tensor):
         if func.overloadpacket in _LOGIC and not all(x.dtype == torch.bool for x in tree_flatten(result)[0]):
             # a view of the bytes, or logic with an integer: 0 and 1
             raise UnclaimedError(_misread(func), "attnreg")
-        return result if func.overloadpacket in _MADE_LIKE else tree_map(_guarded, result)
+        if func.overloadpacket in _MADE_LIKE:
+            return result
+        masks = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, BooleanMask)]
+        negated = any(x.negated for x in masks) != (func.overloadpacket in _NOT)
+        return tree_map(lambda x: _guarded(x, negated), result)
 
 
 class LazyMask(BooleanMask):
@@ -189,8 +197,12 @@ class LazyMask(BooleanMask):
         return f"LazyMask({tuple(self.shape)}, {self.source.meaning()})"
 
 
-def _guarded(value: Any) -> Any:
-    return BooleanMask(value) if type(value) is Tensor and value.dtype == torch.bool else value
+def _guarded(value: Any, negated: bool) -> Any:
+    if type(value) is not Tensor or value.dtype != torch.bool:
+        return value
+    mask = BooleanMask(value)
+    mask.negated = negated
+    return mask
 
 
 def _same_mask(func: Any, args: Any, kwargs: Any) -> LazyMask | None:
@@ -224,7 +236,7 @@ def _is_logic(func: Any, args: Any, kwargs: Any) -> bool:
         place = _CONDITIONS[name]
         rest = [a for i, a in enumerate(args) if i != place]
         if not any(isinstance(a, BooleanMask) for a in rest):
-            return True
+            return not _fills_what_takes_part(name, args)
         # a mask whose elements are replaced by booleans is still a boolean mask
         return all(isinstance(a, bool) or (isinstance(a, Tensor) and a.dtype == torch.bool) for a in rest)
     if _ATTENTION in str(name):
@@ -242,6 +254,13 @@ def _is_logic(func: Any, args: Any, kwargs: Any) -> bool:
         # another tensor may come from a mask of numbers, where 0 has the opposite meaning
         return all(isinstance(x, BooleanMask) for x in tensors)
     return name in _LOGIC and all(x.dtype == torch.bool for x in tensors)
+
+
+def _fills_what_takes_part(name: Any, args: Any) -> bool:
+    """Whether scores become negative where keys take part, as with a mask that is true where they do not."""
+    mask, value = (args[1], args[2]) if name is not aten.where else (args[0], args[1])
+    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    return not mask.negated and isinstance(value, int | float) and value < 0
 
 
 def _misread(func: Any) -> str:

@@ -211,6 +211,9 @@ NUMBERS: dict[str, Function] = {
     "summed": lambda mask: mask.sum(-1),
     "its bytes": lambda mask: mask.view(torch.uint8),
     "logic with an integer": lambda mask: mask & 1,
+    "as what to leave out": lambda mask: torch.randn(2, 1, 4, 4).masked_fill(mask, -torch.inf),
+    "as what to leave out, chosen": lambda mask: torch.where(mask[:, :, 1:], torch.tensor(-1e9), torch.zeros(3, 4)),
+    "as what to leave out, twice negated": lambda mask: torch.zeros(2, 1, 4, 4).masked_fill(~~mask, -1e9),
     "the largest": lambda mask: mask.amax(-1),
 }
 
@@ -261,6 +264,8 @@ LOGIC: dict[str, Function] = {
     "next to another": lambda mask: torch.cat([mask, mask], -1),
     "filled by a condition": lambda mask: mask.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(), False),
     "says where": lambda mask: torch.arange(32.0).view(2, 1, 4, 4).masked_fill(~mask, -torch.inf),
+    "says where, with others": lambda mask: torch.zeros(2, 1, 4, 4).masked_fill(~mask | ~mask[:, :, :1], -1e9),
+    "says where to count": lambda mask: torch.zeros(2, 1, 4, 4).masked_fill(mask, 1.0),
     "chooses": lambda mask: torch.arange(32.0).view(2, 1, 4, 4)[mask],
     "of attention": lambda mask: torch.nn.functional.scaled_dot_product_attention(
         *torch.randn(3, 2, 2, 4, 8, generator=torch.Generator().manual_seed(1)).unbind(), attn_mask=mask
