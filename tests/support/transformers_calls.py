@@ -21,5 +21,5 @@ def call(*, train: bool = False, attention_mask: Any = None, **more: Any) -> Ten
     function = AttentionInterface()["attnreg"]  # type: ignore[no-untyped-call]
     shape = {"query": (1, 4, 3, 16), "key": (1, 2, 3, 16), "value": (1, 2, 3, 16)}
     given = {name: torch.randn(size, requires_grad=train) for name, size in shape.items()}
-    out: Tensor = function(Layer(), *given.values(), attention_mask, **more)[0]
+    out: Tensor = function(Layer(), *given.values(), attention_mask, **{"is_causal": True, **more})[0]
     return out

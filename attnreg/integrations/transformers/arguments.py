@@ -56,6 +56,21 @@ def refuse_unknown(
         )
 
 
+def refuse_no_mask(module: torch.nn.Module, queries: int, mask: Any) -> None:
+    """Raises `UnclaimedError` for several queries without a mask in a module that is causal by its attribute alone.
+
+    By eager such queries see every key, by PyTorch's attention no later key. attnreg's masks are never None, so such a
+    class makes no mask.
+    """
+    if mask is None and queries > 1 and getattr(module, "is_causal", True):
+        raise UnclaimedError(
+            f"{type(module).__name__} passes no mask to its attention and is causal by its attribute: by eager it sees "
+            "every key, by PyTorch's attention no later one; load it with the attn_implementation that is meant, or "
+            "pass is_causal",
+            "attnreg",
+        )
+
+
 def refuse_sequences(module: torch.nn.Module, batch: int, boundaries: Tensor | None) -> None:
     """Raises `UnclaimedError` for boundaries of more sequences than a batch whose mask tells none apart."""
     if boundaries is not None and len(boundaries) - 1 > batch:

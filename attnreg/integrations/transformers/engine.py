@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
+    refuse_no_mask,
     refuse_sequences,
     refuse_unknown,
     validate_ignored,
@@ -108,6 +109,8 @@ class Engine:
         `NoBackendError` and `UnclaimedError`.
         """
         self.refuse_unknown(module, dropout, more)
+        if is_causal is None:
+            refuse_no_mask(module, query.shape[2], attention_mask)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         trained = query, key, value, attention_mask, s_aux, position_bias, sinks, scaling, softcap
         call = TransformersCall(

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 import attnreg.integrations.transformers as attention
-from attnreg import Registry
+from attnreg import Registry, UnclaimedError
 from attnreg.integrations.transformers.masks import lazy_mask
 
 
@@ -34,22 +34,32 @@ def test_calls_without_a_mask_mean_what_they_mean_to_transformers(queries: int, 
     q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 8)
     interface = AttentionInterface()  # type: ignore[no-untyped-call]
     layer.num_key_value_groups = 2
-    expected, found = (interface[name](layer, q, k, v, None)[0] for name in ("sdpa", "attnreg"))
+    expected, found = (interface[name](layer, q, k, v, None, is_causal=causal)[0] for name in ("sdpa", "attnreg"))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("layer", [Layer(), torch.nn.Module()], ids=["by its attribute", "by default"])
+def test_a_causal_module_without_a_mask_is_refused(layer: torch.nn.Module) -> None:
+    interface = AttentionInterface()  # type: ignore[no-untyped-call]
+    q = torch.randn(1, 4, 5, 16)
+    with pytest.raises(UnclaimedError, match="passes no mask to its attention and is causal by its attribute"):
+        interface["attnreg"](layer, q, q, q, None)
+    # one query is the last token either way
+    assert interface["attnreg"](layer, q[:, :, :1], q, q, None)[0].shape == (1, 1, 4, 16)
 
 
 def test_a_window_without_a_mask(default: Registry) -> None:
     torch.manual_seed(4)
     q, k, v = torch.randn(1, 4, 6, 16), torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 16)
     interface = AttentionInterface()  # type: ignore[no-untyped-call]
-    found = interface["attnreg"](Layer(), q, k, v, None, sliding_window=2)[0]
+    found = interface["attnreg"](Layer(), q, k, v, None, sliding_window=2, is_causal=True)[0]
     near = torch.ones(6, 6, dtype=torch.bool).tril().triu(-1)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, near, enable_gqa=True)
     torch.testing.assert_close(found, expected.transpose(1, 2), atol=1e-6, rtol=1e-6)
     # and beside a bias, where it is dense
     bias = torch.zeros(1, 4, 6, 6)
-    found = interface["attnreg"](Layer(), q, k, v, None, sliding_window=2, position_bias=bias)[0]
+    found = interface["attnreg"](Layer(), q, k, v, None, sliding_window=2, position_bias=bias, is_causal=True)[0]
     torch.testing.assert_close(found, expected.transpose(1, 2), atol=1e-6, rtol=1e-6)
 
 
