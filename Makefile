@@ -9,10 +9,10 @@ VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm test-models test-gpu docs bench bench-gpu fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu docs bench bench-gpu fix clean
 
 help:  ## show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/core  ## install, and explain a real model on AMD and on Hopper
 	@$(BIN)/attnreg explain --platform rocm --arch gfx942 --model $(MODEL)
@@ -46,6 +46,9 @@ test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM
 test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
 	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
 	$(BIN)/pytest tests/registry/test_models_truth.py
+
+test-sweep: .venv/dev  ## every architecture of transformers through attnreg and by eager, held against the record
+	$(BIN)/python tests/transformers_sweep/sweep.py --check
 
 # with the python that has a torch for this machine's GPU, and pytest
 test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden synchronisation

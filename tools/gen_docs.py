@@ -26,6 +26,7 @@ import docs_schemas
 import docs_selections
 import docs_speed
 import docs_tiles
+import docs_transformers
 
 from attnreg.environment import PLUGINS_VARIABLE
 from attnreg.errors import RegistryError
@@ -101,6 +102,7 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/python_api.md"] = docs_api.api_blocks()
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)
+    pages["docs/transformers_models.md"] = docs_transformers.transformers_blocks(root)
     pages["docs/field_problems.md"] = docs_field_problems.field_problem_blocks(root)
     pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}

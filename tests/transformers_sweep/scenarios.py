@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
-from transformers_sweep.tiny import TEXT_TOKENS
+from transformers_sweep.inputs import BATCH, TOKENS, Inputs
 
-BATCH, TOKENS, NEW = 2, 12, 6
+NEW = 6
 # the second row of a padded batch has this many tokens
 SHORT = 7
 Outputs = dict[str, Tensor]
@@ -21,21 +21,15 @@ Outputs = dict[str, Tensor]
 
 @dataclass
 class Scenario:
-    """One question to a model: what it is given, and which rows of what comes back mean something."""
+    """One question to a model. tokens: [batch, tokens] false where a row is padding, None without padding."""
 
     name: str
     run: Callable[[PreTrainedModel], Outputs]
-    # rows that are padding, [batch, tokens] false: left out of the comparison where attention is causal
     tokens: Tensor | None = field(default=None)
 
 
 def _parameters(model: PreTrainedModel) -> set[str]:
     return set(inspect.signature(model.forward).parameters)
-
-
-def text(rows: int = BATCH, length: int = TOKENS, seed: int = 1) -> Tensor:
-    """[rows, length] tokens of plain text."""
-    return torch.randint(*TEXT_TOKENS, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def padding(kind: str) -> Tensor:
@@ -71,16 +65,17 @@ def _call(**given: Any) -> Callable[[PreTrainedModel], Outputs]:
     return lambda model: floats(model(**given))
 
 
-def scenarios(model: PreTrainedModel, inputs: dict[str, Any]) -> Iterator[Scenario]:
-    """Every scenario that the model's forward has arguments for. ``inputs`` are those of a plain call."""
+def scenarios(model: PreTrainedModel, inputs: Inputs, outputs: Outputs) -> Iterator[Scenario]:
+    """Every scenario that the model's forward has arguments for. inputs, outputs: those of a plain call."""
     known = _parameters(model)
     yield Scenario("plain", _call(**inputs))
     if "input_ids" not in inputs:
-        yield from _frames(known, inputs)
+        yield from _frames(model, known, inputs)
         return
     paired = "decoder_input_ids" in inputs
-    ids = inputs["input_ids"]
-    if "attention_mask" in known and ids.shape == (BATCH, TOKENS):
+    if inputs["input_ids"].shape != (BATCH, TOKENS):
+        return
+    if "attention_mask" in known:
         for kind in ("right", "left", "inner"):
             mask = padding(kind)
             yield Scenario(f"{kind} padding", _call(**inputs, attention_mask=mask), mask.bool())
@@ -88,14 +83,32 @@ def scenarios(model: PreTrainedModel, inputs: dict[str, Any]) -> Iterator[Scenar
             whole = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril().expand(BATCH, 1, -1, -1).clone()
             whole[1, :, 8:, 2:4] = False
             yield Scenario("4D mask", _four(inputs, whole))
-    if "position_ids" in known and not paired and ids.shape == (BATCH, TOKENS):
+        if pooled(outputs):
+            yield Scenario("pooled outputs", _pooled(inputs), padding("left").bool())
+    if "position_ids" in known and not paired:
         packed = torch.cat([torch.arange(5), torch.arange(TOKENS - 5)]).expand(BATCH, -1)
         yield Scenario("packed position_ids", _call(**inputs, position_ids=packed, use_cache=False))
-    if model.can_generate() and ids.shape == (BATCH, TOKENS):
-        yield from _generating(known, inputs, paired)
+    if model.can_generate():
+        yield from _generating(model, known, inputs, paired)
 
 
-def _four(inputs: dict[str, Any], mask: Tensor) -> Callable[[PreTrainedModel], Outputs]:
+def pooled(outputs: Outputs) -> Outputs:
+    """The outputs that have one row for a whole text, which models pool at a position."""
+    return {name: x for name, x in outputs.items() if x.ndim == 2 and x.shape[0] == BATCH}
+
+
+def _pooled(inputs: Inputs) -> Callable[[PreTrainedModel], Outputs]:
+    def run(model: PreTrainedModel) -> Outputs:
+        out: Outputs = {}
+        for kind in ("right", "left"):
+            found = pooled(floats(model(**inputs, attention_mask=padding(kind))))
+            out |= {f"{name}, {kind}": x for name, x in found.items()}
+        return out
+
+    return run
+
+
+def _four(inputs: Inputs, mask: Tensor) -> Callable[[PreTrainedModel], Outputs]:
     def run(model: PreTrainedModel) -> Outputs:
         # added to the scores, as every attention function of transformers takes it
         added = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
@@ -104,24 +117,47 @@ def _four(inputs: dict[str, Any], mask: Tensor) -> Callable[[PreTrainedModel], O
     return run
 
 
-def _frames(known: set[str], inputs: dict[str, Any]) -> Iterator[Scenario]:
-    """Audio and images: a shorter second row, where a mask can say so; every frame that comes back is compared."""
-    name = next((n for n in ("input_values", "input_features") if n in inputs), None)
-    if name is None or "attention_mask" not in known:
+def _frames(model: PreTrainedModel, known: set[str], inputs: Inputs) -> Iterator[Scenario]:
+    """Sound whose second row is shorter, where a mask can say so; every frame that comes back is compared."""
+    mask = _mask_of_frames(model, known, inputs)
+    if mask is None:
         return
-    length = inputs[name].shape[-1] if name == "input_values" else None
-    if length is None:
-        return
-    mask = torch.ones(inputs[name].shape[0], length, dtype=torch.long)
-    mask[1, length * 5 // 8 :] = 0
-    yield Scenario("right padding", _call(**inputs, attention_mask=mask))
+    name, length = mask
+    shorter = torch.ones(BATCH, length, dtype=torch.long)
+    shorter[1, length * 5 // 8 :] = 0
+    masked = {**inputs, name: shorter}
+    yield Scenario("right padding", _call(**masked), shorter.bool())
+    if type(model).__name__.endswith("ForCTC"):
+        # what batch_decode reads, frames of padding too
+        symbols = lambda model: {"symbols": model(**masked).logits.argmax(-1).float()}  # noqa: E731
+        yield Scenario("CTC symbols", symbols, shorter.bool())
 
 
-def _generating(known: set[str], inputs: dict[str, Any], paired: bool) -> Iterator[Scenario]:
+def _mask_of_frames(model: PreTrainedModel, known: set[str], inputs: Inputs) -> tuple[str, int] | None:
+    """The name of the mask of a model of sound, and its length; None where it has none."""
+    frames = next((inputs[n] for n in ("input_values", "input_features") if n in inputs), None)
+    if frames is None:
+        return None
+    for name in ("attention_mask", "input_features_mask", "padding_mask"):
+        if name in inputs:
+            return name, inputs[name].shape[1]
+        for length in frames.shape[:0:-1] if name in known else ():
+            try:
+                model(**inputs, **{name: torch.ones(BATCH, length, dtype=torch.long)})
+            except Exception:
+                continue
+            return name, length
+    return None
+
+
+def _generating(model: PreTrainedModel, known: set[str], inputs: Inputs, paired: bool) -> Iterator[Scenario]:
     prompt = {k: v for k, v in inputs.items() if k != "decoder_input_ids"}
     mask = padding("left")
     common = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0,
               "eos_token_id": None, "output_logits": True, "return_dict_in_generate": True}  # fmt: skip
+    encodes = bool(getattr(model.config, "is_encoder_decoder", False))
+    if encodes and getattr(model.generation_config, "decoder_start_token_id", None) is None:
+        common["decoder_start_token_id"] = 0
 
     def generating(**more: Any) -> Callable[[PreTrainedModel], Outputs]:
         def run(model: PreTrainedModel) -> Outputs:
@@ -134,11 +170,11 @@ def _generating(known: set[str], inputs: dict[str, Any], paired: bool) -> Iterat
     yield Scenario("greedy", generating())
     yield Scenario("beams", generating(num_beams=3, output_logits=False))
     yield Scenario("static cache", generating(cache_implementation="static", disable_compile=True))
-    if "past_key_values" in known and not paired:
+    if "past_key_values" in known and not encodes:
         yield Scenario("chunks", _chunks(inputs))
 
 
-def _chunks(inputs: dict[str, Any]) -> Callable[[PreTrainedModel], Outputs]:
+def _chunks(inputs: Inputs) -> Callable[[PreTrainedModel], Outputs]:
     def run(model: PreTrainedModel) -> Outputs:
         ids, cache, out = inputs["input_ids"], None, []
         for begin, end in ((0, 5), (5, 6), (6, TOKENS)):

@@ -1,14 +1,15 @@
 """Every architecture that transformers can build here, tiny and random, through attnreg and by eager, compared.
 
-python tests/transformers_sweep/sweep.py --record OUT.jsonl    # all of them
-python tests/transformers_sweep/sweep.py --family bert -v      # one, in full
+python tests/transformers_sweep/sweep.py --check             # all of them, held against the record
+python tests/transformers_sweep/sweep.py --family bert -v    # one, in full
+python tests/transformers_sweep/sweep.py --record            # what they do, written to the record
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import inspect
+import functools
 import json
 import logging
 import multiprocessing
@@ -17,6 +18,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers_sweep import tiny
-from transformers_sweep.scenarios import BATCH, Outputs, Scenario, scenarios, text
+from transformers_sweep.inputs import Inputs, inputs_of
+from transformers_sweep.record import RECORD, ROOT, Row, by_family, changes, read_record, write_record
+from transformers_sweep.scenarios import Outputs, Scenario, floats, scenarios
 from transformers_truth.variants import default
 
 import attnreg
@@ -39,181 +43,156 @@ import attnreg.integrations.transformers as attention
 TOLERANCE = 2e-4
 SECONDS = 90
 REFUSALS = (attnreg.UnclaimedError, attnreg.NoBackendError, attnreg.SpecError, attnreg.BatchError)
-Row = dict[str, Any]
 
 
-def inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
-    """Arguments of a plain call to try, the likeliest first."""
-    config = model.config
-    known = inspect.signature(model.forward).parameters
-    if "input_ids" in known and getattr(model, "main_input_name", "input_ids") in ("input_ids", "decoder_input_ids"):
-        plain: dict[str, Any] = {"input_ids": text()}
-        if "decoder_input_ids" in known:
-            plain["decoder_input_ids"] = text(seed=2)[:, :8]
-        yield plain
-    generator = torch.Generator().manual_seed(3)
+def difference(expected: Outputs, found: Outputs, rows: Tensor | None = None) -> float:
+    """The largest difference, relative to the largest number of the tensor that it is in.
 
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 32)
-    size = size if isinstance(size, int) else 32
-    channels = getattr(config, "num_channels", 3)
-    if "input_values" in known:
-        yield {"input_values": noise(BATCH, 4000)}
-        yield {"input_values": noise(BATCH, 1, 4000)}
-    if "input_features" in known:
-        bins = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", 16)
-        more = {"decoder_input_ids": text(seed=2)[:, :8]} if "decoder_input_ids" in known else {}
-        for shape in ((BATCH, bins, 256), (BATCH, 64, bins), (BATCH, 64, 160)):
-            yield {"input_features": noise(*shape), **more}
-    if "pixel_values" in known:
-        images = noise(BATCH, channels if isinstance(channels, int) else 3, size, size)
-        yield {"pixel_values": images}
-        if "input_ids" in known:
-            yield {"input_ids": text(), "pixel_values": images}
-    if "input_ids" in known:
-        yield {"input_ids": text()}
-
-
-def compare(expected: Outputs, found: Outputs, scenario: Scenario, causal: bool) -> float:
-    """The largest difference, relative to the largest number of the tensor that it is in."""
+    rows: [batch, tokens] bool, the rows that are compared of tensors that have a row for each token; None for all.
+    """
     worst = 0.0
     for name, right in expected.items():
         left = found.get(name)
         if left is None or left.shape != right.shape:
             return float("inf")
         right, left = right.double(), left.double()
-        if causal and scenario.tokens is not None and right.shape[:2] == scenario.tokens.shape:
-            right, left = right[scenario.tokens], left[scenario.tokens]
-        if not bool(torch.isfinite(right).all()):
-            both = torch.isfinite(right)
-            if not torch.equal(both, torch.isfinite(left)):
-                return float("inf")
-            right, left = right[both], left[both]
+        if rows is not None and right.shape[:2] in (rows.shape, (len(rows), rows.shape[1] + 1)):
+            # a class may append a token of its own
+            kept = torch.nn.functional.pad(rows, (0, right.shape[1] - rows.shape[1]), value=True)
+            right, left = right[kept], left[kept]
+        finite = torch.isfinite(right)
+        if not torch.equal(finite, torch.isfinite(left)):
+            return float("inf")
+        right, left = right[finite], left[finite]
         if right.numel():
-            largest = float(right.abs().max()) or 1.0
-            worst = max(worst, float((left - right).abs().max()) / largest)
-            if left.isnan().any():
-                return float("inf")
+            worst = max(worst, float((left - right).abs().max()) / (float(right.abs().max()) or 1.0))
     return worst
 
 
-def is_causal(model: PreTrainedModel) -> bool:
-    """Whether rows of padding mean nothing: what they see is up to the mask of a decoder."""
-    return (
-        model.can_generate()
-        or bool(getattr(model.config, "is_decoder", False))
-        or any(getattr(m, "is_causal", False) is True for m in model.modules())
-    )
-
-
-def first_that_runs(model: PreTrainedModel) -> tuple[dict[str, Any] | None, str]:
-    error = "no inputs are known for it"
+def first_that_runs(model: PreTrainedModel) -> tuple[Inputs, Outputs] | str:
+    """Arguments of a plain call and what comes of it; or why none is known."""
+    errors = ["no inputs are known for it"]
     for given in inputs_of(model):
         try:
-            model(**given)
+            return given, floats(model(**given))
         except Exception as e:
-            error = f"{type(e).__name__}: {e}"
-            continue
-        return given, ""
-    return None, error
+            errors.append(_line(e))
+    # the first inputs are the likeliest
+    return errors[min(1, len(errors) - 1)]
 
 
-def sweep_class(model_type: str, task: str) -> Iterator[Row]:
+def sweep_class(model_type: str, cls: type[PreTrainedModel]) -> Row:
+    """What a class does in each scenario: a row of the record."""
     data = tiny.small(default(model_type))
-    cls = tiny.classes(model_type)[task]
+    row: Row = {"family": model_type, "class": cls.__name__, "by": "", "outcomes": {}}
+    outcomes: dict[str, list[str]] = row["outcomes"]
     eager = tiny.build(cls, data)
-    row: Row = {"family": model_type, "class": cls.__name__}
     with torch.no_grad():
-        given, error = first_that_runs(eager)
-        if given is None:
-            yield {**row, "scenario": "plain", "outcome": "not run", "detail": f"by eager: {error[:200]}"}
-            return
+        plain = first_that_runs(eager)
+        if isinstance(plain, str):
+            outcomes["plain"] = ["not run", f"by eager: {plain}"]
+            return row
         try:
             attention.register(registry=attnreg.load_registry("default"))
-            ours = cls._from_config(_config(data), attn_implementation="attnreg", experts_implementation="eager")
+            ours = _made(cls, data, eager, "attnreg")
         except REFUSALS as e:
-            yield {**row, "scenario": "build", "outcome": "refused", "detail": _line(e)}
-            return
+            outcomes["build"] = ["refused", _line(e)]
+            return row
         except Exception as e:
-            yield {**row, "scenario": "build", "outcome": "broken", "detail": _line(e)}
-            return
-        ours.load_state_dict(eager.state_dict())
-        ours.eval()
-        sdpa = _by_sdpa(cls, data, eager)
-        causal = is_causal(eager)
-        for scenario in scenarios(eager, given):
-            yield {**row, "scenario": scenario.name, **_outcome(eager, sdpa, ours, scenario, causal)}
+            outcomes["build"] = ["broken", _line(e)]
+            return row
+        sdpa = functools.cache(lambda: _by_sdpa(cls, data, eager))
+        for scenario in scenarios(eager, *plain):
+            outcomes[scenario.name] = _outcome(eager, sdpa, ours, scenario)
+        row["by"] = _by(ours, {outcome for outcome, *_ in outcomes.values()})
+    return row
 
 
-def _by_sdpa(cls: type[PreTrainedModel], data: Row, eager: PreTrainedModel) -> PreTrainedModel | None:
-    """The model by PyTorch's attention, which says what a row without a key is; None where the class has none."""
-    try:
-        made = cls._from_config(_config(data), attn_implementation="sdpa", experts_implementation="eager")
-    except Exception:
-        return None
-    made.load_state_dict(eager.state_dict())
+def _by(model: PreTrainedModel, outcomes: set[str]) -> str:
+    """Who computed or refused attention: attnreg, the classes' own eager code, or code that calls no function."""
+    if attention.runs(model) or outcomes & {"refused", "broken"}:
+        return "attnreg"
+    parts = (m for m in model.modules() if isinstance(m, PreTrainedModel))
+    return "own eager code" if any(m.config._attn_implementation == "eager" for m in parts) else "no attention function"
+
+
+def _made(cls: type[PreTrainedModel], data: Row, like: PreTrainedModel, name: str) -> PreTrainedModel:
+    config = transformers.CONFIG_MAPPING[data["model_type"]].from_dict(copy.deepcopy(data))
+    made: PreTrainedModel = cls._from_config(config, attn_implementation=name, experts_implementation="eager")
+    made.load_state_dict(like.state_dict())
     return made.eval()
 
 
-def _config(data: Row) -> Any:
-    return transformers.CONFIG_MAPPING[data["model_type"]].from_dict(copy.deepcopy(data))
+def _by_sdpa(cls: type[PreTrainedModel], data: Row, eager: PreTrainedModel) -> PreTrainedModel | None:
+    """The model by PyTorch's attention; None where the class has none."""
+    try:
+        return _made(cls, data, eager, "sdpa")
+    except Exception:
+        return None
 
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
-def _outcome(eager: Any, sdpa: Any, ours: Any, scenario: Scenario, causal: bool) -> Row:
-    try:
+def _outcome(eager: Any, sdpa: Any, ours: Any, scenario: Scenario) -> list[str]:
+    """The outcome of a scenario, and what it says."""
+
+    def answer(model: Any) -> Outputs:
         torch.manual_seed(5)
-        expected = scenario.run(eager)
+        return scenario.run(model)
+
+    try:
+        expected = answer(eager)
     except Exception as e:
-        return {"outcome": "not run", "detail": f"by eager: {_line(e)}"}
-    before = sum(r.calls for r in attention.runs(ours))
+        return ["not run", f"by eager: {_line(e)}"]
     try:
-        torch.manual_seed(5)
-        found = scenario.run(ours)
+        found = answer(ours)
     except REFUSALS as e:
-        return {"outcome": "refused", "detail": _line(e)}
+        return ["refused", _line(e)]
     except Exception as e:
-        return {"outcome": "broken", "detail": _line(e)}
-    calls = sum(r.calls for r in attention.runs(ours)) - before
-    rel = compare(expected, found, scenario, causal)
-    if rel > TOLERANCE and sdpa is not None and scenario.tokens is not None:
-        # rows without a key: eager takes the mean of all, PyTorch's attention gives zeros
-        torch.manual_seed(5)
-        rel = min(rel, compare(scenario.run(sdpa), found, scenario, causal=False))
-    outcome = "agrees" if rel <= TOLERANCE else "differs"
-    return {"outcome": outcome, "rel": float(f"{rel:.2g}"), "calls": calls}
+        return ["broken", _line(e)]
+    apart = difference(expected, found)
+    if apart <= TOLERANCE:
+        return ["agrees"]
+    # a row without a key: eager takes the mean of all keys, attnreg zeros, as PyTorch's attention does
+    alike = sdpa() is not None and difference(answer(sdpa()), found) <= TOLERANCE
+    if scenario.tokens is not None and (alike or difference(expected, found, scenario.tokens) <= TOLERANCE):
+        return ["agrees"]
+    return ["as sdpa", "sdpa differs from eager, too"] if alike else ["differs", f"by {apart:.1g}"]
 
 
 def sweep_family(model_type: str) -> list[Row]:
-    """The rows of the first class of a family that can be built and run, the one with a head before its base."""
+    """The rows of a family: of the first class with a head that can be built, and of its base."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"took more than {SECONDS} s of the processor")
 
     # the process's own time: on a busy machine it passes more slowly than the clock's
     signal.signal(signal.SIGPROF, stop)
-    rows: list[Row] = []
     try:
         tasks = tiny.classes(model_type)
     except Exception as e:
-        return [{"family": model_type, "class": "", "scenario": "build", "outcome": "not built", "detail": _line(e)}]
-    for task in [t for t in tasks if t != "base"][:1] + [t for t in tasks if t == "base"]:
+        return [_unbuilt(model_type, "", e)]
+    base = tasks.pop("base", None)
+    rows: list[Row] = []
+    for cls in [*tasks.values(), base]:
+        if cls is None or (cls is not base and any("build" not in row["outcomes"] for row in rows)):
+            continue
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            rows += sweep_class(model_type, task)
+            rows.append(sweep_class(model_type, cls))
         except Exception as e:
-            name = tasks[task].__name__
-            rows.append(
-                {"family": model_type, "class": name, "scenario": "build", "outcome": "not built", "detail": _line(e)}
-            )
+            rows.append(_unbuilt(model_type, cls.__name__, e))
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-    return rows
+    built = [row for row in rows if "build" not in row["outcomes"]]
+    # a class that is for another config of the composite is no class of this family
+    return built or rows[-1:] or [_unbuilt(model_type, "", LookupError("transformers has no class for it"))]
+
+
+def _unbuilt(model_type: str, name: str, error: BaseException) -> Row:
+    return {"family": model_type, "class": name, "by": "", "outcomes": {"build": ["not built", _line(error)]}}
 
 
 def say(text: str) -> None:
@@ -222,38 +201,65 @@ def say(text: str) -> None:
 
 
 def quiet() -> None:
+    """Silences a worker of the sweep, which has a process of its own, and keeps it to one thread."""
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """A context that is as quiet as a worker, and leaves everything as it was."""
+    verbosity, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
+    before = signal.getsignal(signal.SIGPROF)
+    with warnings.catch_warnings():
+        quiet()
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGPROF, before)
+            torch.set_num_threads(threads)
+            logging.disable(logging.NOTSET)
+            transformers.logging.set_verbosity(verbosity)
+
+
+def families(every: int = 1) -> list[str]:
+    """The model types of transformers that have a class, or each seventh, say."""
+    return sorted(CONFIG_MAPPING_NAMES)[::every]
+
+
+def versions() -> dict[str, str]:
+    """The versions that a record is of."""
+    return {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", type=Path, metavar="FILE")
+    """Entry point: the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--record", action="store_true", help=f"write {RECORD.relative_to(ROOT)}")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where the record says otherwise")
     parser.add_argument("--family", action="append")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("-v", action="store_true")
+    parser.add_argument("-v", action="store_true", help="print every row")
     options = parser.parse_args()
-    families = options.family or sorted(CONFIG_MAPPING_NAMES)[:: options.every]
+    asked = options.family or families()
+    recorded = by_family(read_record()[1])
     rows: list[Row] = []
-    if options.workers == 1 or len(families) == 1:
-        quiet()
-        found: Any = map(sweep_family, families)
-    else:
-        pool = multiprocessing.get_context("spawn").Pool(options.workers, initializer=quiet, maxtasksperchild=30)
-        found = pool.imap(sweep_family, families)
-    record = options.record and options.record.open("w", buffering=1)
-    for some in found:
-        rows += some
-        if record:
-            record.writelines(json.dumps(row) + "\n" for row in some)
-        for row in some:
-            if options.v or row["outcome"] in ("differs", "broken"):
+    wrong = 0
+    with multiprocessing.get_context("spawn").Pool(options.workers, initializer=quiet, maxtasksperchild=30) as pool:
+        for family, found in zip(asked, pool.imap(sweep_family, asked), strict=True):
+            rows += found
+            stale = changes(found, recorded.get(family, []))
+            wrong += bool(stale)
+            for row in found if options.v else stale:
                 say(json.dumps(row))
-    say(f"{dict(Counter(r['outcome'] for r in rows))} of {len({r['family'] for r in rows})} families")
-    return 0
+    if options.record:
+        kept = [row for family, old in recorded.items() if family not in asked for row in old]
+        write_record(versions(), kept + rows)
+    outcomes = Counter(outcome for row in rows for outcome, *_ in row["outcomes"].values())
+    say(f"{dict(outcomes)} of {len({row['family'] for row in rows})} families; {wrong} are not as recorded")
+    return int(bool(wrong and options.check))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +37,7 @@ _HEAD_SIZES = """head_dim attention_head_size kv_channels d_kv head_size attenti
 _WIDTHS = """hidden_size d_model n_embd embed_dim dim width model_dim hidden_dim embedding_size projection_dim
     encoder_hidden_size decoder_hidden_size out_hidden_size output_dim cross_hidden_size encoder_dim decoder_dim
     word_embed_proj_dim text_hidden_size vision_hidden_size audio_hidden_size d_embed proj_size token_dim embedding_dim
-    vision_embed_dim codebook_dim mm_hidden_size image_embed_dim"""
+    vision_embed_dim codebook_dim mm_hidden_size image_embed_dim projection_size"""
 _INNER = """intermediate_size ffn_dim d_ff n_inner encoder_ffn_dim decoder_ffn_dim ffn_hidden_size ffw_hidden_size
     mlp_dim encoder_intermediate_size decoder_intermediate_size intermediate_dim feed_forward_size
     moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size mlp_hidden_size
@@ -84,9 +85,17 @@ _OVERRIDES: dict[str, Config] = {
     "cohere_compass_text": {"rope_parameters": {k: {"rope_type": "default", "rope_theta": 10000.0}
                                                 for k in ("full_attention", "sliding_attention")}},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1, "position_embedding_type": "rotary"},
-    "esmc": {"num_key_value_heads": 4},
-    "glm5_next_text": {"num_key_value_heads": 4},
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 32, "attn_layer_indices": [1]},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dinov3_vit": {"rope_theta": 100.0},
+    "dots3_note_text": {"swa_head_dim": 24, "swa_num_key_value_heads": 4},
+    **{name: {"window_size": 28} for name in ("exaone4_5_vision", "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision")},
+    "esm": {"vocab_size": 128, "mask_token_id": 4, "pad_token_id": 1, "position_embedding_type": "rotary"},
+    "esmc": {"num_key_value_heads": 4, "vocab_size": 128},
+    "falcon_h1": {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_ssm": 128},
+    "glm5_next_text": {"num_key_value_heads": 4, "index_kpool": 2},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 32, "layer_types": ["mamba", "attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2},
     "gemma3n_text": {"num_kv_shared_layers": 0, "altup_num_inputs": 2},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"],
@@ -94,12 +103,29 @@ _OVERRIDES: dict[str, Config] = {
     "led": {"attention_window": [4, 4]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longformer": {"attention_window": [4, 4]},
-    "mobilebert": {"intra_bottleneck_size": 64, "embedding_size": 64},
+    "longcat_flash": {"qk_head_dim": 24},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "mistral4": {"head_dim": 16, "qk_head_dim": 24},
+    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
                        "indexer_compress_ratio": 4},
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32]},
+    "step3p5": {"sliding_window": 5},
     "wav2vec2-bert": {"vocab_size": 32}, "wav2vec2-conformer": {"vocab_size": 32},
     "xlnet": {"d_head": 16},
+}  # fmt: skip
+# sections of rotary dimensions that their code takes where the config has none
+_SECTIONS = {
+    "glm4v_moe_text": (1, 1, 2),
+    **dict.fromkeys(("glm4v_text", "glm46v_text", "glm_image_text", "glm_ocr_text", "hunyuan_vl_text",
+                     "paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text"), (2, 3, 3)),
+}  # fmt: skip
+# small by themselves, and of sizes that depend on each other in ways of their own
+_AS_THEY_ARE = {
+    "donut-swin", "gradium_phonon_tts", "lilt", "mask2former", "maskformer-swin", "mimi", "mobilebert", "mobilevitv2",
+    "nemotron3_diarization_audio", "pocket_tts", "pocket_tts_audio_tokenizer", "sam2_hiera_det_model",
+    "sam2_vision_model", "swin", "swinv2",
 }  # fmt: skip
 # where a null stands for what is taken from the sizes that are no longer there
 _NULLS = {"head_dim": _HEAD_SIZE, "num_key_value_heads": _HEADS}
@@ -111,7 +137,8 @@ _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 def small(data: Config) -> Config:
     """The content of a config.json with its sizes made small; what is derived from sizes is left to the class."""
     out: Config = PreTrainedConfig._decode_special_floats(copy.deepcopy(data))
-    _shrink(out, iter(range(TEXT_TOKENS[1], VOCABULARY)))
+    if data["model_type"] not in _AS_THEY_ARE:
+        _shrink(out, iter(range(TEXT_TOKENS[1], VOCABULARY)))
     return out
 
 
@@ -130,7 +157,10 @@ def _shrink(data: Config, ids: Iterator[int]) -> None:
         data["head_dim"] = data["qk_rope_head_dim"]
     if "kv_lora_rank" in data and "num_key_value_heads" in data:
         data["num_key_value_heads"] = data["num_attention_heads"]
-    data |= copy.deepcopy(_OVERRIDES.get(str(data.get("model_type")), {}))
+    model_type = str(data.get("model_type"))
+    data |= copy.deepcopy(_OVERRIDES.get(model_type, {}))
+    if model_type in _SECTIONS:
+        data["rope_parameters"]["mrope_section"] = list(_SECTIONS[model_type])
 
 
 def _smaller(name: str, value: Any, ids: Iterator[int]) -> Any:
@@ -188,7 +218,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if not parameter.is_floating_point():
+            if not parameter.is_floating_point() or not parameter.numel():
                 continue
             if parameter.ndim > 1:
                 fan = parameter[0].numel()
@@ -218,7 +248,17 @@ def classes(model_type: str) -> dict[str, type[PreTrainedModel]]:
             found = None
         if found is not None:
             out[task] = found[0] if isinstance(found, list | tuple) else found
-    return out
+    return out or _in_its_module(config)
+
+
+def _in_its_module(config: type[PreTrainedConfig]) -> dict[str, type[PreTrainedModel]]:
+    """The first class for a config that no auto class knows, such as a tower of a composite."""
+    module = importlib.import_module(config.__module__.replace("configuration_", "modeling_"))
+    for cls in vars(module).values():
+        is_model = isinstance(cls, type) and issubclass(cls, PreTrainedModel) and cls.config_class is config
+        if is_model and not cls.__name__.endswith("PreTrainedModel"):
+            return {"base": cls}
+    return {}
 
 
 def build(cls: type[PreTrainedModel], data: Config, seed: int = 0) -> PreTrainedModel:

@@ -1,0 +1,85 @@
+"""The record of a sweep, and the reasons of whatever in it does not agree with eager."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data" / "transformers"
+RECORD, REASONS = DATA / "sweep.jsonl", DATA / "reasons.yaml"
+Row = dict[str, Any]
+Reason = dict[str, Any]
+
+
+def read_record() -> tuple[dict[str, str], list[Row]]:
+    """The versions that the record is of, and a row for each class.
+
+    A row: family, class, by (who computed attention), and outcomes: scenario -> ["agrees"], or the outcome, what was
+    said, and the name of its reason.
+    """
+    if not RECORD.exists():
+        return {}, []
+    versions, *rows = map(json.loads, RECORD.read_text(encoding="utf-8").splitlines())
+    return versions, rows
+
+
+def write_record(versions: Mapping[str, str], rows: list[Row]) -> None:
+    """Writes the record, with the name of the reason of each exception; empty where there is none."""
+    reasons = read_reasons()
+    for row in rows:
+        for scenario, outcome, said in exceptions(row):
+            row["outcomes"][scenario] = [outcome, said, reason_of(row, scenario, outcome, said, reasons)]
+    ordered = sorted(rows, key=lambda row: (row["family"], row["class"]))
+    lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in (dict(versions), *ordered)]
+    RECORD.write_text("".join(lines), encoding="utf-8")
+
+
+def by_family(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows of each family."""
+    out: dict[str, list[Row]] = {}
+    for row in rows:
+        out.setdefault(row["family"], []).append(row)
+    return out
+
+
+def changes(rows: list[Row], recorded: list[Row]) -> list[Row]:
+    """What of a family is not as recorded, by outcomes; what an error says may change."""
+
+    def essence(row: Row) -> Row:
+        return row | {"outcomes": {name: outcome for name, (outcome, *_) in row["outcomes"].items()}}
+
+    before = [essence(row) for row in recorded]
+    gone = [row for row in recorded if row["class"] not in {new["class"] for new in rows}]
+    return [row for row in rows if essence(row) not in before] + gone
+
+
+def read_reasons() -> dict[str, Reason]:
+    """Name -> outcome; says, a pattern of what is said; families, where not all; and because."""
+    reasons: dict[str, Reason] = yaml.safe_load(REASONS.read_text(encoding="utf-8"))
+    return reasons
+
+
+def exceptions(row: Row) -> Iterator[tuple[str, str, str]]:
+    """Scenario, outcome and what was said, wherever a class does not agree with eager."""
+    for scenario, (outcome, *said) in row["outcomes"].items():
+        if outcome != "agrees":
+            yield scenario, outcome, said[0]
+
+
+def reason_of(row: Row, scenario: str, outcome: str, said: str, reasons: Mapping[str, Reason]) -> str:
+    """The name of the first reason that explains an exception; empty where none does."""
+    for name, reason in reasons.items():
+        if (
+            reason["outcome"] == outcome
+            and re.search(reason["says"], said)
+            and scenario in reason.get("scenarios", [scenario])
+            and row["family"] in reason.get("families", [row["family"]])
+        ):
+            return name
+    return ""
