@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
@@ -18,6 +20,19 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 
 _PIPED_WIDTH = 110
+# characters that attnreg prints -> what takes their place in an encoding that lacks them
+_PLAIN = dict(zip("▸✗✓↳·•–—─×◐’−µ", ">xv-|*---xo'-u", strict=True))
+_PLAIN |= {"…": "...", "→": "->", "±": "+-", "≤": "<=", "≥": ">=", "ᵀ": "^T"}
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """The handler of characters that an encoding lacks: their likes in ASCII, or else their escapes."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking), error.end
+
+
+codecs.register_error("attnreg.plain", _plain)
 
 
 class OutputError(Exception):
@@ -34,7 +49,8 @@ class OutputError(Exception):
 class Stream:
     """Standard output or error as the command writes it.
 
-    Control characters become escapes, as do characters that the encoding lacks. Where standard output cannot be
+    Control characters become escapes, characters that the encoding lacks their likes in ASCII or else escapes, and
+    blanks at the ends of lines are left out. Where standard output cannot be
     written `OutputError` is raised; of standard error (``silent``) nobody could be told. ``stream`` is None where it
     was closed before the command began. With ``styled``, escape sequences are written as they are.
     """
@@ -48,11 +64,11 @@ class Stream:
         self.encoding = self._encoding if styled else "utf-8"
 
     def write(self, text: str) -> int:
-        shown = text if self.styled else escaped(text, keep="\n\t")
+        shown = re.sub(" +\n", "\n", text if self.styled else escaped(text, keep="\n\t"))
         with self._errors():
             if self.stream is None:
                 raise OSError(errno.EBADF, "it is closed")
-            self.stream.write(shown.encode(self._encoding, "backslashreplace").decode(self._encoding))
+            self.stream.write(shown.encode(self._encoding, "attnreg.plain").decode(self._encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -93,14 +109,18 @@ def discard_output() -> None:
 
 
 def terminal() -> Console:
-    """A console for standard output. It is 110 columns wide where the output is a pipe and $COLUMNS is not set."""
+    """A console for standard output. It is 110 columns wide where the output is a pipe and $COLUMNS is not set.
+
+    $NO_COLOR leaves out all styles: bold and dim text too.
+    """
     from rich.console import Console
 
     out = sys.stdout
     # the console writes the escape sequences of its styles; the texts are escaped before
     file: Any = Stream(out.stream, styled=True) if isinstance(out, Stream) else out
     piped = not out.isatty() and "COLUMNS" not in os.environ
-    console = Console(file=file, width=_PIPED_WIDTH if piped else None, highlight=False)
+    width, colours = _PIPED_WIDTH if piped else None, None if os.environ.get("NO_COLOR") else "auto"
+    console = Console(file=file, width=width, color_system=colours, highlight=False)  # type: ignore[arg-type]
     hook: Any = _Escaping()  # a RenderHook, whose module is not imported without need
     console.push_render_hook(hook)
     return console
