@@ -45,6 +45,7 @@ def explain(
         inputs.platforms,
         inputs.registry,
         backend=backend_inputs.backend,
+        draft_backend=backend_inputs.draft_backend,
         title=inputs.title,
         notes=inputs.notes,
         memory=inputs.memory,

@@ -179,6 +179,7 @@ class RequestInputs:
     model: str | None = None
     models: tuple[str, ...] = ()
     draft: str | None = None
+    draft_kv_dtype: str | None = None
     tp: int = 1
     layer: int | None = None
     lengths: tuple[int, ...] = ()
@@ -200,7 +201,8 @@ class RequestInputs:
         """The request with these facets. Raises `BadInput` for an option that needs a model."""
         from attnreg.request import AttentionRequest
 
-        for option, value in (("--draft", self.draft), ("--layer", self.layer), ("--length", self.lengths or None)):
+        of_model = ("--draft", self.draft), ("--layer", self.layer), ("--length", self.lengths or None)
+        for option, value in (*of_model, ("--draft-kv-dtype", self.draft_kv_dtype)):
             if value is not None:
                 raise BadInput(f"{option} says something of a model", "give --model too")
         if self.tp != 1:
@@ -245,6 +247,7 @@ class RequestInputs:
         words = [f"{name} {value}" for name, value in self.facets.items()]
         words += [*self.features, *(item.replace("=", " ") for item in self.extra)]
         words += [f"draft {self.draft}"] if self.draft else []
+        words += [f"draft kv_dtype {self.draft_kv_dtype}"] if self.draft_kv_dtype else []
         words += [f"TP {self.tp}"] if self.tp > 1 else []
         return words + ([f"layer {self.layer}"] if self.layer is not None else [])
 
@@ -256,6 +259,10 @@ class RequestInputs:
         from attnreg.models.questions import MTP, ModelOptions, model_questions
 
         path, draft = find_config(model), self.draft if self.draft in (None, MTP) else find_config(self.draft)
+        if self.draft_kv_dtype is not None and draft is None:
+            raise BadInput("--draft-kv-dtype says something of a draft", "give --draft too")
+        kv_dtype = None if self.draft_kv_dtype == "none" else self.draft_kv_dtype
+        draft_given = {} if self.draft_kv_dtype is None else {"kv_dtype": kv_dtype}
         options = ModelOptions(
             given=self.request_facets,
             features=frozenset(self.features),
@@ -263,6 +270,7 @@ class RequestInputs:
             ranks=self.tp,
             layer=self.layer,
             draft=draft,
+            draft_given=draft_given,
             lengths=tuple(sorted(set(self.lengths))),
             families=families,
         )
@@ -274,9 +282,10 @@ class RequestInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendInputs:
-    """The backends that a user names: ``--backend``, ``--prefer`` and ``--deny``."""
+    """The backends that a user names: ``--backend``, ``--draft-backend``, ``--prefer`` and ``--deny``."""
 
     backend: str | None = None
+    draft_backend: str | None = None
     prefer: str | None = None
     deny: tuple[str, ...] = ()
 
@@ -289,7 +298,12 @@ class BackendInputs:
     @property
     def words(self) -> list[str]:
         """These options as the title of an explanation has them: ``["backend FLASH_ATTN"]``."""
-        named = {"backend": self.backend, "prefer": self.prefer, "deny": ", ".join(self.deny)}
+        named = {
+            "backend": self.backend,
+            "draft backend": self.draft_backend,
+            "prefer": self.prefer,
+            "deny": ", ".join(self.deny),
+        }
         return [f"{option} {names}" for option, names in named.items() if names]
 
 
@@ -317,6 +331,8 @@ def read_inputs(
     from attnreg.selection.wording import request_words
 
     backends = backend_inputs or BackendInputs()
+    if backends.draft_backend and not (request_inputs.draft or request_inputs.facets.get("role") == "draft"):
+        raise BadInput("--draft-backend says something of a draft", "give --draft too")
     registry = registry_inputs.load(backends.choices)
     platforms = platform_inputs.platforms(registry)
     here = not platform_inputs.named

@@ -76,6 +76,7 @@ def _request_options(command: Command, *models: Option) -> Command:
             metavar="CONFIG",
             help="The model that drafts for it, or mtp: its own MTP layers. They have the draft role.",
         ),
+        model("--draft-kv-dtype", metavar="WORD", help="How the draft's KV cache is stored, if unlike the model's."),
         model("--tp", type=positive, default=1, metavar="N", help="Ranks of tensor parallelism; heads per rank."),
         model("--layer", type=click.IntRange(min=0), metavar="I", help="Only this layer of the model."),
     ]
@@ -89,10 +90,11 @@ def _request_options(command: Command, *models: Option) -> Command:
 
 
 def backend_options(command: Command) -> Command:
-    """Adds ``--backend``, ``--prefer`` and ``--deny``; the command gets them as ``backend_inputs``."""
+    """Adds ``--backend``, ``--draft-backend``, ``--prefer`` and ``--deny``, as ``backend_inputs``."""
     option = functools.partial(_option, section="Backend", metavar="NAME")
     options = [
-        option("--backend", help="Ask for this backend by name."),
+        option("--backend", help="Ask for this backend, or NAME/VARIANT, by name."),
+        option("--draft-backend", help="Ask for this backend for the draft's layers alone."),
         option("--prefer", help="Take this backend where it is valid."),
         option("--deny", multiple=True, help="Never this backend; repeatable."),
     ]

@@ -112,19 +112,22 @@ def explain(
     registry: Registry,
     *,
     backend: str | None = None,
+    draft_backend: str | None = None,
     title: str = "",
     notes: Iterable[str] = (),
     memory: Memory | None = None,
 ) -> Explanation:
     """The explanation of every question on every platform; platforms that agree share a verdict.
 
+    ``backend`` is the name that is asked for, ``draft_backend`` that for layers of the draft role, if it is another.
     Raises `attnreg.RequestError` for words that the registry does not have. A request without a backend
     is an answer and raises nothing.
     """
     questions, answers = tuple(questions), []
 
     def ask(request: AttentionRequest, platform: Platform) -> Selection:
-        return evaluate(request, platform, registry, backend)
+        named = draft_backend if draft_backend is not None and request.role == "draft" else backend
+        return evaluate(request, platform, registry, named)
 
     for question in questions:
         groups: dict[Any, list[Selection]] = {}

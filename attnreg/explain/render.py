@@ -108,7 +108,8 @@ def _memory_lines(memory: Memory, width: int) -> list[Text]:
     from attnreg.models.kv_memory import readable
 
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
-    title = f"KV cache of one request{rank}, kv_dtype {memory.models[0].kv_dtype}"
+    target, *drafts = (model.kv_dtype for model in memory.models)
+    title = f"KV cache of one request{rank}, kv_dtype {', draft '.join([target, *(d for d in drafts if d != target)])}"
     headings = ("bytes/token", *(f"{n:,} tokens" for n in memory.lengths))
     rows = []
     for number, model in enumerate(memory.models):

@@ -67,6 +67,7 @@ class Memory(NamedTuple):
         ]
         return {
             "kv_dtype": self.models[0].kv_dtype if self.models else None,
+            **({"draft_kv_dtype": self.models[1].kv_dtype} if len(self.models) > 1 else {}),
             "ranks": self.ranks,
             "groups": groups,
             "bytes_per_token": sum(m.token_bytes for m in self.models),

@@ -29,11 +29,12 @@ MTP = "mtp"
 class ModelOptions:
     """What is asked of a model beside its config; ``given`` are fields of every request, for each layer alike.
 
-    ``ranks`` is the number of ranks of tensor parallelism, ``layer`` the index of the only layer that is asked about,
-    ``draft`` another config whose layers are asked about under the draft role, or ``mtp`` for the model's own MTP
-    layers. ``lengths`` are the request lengths in tokens at which the KV cache is counted (8,192 and the model's
-    longest, if none). ``ends`` is what the KV dtype's word says of a model's first and last layers. ``families`` are
-    the rules by which the configs are read (the bundled ones, if None).
+    ``ranks`` is the number of ranks of tensor parallelism, ``layer`` the index of the only layer that is asked
+    about, ``draft`` another config whose layers are asked about under the draft role, or ``mtp`` for the model's
+    own MTP layers; ``draft_given`` are fields of its requests in place of those of ``given``. ``lengths`` are the
+    request lengths in tokens at which the KV cache is counted (8,192 and the model's longest, if none). ``ends`` is
+    what the KV dtype's word says of a model's first and last layers. ``families`` are the rules by which the
+    configs are read (the bundled ones, if None).
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -42,9 +43,14 @@ class ModelOptions:
     ranks: int = 1
     layer: int | None = None
     draft: str | None = None
+    draft_given: Mapping[str, Any] = field(default_factory=dict)
     lengths: tuple[int, ...] = ()
     ends: Mapping[str, Any] | None = None
     families: Families | None = None
+
+    def of_draft(self) -> ModelOptions:
+        """The options as they are for the draft."""
+        return dataclasses.replace(self, given={**self.given, **self.draft_given})
 
 
 class ModelQuestions(NamedTuple):
@@ -63,13 +69,12 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     kv_dtype = options.given.get("kv_dtype") or "auto"
     options = dataclasses.replace(options, ends=words[kv_dtype].facts.get("ends") if kv_dtype in words else None)
     main = _read(config, options)
-    drafts = [] if options.draft is None else [_read_draft(config, options.draft, options)]
-    questions = [
-        q for name, model in [("", main), *(("draft", d) for d in drafts)] for q in _questions(name, model, options)
-    ]
-    memories = [
-        kv_memory(model, kv_dtype, words) for model in (main, *drafts) if kv_dtype == "auto" or kv_dtype in words
-    ]
+    of_draft = options.of_draft()
+    drafts = [] if options.draft is None else [_read_draft(config, options.draft, of_draft)]
+    asked = [("", main, options), *(("draft", draft, of_draft) for draft in drafts)]
+    questions = [question for name, model, each in asked for question in _questions(name, model, each)]
+    stored = [(model, each.given.get("kv_dtype") or "auto") for _, model, each in asked]
+    memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype == "auto" or dtype in words]
     memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks)
     notes = [*main.assumptions, *(f"draft: {note}" for d in drafts for note in d.assumptions)]
     return ModelQuestions(tuple(questions), main.name, _title(main, drafts, options), tuple(notes), memory)
@@ -80,6 +85,8 @@ def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptio
     words = [main.name, _count(main)]
     for draft in drafts:
         words += [f"draft {draft.name}", _count(draft), *([draft.dtype] if draft.dtype != main.dtype else [])]
+        kv_dtype = options.draft_given.get("kv_dtype", options.given.get("kv_dtype", "auto"))
+        words += [f"draft {cache_words(kv_dtype)}"] if "kv_dtype" in options.draft_given else []
     words += [f"only layer {options.layer}"] if options.layer is not None else []
     words += [f"TP {options.ranks}"] if options.ranks > 1 else []
     words.append(main.dtype)

@@ -63,6 +63,41 @@ def test_a_block_diffusion_draft_looks_both_ways_over_an_fp8_cache(run: Callable
     assert reasons["ROCM_AITER_UNIFIED_ATTN"] == ["non_causal is not supported"]
 
 
+DRAFTED = ("--model", str(CONFIGS / "Qwen3-8B"), "--draft", str(CONFIGS / "Qwen3-8B-DFlash-b16"))
+
+
+def test_a_draft_has_its_own_kv_dtype(run: Callable[..., Any]) -> None:
+    data = answers(run, *HOPPER, *DRAFTED, "--kv-dtype", "fp8", "--draft-kv-dtype", "auto")
+    stored = [a["selections"][0]["request"].get("kv_dtype", "auto") for a in data["answers"]]
+    assert stored == ["fp8", "auto"]
+    assert " · draft KV cache auto · bfloat16 · KV cache fp8 · " in data["title"]
+    cache = data["kv_cache"]
+    assert (cache["kv_dtype"], cache["draft_kv_dtype"]) == ("fp8", "auto")
+    # 8 KV heads of 128, keys and values: a byte in 36 layers, two in 5
+    assert [g["bytes_per_token"] for g in cache["groups"]] == [36 * 2 * 8 * 128, 5 * 2 * 8 * 128 * 2]
+    out = run("explain", *HOPPER, *DRAFTED, "--draft-kv-dtype", "fp8").out
+    assert "KV cache of one request, kv_dtype auto, draft fp8" in out
+
+
+def test_a_draft_has_its_own_backend(run: Callable[..., Any]) -> None:
+    def chosen(*options: str) -> list[str]:
+        data = answers(run, *HOPPER, *DRAFTED, *options)
+        return [a["selections"][0]["backend"]["name"] for a in data["answers"]]
+
+    assert chosen() == ["FLASH_ATTN", "FLASH_ATTN"]
+    assert chosen("--draft-backend", "TRITON_ATTN") == ["FLASH_ATTN", "TRITON_ATTN"]
+    assert chosen("--backend", "FLASHINFER", "--draft-backend", "TRITON_ATTN") == ["FLASHINFER", "TRITON_ATTN"]
+    assert chosen("--backend", "FLASHINFER") == ["FLASHINFER", "FLASHINFER"]
+    title = answers(run, *HOPPER, *DRAFTED, "--draft-backend", "TRITON_ATTN")["title"]
+    assert " · draft backend TRITON_ATTN · " in title
+
+
+@pytest.mark.parametrize("option", ["--draft-kv-dtype", "--draft-backend"])
+def test_what_says_something_of_a_draft_needs_one(run: Callable[..., Any], option: str) -> None:
+    refused = run("explain", *HOPPER, "--model", GPT_OSS, option, "auto")
+    assert refused == (2, "", f"attnreg: {option} says something of a draft\n  help: give --draft too\n")
+
+
 def test_the_cache_is_counted_per_group_and_in_total(run: Callable[..., Any]) -> None:
     cache = answers(run, *HOPPER, "--model", GPT_OSS, "--kv-dtype", "fp8", "--tp", "2", "--length", "1000")["kv_cache"]
     # 18 layers, keys and values, 4 of the 8 KV heads, 64 elements of a byte

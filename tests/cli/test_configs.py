@@ -150,7 +150,7 @@ def test_the_commands_take_ids_and_say_which_file_answers(hub: Path, run: Callab
     )
     assert (status, err) == (0, "")
     assert out.startswith("gpt-oss-120b · 36 layers · draft Qwen3-8B-DFlash-b16 · ")
-    assert f"note: openai/gpt-oss-120b is {hub}" in "".join(out.splitlines())
+    assert f"note:openai/gpt-oss-120bis{hub}/" in "".join(out.split())
     assert run("lock", "--arch", "h100", "--model", "gpt2").status == 0
     assert run("lock", "--arch", "h100", "--model", "zzz").err.startswith(
         "attnreg: zzz: no such file, and no such model"
