@@ -61,6 +61,8 @@ class PackageData(DataModel):
     aliases: list[str] = Field(default=[], description=_ALIASES)
     import_: str | None = Field(default=None, alias="import", description="The module that Python imports.")
     distributions: list[str] = Field(default=[], description="The names under which an installer knows it.")
+    executable: str | None = Field(default=None, description="For a program instead of a module: its name on the path.")
+    homes: list[str] = Field(default=[], description="Variables that name a directory with the program in its bin.")
 
 
 class FlagData(DataModel):

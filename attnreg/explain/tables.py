@@ -146,6 +146,9 @@ def _variant_lines(variant: Variant, keys: list[str], width: int) -> Iterator[Te
     if variant.name:
         yield from _head(f"▸ {variant.name}", _condition(variant.when, "when "), variant.where.short, width)
     rows = [[f"  needs {c.facet}", c.matcher.text, c.where.short] for c in variant.requires.clauses]
+    for group in variant.requires.any_of:
+        where = next(clause.where for condition in group for clause in condition.walk())
+        rows.append(["  needs", " or ".join(condition.describe() for condition in group), where.short])
     stated = {claim.key: (claim.matcher.text, claim.where) for claim in variant.claims}
     stated |= {key: ("any", where) for key, where in variant.open.items()}
     for key in sorted(stated, key=lambda k: keys.index(k) if k in keys else -1):

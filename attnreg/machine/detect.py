@@ -9,6 +9,7 @@ import itertools
 import os
 import platform as host
 import re
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -54,18 +55,27 @@ class PackageWarning(UserWarning):
 
 
 def installed_packages(known: Mapping[str, Word]) -> dict[str, str]:
-    """Package -> version, for those of ``known`` that are installed here; "" for a package without a version.
+    """Package -> version, for those of ``known`` that are installed here; "" for a package or program without one.
 
     A package whose version cannot be read is left out, with a `PackageWarning`.
     """
-    versions = {}
+    versions: dict[str, str] = {}
     for name, word in known.items():
+        if program := word.facts.get("executable"):
+            versions |= {name: ""} if _program(program, word.facts["homes"]) else {}
+            continue
         version = _version([*word.facts.get("distributions", ()), name])
         if version is None and _importable(str(word.facts.get("import", ""))):
             version = ""
         if version is not None:
             versions[name] = version
     return versions
+
+
+def _program(name: str, homes: Iterable[str]) -> bool:
+    """Whether a program is on the path, or in the bin of a directory that one of the variables ``homes`` names."""
+    places = [None, *(os.path.join(home, "bin") for variable in homes if (home := os.environ.get(variable)))]
+    return any(shutil.which(name, path=place) for place in places)
 
 
 def _version(distributions: Iterable[str]) -> str | None:

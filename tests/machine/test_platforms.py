@@ -17,6 +17,7 @@ import pytest
 import attnreg
 from attnreg import Platform, RequestError
 from attnreg.machine import detect as detection
+from attnreg.selection.selector import evaluate
 
 WORD = "expected a word of the registry's vocabulary"
 NAMES = "expected a mapping of names to versions, or a set of names"
@@ -228,10 +229,56 @@ def test_packages_are_found_by_distribution_and_else_by_module(
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    for variable in ("PATH", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(variable, "")
     found = detection.installed_packages(default.vocabulary.packages)
     assert found == {"aiter": "0.1", "flash-attn-3": "3.0.0b1", "flash-mla": "", "torch": "2.13.0"}
     # finding flash_attn.cute would import flash_attn
     assert not [name for name in asked if "." in name]
+
+
+def test_a_program_is_found_on_the_path_and_in_a_toolkit_and_never_started(
+    default: attnreg.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, program in (("bin", "ninja"), ("cuda/bin", "nvcc")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / program).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / folder / program).chmod(0o755)
+    known = {name: default.vocabulary.packages[name] for name in ("ninja", "nvcc")}
+    for variable in ("PATH", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(variable, "")
+    assert detection.installed_packages(known) == {}
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert detection.installed_packages(known) == {"ninja": ""}
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda"))
+    assert detection.installed_packages(known) == {"ninja": "", "nvcc": ""}
+
+
+@pytest.mark.parametrize(
+    ("packages", "reason"),
+    [
+        (["flashinfer-python", "flashinfer-cubin"], ""),
+        (["flashinfer-python", "ninja", "nvcc"], ""),
+        (["flashinfer-python", "ninja"], "needs package flashinfer-cubin or package ninja and package nvcc"),
+        (["flashinfer-python"], "needs package flashinfer-cubin or package ninja and package nvcc"),
+        (["flashinfer-cubin"], "package flashinfer-python is not installed"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("FLASHINFER", {"head_size": 128}),
+        ("FLASHINFER_MLA", {"head_size": 576, "attention": "mla"}),
+        ("TRTLLM_RAGGED", {"head_size": 128, "attention": "mla", "phase": "prefill"}),
+    ],
+)
+def test_flashinfer_has_its_kernels_compiled_or_can_compile_them(
+    default: attnreg.Registry, packages: list[str], reason: str, name: str, fields: dict[str, Any]
+) -> None:
+    platform = Platform(platform="cuda", arch="sm100", packages=packages)
+    request = attnreg.AttentionRequest(**fields)
+    [candidate] = [c for c in evaluate(request, platform, default, name).candidates if c.name == name]
+    assert "; ".join(r.text for r in candidate.reasons) == reason
 
 
 def test_a_package_whose_metadata_are_spoilt_is_named_and_left_out(
