@@ -37,14 +37,14 @@ _HEAD_SIZES = """head_dim attention_head_size kv_channels d_kv head_size attenti
 _WIDTHS = """hidden_size d_model n_embd embed_dim dim width model_dim hidden_dim embedding_size projection_dim
     encoder_hidden_size decoder_hidden_size out_hidden_size output_dim cross_hidden_size encoder_dim decoder_dim
     word_embed_proj_dim text_hidden_size vision_hidden_size audio_hidden_size d_embed proj_size token_dim embedding_dim
-    vision_embed_dim codebook_dim mm_hidden_size image_embed_dim projection_size"""
+    vision_embed_dim codebook_dim mm_hidden_size image_embed_dim projection_size emb_dim"""
 _INNER = """intermediate_size ffn_dim d_ff n_inner encoder_ffn_dim decoder_ffn_dim ffn_hidden_size ffw_hidden_size
     mlp_dim encoder_intermediate_size decoder_intermediate_size intermediate_dim feed_forward_size
     moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size mlp_hidden_size
     expert_ffn_hidden_size shared_intermediate_size intermediate_size_mlp moe_ffn_hidden_size ffn_intermediate_size
     projector_hidden_size projector_hidden_dim"""
 _WORDS = """vocab_size n_vocab text_vocab_size vocabulary_size image_vocab_size audio_vocab_size encoder_vocab_size
-    decoder_vocab_size src_vocab_size tgt_vocab_size vocab_size_per_layer_input entity_vocab_size"""
+    decoder_vocab_size src_vocab_size tgt_vocab_size vocab_size_per_layer_input entity_vocab_size n_words"""
 _POSITIONS = """max_position_embeddings n_positions max_source_positions max_target_positions max_seq_len
     max_encoder_position_embeddings max_decoder_position_embeddings max_sequence_length seq_length max_seq_length
     n_ctx"""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnreg.integrations.transformers.engine import Engine, Run
 from attnreg.integrations.transformers.masks import lazy_mask
@@ -58,6 +59,8 @@ def register(
         raise ValueError(
             f"the name {name!r} holds `flash`: transformers takes it for a flash-attention kernel; use another"
         )
+    if name == "eager" or (name in ALL_ATTENTION_FUNCTIONS.valid_keys() and name not in _engines):
+        raise ValueError(f"the name {name!r} is taken in transformers, whose classes read it; use another")
     engine = Engine(name, registry, platform=platform, backend=backend, dense=dense, ignore=ignore)
     # attention without the mask function would run without masks, silently
     AttentionMaskInterface.register(name, lazy_mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -57,6 +58,13 @@ def test_what_changes_the_result_cannot_be_ignored_and_is_not_offered_to_be(defa
 def test_a_name_that_transformers_takes_for_a_flash_kernel_is_refused(default: Registry) -> None:
     with pytest.raises(ValueError, match="'my_flash_attnreg' holds `flash`"):
         attention.register("my_flash_attnreg", registry=default)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa", "flex_attention", "paged|eager"])
+def test_a_name_of_transformers_own_is_refused(default: Registry, name: str) -> None:
+    with pytest.raises(ValueError, match=f"the name {re.escape(repr(name))} is taken in transformers"):
+        attention.register(name, registry=default)
+    attention.register("attnreg", registry=default)
 
 
 TRAINED: dict[str, Tensor] = {
