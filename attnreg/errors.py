@@ -5,9 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import PurePath
-from typing import NamedTuple
+from reprlib import Repr
+from typing import Any, NamedTuple
 
+# words that a request or a platform may hold in one set
+MAX_ITEMS = 10_000
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 200
+_REPR.maxset = _REPR.maxfrozenset = _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = 12
 # problems that a message shows
 MAX_SHOWN = 50
 _SEPARATORS = str.maketrans("", "", "-_ ")
@@ -103,20 +110,44 @@ class RequestError(ValueError):
         return type(self), (self.message, self.help)
 
 
-def validate_word(name: str, value: object) -> None:
-    """Raise `RequestError`, which calls the field ``name``, unless ``value`` is text and not empty."""
-    if not isinstance(value, str) or not value:
-        raise RequestError(f"{name} is {value!r}; expected a word of the registry's vocabulary")
+def shown(value: object) -> str:
+    """The value as Python writes it, cut where it is long."""
+    try:
+        return _REPR.repr(value)
+    # an integer of thousands of digits, or an object that cannot say what it is
+    except Exception:
+        return f"of type {type(value).__name__}, and cannot be shown"
+
+
+def plain_word(name: str, value: object) -> str:
+    """The value as text. Raises `RequestError`, which calls the field ``name``, unless it is text and not empty."""
+    if type(value) is str and value:
+        return value
+    # a member of an enumeration of words is one too; a subclass may compare as it likes
+    word = str.__str__(value) if isinstance(value, str) else ""
+    if not word:
+        raise RequestError(f"{name} is {shown(value)}; expected a word of the registry's vocabulary")
+    return word
 
 
 def word_set(name: str, values: Iterable[str]) -> frozenset[str]:
     """The words of an iterable as a set. Raises `RequestError`, which calls the field ``name``, for a bare text."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} is {values!r}; expected a set of words, for example {{'sinks'}}")
-    words = tuple(values)
-    for word in words:
-        validate_word(name, word)
-    return frozenset(words)
+    if type(values) is frozenset and not values:
+        return values
+    items = None if isinstance(values, str) else items_of(values)
+    if items is None:
+        raise RequestError(f"{name} is {shown(values)}; expected a set of words, for example {{'sinks'}}")
+    return frozenset(plain_word(name, item) for item in items)
+
+
+def items_of(values: Any) -> list[Any] | None:
+    """The items of an iterable; None where it is none, cannot be iterated, or has more than `MAX_ITEMS`."""
+    try:
+        items = list(islice(values, MAX_ITEMS + 1))
+    # an iterable may fail in any way
+    except Exception:
+        return None
+    return items if len(items) <= MAX_ITEMS else None
 
 
 def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:

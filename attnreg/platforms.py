@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnreg.errors import RequestError, validate_word, word_set
+from attnreg.errors import RequestError, items_of, plain_word, shown, word_set
 
 Packages = tuple[tuple[str, str], ...]
 
@@ -30,8 +30,8 @@ class Platform:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        validate_word("platform", self.platform)
-        validate_word("arch", self.arch)
+        object.__setattr__(self, "platform", plain_word("platform", self.platform))
+        object.__setattr__(self, "arch", plain_word("arch", self.arch))
         object.__setattr__(self, "flags", word_set("flags", self.flags))
         object.__setattr__(self, "packages", _package_pairs(self.packages))
         object.__setattr__(self, "_hash", hash((self.platform, self.arch, self.flags, self.packages)))
@@ -69,14 +69,16 @@ class Platform:
 def _package_pairs(packages: Mapping[str, str] | Iterable[Any] | None) -> Packages | None:
     if packages is None:
         return None
-    items = packages.items() if isinstance(packages, Mapping) else packages
-    try:
-        pairs = dict((item, "") if isinstance(item, str) else item for item in items)
-    except (TypeError, ValueError):
-        pairs = {None: None}
-    if isinstance(packages, str) or not all(isinstance(text, str) for pair in pairs.items() for text in pair):
-        expected = "expected a mapping of names to versions, or a set of names"
-        raise RequestError(f"packages is {packages!r}; {expected}")
+    items = (
+        None if isinstance(packages, str) else items_of(packages.items() if isinstance(packages, Mapping) else packages)
+    )
+    pairs: dict[str, str] = {}
+    for item in [None] if items is None else items:
+        pair = [item, ""] if isinstance(item, str) else items_of(item)
+        if pair is None or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            expected = "expected a mapping of names to versions, or a set of names"
+            raise RequestError(f"packages is {shown(packages)}; {expected}")
+        pairs[str.__str__(pair[0])] = str.__str__(pair[1])
     return tuple(sorted(pairs.items()))
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from attnreg.errors import RequestError, validate_word, word_set
+from attnreg.errors import RequestError, items_of, plain_word, shown, word_set
 
 if TYPE_CHECKING:
     from typing import Self
 
 FacetValue = str | int | bool | None
 # 0 has a meaning for some integers: a latent head without a rotary or a nope part
+MAX_INTEGER = 2**63 - 1
 _FROM_ZERO = {"least": 0}
 
 
@@ -56,16 +57,26 @@ class AttentionRequest:
     index_topk: int | None = None
     model: str | None = None
     extra: tuple[tuple[str, FacetValue], ...] = ()
+    # the names of extra facets that hold true or false: in Python True == 1, and a request says which it means
+    _booleans: tuple[str, ...] = field(init=False, repr=False, default=())
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.head_size is None:
             raise RequestError("head_size is None; every request needs one (elements per head, for example 128)")
         for name, least in _INTEGERS:
-            _validate_integer(name, getattr(self, name), least)
+            value = getattr(self, name)
+            if value is not None:
+                if type(value) is not int:
+                    value = _plain_integer(name, value, least)
+                    object.__setattr__(self, name, value)
+                if not least <= value <= MAX_INTEGER:
+                    limit = f"at least {least}" if value < least else f"at most {MAX_INTEGER:,}"
+                    raise RequestError(f"{name} is {shown(value)}; expected {limit}")
         for name, optional in _WORDS:
-            if not (optional and getattr(self, name) is None):
-                validate_word(name, getattr(self, name))
+            value = getattr(self, name)
+            if (type(value) is not str or not value) and not (optional and value is None):
+                object.__setattr__(self, name, plain_word(name, value))
         if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise RequestError(
                 f"num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}; "
@@ -75,6 +86,7 @@ class AttentionRequest:
             object.__setattr__(self, "head_size_v", None)
         object.__setattr__(self, "features", word_set("features", self.features))
         object.__setattr__(self, "extra", _extra_pairs(self.extra, self.__class__))
+        object.__setattr__(self, "_booleans", tuple(name for name, value in self.extra if type(value) is bool))
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in _REQUEST_FIELDS)))
 
     def __hash__(self) -> int:
@@ -110,9 +122,11 @@ class AttentionRequest:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The request that `to_dict` wrote. Raises `RequestError` for an unknown field, or a missing head_size."""
+        if not isinstance(data, Mapping):
+            raise RequestError(f"the request is {shown(data)}; expected a mapping of its fields")
         unknown = [name for name in data if name not in _REQUEST_FIELDS]
         if unknown:
-            raise RequestError(f"unknown request field {unknown[0]!r}; known: {', '.join(_REQUEST_FIELDS)}")
+            raise RequestError(f"unknown request field {shown(unknown[0])}; known: {', '.join(_REQUEST_FIELDS)}")
         return cls(**{"head_size": None, **data})
 
 
@@ -186,26 +200,33 @@ def _rebuild(cls: type[AttentionRequest], values: dict[str, Any]) -> AttentionRe
     return cls(**values)
 
 
-def _validate_integer(name: str, value: object, least: int) -> None:
-    if value is None:
-        return
+def _plain_integer(name: str, value: object, least: int) -> int:
+    """A member of an enumeration of integers as an integer. Raises `RequestError` for what is none."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} is {value!r}; expected an integer of at least {least}")
-    if value < least:
-        raise RequestError(f"{name} is {value}; expected at least {least}")
+        raise RequestError(f"{name} is {shown(value)}; expected an integer of at least {least}")
+    return int.__int__(value)
 
 
 def _extra_pairs(
     extra: Mapping[str, FacetValue] | Iterable[tuple[str, FacetValue]], cls: type[AttentionRequest]
 ) -> tuple[tuple[str, FacetValue], ...]:
-    try:
-        pairs = dict(extra)
-    except (TypeError, ValueError):
-        raise RequestError(f"extra is {extra!r}; expected a mapping of facets to values") from None
-    for name, value in pairs.items():
-        validate_word("extra", name)
+    # a mapping, or pairs
+    items = None if isinstance(extra, str) else items_of(extra.items() if isinstance(extra, Mapping) else extra)
+    pairs: dict[str, FacetValue] = {}
+    for item in [None] if items is None else items:
+        pair = items_of(item)
+        if pair is None or len(pair) != 2:
+            raise RequestError(f"extra is {shown(extra)}; expected a mapping of facets to values")
+        name, value = plain_word("extra", pair[0]), pair[1]
         if name in _REQUEST_FIELDS:
             raise RequestError(f"extra names {name!r}, which is a field of {cls.__name__}; pass it by keyword")
         if value is not None and not isinstance(value, str | int):
-            raise RequestError(f"extra[{name!r}] is {value!r}; expected a word, an integer, a boolean or None")
+            raise RequestError(f"extra[{name!r}] is {shown(value)}; expected a word, an integer, a boolean or None")
+        if isinstance(value, str):
+            value = str.__str__(value)
+        elif isinstance(value, int) and type(value) is not bool:
+            value = int.__int__(value)
+            if abs(value) > MAX_INTEGER:
+                raise RequestError(f"extra[{name!r}] is {shown(value)}; expected at most {MAX_INTEGER:,}")
+        pairs[name] = value
     return tuple(sorted(pairs.items()))

@@ -134,7 +134,9 @@ requests = st.builds(
     qk_rope_head_dim=st.none() | st.integers(0, 9),
     index_topk=sizes,
     model=st.none() | words,
-    extra=st.dictionaries(words.map("x".__add__), st.none() | words | st.integers() | st.booleans(), max_size=3),
+    extra=st.dictionaries(
+        words.map("x".__add__), st.none() | words | st.integers(-(2**63) + 1, 2**63 - 1) | st.booleans(), max_size=3
+    ),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from attnreg.errors import Location, RequestError, did_you_mean
+from attnreg.errors import Location, RequestError, did_you_mean, shown
 from attnreg.language.conditions import Condition
 from attnreg.selection.judge import Judge
 from attnreg.selection.memory import answers_of, remember
@@ -28,13 +28,39 @@ def evaluate(
     to_run: bool = False,
 ) -> Selection:
     """The selection for a request, cached. Where no backend is valid its ``backend`` is None, and nothing is raised."""
-    arguments, answers = (request, platform, backend, to_run), answers_of(registry)
-    selection = answers.get(arguments)
+    arguments = (request, platform, backend, to_run)
+    try:
+        answers = answers_of(registry)
+        selection = answers.get(arguments)
+    # such as a list in place of a name, which has no hash
+    except Exception:
+        _validate_arguments(request, platform, registry, backend, to_run)
+        raise
     if selection is None:
+        _validate_arguments(request, platform, registry, backend, to_run)
         selection = evaluate_anew(request, platform, registry, backend, to_run)
         if not (to_run and _may_load_later(selection)):
             remember(answers, arguments, selection)
     return selection
+
+
+def _validate_arguments(request: object, platform: object, registry: object, backend: object, to_run: object) -> None:
+    """Raise `RequestError` for an argument of another type than its own."""
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
+
+    expected: list[tuple[str, object, type, str]] = [
+        ("request", request, AttentionRequest, "an AttentionRequest"),
+        ("platform", platform, Platform, "a Platform"),
+        ("registry", registry, Registry, "a Registry, as load_registry returns it"),
+        ("to_run", to_run, bool, "True or False"),
+    ]
+    for name, value, kind, what in expected:
+        if not isinstance(value, kind):
+            raise RequestError(f"{name} is {shown(value)}; expected {what}")
+    if backend is not None and type(backend) is not str:
+        raise RequestError(f"backend is {shown(backend)}; expected the name of a backend")
 
 
 def _may_load_later(selection: Selection) -> bool:

@@ -46,7 +46,7 @@ def values_of(facet: str, registry: Registry) -> st.SearchStrategy[Any]:
 
 
 def changed(request: AttentionRequest, facet: str, value: Any) -> AttentionRequest:
-    fields = {name: getattr(request, name) for name in AttentionRequest.__dataclass_fields__ if name != "_hash"}
+    fields = {name: getattr(request, name) for name, f in AttentionRequest.__dataclass_fields__.items() if f.init}
     change = {facet: value} if facet in fields else {"extra": {**dict(request.extra), facet: value}}
     return AttentionRequest(**{**fields, **change})
 
