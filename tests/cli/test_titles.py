@@ -43,6 +43,9 @@ DIFFERENT = [
     ("--arch", "sm80"),
 ]
 ONLY_OF_MODELS = [("--tp", "2"), ("--layer", "1"), ("--draft", LLAMA), ("--attention", "mla")]
+ONLY_OF_MODELS += [
+    ("--draft", LLAMA, *more) for more in (("--draft-kv-dtype", "fp8"), ("--draft-backend", "TRITON_ATTN"))
+]
 
 
 def answered(run: Callable[..., Any], *arguments: str) -> Any:
