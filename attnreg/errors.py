@@ -151,11 +151,20 @@ def items_of(values: Any) -> list[Any] | None:
 
 
 def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word that is most like a word; case, dashes and underscores make no difference."""
-    text, names = str(word).casefold(), {name.casefold(): name for name in sorted(known, reverse=True)}
+    """The known word that is most like a word, or else the shortest that contains it; None where there is none.
+
+    Case, dashes, underscores and the abbreviation of attention make no difference.
+    """
+    text, names = _plain(str(word)), {_plain(name): name for name in sorted(known, reverse=True)}
     same = next((name for name in names if name.translate(_SEPARATORS) == text.translate(_SEPARATORS)), None)
     near = [same] if same is not None else difflib.get_close_matches(text, names, n=1, cutoff=cutoff)
+    if not near and len(text) > 2 and cutoff < 1:
+        near = sorted((name for name in names if text in name), key=len)
     return names[near[0]] if near else None
+
+
+def _plain(text: str) -> str:
+    return text.casefold().replace("attention", "attn")
 
 
 def did_you_mean(word: object, known: Iterable[str], also: int = 12, cutoff: float = 0.6) -> str:

@@ -111,7 +111,7 @@ def models(words: tuple[str, ...], as_json: bool) -> None:
     from attnreg.models.reader import bundled_families
 
     families = bundled_families()
-    names = [name for name in families if not words or any(word in name for word in words)]
+    names = [name for name in families if not words or any(word.casefold() in name for word in words)]
     if not names:
         raise BadInput(f"no model family has {' or '.join(map(repr, words))} in its name")
     if as_json:

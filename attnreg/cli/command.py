@@ -76,10 +76,21 @@ class Command(click.Command):
         extra = super().parse_args(ctx, args)
         if extra and not ctx.resilient_parsing:
             more = "no more arguments" if any(isinstance(p, click.Argument) for p in self.params) else "no arguments"
-            has_model = any("--model" in param.opts for param in self.params)
-            hint = f"did you mean `--model {extra[0]}`?" if has_model else ""
-            raise BadInput(f"{ctx.info_name} takes {more}, got {' '.join(extra)}", hint)
+            raise BadInput(f"{ctx.info_name} takes {more}, got {' '.join(extra)}", self._option_for(extra[0]))
         return extra
+
+    def _option_for(self, word: str) -> str:
+        """Help for a word that is no argument of this command: the option that it may be the value of."""
+        from attnreg.loader import load_registry
+
+        options = {name for param in self.params for name in param.opts}
+        try:
+            registry = load_registry()
+        except ValueError:
+            return ""
+        arch, backend = registry.vocabulary.architecture(word) is not None, registry.row(word) is not None
+        option = "--arch" if arch else "--backend" if backend else "--model"
+        return f"did you mean `{option} {word}`?" if option in options else ""
 
 
 class Group(click.Group):

@@ -13,7 +13,7 @@ import click
 from attnreg.cli.configs import find_config
 from attnreg.cli.refusals import BadInput
 from attnreg.errors import RegistryError
-from attnreg.language.facets import ordinary
+from attnreg.language.facets import CORE, ordinary
 
 if TYPE_CHECKING:
     from attnreg.analysis.lock import Lock
@@ -194,8 +194,13 @@ class RequestInputs:
 
     @property
     def extra_facets(self) -> dict[str, Value]:
-        """Name -> value of each facet from ``--set``."""
-        return dict(facet_value("--set", item) for item in self.extra)
+        """Name -> value of each facet from ``--set``. Raises `BadInput` for one that has an option of its own."""
+        facets = dict(facet_value("--set", item) for item in self.extra)
+        for name, value in facets.items():
+            if name in CORE and CORE[name].of == "request" and CORE[name].help:
+                option = f"--{name.removesuffix('s' * CORE[name].is_set).replace('_', '-')}"
+                raise BadInput(f"--set {name}: this facet has an option of its own", f"give {option} {value}")
+        return facets
 
     def request(self) -> AttentionRequest:
         """The request with these facets. Raises `BadInput` for an option that needs a model."""

@@ -22,6 +22,23 @@ REFUSED = [
     ("explain --frobnicate", "explain has no option --frobnicate", "`attnreg explain --help` lists its options"),
     ("--frobnicate", "there is no option --frobnicate", "`attnreg --help` lists its options"),
     ("explain gpt-oss-120b", "explain takes no arguments, got gpt-oss-120b", "did you mean `--model gpt-oss-120b`?"),
+    ("explain h100", "explain takes no arguments, got h100", "did you mean `--arch h100`?"),
+    (
+        "explain FLASH_ATTN/FA3",
+        "explain takes no arguments, got FLASH_ATTN/FA3",
+        "did you mean `--backend FLASH_ATTN/FA3`?",
+    ),
+    ("list llama", "list takes no arguments, got llama", ""),
+    (
+        "explain --arch sm90 --set kv_dtype=fp8",
+        "--set kv_dtype: this facet has an option of its own",
+        "give --kv-dtype fp8",
+    ),
+    (
+        "explain --arch sm90 --set features=sinks",
+        "--set features: this facet has an option of its own",
+        "give --feature sinks",
+    ),
     ("show FLASH_ATTN MORE", "show takes no more arguments, got MORE", ""),
     (
         "lock --arch sm90",

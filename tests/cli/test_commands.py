@@ -34,6 +34,8 @@ BAD_INPUT = [
         "does not know\n  help: VLLM_ROCM_USE_AITER is `aiter` here",
     ),
     (["--arch", "sm90", "--backend", "flash_attn"], "unknown backend 'flash_attn'\n  help: did you mean `FLASH_ATTN`?"),
+    (["--arch", "sm90", "--backend", "sdpa"], "unknown backend 'sdpa'\n  help: did you mean `TORCH_SDPA`?"),
+    (["--arch", "sm90", "--backend", "flash_attention_2"], "\n  help: did you mean `FLASH_ATTN`?"),
     (["--platform", "rcom"], "unknown platform 'rcom'\n  help: did you mean `rocm`?"),
     (["--platform", "rocm", "--arch", "sm90"], "arch is sm90, which belongs to platform cuda, not rocm"),
     (["--arch", "sm90", "--kv-dtype", "fp8_e4m4"], "kv_dtype names 'fp8_e4m4'"),
