@@ -51,11 +51,12 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
 
 
 def _others(engine: Engine, model: Any) -> list[str]:
-    """A note for each implementation beside the engine's own under which a model or a part of it runs."""
+    """A note for each other implementation of a model, or of a part of it, that has no run through the engine."""
     names: dict[str, list[str]] = {}
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and part.config._attn_implementation != engine.name:
-            names.setdefault(str(part.config._attn_implementation), []).append(type(part).__name__)
+        other = isinstance(part, PreTrainedModel) and part.config._attn_implementation not in (engine.name, None)
+        if other and not engine.runs_of(part):
+            names.setdefault(part.config._attn_implementation, []).append(type(part).__name__)
     return [
         f"{' and '.join(dict.fromkeys(classes))} runs by attn_implementation {name!r}: attnreg decides nothing for it"
         for name, classes in names.items()

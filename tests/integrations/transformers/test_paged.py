@@ -54,6 +54,11 @@ def test_tokens_of_a_batch_that_changes(make: Callable[[], Any]) -> None:
     runs = attention.runs(model)
     assert {run.backend for run in runs} == {"CPU_ATTN"}
     assert len(runs) == models.LAYERS
+    # what ran through attnreg is told of a model that stands on another implementation otherwise
+    model.set_attn_implementation("eager")
+    text = attention.explanation(model)
+    assert "CPU_ATTN" in text
+    assert "decides nothing" not in text
 
 
 def test_sdpa_without_a_paged_cache_stays_transformers_own() -> None:
