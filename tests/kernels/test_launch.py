@@ -15,6 +15,7 @@ from packaging.version import Version
 from support import ROOT
 from support.compiler import Compiler
 
+from attnreg.kernels.triton import launch
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.cache import _write_kv_kernel
 from attnreg.kernels.triton.launch import Kernel
@@ -77,12 +78,38 @@ def test_a_launch_hands_over_what_triton_itself_does(launched: Any) -> None:
         assert ours[hooks] == (None, None, None)
 
 
-def _kept(launch: tuple[Any, ...], first: int) -> list[Any]:
+def test_code_is_shared_by_calls_whose_pointers_are_alike_one_by_one() -> None:
+    compiler = Compiler()
+    odds: list[tuple[str, ...]] = [
+        (),
+        ("query",),
+        ("output",),
+        ("query",),
+        (),
+        ("key",),
+        ("cache",),
+        ("query", "output"),
+    ]
+    # the write, the attention and the merge; then those among whose pointers there is one that differs from all before
+    assert compiler.compiled_for_addresses(odds) == [3, 1, 2, 0, 0, 1, 2, 1]
+    compiler.close()
+
+
+def test_code_for_amd_is_shared_by_memory_that_offsets_of_32_bits_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_AMD", True)
+    kernel = Kernel(_fill_kernel)
+    variant = kernel.variant(torch.device("meta"), Code())
+    near, far = (torch.empty(n, dtype=torch.int8, device="meta") for n in (2**31 - 1, 2**31))
+    facts = [variant.pointer_facts(kernel.arguments(to_ptr=x)) for x in (near, far, far[:8], None)]
+    assert facts[0] != facts[1] == facts[2] == facts[3]
+
+
+def _kept(call: tuple[Any, ...], first: int) -> list[Any]:
     """The arguments of a launch, less the parts of split keys: each call has memory of its own for them."""
-    kernel, *_ = launch
+    kernel, *_ = call
     functions = (_write_kv_kernel, _attention_kernel, _merge_splits_kernel)
     names = next(function.arg_names for function in functions if function.__name__ == kernel)
-    return [x for x, name in zip(launch[first:], names, strict=True) if not name.startswith("partial")]
+    return [x for x, name in zip(call[first:], names, strict=True) if not name.startswith("partial")]
 
 
 @pytest.mark.parametrize("function", [_attention_kernel, _merge_splits_kernel, _write_kv_kernel])

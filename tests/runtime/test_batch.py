@@ -175,6 +175,24 @@ def test_what_is_changed_in_place_is_seen(make: Make, by_array: bool, inference:
             assert right()
 
 
+def test_a_capture_is_for_those_that_follow_the_device(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, q, k = make(), torch.zeros(2, 4, 16), torch.zeros(2, 2, 16)
+    batch, output = BatchMetadata.build([2]), torch.ones(2, 4, 16)
+    layer.plan(batch)
+    assert layer._captured == []
+    monkeypatch.setattr("attnreg.runtime.layer._capturing", lambda device: True)
+    with pytest.raises(
+        BatchError, match="a CUDA graph is being captured, and CPU_ATTN computes from the host's lengths"
+    ):
+        layer.forward(q, k, k, None, batch, output)
+    assert (output == 1).all()
+    # what a captured graph reads lives as long as the layer
+    monkeypatch.setattr(layer.module, "CAPTURABLE", True, raising=False)
+    layer.forward(q, k, k, None, batch, output)
+    (kept,) = layer._captured
+    assert kept is layer.plan(batch)
+
+
 @pytest.mark.parametrize("backend", ["CPU_ATTN", "TORCH_SDPA"])
 def test_padding_has_queries_and_no_keys(make: Make, backend: str) -> None:
     layer = make(backend)

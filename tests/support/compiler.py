@@ -49,6 +49,11 @@ class Compiler:
         launches: tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int] = self._run(_launches)
         return launches
 
+    def compiled_for_addresses(self, odds: list[tuple[str, ...]]) -> list[int]:
+        """The result of `fake_driver.compiled_for_addresses`."""
+        counts: list[int] = self._run(_compiled_for_addresses, odds)
+        return counts
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
@@ -98,3 +103,9 @@ def _launches() -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
     from support import fake_driver
 
     return fake_driver.launches()
+
+
+def _compiled_for_addresses(odds: list[tuple[str, ...]]) -> list[int]:
+    from support import fake_driver
+
+    return fake_driver.compiled_for_addresses(odds)

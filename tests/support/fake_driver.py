@@ -5,6 +5,8 @@ It is imported by a process that compiles alone (compiler.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,42 +45,82 @@ class Driver:
         return GPUTarget("cuda", 90, 32)
 
 
+@contextmanager
+def faked() -> Iterator[tuple[Driver, list[str]]]:
+    """The fake driver in use, and a text for each kernel that is compiled meanwhile."""
+    target = target_for("cuda", 90, 132)
+    plans.target_of = cache.target_of = lambda device: target
+    texts: list[str] = []
+    knobs.runtime.jit_post_compile_hook = lambda **what: texts.append(what["compile"]["specialization_data"])
+    driver = Driver()
+    triton.runtime.driver.set_active(driver)
+    try:
+        yield driver, texts
+    finally:
+        knobs.runtime.jit_post_compile_hook = None
+        # Triton looks for a driver anew when it needs one
+        triton.runtime.driver.set_active(None)
+
+
+def decode(key_size: int = 1) -> Any:
+    """A spec, a plan for a decode over split keys, and the tensors of its call: query, key, cache."""
+    from attnreg.kernels import triton_attn
+    from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache
+
+    spec = AttentionSpec(
+        num_heads=4, num_kv_heads=key_size, head_size=64, head_size_v=64, dtype=torch.float16, softmax_scale=0.125,
+        block_size=16,
+    )  # fmt: skip
+    batch = BatchMetadata.build(
+        [1], [4096], block_table=torch.zeros(1, 256, dtype=torch.int32), slot_mapping=torch.zeros(1).long()
+    )
+    memory = KVCache(*torch.zeros(2, 256, 16, key_size, 64, dtype=torch.float16))
+    query, key = torch.zeros(1, 4, 64, dtype=torch.float16), torch.zeros(1, key_size, 64, dtype=torch.float16)
+    return spec, triton_attn.plan(spec, batch), query, key, memory
+
+
 def launches() -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
     """The launches of a decode over split keys, the first and the second time, and the number of compiled kernels.
 
     Three kernels: the cache write, the attention, and the merge.
     """
     from attnreg.kernels import triton_attn
-    from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache
+    from attnreg.runtime.interface import Call
 
-    target = target_for("cuda", 90, 132)
-    plans.target_of = cache.target_of = lambda device: target
-    # one text for each compiled kernel
-    texts: list[str] = []
-    knobs.runtime.jit_post_compile_hook = lambda **what: texts.append(what["compile"]["specialization_data"])
-    driver = Driver()
-    triton.runtime.driver.set_active(driver)
-    try:
-        spec = AttentionSpec(
-            num_heads=4, num_kv_heads=1, head_size=64, head_size_v=64, dtype=torch.float16, softmax_scale=0.125,
-            block_size=16,
-        )  # fmt: skip
-        batch = BatchMetadata.build(
-            [1], [4096], block_table=torch.zeros(1, 256, dtype=torch.int32), slot_mapping=torch.zeros(1).long()
-        )
-        memory = KVCache(*torch.zeros(2, 256, 16, 1, 64, dtype=torch.float16))
-        query, key = torch.zeros(1, 4, 64, dtype=torch.float16), torch.zeros(1, 1, 64, dtype=torch.float16)
+    with faked() as (driver, texts):
+        spec, plan, query, key, memory = decode()
         call = Call(query=query, kv_cache=memory, output=torch.zeros_like(query))
-        plan = triton_attn.plan(spec, batch)
         for _ in range(2):
             triton_attn.write_kv(spec, plan, key, key, memory)
             triton_attn.forward(spec, plan, call)
-    finally:
-        knobs.runtime.jit_post_compile_hook = None
-        # Triton looks for a driver anew when it needs one
-        triton.runtime.driver.set_active(None)
     half = len(driver.launched) // 2
     return driver.launched[:half], driver.launched[half:], len(texts)
+
+
+def compiled_for_addresses(odds: list[tuple[str, ...]]) -> list[int]:
+    """The number of kernels that are compiled for each of some decodes in order.
+
+    odds: the names of each one's tensors at odd addresses, of query, key, cache and output.
+    """
+    from attnreg.kernels import triton_attn
+    from attnreg.runtime.interface import Call, KVCache
+
+    counts = []
+    with faked() as (_, texts):
+        spec, plan, *tensors = decode(2)
+
+        def placed(tensor: Any, odd: bool) -> Any:
+            memory = torch.zeros(tensor.numel() + 8, dtype=tensor.dtype)
+            return memory[odd:][: tensor.numel()].view(tensor.shape)
+
+        for odd in odds:
+            before = len(texts)
+            query, key = placed(tensors[0], "query" in odd), placed(tensors[1], "key" in odd)
+            memory = KVCache(*(placed(x, "cache" in odd) for x in tensors[2]))
+            triton_attn.write_kv(spec, plan, key, key, memory)
+            triton_attn.forward(spec, plan, Call(query, memory, placed(tensors[0], "output" in odd)))
+            counts.append(len(texts) - before)
+    return counts
 
 
 def _plain(value: Any) -> Any:
