@@ -96,18 +96,27 @@ class TransformersCall:
         if self.key.shape[0] != size:
             return "its queries and keys are of different batches"
         crossed = _is_crossed(self.module)
-        if self.mask is None:
+        if self.mask is None or self._hides_nothing():
+            # a tensor is the whole mask: causality and a window would be in it
+            whole, window = self.mask is not None, None if self.mask is not None else self.window
             # a single query is the last token: it sees every key, so it is causal as well
-            causal = self.causal or (self.queries == 1 and not crossed and getattr(self.module, "is_causal", True))
+            single = self.queries == 1 and not crossed and getattr(self.module, "is_causal", True)
+            causal = single or (self.causal and not whole)
             # a window compares positions, so queries and keys belong to one text
-            crossed = not causal and self.window is None and (crossed or self.queries != keys)
-            return packed_plainly(size, self.queries, keys, Band(causal, self.window), crossed, self.query.device)
+            crossed = not causal and window is None and (crossed or self.queries != keys)
+            return packed_plainly(size, self.queries, keys, Band(causal, window), crossed, self.query.device)
         if not isinstance(self.mask, LazyMask):
             return "its mask is given as a tensor"
         source = self.mask.source.on(self.query.device)
         if (source.batch, source.queries, source.keys) != (size, self.queries, keys):
             return "its mask is for other queries or keys"
         return packed_mask(source, crossed=crossed)
+
+    def _hides_nothing(self) -> bool:
+        """Whether the mask is a tensor in which every query sees every key: all true, or all zero where it is added."""
+        if self.mask is None or isinstance(self.mask, LazyMask | BooleanMask) or self.mask.requires_grad:
+            return False
+        return bool((self.mask if self.mask.dtype == torch.bool else self.mask == 0).all())
 
     def dense_mask(self) -> Tensor | None:
         """The whole mask as a tensor; None where every query sees every key."""

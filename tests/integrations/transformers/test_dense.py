@@ -91,6 +91,28 @@ def test_any_mask_is_obeyed(make: Callable[[], Any], default: Registry) -> None:
         by("attnreg", model, logits(**inputs))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+@pytest.mark.parametrize("make", [models.llama, models.gpt_oss, models.gemma2, models.bert])
+def test_a_mask_that_hides_nothing_needs_no_dense_attention(make: Callable[[], Any], dtype: torch.dtype) -> None:
+    """It is the whole mask: causality and windows would be in it."""
+    model, inputs = make(), {"input_ids": tokens(11, 11)["input_ids"]}
+    shown = torch.zeros(2, 1, 11, 11)
+
+    def run(mask: torch.Tensor) -> Callable[[Any], torch.Tensor]:
+        return lambda model: model(**inputs, attention_mask=mask)[0]
+
+    expected = by("eager", model, run(shown))
+    found = by("attnreg", model, run(torch.ones(2, 1, 11, 11, dtype=torch.bool) if dtype == torch.bool else shown))
+    close(found, expected)
+    assert {(run.dense, run.asked.request.features & {"sliding_window"}) for run in attention.runs(model)} == {
+        ("", frozenset())
+    }
+    # a single key that is hidden makes it another mask
+    shown[1, 0, 3, 2] = torch.finfo(torch.float32).min
+    close(by("attnreg", model, run(shown)), by("eager", model, run(shown)))
+    assert {run.dense for run in attention.runs(model)} == {"", "its mask is given as a tensor"}
+
+
 def test_padding_between_tokens() -> None:
     inputs = tokens(11, 11)
     inputs["attention_mask"][0, 4:6] = 0
