@@ -11,7 +11,7 @@ from docs_markdown import plain, slug, table
 
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import Architecture
-from attnreg.registry import Backend, Registry, Variant
+from attnreg.registry import Backend, Registry, Rule, Variant
 
 NATIVE, EMULATED, UNCHECKED = "✓", "◐", "?"
 
@@ -47,18 +47,27 @@ class Family:
         for row, variant in self.rows:
             stated = {c.key: c.matcher.text for c in variant.claims}
             numbers = ", ".join(sorted((self.note(*texts) for texts in _notes(self.registry, row, variant)), key=int))
+            values = [plain(stated.get(key, "any")) + self._narrowed(variant, key) for key in keys]
             # at the end of the line, where it moves no column
             anchor = "" if row.name in seen else f'<a id="{slug(row.name)}"></a>'
             seen.add(row.name)
-            cells = [runs_on(self.registry, row, variant), needs(variant), *(plain(stated.get(k, "any")) for k in keys)]
+            cells = [runs_on(self.registry, row, variant), needs(variant), *values]
             body.append([row.name + suffix(variant), *cells, numbers + anchor])
         return table([*columns, ("notes", 10)], body)
 
+    def _narrowed(self, variant: Variant, key: str) -> str:
+        """The numbers of the notes on rules that refuse some values of a claim, in brackets."""
+        facet = self.registry.vocabulary.claims[key].name
+        numbers = {self.note(*_rule_note(self.registry, rule)) for rule in variant.rules if facet in rule.when.facets}
+        return f" ({', '.join(sorted(numbers, key=int))})" if numbers else ""
+
     @property
     def unconstrained(self) -> list[str]:
-        """The claims that no row states, which get no column."""
-        used = {c.key for _, v in self.rows for c in v.claims}
-        return [key for key in self.registry.vocabulary.claims if key not in used]
+        """The claims that no row states and no rule narrows, which get no column."""
+        variants = [variant for _, variant in self.rows]
+        used = {c.key for v in variants for c in v.claims}
+        ruled = {facet for v in variants for rule in v.rules for facet in rule.when.facets}
+        return [key for key, f in self.registry.vocabulary.claims.items() if key not in used and f.name not in ruled]
 
     def features(self) -> str:
         """The matrix of the features that at least one row serves."""
@@ -138,13 +147,18 @@ def needs(variant: Variant) -> str:
 def _notes(registry: Registry, row: Backend, variant: Variant) -> Iterator[tuple[str, str]]:
     """(text, source) of each note on a variant: its rules, its remarks and its row's status."""
     for rule in variant.rules:
-        yield f"{plain(rule.reject)} · `{rule.when.describe()}`", link(registry, rule.source)
+        yield _rule_note(registry, rule)
     for text in (*row.notes, *variant.notes):
         yield plain(text), ""
     if row.status != "stable":
         yield row.status + (": never chosen automatically" if row.status == "experimental" else ""), ""
     if row.only_on_request:
         yield f"only on request: {plain(row.only_on_request)}", ""
+
+
+def _rule_note(registry: Registry, rule: Rule) -> tuple[str, str]:
+    """(text, source) of the note on a rule."""
+    return f"{plain(rule.reject)} · `{rule.when.describe()}`", link(registry, rule.source)
 
 
 def on(arch: Architecture) -> Mapping[str, Any]:
