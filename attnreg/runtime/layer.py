@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -90,11 +91,13 @@ class Attention:
         for per_head_quant_scales; None is 1. kv_layout: of the cache; None: the request's facet of this name, or NHD.
 
         Raises `UnclaimedError` for a feature that is given but not in the request, `SpecError` for one that is in the
-        request but not given, `NoBackendError` for a selection without a backend, ImportError for a row without a
-        kernel module.
+        request but not given or, if the selection was made to run, for a device that this machine lacks;
+        `NoBackendError` for a selection without a backend, ImportError for a row without a kernel module.
         """
         if selection.backend is None:
             raise NoBackendError(selection)
+        if selection.to_run:
+            _validate_device(selection.platform.platform)
         request = selection.request
         per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (k_scale, v_scale))
         features = features_of(
@@ -287,6 +290,20 @@ def _by_head(x: Any, heads: int) -> Any:
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] % heads:
         return x
     return x.view(x.shape[0], heads, x.shape[1] // heads)
+
+
+def _validate_device(platform: str) -> None:
+    """Raise `SpecError` where PyTorch sees no device of a platform; Triton's interpreter stands for one."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    present = {
+        "cuda": torch.version.hip is None and torch.cuda.is_available(),
+        "rocm": torch.version.hip is not None and torch.cuda.is_available(),
+        "xpu": torch.xpu.is_available(),
+    }
+    if not present.get(platform, True):
+        how = "select without `to_run` to describe a layer of another machine"
+        raise SpecError(f"the selection is to run on {platform}, and PyTorch sees no such device here; {how}")
 
 
 def _refuse_unasked(selection: Selection, words: Set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import attnreg
-from attnreg import AttentionRequest, NoBackendError, Platform, Registry
+from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_registry, loader
 from attnreg.kernels import cpu_attn, reference
 from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -170,3 +171,19 @@ def test_the_options_of_the_row_reach_the_module(default: Registry, cpu: Platfor
     layer, plain = (Attention.from_selection(attnreg.select(request, cpu, r, "CPU_ATTN")) for r in (registry, default))
     assert (layer.spec.options, plain.spec.options) == ((("tile", 32),), ())
     assert layer.spec != plain.spec
+
+
+def test_a_layer_to_run_needs_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: types.ModuleType(backend))
+    request, registry = AttentionRequest(head_size=64, num_heads=2, num_kv_heads=2), load_registry("default")
+    for platform, arch in (("cuda", "sm90"), ("rocm", "gfx942")):
+        there = Platform(platform=platform, arch=arch)
+        selection = attnreg.select(request, there, registry, "TRITON_ATTN", to_run=True)
+        with pytest.raises(SpecError) as caught:
+            Attention.from_selection(selection)
+        assert str(caught.value) == (
+            f"the selection is to run on {platform}, and PyTorch sees no such device here; "
+            "select without `to_run` to describe a layer of another machine"
+        )
