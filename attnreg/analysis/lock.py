@@ -17,6 +17,7 @@ from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.files import FileError, parse_json, read_text
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
+from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
@@ -112,11 +113,9 @@ def write_lock(
             for platform in platforms:
                 request = asked.requests[1]
                 assert request is not None
-                decided = decide(request, platform, registry)
-                if decided.outcome.problem or decided.ignored:
-                    unknown = f"{registry.title} has no {', '.join(decided.ignored)}"
-                    raise RequestError(decided.outcome.problem or unknown)
-                outcome = decided.outcome.to_dict()
+                # raises for a word that the registry does not know
+                evaluate(request, platform, registry)
+                outcome = decide(request, platform, registry).outcome.to_dict()
                 del outcome["problem"]
                 entries.append(
                     {

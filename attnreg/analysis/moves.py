@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.analysis.outcome import Decided, Outcome, changes, decide, variant_of
-from attnreg.errors import RequestError
-from attnreg.selection.judge import Judge
+from attnreg.models.groups import describe_indices
+from attnreg.selection.judge import Judge, denial
 from attnreg.selection.point import point_of
+from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import how_chosen
 
 if TYPE_CHECKING:
     from attnreg.errors import Location
     from attnreg.platforms import Platform
-    from attnreg.registry import Registry
+    from attnreg.registry import Registry, Variant
     from attnreg.request import AttentionRequest
     from attnreg.selection.question import Question
-    from attnreg.selection.trace import Selection
+    from attnreg.selection.trace import Reason, Selection
 
 _MOST_REASONS = 3
 
@@ -104,13 +105,15 @@ class Moves:
 
 
 def paired(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[Asked]:
-    """The groups of a model's layers, each with its request on both sides; layers without attention are left out."""
-    sides = [_by_layers(questions) for questions in (before, after)]
-    out = []
-    for key, stated in {**sides[0], **sides[1]}.items():
-        was, now = (side[key].request if key in side else None for side in sides)
-        out.append(Asked(model, stated.layers, stated.label, (was, now)))
-    return out
+    """The groups of a model's layers, each with its request on both sides; layers without attention are left out.
+
+    Where the two sides group layers otherwise, a group is the layers that are together on both.
+    """
+    old, new = _by_layers(before), _by_layers(after)
+    out = [Asked(model, q.layers, q.label, (old[key].request, q.request)) for key, q in new.items() if key in old]
+    return out + _regrouped(
+        model, [q for key, q in old.items() if key not in new], [q for key, q in new.items() if key not in old]
+    )
 
 
 def _by_layers(questions: Iterable[Question]) -> Mapping[Any, Question]:
@@ -121,6 +124,35 @@ def _by_layers(questions: Iterable[Question]) -> Mapping[Any, Question]:
             place = sum(layers == question.layers for layers, _ in out)
             out[question.layers, place] = question
     return out
+
+
+def _regrouped(model: str, before: Sequence[Question], after: Sequence[Question]) -> list[Asked]:
+    """The layers that are together on both sides, and those that only one side has."""
+    out = []
+    left: list[dict[int, set[Any]]] = [
+        {i: set(question.members) for i, question in enumerate(side)} for side in (before, after)
+    ]
+    for i, old in enumerate(before):
+        for j, new in enumerate(after):
+            common = left[0][i] & left[1][j]
+            if common and _calls(old) == _calls(new):
+                left[0][i] -= common
+                left[1][j] -= common
+                indices = describe_indices([member[-1] for member in common])
+                layers = f"{len(common)} layer{'s' * (len(common) != 1)} ({indices})"
+                out.append(Asked(model, layers, new.label, (old.request, new.request)))
+    for number, side in enumerate((before, after)):
+        for i, question in enumerate(side):
+            if left[number][i] or not question.members:
+                requests = (question.request, None) if number == 0 else (None, question.request)
+                out.append(Asked(model, question.layers, question.label, requests))
+    return out
+
+
+def _calls(question: Question) -> tuple[str, ...]:
+    """What tells apart the requests of one layer."""
+    request = question.request
+    return () if request is None else (request.role, request.phase, request.attn_type)
 
 
 def compare(asked: Sequence[Asked], platforms: Sequence[Platform], before: Registry, after: Registry) -> Moves:
@@ -134,10 +166,11 @@ def compare(asked: Sequence[Asked], platforms: Sequence[Platform], before: Regis
                 else decide(request, platform, registry)
                 for request, registry in zip(item.requests, (before, after), strict=True)
             )
-            if old.outcome.problem and new.outcome.problem:
-                raise RequestError(new.outcome.problem)
-            if unknown := set(old.ignored) & set(new.ignored):
-                raise RequestError(f"neither registry has a {min(unknown)}")
+            if (old.outcome.problem and new.outcome.problem) or not set(old.ignored).isdisjoint(new.ignored):
+                # what neither registry knows: raise what a selection says of it
+                for request, registry in zip(item.requests, (before, after), strict=True):
+                    if request is not None:
+                        evaluate(request, platform, registry)
             for decided, registry in ((old, before), (new, after)):
                 notes |= dict.fromkeys(f"{registry.name} has no {w}: compared without it" for w in decided.ignored)
             if moved(old.outcome, new.outcome):
@@ -203,23 +236,30 @@ def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Se
     if was.variant == now.variant:
         yield Why("after", f"the row of {now.title}", new.where)
         return
+    if after.choice is not None and after.choice.strength != "deny" and after.chosen and after.chosen.rank == 1:
+        yield Why("after", f"{now.title}: {how_chosen(after)}", after.choice.where)
+        return
     same = variant_of(after.registry, was.backend, was.variant)
-    condition = new.when.describe()
+    earlier = before and variant_of(before.registry, was.backend, now.variant)
     if same is None:
         lost = f"{was.backend} has {f'no variant {was.variant}' if was.variant else 'variants now'}"
-        yield Why("after", f"{lost}; {now.variant or 'the row'} is for {condition}", new.where)
-    elif reasons := _judge(after).reasons_against(same):
+        yield Why("after", f"{lost}; {now.variant or 'the row'} is for {new.when.describe()}", new.where)
+    elif reasons := _reasons(after, was.backend, same):
         for reason in reasons[:_MOST_REASONS]:
             yield Why("after", f"{was.title}: {reason.text}", reason.where)
-    else:
-        earlier = before and variant_of(before.registry, was.backend, now.variant)
-        reasons = _judge(before).reasons_against(earlier) if before and earlier else []
+    elif before and earlier and (reasons := _reasons(before, was.backend, earlier)):
         for reason in reasons[:_MOST_REASONS]:
             yield Why("before", f"{now.title}: {reason.text}", reason.where)
-        if not reasons:
-            yield Why("after", f"{now.title} is tried before {was.title}", new.where)
+    elif before and not earlier:
+        yield Why("before", f"{was.backend} has no variant {now.variant}")
+    else:
+        yield Why("after", f"{now.title} is tried before {was.title}", new.where)
 
 
-def _judge(selection: Selection) -> Judge:
-    point = point_of(selection.request, selection.platform, selection.registry)
-    return Judge(selection.registry, point, {}, to_run=False)
+def _reasons(selection: Selection, name: str, variant: Variant) -> list[Reason]:
+    """Every reason against one variant of a backend."""
+    registry = selection.registry
+    point = point_of(selection.request, selection.platform, registry)
+    denials = [c for c in registry.choices if c.strength == "deny" and f"{name}/{variant.name}" in c.backends]
+    reasons = [denial(choice) for choice in denials if choice.when.holds(point)]
+    return reasons + Judge(registry, point, {}, to_run=False).reasons_against(variant)

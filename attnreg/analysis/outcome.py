@@ -79,8 +79,8 @@ def decide(request: AttentionRequest, platform: Platform, registry: Registry) ->
     try:
         selection = evaluate(request, platform, registry)
     except RequestError as e:
-        # without the list of words that are known
-        return Decided(Outcome(problem=str(e).partition("; ")[0]), None, ignored)
+        # without the help: the words that are known would hide the answer
+        return Decided(Outcome(problem=e.message), None, ignored)
     return Decided(_outcome(selection), selection, ignored)
 
 

@@ -31,7 +31,6 @@ class Model:
         self._variants: dict[tuple[str, str | None], tuple[Node, Node]] = {}
         self._rows: dict[str, tuple[Node, Node]] = {}
         self._orders: dict[str | None, Node] = {}
-        self._chosen: Node | None = None
         self._regions: list[tuple[Order, Node]] | None = None
 
     @cached_property
@@ -152,14 +151,22 @@ class Model:
 
     def chosen(self) -> Node:
         """The name of the selected backend everywhere; None where there is none."""
-        return self.d.apply(lambda winner: winner and self.named(winner[0]).name, self._winner())
+        return self._names
 
     def titles(self) -> Node:
         """The selected backend everywhere, with its variant and what it emulates; None where there is none.
 
         The values are texts: ``FLASH_ATTN/FA3``, ``ROCM_ATTN (emulates sinks)``.
         """
-        d, winner = self.d, self._winner()
+        return self._titles
+
+    @cached_property
+    def _names(self) -> Node:
+        return self.d.apply(lambda winner: winner and self.named(winner[0]).name, self._winner)
+
+    @cached_property
+    def _titles(self) -> Node:
+        d, winner = self.d, self._winner
         out = d.terminal(None)
         for pair in d.terminals(winner) - {None}:
             name, named = pair
@@ -180,20 +187,18 @@ class Model:
             out = d.ite(d.apply(lambda i, n=index: i == n, picked), title, out)
         return out
 
+    @cached_property
     def _winner(self) -> Node:
         """The selected backend everywhere, as it is named and whether a user names it; None where there is none."""
-        d = self.d
-        if self._chosen is None:
-            out = self._by_order(None)
-            for choice in self.registry.choices:
-                name = choice.backends[0]
-                if choice.strength == "require":
-                    candidate = (name, True), self._undenied(name, self.by_name)
-                    out = d.ite(self.condition(choice.when), self.pick([candidate]), out)
-                elif choice.strength == "prefer":
-                    out = d.ite(self.condition(choice.when), self._by_order(name), out)
-            self._chosen = d.ite(self._known(), out, d.terminal(None))
-        return self._chosen
+        d, out = self.d, self._by_order(None)
+        for choice in self.registry.choices:
+            name = choice.backends[0]
+            if choice.strength == "require":
+                candidate = (name, True), self._undenied(name, self.by_name)
+                out = d.ite(self.condition(choice.when), self.pick([candidate]), out)
+            elif choice.strength == "prefer":
+                out = d.ite(self.condition(choice.when), self._by_order(name), out)
+        return d.ite(self._known(), out, d.terminal(None))
 
     def _known(self) -> Node:
         """Where the registry knows every word."""

@@ -150,7 +150,9 @@ def diff(
         data |= {"families": families.to_dict()} if was and now else {}
         print_json(data | ({"all_configurations": difference.to_dict()} if difference else {}))
     else:
-        title = " · ".join([f"{old.title} → {new.title}", *request_inputs.words, *platform_inputs.words])
+        words = [f"only layers with {name} {' or '.join(map(_shown, values))}" for name, values in wanted.items()]
+        words += ["packages installed or missing"] if any_packages else []
+        title = " · ".join([f"{old.title} → {new.title}", *request_inputs.words, *words, *platform_inputs.words])
         print_changes(title, moves, difference or nothing or None, terminal(), known=not named, boxes=boxes)
         print_model_changes(families, terminal())
     changes = moves.moves or families.lines() or (difference is not None and difference.changes)
@@ -230,6 +232,9 @@ def _validate_facet(facet: str, values: Sequence[Value], registries: Sequence[Re
     if not facets:
         names = {name for r in registries for name, f in r.vocabulary.facets.items() if f.of == "request"}
         raise BadInput(f"no request has a facet {facet!r}", did_you_mean(facet, names, 40))
+    for value in values if facets[0].kind == "integer" else ():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise BadInput(f"--facet {facet}: expected an integer, got {_shown(value)}")
     known = {word for f in facets for word in f.known}
     for value in values if known else ():
         if value is not None and value not in known:

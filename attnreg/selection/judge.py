@@ -40,7 +40,7 @@ class Judge:
         name = row.name
         reasons: list[Reason] = []
         if name in self.denied:
-            reasons.append(_denial(self.denied[name]))
+            reasons.append(denial(self.denied[name]))
         if condition is not None:
             if not condition.holds(self.point):
                 reasons += _unmet(condition, self.point, "order")
@@ -70,7 +70,7 @@ class Judge:
                 continue
             reasons = self._reasons(variant)
             if self.denied and f"{row.name}/{variant.name}" in self.denied:
-                reasons.insert(0, _denial(self.denied[f"{row.name}/{variant.name}"]))
+                reasons.insert(0, denial(self.denied[f"{row.name}/{variant.name}"]))
             if not reasons:
                 if not variant.emulated or not self.features & variant.emulated.keys():
                     return variant, reasons
@@ -158,7 +158,8 @@ class Judge:
         return next(v for v in self.registry.backends[candidate.name].variants if v.name == candidate.variant)
 
 
-def _denial(choice: Choice) -> Reason:
+def denial(choice: Choice) -> Reason:
+    """The reason against a backend, or a variant, that a user denies."""
     sentence = f"denied{': ' + choice.because if choice.because else ' by the overlay'}"
     return Reason("denied", (), choice.where, sentence=sentence)
 

@@ -187,6 +187,33 @@ WHY: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, list[s
         ["after: A/V2 is tried before A/V1"],
     ),
     (
+        "a variant is denied",
+        {"backends": {"A": row(variants=VARIANTS)}},
+        {"backends": {"A": row(variants=VARIANTS)}, "overlays": [{"choices": [{"deny": "A/V1"}]}]},
+        {},
+        "A/V1 → A/V2",
+        [],
+        ["after: A/V1: denied by the overlay"],
+    ),
+    (
+        "a variant is denied no more",
+        {"backends": {"A": row(variants=VARIANTS)}, "overlays": [{"choices": [{"deny": "A/V1"}]}]},
+        {"backends": {"A": row(variants=VARIANTS)}},
+        {},
+        "A/V2 → A/V1",
+        [],
+        ["before: A/V1: denied by the overlay"],
+    ),
+    (
+        "a user prefers another variant",
+        {"backends": {"A": row(variants=VARIANTS)}},
+        {"backends": {"A": row(variants=VARIANTS)}, "overlays": [{"choices": [{"prefer": "A/V2"}]}]},
+        {},
+        "A/V1 → A/V2",
+        [],
+        ["after: A/V2: preferred by <overlay>:3 (order gpu/all, priorities.yaml:2)"],
+    ),
+    (
         "it becomes slow",
         {"backends": {"A": row(**SINKS)}},
         {"backends": {"A": row(emulated={"sinks": "slow"})}},
@@ -254,6 +281,32 @@ def test_layers_that_only_one_side_has() -> None:
     assert (move.before.title, move.after.title) == ("A", "not known")
     assert [str(w) for w in move.why] == ["after: the model has no such layers"]
     assert compare(paired("m", questions, questions), [G1], registry, registry).moves == ()
+
+
+def members(*indices: int) -> frozenset[object]:
+    return frozenset(("", index) for index in indices)
+
+
+def test_layers_that_the_two_sides_group_otherwise() -> None:
+    plain, slow = AttentionRequest(head_size=8), AttentionRequest(head_size=8, kv_dtype="fp8")
+    before = [
+        Question(plain, "a", "4 layers (0–3)", members(0, 1, 2, 3)),
+        Question(plain, "a", "1 layer (9)", members(9)),
+    ]
+    after = [
+        Question(slow, "b", "2 layers (1–2)", members(1, 2)),
+        Question(plain, "a", "2 layers (0, 3)", members(0, 3)),
+    ]
+    asked = [(item.layers, item.label, item.requests) for item in paired("m", before, after)]
+    assert asked == [
+        ("2 layers (1–2)", "b", (plain, slow)),
+        ("2 layers (0, 3)", "a", (plain, plain)),
+        ("1 layer (9)", "a", (plain, None)),
+    ]
+    # the prefill of a latent is no other request of the same layers
+    prefill = AttentionRequest(head_size=8, phase="prefill")
+    (old, new) = paired("m", [Question(plain, "", "x", members(0))], [Question(prefill, "", "y", members(0))])
+    assert (old.requests, new.requests) == ((plain, None), (None, prefill))
 
 
 def known_requests(registry: Registry, kv_dtype: str) -> Iterator[Asked]:

@@ -152,6 +152,9 @@ class Exact:
         assert self.holds(self.space.possible, point) is True
         selection = evaluate(request, platform, self.registry)
         assert self.holds(self.model.chosen(), point) == (selection.backend.name if selection.backend else None)
+        chosen = selection.chosen
+        emulated = f" (emulates {', '.join(chosen.emulates)})" if chosen and chosen.emulates else ""
+        assert self.holds(self.model.titles(), point) == (chosen and chosen.title + emulated)
         automatic = evaluate(request, platform, self.denying)
         native = any(c.accepted and not c.emulates for c in automatic.candidates)
         assert self.holds(self.model.native(), point) == native

@@ -159,8 +159,8 @@ WRONG: list[tuple[str, str]] = [
     ("--arch sm37", "unknown architecture 'sm37'"),
     ("--platform tpu", "unknown platform 'tpu'"),
     ("--platform rocm --arch sm90", "arch is sm90, which belongs to platform cuda, not rocm"),
-    (f"--arch sm90 --kv-dtype fp8_foo --model {LLAMA}", "kv_dtype names 'fp8_foo', which vllm-0.33.0@"),
-    (f"--arch sm90 --set colour=red --model {LLAMA}", "neither registry has a facet colour"),
+    (f"--arch sm90 --kv-dtype fp8_foo --model {LLAMA}", "kv_dtype names 'fp8_foo', which vllm-0.20.0@"),
+    (f"--arch sm90 --set colour=red --model {LLAMA}", "colour is no facet of vllm-0.20.0@"),
     ("--arch sm90 --flag fast", "unknown flag 'fast'"),
     ("--arch sm90 --package torhc", "unknown package 'torhc'"),
     (f"--arch sm90 --model {LLAMA} --layer 99", "Llama-3.1-8B has no layer 99"),
@@ -168,6 +168,7 @@ WRONG: list[tuple[str, str]] = [
     ("--arch sm90 --kv-dtype octave_k3v3 --boxes", "kv_dtype octave_k3v3: only one of the registries knows it"),
     ("--arch sm90 --limit 0 --boxes", "--limit: 0 is not in the range x>=1"),
     ("--arch sm90 --limit -3 --boxes", "--limit: -3 is not in the range x>=1"),
+    (f"--facet head_size=wide --model {LLAMA}", "--facet head_size: expected an integer, got wide"),
     ("--arch sm90 --tp 2 --tp 4", "--tp given twice: 2, 4"),
 ]
 
