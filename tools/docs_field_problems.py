@@ -57,7 +57,8 @@ def language_of(file: str) -> str:
 
 def _shown(step: dict[str, Any]) -> str:
     """A step and the lines that it prints; other lines are left out."""
-    printed = "\n".join(step["prints"])
+    # what is looked for may end before its line does
+    printed = "\n".join(line.rstrip() for line in step["prints"])
     if "python" in step:
         code = f"```python\n{step['python'].rstrip()}\n```"
         return f"{code}\n\n```text\n{printed}\n```" if printed else code

@@ -62,7 +62,8 @@ class Command(click.Command):
         """Write the options, one section after the other."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            # the text of a command says what its arguments are
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
                 sections[getattr(param, "section", "Output")].append(record)
         for name, records in sections.items():

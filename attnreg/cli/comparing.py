@@ -187,8 +187,6 @@ def _asked(
     asked = [item for name in before | after for item in paired(name, before.get(name, ()), after.get(name, ()))]
     if left_out and not before | after:
         raise BadInput(f"none of the {len(models)} models can be asked so", f"the first: {next(iter(left_out))}")
-    if left_out and not before | after:
-        raise BadInput(f"none of the {len(models)} models can be asked so", f"the first: {next(iter(left_out))}")
     if not asked:
         raise BadInput(
             f"no layer of {_names(models)} has softmax attention", "there is nothing to select a backend for"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnreg.cli.refusals import BadInput
 from attnreg.compile.bundled import bundled_configs
-from attnreg.errors import nearest
+from attnreg.errors import escaped, nearest
 
 _ID = re.compile(r"(?:(?P<owner>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _ADDRESS = re.compile(r"\w+://(?P<host>[^/]*)/?(?P<path>.*)")
@@ -37,6 +37,8 @@ def find_config(text: str) -> str:
     if named is None:
         raise BadInput(f"{text or repr(text)}: no such file", _SOURCES)
     cached = list(_cached(named["owner"], named["name"]))
+    # the id itself, before those of other owners or in other letters
+    cached = [folder for folder in cached if _id(folder) == text.partition("@")[0]] or cached
     if len(cached) > 1:
         raise BadInput(f"{text} is several models of the hub's cache", f"give one: {', '.join(map(_id, cached))}")
     if cached:
@@ -86,13 +88,18 @@ def _config(folder: Path, revision: str) -> Path:
     """The config of a cached model at a revision: a branch, a tag, or a commit or its beginning."""
     commits = {path.name: path for path in sorted(folder.glob("snapshots/*"))}
     reference = folder / "refs" / revision
-    commit = reference.read_text().strip() if reference.is_file() else revision
-    found = [path for name, path in commits.items() if name.startswith(commit)]
-    if not found and revision == "main":
+    if reference.is_file():
+        # a reference may name a commit of which no file was downloaded
+        commit = reference.read_text(errors="replace").strip()
+        found = [commits[commit]] if commit in commits else []
+    elif revision == "main":
         # downloaded by commits alone
-        found = list(commits.values())
+        found, commit = list(commits.values()), ""
+    else:
+        found, commit = [path for name, path in commits.items() if name.startswith(revision)], ""
     if len(found) != 1:
-        what = "several revisions" if found else f"no revision {revision}"
+        at = f" ({escaped(commit[:40])})" if commit else ""
+        what = "several revisions" if found else f"no files of revision {revision}{at}"
         there = f"give --model {_id(folder)}@REVISION; there are {', '.join(commits)}"
         raise BadInput(f"the hub's cache has {what} of {_id(folder)}", there if commits else _fetching(_id(folder)))
     config = found[0] / "config.json"

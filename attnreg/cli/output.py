@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
@@ -109,7 +110,7 @@ def discard_output() -> None:
 
 
 def terminal() -> Console:
-    """A console for standard output. It is 110 columns wide where the output is a pipe and $COLUMNS is not set.
+    """A console for standard output. It is 110 columns wide where neither $COLUMNS nor a terminal says its width.
 
     $NO_COLOR leaves out all styles: bold and dim text too.
     """
@@ -118,8 +119,9 @@ def terminal() -> Console:
     out = sys.stdout
     # the console writes the escape sequences of its styles; the texts are escaped before
     file: Any = Stream(out.stream, styled=True) if isinstance(out, Stream) else out
-    piped = not out.isatty() and "COLUMNS" not in os.environ
-    width, colours = _PIPED_WIDTH if piped else None, None if os.environ.get("NO_COLOR") else "auto"
+    # rich would take a $COLUMNS of 0, as containers have it, and print nothing
+    width = shutil.get_terminal_size((_PIPED_WIDTH, 24)).columns
+    colours = None if os.environ.get("NO_COLOR") else "auto"
     console = Console(file=file, width=width, color_system=colours, highlight=False)  # type: ignore[arg-type]
     hook: Any = _Escaping()  # a RenderHook, whose module is not imported without need
     console.push_render_hook(hook)

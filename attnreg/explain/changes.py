@@ -129,10 +129,10 @@ def _headline(moves: Moves, everywhere: Diff | str | None) -> str:
 
 
 def _summary(moves: Moves, known: bool) -> str:
-    """``2 of 24 known models move, on 7 architectures``."""
+    """``2 of 24 known models move (7 architectures compared)``."""
     models, archs = moves.models, len({platform.arch for platform in moves.platforms})
     moving = len({move.asked.model for move in moves.moves})
-    where = f"on {archs} architecture{'s' * (archs != 1)}"
+    where = f"{archs} architecture{'s' * (archs != 1)} compared"
     if len(models) == 1:
         noun = models[0] or "the request"
         return f"{noun} {'moves' if moving else 'does not move'} ({where})"

@@ -70,11 +70,12 @@ def _brief_lines(explanation: Explanation, width: int) -> list[Text]:
     """A line for each group of layers with the backend that it gets, and the warnings."""
     winners = [(answer, _winners(answer)) for answer in explanation.answers]
     asked = [answer for answer, _ in winners if answer.verdicts]
+    members = frozenset[object]().union(*(a.question.members for a in asked))
     lines: list[Text] = []
-    if asked and len({tuple(names.items()) for answer, names in winners if answer.verdicts}) == 1:
-        members = frozenset[object]().union(*(a.question.members for a in asked))
+    # a single layer may be unlike the others of its model, of which the title speaks
+    if len(members) != 1 and len({tuple(names.items()) for answer, names in winners if answer.verdicts}) == 1:
         which = "attention " if len(asked) < len(winners) else ""
-        layers = f"all {len(members)} {which}layers" if len(members) > 1 else f"the {which}layer"
+        layers = f"all {len(members)} {which}layers"
         for name, where in _winners(asked[0]).items():
             lines += _brief_line(name, f"{where}{f' for {layers}' if members else ''}", width)
     else:

@@ -55,7 +55,7 @@ _ORDINARY = {"platform": "cuda", "arch": "sm90", "head_size": 128}
 # `attnreg verify` runs every value that a row claims for one of these
 PROVEN = ("dtype", "kv_dtype", "attn_type", "head_size", "head_size_v", "block_size")
 _ABOUT: dict[str, tuple[DecidedBy, str]] = {
-    "platform": ("platform", "cuda, rocm, xpu or cpu; this machine's, if left out."),
+    "platform": ("platform", "cuda, rocm, xpu or cpu. Without it, explain and lock take this machine's."),
     "arch": ("platform", "Architecture or product, as sm90 or h100; repeatable."),
     "flags": ("user", "A flag that is on; repeatable."),
     "packages": ("platform", "An installed package; repeatable. Without any, every package is assumed."),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from attnreg.models.facts import MIXERS, LayerFacts, MlaDims
 from attnreg.request import AttentionRequest
-from attnreg.selection.wording import feature_words, head_words, request_words
+from attnreg.selection.wording import cache_words, facet_words, feature_words, head_words, request_words
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,13 @@ def group(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
 
 
 def _label_beside(facts: LayerFacts, several: bool) -> str:
-    """What a layer computes; with its KV dtype, if the model's layers have ``several``."""
+    """What a layer computes; with its KV dtype, if the model's layers have ``several``, and facets of the registry."""
     request = facts.request
-    return label(facts) + (f" · KV cache {request.kv_dtype}" if several and request and request.kv_dtype else "")
+    words = [label(facts)]
+    if request is not None:
+        words += [cache_words(request.kv_dtype)] if several and request.kv_dtype else []
+        words += facet_words(dict(request.extra))
+    return " · ".join(words)
 
 
 def label(facts: LayerFacts) -> str:

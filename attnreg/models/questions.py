@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.models.facts import LayerFacts
 from attnreg.models.fields import ConfigError
-from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices, group
+from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices
 from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
 from attnreg.models.reader import requests_from_model
@@ -125,7 +125,9 @@ def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool
     if not layers:
         indices = describe_indices([facts.layer_idx for facts in model.layers])
         raise ConfigError(f"{model.name} has no layer {options.layer}; it has {indices}")
-    return _changed(dataclasses.replace(model, layers=layers, groups=group(layers)), options)
+    # a group keeps its label, which says what is unlike the other layers of the model
+    groups = tuple(dataclasses.replace(g, layers=(options.layer,)) for g in model.groups if options.layer in g.layers)
+    return _changed(dataclasses.replace(model, layers=layers, groups=groups), options)
 
 
 def _changed(model: ModelLayers, options: ModelOptions) -> ModelLayers:

@@ -41,6 +41,16 @@ def test_one_layer(run: Callable[..., Any]) -> None:
     assert err == "attnreg: gpt-oss-120b has no layer 36; it has 0–35\n"
 
 
+def test_one_layer_that_stores_its_keys_unlike_the_others_says_so(run: Callable[..., Any]) -> None:
+    asked = ("--model", str(CONFIGS / "Qwen3-8B"), "--kv-dtype", "turboquant_k8v4", "--layer", "0")
+    status, out, _ = run("explain", *HOPPER, *asked, "--brief")
+    assert status == 0
+    last = out.splitlines()[-1]
+    assert last == "FLASH_ATTN/FA3 for 1 layer (0)   32/8 heads of 128 · KV cache auto · cache_layout NHD"
+    (answer,) = answers(run, *HOPPER, *asked)["answers"]
+    assert answer["label"] == "32/8 heads of 128 · KV cache auto · cache_layout NHD"
+
+
 def test_a_draft_has_its_own_layers_under_its_own_role(run: Callable[..., Any]) -> None:
     data = answers(run, *HOPPER, "--model", GPT_OSS, "--draft", str(CONFIGS / "Llama-3.1-8B"))
     roles = [(a["layers"], a["selections"][0]["request"].get("role", "target")) for a in data["answers"]]

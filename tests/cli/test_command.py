@@ -81,6 +81,8 @@ def test_help_lists_every_option_in_a_section_and_fits_80_columns(
     sections = re.findall(r"^(\w+):$", text, re.MULTILINE)
     assert sections == [section for section in SECTIONS if section in sections]
     options = [param for param in cli.commands[name].params if isinstance(param, click.Option)]
+    # the line of usage has the arguments
+    assert not re.search(r"^  [A-Z_|]+$", text, re.MULTILINE)
     assert [o.opts[0] for o in options if not re.search(rf"^  .*{o.opts[0]}\b", text, re.MULTILINE)] == []
 
 

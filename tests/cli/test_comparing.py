@@ -48,7 +48,7 @@ def test_a_registry_does_not_change_from_itself(run: Callable[..., Any]) -> None
     assert re.fullmatch(r"default@(\w+) → default@\1", title)
     assert lines == [
         "nothing changes",
-        "none of 24 known models moves (on 25 architectures)",
+        "none of 24 known models moves (25 architectures compared)",
         "",
         "all configurations: none changes",
     ]
@@ -61,7 +61,7 @@ def test_the_first_answer_says_what_moves_where_and_why(run: Callable[..., Any])
     assert re.fullmatch(r"vllm-0.20.0@\w+ → vllm-0.33.0@\w+ · kv_dtype fp8_e5m2", title)
     assert [re.sub(r"yaml:\d+", "yaml:N", line) for line in lines] == [
         "changes on sm90",
-        "2 of 2 models move (on 1 architecture)",
+        "2 of 2 models move (1 architecture compared)",
         "",
         "FLASH_ATTN/FA3 → FLASHINFER/XQA",
         "  after: FLASH_ATTN/FA3-4: kv_dtype is fp8_e5m2; supported: auto, float16, bfloat16, fp8, fp8_e4m3",
@@ -77,12 +77,15 @@ def test_the_first_answer_says_what_moves_where_and_why(run: Callable[..., Any])
 def test_every_model_is_compared(run: Callable[..., Any]) -> None:
     result = run("diff", *VLLM, "--platform", "rocm", "--model", GPT_OSS, "--model", BERT)
     assert result.status == 1
-    assert "1 of 2 models moves (on 7 architectures)" in result.out
+    assert "1 of 2 models moves (7 architectures compared)" in result.out
     assert "  gfx1250: gpt-oss-120b\n" in result.out
     assert "bert" not in result.out
     alone = run("diff", *VLLM, "--platform", "rocm", "--model", BERT)
     assert alone.status == 0
-    assert alone.out.splitlines()[1:] == ["nothing changes", "bert-base-uncased does not move (on 7 architectures)"]
+    assert alone.out.splitlines()[1:] == [
+        "nothing changes",
+        "bert-base-uncased does not move (7 architectures compared)",
+    ]
 
 
 def test_a_change_of_the_variant_is_a_change(run: Callable[..., Any]) -> None:
@@ -208,7 +211,7 @@ def test_a_flag_that_only_one_registry_has_is_left_out_and_named(run: Callable[.
 
 def test_one_request_is_compared_without_a_model(run: Callable[..., Any]) -> None:
     result = run("diff", *VLLM, *HOPPER, "--head-size", "128", "--kv-dtype", "fp8_e5m2")
-    assert "the request moves (on 1 architecture)" in result.out
+    assert "the request moves (1 architecture compared)" in result.out
     assert "  sm90: head size 128 · bfloat16 · KV cache fp8_e5m2\n" in result.out
 
 
@@ -256,7 +259,7 @@ def test_a_gpu_that_changes_stands_first_however_few_its_configurations(
     result = run("diff", "default", str(tmp_path / "merged"), "--platform", "rocm")
     assert result.status == 1
     assert result.out.splitlines()[1] == "changes on gfx1200, gfx1201"
-    assert "none of 24 known models moves (on 7 architectures)" in result.out
+    assert "none of 24 known models moves (7 architectures compared)" in result.out
     assert "  ROCM_AITER_UNIFIED_ATTN → ROCM_ATTN\n    on gfx1200, gfx1201 · attention mha" in result.out
     assert "%" not in result.out
     flagged = run("diff", "default", str(tmp_path / "merged"), "--platform", "rocm", "--flag", "aiter")

@@ -27,6 +27,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("models--gpt2", [FIRST], {}),
         ("models--one--twin", [FIRST], {"main": FIRST}),
         ("models--two--twin", [FIRST], {"main": FIRST}),
+        ("models--three--gpt2", [FIRST], {"main": FIRST}),
+        ("models--stale--one", [FIRST], {"main": SECOND}),
         ("models--none--empty", [], {}),
         ("datasets--openai--gsm8k", [FIRST], {"main": FIRST}),
     ):
@@ -56,6 +58,7 @@ FOUND = [
     ("openai/gpt-oss-120b@main", f"models--openai--gpt-oss-120b/snapshots/{FIRST}"),
     ("openai/gpt-oss-120b@refs/pr/1", f"models--openai--gpt-oss-120b/snapshots/{SECOND}"),
     (f"openai/gpt-oss-120b@{SECOND[:7]}", f"models--openai--gpt-oss-120b/snapshots/{SECOND}"),
+    # an id without an owner comes before other owners' models of this name
     ("gpt2", f"models--gpt2/snapshots/{FIRST}"),
     ("two/twin", f"models--two--twin/snapshots/{FIRST}"),
 ]
@@ -92,12 +95,17 @@ REFUSED = [
     ("twin", "twin is several models of the hub's cache", "give one: one/twin, two/twin"),
     (
         "openai/gpt-oss-120b@v9",
-        "the hub's cache has no revision v9 of openai/gpt-oss-120b",
+        "the hub's cache has no files of revision v9 of openai/gpt-oss-120b",
         f"give --model openai/gpt-oss-120b@REVISION; there are {SECOND}, {FIRST}",
     ),
     (
+        "stale/one",
+        f"the hub's cache has no files of revision main ({SECOND}) of stale/one",
+        f"give --model stale/one@REVISION; there are {FIRST}",
+    ),
+    (
         "none/empty",
-        "the hub's cache has no revision main of none/empty",
+        "the hub's cache has no files of revision main of none/empty",
         "`hf download none/empty config.json` puts it into the hub's cache",
     ),
     (
@@ -155,3 +163,11 @@ def test_the_commands_take_ids_and_say_which_file_answers(hub: Path, run: Callab
     assert run("lock", "--arch", "h100", "--model", "zzz").err.startswith(
         "attnreg: zzz: no such file, and no such model"
     )
+
+
+@pytest.mark.parametrize("commit", [b"", b"\xff\xfe", b"b5", b"../.."])
+def test_a_reference_that_names_no_commit_of_the_cache_is_refused(hub: Path, commit: bytes) -> None:
+    (hub / "models--gpt2/refs").mkdir()
+    (hub / "models--gpt2/refs/main").write_bytes(commit)
+    with pytest.raises(BadInput, match=r"^the hub's cache has no files of revision main"):
+        find_config("gpt2")

@@ -113,3 +113,13 @@ def test_a_retired_variable_is_said_once(run: Callable[..., Any], monkeypatch: p
     assert (status, (out + err).count("VLLM_ATTENTION_BACKEND")) == (0, 1)
     data = json.loads(run("doctor", "--json").out)
     assert len([p for p in data["problems"] if "VLLM_ATTENTION_BACKEND" in p]) == 1
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "", "wide", "1" * 5000])
+def test_a_width_that_no_terminal_has_is_as_none(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    expected = run("explain", "--arch", "sm90", "--model", GPT_OSS, "--brief")
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run("explain", "--arch", "sm90", "--model", GPT_OSS, "--brief") == expected
+    assert "FLASH_ATTN/FA3" in expected.out

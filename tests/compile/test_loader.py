@@ -22,6 +22,7 @@ from support.files import FILES, brief, refusal, row, write
 import attnreg
 from attnreg import loader
 from attnreg.compile import bundled as bundled_data
+from attnreg.errors import escaped
 
 # where registries come from ------------------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.parametrize("source", ["vlm-0.33.0", "", "no/such/place", "x" * 5000, "nul\0", "/dev/null/x"])
 def test_a_source_that_is_nothing(source: str) -> None:
     message = refusal(source).splitlines()[0]
-    assert message.endswith(f"`{source}` is neither a bundled registry nor a directory nor a file")
+    assert message.endswith(f"`{escaped(source)}` is neither a bundled registry nor a directory nor a file")
 
 
 def test_a_source_that_is_nothing_suggests_a_bundled_one() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from support.files import brief, refusal, row, write
 
+from attnreg.errors import escaped
+
 WRONG = {
     "an unknown part": (
         "choises: []\n",
@@ -170,7 +172,7 @@ def test_wrong_mappings(overlay: Any, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", ["nul\0", "x" * 5000, "."])
 def test_overlays_that_are_no_files(overlay: str, tmp_path: Path) -> None:
-    assert f"{Path(overlay)}:1:1: cannot be read: " in refusal(write(tmp_path), [overlay])
+    assert f"{escaped(str(Path(overlay)))}:1:1: cannot be read: " in refusal(write(tmp_path), [overlay])
 
 
 def test_a_mapping_that_holds_itself(tmp_path: Path) -> None:

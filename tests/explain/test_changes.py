@@ -45,7 +45,7 @@ def test_a_model_is_named_with_its_layers_where_others_of_it_stay() -> None:
     assert lines_of(before, after, moves, None) == [
         "one → two",
         "changes on g1, g2",
-        "2 of 3 models move (on 2 architectures)",
+        "2 of 3 models move (2 architectures compared)",
         "",
         "B → C",
         "  after: the order gpu/all does not name B",
@@ -61,7 +61,7 @@ def test_all_configurations_come_after_the_models() -> None:
     assert lines_of(before, after, moves, difference) == [
         "one → two",
         "changes on g1, g2",
-        "a does not move (on 2 architectures)",
+        "a does not move (2 architectures compared)",
         "",
         "all configurations: 1 pair of backends changes; --boxes",
         "                    lists the values of what changes",
@@ -85,7 +85,7 @@ def test_where_nothing_changes() -> None:
     )
     assert lines_of(before, before, moves, diff(before, before, limit=0))[1:] == [
         "nothing changes",
-        "a does not move (on 1 architecture)",
+        "a does not move (1 architecture compared)",
         "",
         "all configurations: none changes",
     ]

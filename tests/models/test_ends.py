@@ -50,7 +50,7 @@ def test_a_run_with_turboquant_starts(base: str, arch: str, kv_dtype: str) -> No
         chosen = attnreg.select(question.request, platform, registry).backend
         assert chosen is not None
         found[question.layers] = chosen.name
-        assert question.label.endswith(f" · KV cache {question.request.kv_dtype}")
+        assert f" · KV cache {question.request.kv_dtype}" in question.label
     ends, others = found["4 layers (0–1, 34–35)"], found["32 layers (2–33)"]
     assert (ends != "TURBOQUANT", others) == (True, "TURBOQUANT")
 

@@ -9,6 +9,7 @@ import pytest
 
 from attnreg.models.facts import AbsorbedMla, LayerFacts, MlaDims, MlaIndexer
 from attnreg.models.groups import describe_indices, group, label
+from attnreg.models.reader import requests_from_model
 
 PLAIN = LayerFacts(layer_idx=0, kind="full", attention="mha", num_heads=8, num_kv_heads=2, head_size=64, head_size_v=64)
 LATENT = MlaDims(512, 1536, 128, 64, 128, AbsorbedMla(1, 576, 512))
@@ -75,3 +76,20 @@ def test_layers_that_are_alike_are_one_group() -> None:
 )
 def test_describe_indices(indices: Any, text: str) -> None:
     assert describe_indices(indices) == text
+
+
+def test_layers_that_ask_for_a_facet_of_the_registry_say_so() -> None:
+    ends = {"layers": 1, "ask": {"kv_dtype": "auto", "run_kv_dtype": "turboquant_k8v4", "flash_attn_version": 2}}
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    groups = requests_from_model(config, kv_dtype="turboquant_k8v4", ends=ends).groups
+    outer = "KV cache auto · flash_attn_version 2 · run_kv_dtype turboquant_k8v4"
+    assert [(group.layers, group.label.partition(" · ")[2]) for group in groups] == [
+        ((0, 3), outer),
+        ((1, 2), "KV cache turboquant_k8v4"),
+    ]
