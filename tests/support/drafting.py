@@ -26,7 +26,8 @@ def select(registry: Registry, platform: Platform, kv_dtype: str, *, draft: bool
         head_size=HEAD_SIZE, num_heads=HEADS, num_kv_heads=KV_HEADS, dtype="float32", kv_dtype=kv_dtype,
         block_size=BLOCK_SIZE, role="draft" if draft else "target", features=["non_causal"] if draft else [],
     )  # fmt: skip
-    return attnreg.select(request, platform, registry, to_run=True)
+    # not to_run: what an AMD GPU selects runs on other devices too, for the kernels are the same
+    return attnreg.select(request, platform, registry)
 
 
 class Layer(nn.Module):

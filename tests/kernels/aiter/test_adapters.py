@@ -22,6 +22,8 @@ from attnreg.runtime.interface import (
 
 @pytest.mark.parametrize("backend", MHA)
 def test_what_a_row_claims_is_so_through_aiter(fake: Fake, registry: Registry, mi350: Platform, backend: str) -> None:
+    # the process that probes modules has no fake, and probes those alone that are not imported here
+    make(registry, mi350, backend)
     (evidence,) = verify([backend], registry=registry, platform=mi350, device="cpu", size="pairs")
     assert evidence.problems == []
     # about host and device, and of no run on one device
