@@ -353,7 +353,8 @@ def _holds_no_number(
     below: float = math.inf,
     multiple_of: int = 1,
 ) -> bool:
-    least = min if multiple_of == 1 or min == -math.inf else math.ceil(min / multiple_of) * multiple_of
+    # in integers: a quotient of floats may be rounded to another number
+    least = min if multiple_of == 1 or math.isinf(min) else -(-math.ceil(min) // multiple_of) * multiple_of
     return least > max or least >= below
 
 

@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnreg.compile.conditions import Parser
@@ -125,6 +125,8 @@ def test_what_is_wrong_has_its_place(text: str, problem: str) -> None:
     below=st.booleans(),
     step=st.sampled_from([1, 3, 4]),
 )
+@example(low=5e-324, high=0, below=False, step=3)
+@example(low=3.0000000000000004, high=5, below=False, step=3)
 def test_a_range_is_empty_only_where_no_number_is_in_it(low: float, high: float, below: bool, step: int) -> None:
     bounds = {"min": low, "below" if below else "max": high, "multiple_of": step}
     parsed, problems = parse(json.dumps({"d": bounds}))
