@@ -80,6 +80,8 @@ class RegistryError(ValueError):
     Each problem has ``where`` (file, line, column), ``message``, ``help`` and the source line with a caret.
     """
 
+    subject = "the registry"
+
     def __init__(self, problems: Iterable[Problem]) -> None:
         unique = dict.fromkeys(problems)
         files = {file: i for i, file in enumerate(dict.fromkeys(p.where.file for p in unique))}
@@ -88,10 +90,10 @@ class RegistryError(ValueError):
         title = "1 problem" if count == 1 else f"{count:,} problems"
         shown = [str(problem) for problem in self.problems[:MAX_SHOWN]]
         more = [f"… and {count - MAX_SHOWN:,} more"] if count > MAX_SHOWN else []
-        super().__init__("\n".join([f"the registry has {title}:", *shown, *more]))
+        super().__init__("\n".join([f"{self.subject} has {title}:", *shown, *more]))
 
     def __reduce__(self) -> tuple[type[RegistryError], tuple[tuple[Problem, ...]]]:
-        return RegistryError, (self.problems,)
+        return type(self), (self.problems,)
 
 
 class RegistryWarning(UserWarning):

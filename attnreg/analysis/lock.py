@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,12 @@ _EXPECTED = {
 }
 
 
+class LockError(RegistryError):
+    """Raised for a lock file that cannot be read, or that `attnreg lock` cannot have written."""
+
+    subject = "the lock"
+
+
 class Locked(NamedTuple):
     """One entry of a lock: a group of a model's layers on a platform, and what it got."""
 
@@ -46,18 +52,25 @@ class Lock(NamedTuple):
     """The contents of a lock file.
 
     ``registry`` and ``overlays`` name the data that decided, ``fingerprint`` is its hash. ``detected`` says that the
-    platform is the machine on which the lock was written.
+    platform is the machine on which the lock was written. ``ends`` is what that data says of a model's first and last
+    layers, by KV dtype: the requests of those layers are made of it.
     """
 
     registry: str
     overlays: tuple[str, ...]
     fingerprint: str
     detected: bool
+    ends: Mapping[str, Any]
     entries: tuple[Locked, ...]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Ends(_Strict):
+    layers: int
+    ask: dict[str, str | int | bool | None]
 
 
 class _Platform(_Strict):
@@ -92,6 +105,7 @@ class _File(_Strict):
     overlays: list[str]
     fingerprint: str
     detected: bool
+    ends: dict[str, _Ends]
     selections: list[_Entry]
 
 
@@ -107,7 +121,7 @@ def write_lock(
 
     Raises `RequestError` for a question with a word that the registry does not know.
     """
-    entries = []
+    entries: list[dict[str, Any]] = []
     for model, questions in models.items():
         for asked in paired(model, questions, questions):
             for platform in platforms:
@@ -128,16 +142,24 @@ def write_lock(
                     }
                 )
     head = {"format": FORMAT, "registry": registry.base, "overlays": list(overlays)}
-    return {**head, "fingerprint": registry.fingerprint, "detected": detected, "selections": entries}
+    head |= {"fingerprint": registry.fingerprint, "detected": detected}
+    return {**head, "ends": _ends(registry, {e["request"].get("kv_dtype") for e in entries}), "selections": entries}
+
+
+def _ends(registry: Registry, kv_dtypes: Iterable[str | None]) -> dict[str, Any]:
+    """What the first and last layers ask for in runs with these KV dtypes, where it is not what the others ask for."""
+    words = registry.vocabulary.words["kv_dtypes"]
+    found = {w: words[w].facts.get("ends") for w in kv_dtypes if w is not None and w in words}
+    return {w: {"layers": ends["layers"], "ask": dict(ends["ask"])} for w, ends in sorted(found.items()) if ends}
 
 
 def read_lock(path: Path) -> Lock:
-    """The contents of a lock file. Raises `RegistryError`, with the place, for a file that is not one."""
+    """The contents of a lock file. Raises `LockError`, with the place, for a file that is not one."""
     try:
         text = read_text(path, MAX_BYTES)
         data = parse_json(text, str(path))
     except FileError as e:
-        raise RegistryError([e.problem]) from None
+        raise LockError([e.problem]) from None
     file = _LockFile(path, text)
     if not isinstance(data, dict) or "format" not in data:
         raise file.problem((), "no lock file: it states no format", "write it with `attnreg lock`")
@@ -157,7 +179,9 @@ def read_lock(path: Path) -> Lock:
         entries.append(locked)
     if not entries:
         raise file.problem(("selections",), "the lock holds no selection")
-    return Lock(contents.registry, tuple(contents.overlays), contents.fingerprint, contents.detected, tuple(entries))
+    ends = {kv_dtype: stated.model_dump() for kv_dtype, stated in contents.ends.items()}
+    head = (contents.registry, tuple(contents.overlays), contents.fingerprint, contents.detected)
+    return Lock(*head, ends, tuple(entries))
 
 
 def drift(lock: Lock, registry: Registry, here: Platform | None = None) -> Moves:
@@ -165,7 +189,19 @@ def drift(lock: Lock, registry: Registry, here: Platform | None = None) -> Moves
 
     here: this machine. Where a lock was written on a machine like it, its installed packages take the place of the
     lock's, so that an upgrade of a package is a move.
+
+    Raises `RequestError` where ``registry`` makes other requests of a model's first and last layers than the lock's
+    registry did: the requests that the lock holds are then not those that such a run makes.
     """
+    words = {entry.asked.requests[1].kv_dtype for entry in lock.entries if entry.asked.requests[1]}
+    ends = _ends(registry, words | lock.ends.keys())
+    if changed := [word for word in sorted({*ends, *lock.ends}) if ends.get(word) != lock.ends.get(word)]:
+        raise RequestError(
+            f"the lock cannot be compared with {registry.name}: in runs with {', '.join(changed)} a model's first and"
+            " last layers ask for something else there than where the lock was written",
+            f"see what moves with `attnreg diff {lock.registry} {registry.name} --model ... --kv-dtype {changed[0]}`,"
+            " then write the lock again",
+        )
     moves, notes = [], dict[str, None]()
     for entry in lock.entries:
         platform = entry.platform
@@ -192,12 +228,12 @@ class _LockFile(NamedTuple):
     path: Path
     text: str
 
-    def problem(self, at: tuple[str | int, ...], message: str, help_: str = "") -> RegistryError:
+    def problem(self, at: tuple[str | int, ...], message: str, help_: str = "") -> LockError:
         """The error for the value at a path."""
         line, column = _place(self.text, at)
-        return RegistryError([Problem(Location(str(self.path), line, column), message, help_)])
+        return LockError([Problem(Location(str(self.path), line, column), message, help_)])
 
-    def invalid(self, error: Any) -> RegistryError:
+    def invalid(self, error: Any) -> LockError:
         """The error for a value of the wrong form."""
         at = tuple(error["loc"])
         name = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in at).lstrip(".")
@@ -209,7 +245,7 @@ class _LockFile(NamedTuple):
         return self.problem(at, f"{name}: expected {expected}, got {shown(error['input'])}")
 
     def entry(self, number: int, entry: _Entry) -> Locked:
-        """One entry. Raises `RegistryError` for a request, a platform or an outcome that there cannot be."""
+        """One entry. Raises `LockError` for a request, a platform or an outcome that there cannot be."""
         at = ("selections", number)
         try:
             request = AttentionRequest.from_dict(entry.request)

@@ -137,7 +137,10 @@ def print_report(report: Report, console: Console) -> None:
             Text(f"  flags     {escaped(', '.join(sorted(platform.flags))) or f'none (set {FLAGS_VARIABLE})'}")
         )
         for u in usable:
-            line = Text(f"  {'✓' if u.usable else '✗'} {u.backend:<24}", style="green" if u.usable else "")
-            note = f"needs {', '.join(u.missing)}" if u.missing else "usable"
+            runs = u.usable and u.module is not None
+            line = Text(f"  {'✓' if runs else '–' if u.usable else '✗'} {u.backend:<24}", style="green" if runs else "")
+            # without a module a row is knowledge of a kernel that attnreg itself cannot call
+            holds = "usable" if runs else "has what it needs"
+            note = f"needs {', '.join(u.missing)}" if u.missing else holds
             note = note if u.problem is None else f"cannot be run: {u.problem}"
             console.print(line.append(note + ("" if u.module else " · no kernel module in attnreg"), style="dim"))

@@ -134,7 +134,10 @@ def test_an_upgrade_of_a_package_is_a_drift(lock: Path) -> None:
     assert drift(locked._replace(detected=False), registry, upgraded).moves == ()
 
 
-HEAD = '{"format": 2, "registry": "default", "overlays": [], "fingerprint": "f", "detected": false, "selections": '
+HEAD = (
+    '{"format": 2, "registry": "default", "overlays": [], "fingerprint": "f", "detected": false, "ends": {},'
+    ' "selections": '
+)
 ENTRY: dict[str, Any] = {
     "model": "m",
     "layers": "l",
@@ -170,9 +173,9 @@ BAD: list[tuple[str, str, str]] = [
     ('{\n "format": "2"}', "2:12", "a lock file of format `2`; this attnreg reads format 2"),
     ('{"format": true}', "1:12", "a lock file of format `true`; this attnreg reads format 2"),
     ('{"format": 2}', "1:1", "registry is missing"),
-    (HEAD + "{}}", "1:107", "selections: expected a list, got an empty mapping"),
-    (HEAD + "[]}", "1:107", "the lock holds no selection"),
-    (HEAD + "[{}]}", "1:108", "selections[1].model is missing"),
+    (HEAD + "{}}", "1:119", "selections: expected a list, got an empty mapping"),
+    (HEAD + "[]}", "1:119", "the lock holds no selection"),
+    (HEAD + "[{}]}", "1:120", "selections[1].model is missing"),
     (entries({}, 7), "3:1", "selections[2]: expected an object, got `7`"),
     (entries({}, {"more": 1}), "3:", "selections[2].more: a lock has no such key"),
     (
@@ -240,3 +243,20 @@ def test_a_lock_that_cannot_be_written_whole_is_not_touched(
     assert main(["lock", "--arch", "sm90", "--model", MODEL, "-o", str(lock)]) == 2
     assert lock.read_bytes() == before
     assert [*tmp_path.iterdir()] == [lock]
+
+
+def test_a_lock_is_not_compared_where_the_first_and_last_layers_ask_for_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "a.lock")
+    asked = ["--arch", "sm90", "--model", str(ROOT / "examples/configs/Qwen3-8B"), "--kv-dtype", "turboquant_k8v4"]
+    assert main(["lock", "--registry", "vllm-0.20.0", *asked, "-o", path]) == 0
+    assert main(["check", "--lock", path, "--registry", "vllm-0.20.0"]) == 0
+    capsys.readouterr()
+    assert main(["check", "--lock", path, "--registry", "vllm-0.33.0"]) == 2
+    assert capsys.readouterr().err == (
+        "attnreg: the lock cannot be compared with vllm-0.33.0: in runs with turboquant_k8v4 a model's first and last"
+        " layers ask for something else there than where the lock was written\n"
+        "  help: see what moves with `attnreg diff vllm-0.20.0 vllm-0.33.0 --model ... --kv-dtype turboquant_k8v4`,"
+        " then write the lock again\n"
+    )

@@ -125,7 +125,7 @@ def test_the_report_is_printed_and_is_json(monkeypatch: pytest.MonkeyPatch) -> N
         "gpu g1   f",
         "  packages  lib 1.0",
         "  flags     fast",
-        f"  ✓ {'A':<24}usable · no kernel module in attnreg",
+        f"  – {'A':<24}has what it needs · no kernel module in attnreg",
         f"  ✗ {'B':<24}needs arch g2 · no kernel module in attnreg",
     ]
     (device,) = report.to_dict()["devices"]
