@@ -81,7 +81,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlexPlan:
         return FlexPlan(query, key, Places(None, empty), None, None, None, batch.num_tokens, empty, stored)
     # padding repeats the last key, which is finite; no query sees it
     keys = int((key.request >= 0).sum())
-    at = torch.arange(len(key.request)).clamp(max=keys - 1)
+    at = torch.arange(len(key.request), device="cpu").clamp(max=keys - 1)
     if sinks:
         key.request[keys] = SINK
     query_there, key_there = (_there(batch, side) for side in (query, key))
@@ -153,9 +153,9 @@ def _side(lengths: Tensor, first: Tensor, padding: int, min_padding: int = 0) ->
 
     min_padding: the fewest rows of padding.
     """
-    request = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)
+    request = torch.arange(len(lengths), dtype=torch.int32, device="cpu").repeat_interleave(lengths)
     begin = lengths.cumsum(0) - lengths
-    position = torch.arange(len(request)) + (first - begin).repeat_interleave(lengths)
+    position = torch.arange(len(request), device="cpu") + (first - begin).repeat_interleave(lengths)
     more = min_padding + -(len(request) + min_padding) % TILE
     return _Side(
         torch.cat([request, request.new_full((more,), padding)]),

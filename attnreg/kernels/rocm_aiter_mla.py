@@ -90,11 +90,11 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
         form = "prompts" if prompts and batch.causal else "single"
     if form == "single":
         groups = -(-spec.num_heads // GROUP)
-        request = torch.arange(batch.num_reqs).repeat_interleave(lengths)
+        request = torch.arange(batch.num_reqs, device="cpu").repeat_interleave(lengths)
         # the keys of a causal query end before those of the later queries
-        later = batch.host_starts[1:][request] - 1 - torch.arange(batch.num_tokens)
+        later = batch.host_starts[1:][request] - 1 - torch.arange(batch.num_tokens, device="cpu")
         request, later = request.repeat_interleave(groups), (later * batch.causal).repeat_interleave(groups)
-        starts = torch.arange(len(request) + 1)
+        starts = torch.arange(len(request) + 1, device="cpu")
     else:
         # requests without a query have no row
         request = lengths.nonzero().flatten()

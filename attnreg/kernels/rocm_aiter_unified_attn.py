@@ -86,9 +86,11 @@ def _in_blocks(batch: BatchMetadata) -> tuple[BatchMetadata, tuple[Tensor, int]]
     blocks = -(-keys // BLOCK)
     first = blocks.cumsum(0) - blocks
     count = int(blocks.sum())
-    table = (first[:, None] + torch.arange(max(1, -(-batch.max_seq_len // BLOCK)))).clamp(max=max(count - 1, 0))
+    table = (first[:, None] + torch.arange(max(1, -(-batch.max_seq_len // BLOCK)), device="cpu")).clamp(
+        max=max(count - 1, 0)
+    )
     begins = keys.cumsum(0) - keys
-    slots = torch.arange(int(keys.sum())) + (first * BLOCK - begins).repeat_interleave(keys)
+    slots = torch.arange(int(keys.sum()), device="cpu") + (first * BLOCK - begins).repeat_interleave(keys)
     paged = replace(batch, block_table=common.int32(table, device), key_start_loc=None)
     return paged, (slots.to(device, non_blocking=True), count)
 
@@ -101,9 +103,9 @@ def _one_query_each(batch: BatchMetadata) -> tuple[Paged, Tensor | None]:
     assert batch.block_table is not None
     device = batch.seq_lens.device
     queries = batch.host_starts.diff()
-    request = torch.repeat_interleave(torch.arange(batch.num_reqs), queries)
+    request = torch.repeat_interleave(torch.arange(batch.num_reqs, device="cpu"), queries)
     # a causal query does not see the keys of the queries after it
-    later = (batch.host_starts[1:][request] - 1 - torch.arange(batch.num_tokens)) * batch.causal
+    later = (batch.host_starts[1:][request] - 1 - torch.arange(batch.num_tokens, device="cpu")) * batch.causal
     request, later = torch.stack([request, later]).to(device, non_blocking=True)
     seen = (batch.seq_lens[request] - later).clamp(min=0).to(torch.int32)
     paged = Paged(

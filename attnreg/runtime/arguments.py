@@ -187,7 +187,7 @@ def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
         first = torch.zeros_like(lengths)
         if spec.sliding_window is not None and batch.mm_prefix is None:
             first = (lengths - batch.query_start_loc.cpu().diff() - spec.sliding_window + 1).clamp(min=0)
-        column = torch.arange(table.shape[1])
+        column = torch.arange(table.shape[1], device="cpu")
         used = (column >= (first // spec.block_size)[:, None]) & (column < -(-lengths // spec.block_size)[:, None])
         highest, lowest = table.masked_fill(~used, 0).amax(1), table.masked_fill(~used, 0).amin(1)
         most = int(highest.max()), int(highest.argmax())

@@ -96,7 +96,9 @@ class BatchMetadata:
         own_starts = block_table is None and keys != queries
         starts = prefix_sums(queries)
         # one tensor, so that one copy takes all numbers to the device
-        host = torch.tensor([*starts, *keys, *(prefix_sums(keys) if own_starts else ())], dtype=torch.int32)
+        numbers = [*starts, *keys, *(prefix_sums(keys) if own_starts else ())]
+        # whatever PyTorch's default device is
+        host = torch.tensor(numbers, dtype=torch.int32, device="cpu")
         sizes = [len(starts), len(keys), len(host) - len(starts) - len(keys)]
         there = host.to(device, non_blocking=True)
         query_start_loc, lengths, key_starts = torch.split(there, sizes)

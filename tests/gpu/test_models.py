@@ -87,8 +87,10 @@ def test_greedy_tokens_are_those_of_eager(make: Callable[..., Any], cache: str |
     runs = attention.runs(model)
     assert {run.backend for run in runs} == {"TRITON_ATTN"}
     assert [run.calls for run in runs] == [12] * models.LAYERS
-    # what is explained is what ran
-    assert attention.explanation(model).count("▸ TRITON_ATTN") == len({str(run.asked.request) for run in runs})
+    # what is explained is what ran; layers that get the same are explained together
+    explained = attention.explanation(model)
+    assert explained.count("▸ TRITON_ATTN") == explained.count("▸") > 0
+    assert explained.count("12 calls") == len({str(run.asked.request) for run in runs})
 
 
 @pytest.mark.parametrize("make", [models.llama, models.gpt_oss, models.gemma2])

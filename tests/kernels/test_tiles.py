@@ -182,7 +182,11 @@ def test_what_the_benchmark_records_is_measured(benchmark_cases: list[Any]) -> N
             paged=case.block_size is not None,
             window=case.window or 0,
         )
-        assert matching_row(h200, shape).measured == f"{machine['device']}, {machine['date']}", case.name
+        measured = matching_row(h200, shape).measured
+        assert measured is not None, case.name
+        device, _, date = measured.rpartition(", ")
+        # the benchmark may have run again since
+        assert (device, date <= machine["date"]) == (machine["device"], True), case.name
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import walk
 
-from attnreg import Registry
+from attnreg import BatchMetadata, Registry
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -37,6 +37,22 @@ def test_the_call_itself_is_right(default: Registry, backend: str, kind: str) ->
     made = walk.forward(backend, default, given, quantised=quantised)
     assert made.refusal is None
     assert walk.close(made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", walk.PLATFORMS)
+def test_what_planning_reads_is_on_the_host_whatever_the_default_device_is(
+    default: Registry, backend: str, kind: str
+) -> None:
+    quantised = kind == "quantised"
+    given = walk.tensors(walk.FEATURES[backend], quantised=quantised, paged=kind != "packed")
+    # tensors of this device hold no numbers: reading one raises
+    made = walk.forward(backend, default, given, quantised=quantised, default_device="meta")
+    with torch.device("meta"):
+        lengths = BatchMetadata.build([2, 1], [2, 5], device="cpu")
+    assert made.refusal is None
+    assert walk.close(made)
+    assert lengths.seq_lens_cpu.tolist() == [2, 5]
 
 
 @pytest.mark.parametrize(("backend", "kind", "name"), WALKS)

@@ -126,8 +126,13 @@ class Made:
     written: bool
 
 
-def forward(backend: str, registry: Registry, given: dict[str, Any], *, quantised: bool) -> Made:
-    """The outcome of a forward with these tensors, which may be odd; a call that is refused may not have written."""
+def forward(
+    backend: str, registry: Registry, given: dict[str, Any], *, quantised: bool, default_device: str = "cpu"
+) -> Made:
+    """The outcome of a forward with these tensors, which may be odd; a call that is refused may not have written.
+
+    default_device: PyTorch's for the time of the call.
+    """
     features = {"alibi"} if "alibi_slopes" in given else set()
     features |= {name for name in ("sinks", "lse", "mm_prefix") if name in given}
     features |= {"per_head_quant_scales"} if quantised else set()
@@ -147,7 +152,8 @@ def forward(backend: str, registry: Registry, given: dict[str, Any], *, quantise
         )
         batch = BatchMetadata(max_query_len=3, max_seq_len=20, **{n: given[n] for n in BATCH if n in given})
         arguments = [given["query"], given["key"], given["value"], cache, batch]
-        output = layer.forward(*arguments, given["output"], **({"lse": given["lse"]} if "lse" in given else {}))
+        with torch.device(default_device):
+            output = layer.forward(*arguments, given["output"], **({"lse": given["lse"]} if "lse" in given else {}))
     except REFUSALS as refusal:
         return Made(None, None, refusal, [bytes_of(x) for x in watched] != before)
     packed = {} if cache is not None else {"key": given["key"], "value": given["value"]}

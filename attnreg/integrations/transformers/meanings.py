@@ -137,9 +137,9 @@ def fitted(seen: Tensor, padding: Tensor | None, begin: int) -> Band | Ranged | 
     queries_in, keys_in = seen.shape[1:]
     if begin < 0 or begin + queries_in > keys_in:
         return None
-    keys = torch.arange(keys_in, dtype=torch.int32)
+    keys = torch.arange(keys_in, dtype=torch.int32, device="cpu")
     queries = keys[begin : begin + queries_in]
-    tokens = torch.ones((), dtype=torch.bool)
+    tokens = torch.ones((), dtype=torch.bool, device="cpu")
     if padding is not None:
         tokens = padding[:, None, :] & padding[:, begin:][:, :queries_in, None]
         seen = seen & tokens
@@ -169,12 +169,12 @@ def _ranges(seen: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         ranges.append([(begin, end) for end, begin in begins.items()])
     most = max(map(len, ranges))
     padded = [row + [(0, 0)] * (most - len(row)) for row in ranges]
-    return torch.tensor(padded, dtype=torch.int32).view(len(ranges), most, 2)
+    return torch.tensor(padded, dtype=torch.int32, device="cpu").view(len(ranges), most, 2)
 
 
 def _in_one_range(ranges: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Whether a query and a key lie in one range: [batch, queries, keys]."""
-    seen = torch.zeros(len(ranges), len(queries), len(keys), dtype=torch.bool)
+    seen = torch.zeros(len(ranges), len(queries), len(keys), dtype=torch.bool, device="cpu")
     # [batch, 1, 1] each
     for begin, end in (pair[..., None, None].unbind(1) for pair in ranges.unbind(1)):
         seen |= together(begin, end, queries[:, None], keys)

@@ -69,7 +69,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
     for request, length in enumerate(lengths):
         row, queries = starts[request], starts[request + 1] - starts[request]
         if not length:
-            empty.append(torch.arange(row, row + queries))
+            empty.append(torch.arange(row, row + queries, device="cpu"))
             continue
         for span in _spans(spec, batch, _Span(request, row, range(length - queries, length), range(length)), scores):
             keys = len(span.keys)
@@ -77,7 +77,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
             key = (len(span.queries), keys.bit_length())
             alone = "batch_invariant" in spec.features or len(span.queries) * keys * spec.num_heads > SCORES // 16
             groups[(*key, request, span.row) if alone else key].append(span)
-    none = torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
     return DensePlan(
         [_piece(spec, batch, spans) for spans in groups.values()],
         torch.cat([none, *empty]).to(device, non_blocking=True),
@@ -109,7 +109,8 @@ def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Pie
     device = batch.seq_lens.device
     queries, keys = len(spans[0].queries), max(len(s.keys) for s in spans)
     # one transfer for all numbers of the host
-    host = torch.tensor([(s.request, s.row, s.queries.start, s.keys.start, s.keys.stop) for s in spans])
+    numbers = [(s.request, s.row, s.queries.start, s.keys.start, s.keys.stop) for s in spans]
+    host = torch.tensor(numbers, device="cpu")
     request, row, query_at, first, stop = host.to(device, non_blocking=True).unsqueeze(-1).unbind(1)
     query_at = query_at + torch.arange(queries, device=device)
     key_at = first + torch.arange(keys, device=device)
