@@ -160,7 +160,7 @@ def test_a_registry_for_something_else_is_an_error(engine: Engine, monkeypatch: 
     with pytest.raises(attnreg.RegistryError, match=r"default@\w+ does not describe vLLM(.|\n)*extends one of: vllm-"):
         register()
     monkeypatch.setenv("ATTNREG_VLLM", "vllm-0.33")
-    with pytest.raises(attnreg.RegistryError, match=r"neither a bundled registry(.|\n)*did you mean `vllm-0\.33\.0`"):
+    with pytest.raises(attnreg.RegistryError, match=r"neither a bundled registry(.|\n)*the nearest is `vllm-0\.33\.0`"):
         register()
 
 
