@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -81,6 +80,8 @@ def _show_traceback() -> bool:
     """Print the traceback of the exception that is handled, if $ATTNREG_DEBUG asks for it; returns whether it does."""
     asked = os.environ.get(DEBUG_VARIABLE) == "1"
     if asked:
+        import traceback
+
         traceback.print_exc()
     return asked
 

@@ -101,7 +101,7 @@ def _device(device: torch.device | str | None, platform: Platform) -> torch.devi
     try:
         found = torch.device(name)
         torch.zeros(1, device=found).tolist()
-    # what PyTorch raises depends on the device: RuntimeError, AssertionError, NotImplementedError
+    # what PyTorch raises depends on the device, down to AssertionError
     except Exception as e:
         reason = str(e).partition("\n")[0]
         help_ = "name another with --device; on cpu the logic of a GPU's backend is verified"
