@@ -47,8 +47,8 @@ test-models: .venv/dev  ## observe a seventh of the recorded configs anew in tra
 	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
 	$(BIN)/pytest tests/registry/test_models_truth.py
 
-test-sweep: .venv/dev  ## every architecture of transformers through attnreg and by eager, held against the record
-	$(BIN)/python tests/transformers_sweep/sweep.py --check
+test-sweep: .venv/dev  ## every architecture of transformers through attnreg and by eager (PART=3/7, RESUME=1), held against the record
+	$(BIN)/python tests/transformers_sweep/sweep.py --check $(if $(PART),--part $(PART)) $(if $(RESUME),--resume)
 
 # with the python that has a torch for this machine's GPU, and pytest
 test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden synchronisation

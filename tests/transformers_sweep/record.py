@@ -13,6 +13,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "transformers"
 RECORD, REASONS = DATA / "sweep.jsonl", DATA / "reasons.yaml"
+JOURNALS = ROOT / ".cache" / "transformers-sweep"
 Row = dict[str, Any]
 Reason = dict[str, Any]
 
@@ -38,6 +39,35 @@ def write_record(versions: Mapping[str, str], rows: list[Row]) -> None:
     ordered = sorted(rows, key=lambda row: (row["family"], row["class"]))
     lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in (dict(versions), *ordered)]
     RECORD.write_text("".join(lines), encoding="utf-8")
+
+
+class Journal:
+    """What a run has found so far, kept so that it can be resumed: a line of versions, then one for each family."""
+
+    def __init__(self, name: str, versions: Mapping[str, str]) -> None:
+        self._path = JOURNALS / f"{name}.jsonl"
+        self._versions = dict(versions)
+
+    def begin(self) -> dict[str, list[Row]]:
+        """Begins anew, with nothing found."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self._versions) + "\n", encoding="utf-8")
+        return {}
+
+    def read(self) -> dict[str, list[Row]]:
+        """The rows of each family that the last run came to; begins anew where it was of other versions."""
+        if not self._path.exists():
+            return self.begin()
+        # a run that was killed may have left half a line
+        first, *lines = (x for x in self._path.read_text(encoding="utf-8").splitlines(keepends=True) if x[-1] == "\n")
+        if json.loads(first) != self._versions:
+            return self.begin()
+        self._path.write_text("".join([first, *lines]), encoding="utf-8")
+        return dict(map(json.loads, lines))
+
+    def add(self, family: str, rows: list[Row]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([family, rows], ensure_ascii=False) + "\n")
 
 
 def by_family(rows: list[Row]) -> dict[str, list[Row]]:

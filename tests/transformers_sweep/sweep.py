@@ -1,6 +1,8 @@
 """Every architecture that transformers can build here, tiny and random, through attnreg and by eager, compared.
 
 python tests/transformers_sweep/sweep.py --check             # all of them, held against the record
+python tests/transformers_sweep/sweep.py --check --part 3/7  # the third of seven parts
+python tests/transformers_sweep/sweep.py --check --resume    # what a run that was cut did not come to
 python tests/transformers_sweep/sweep.py --family bert -v    # one, in full
 python tests/transformers_sweep/sweep.py --record            # what they do, written to the record
 """
@@ -8,225 +10,27 @@ python tests/transformers_sweep/sweep.py --record            # what they do, wri
 from __future__ import annotations
 
 import argparse
-import copy
-import functools
 import json
-import logging
-import multiprocessing
-import signal
+import re
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import transformers
-from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers_sweep import tiny
-from transformers_sweep.inputs import Inputs, inputs_of
-from transformers_sweep.record import RECORD, ROOT, Row, by_family, changes, read_record, write_record
-from transformers_sweep.scenarios import Outputs, Scenario, floats, scenarios
-from transformers_truth.variants import default
-
-import attnreg
-import attnreg.integrations.transformers as attention
-
-# two orders of summing, through a few layers in float32
-TOLERANCE = 2e-4
-SECONDS = 90
-REFUSALS = (attnreg.UnclaimedError, attnreg.NoBackendError, attnreg.SpecError, attnreg.BatchError)
+from transformers_sweep.progress import Progress, say
+from transformers_sweep.record import RECORD, ROOT, Journal, Row, by_family, changes, read_record, write_record
+from transformers_sweep.workers import sweep
 
 
-def difference(expected: Outputs, found: Outputs, rows: Tensor | None = None) -> float:
-    """The largest difference, relative to the largest number of the tensor that it is in.
-
-    rows: [batch, tokens] bool, the rows that are compared of tensors that have a row for each token; None for all.
-    """
-    worst = 0.0
-    for name, right in expected.items():
-        left = found.get(name)
-        if left is None or left.shape != right.shape:
-            return float("inf")
-        right, left = right.double(), left.double()
-        if rows is not None and right.shape[:2] in (rows.shape, (len(rows), rows.shape[1] + 1)):
-            # a class may append a token of its own
-            kept = torch.nn.functional.pad(rows, (0, right.shape[1] - rows.shape[1]), value=True)
-            right, left = right[kept], left[kept]
-        finite = torch.isfinite(right)
-        if not torch.equal(finite, torch.isfinite(left)):
-            return float("inf")
-        right, left = right[finite], left[finite]
-        if right.numel():
-            worst = max(worst, float((left - right).abs().max()) / (float(right.abs().max()) or 1.0))
-    return worst
-
-
-def first_that_runs(model: PreTrainedModel) -> tuple[Inputs, Outputs] | str:
-    """Arguments of a plain call and what comes of it; or why none is known."""
-    errors = ["no inputs are known for it"]
-    for given in inputs_of(model):
-        try:
-            return given, floats(model(**given))
-        except Exception as e:
-            errors.append(_line(e))
-    # the first inputs are the likeliest
-    return errors[min(1, len(errors) - 1)]
-
-
-def sweep_class(model_type: str, cls: type[PreTrainedModel]) -> Row:
-    """What a class does in each scenario: a row of the record."""
-    data = tiny.small(default(model_type))
-    row: Row = {"family": model_type, "class": cls.__name__, "by": "", "outcomes": {}}
-    outcomes: dict[str, list[str]] = row["outcomes"]
-    eager = tiny.build(cls, data)
-    with torch.no_grad():
-        plain = first_that_runs(eager)
-        if isinstance(plain, str):
-            outcomes["plain"] = ["not run", f"by eager: {plain}"]
-            return row
-        try:
-            attention.register(registry=attnreg.load_registry("default"))
-            ours = _made(cls, data, eager, "attnreg")
-        except REFUSALS as e:
-            outcomes["build"] = ["refused", _line(e)]
-            return row
-        except Exception as e:
-            outcomes["build"] = ["broken", _line(e)]
-            return row
-        sdpa = functools.cache(lambda: _by_sdpa(cls, data, eager))
-        for scenario in scenarios(eager, *plain):
-            outcomes[scenario.name] = _outcome(eager, sdpa, ours, scenario)
-        row["by"] = _by(ours, {outcome for outcome, *_ in outcomes.values()})
-    return row
-
-
-def _by(model: PreTrainedModel, outcomes: set[str]) -> str:
-    """Who computed or refused attention: attnreg, the classes' own eager code, or code that calls no function."""
-    if attention.runs(model) or outcomes & {"refused", "broken"}:
-        return "attnreg"
-    parts = (m for m in model.modules() if isinstance(m, PreTrainedModel))
-    return "own eager code" if any(m.config._attn_implementation == "eager" for m in parts) else "no attention function"
-
-
-def _made(cls: type[PreTrainedModel], data: Row, like: PreTrainedModel, name: str) -> PreTrainedModel:
-    config = transformers.CONFIG_MAPPING[data["model_type"]].from_dict(copy.deepcopy(data))
-    made: PreTrainedModel = cls._from_config(config, attn_implementation=name, experts_implementation="eager")
-    made.load_state_dict(like.state_dict())
-    return made.eval()
-
-
-def _by_sdpa(cls: type[PreTrainedModel], data: Row, eager: PreTrainedModel) -> PreTrainedModel | None:
-    """The model by PyTorch's attention; None where the class has none."""
-    try:
-        return _made(cls, data, eager, "sdpa")
-    except Exception:
-        return None
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-
-
-def _outcome(eager: Any, sdpa: Any, ours: Any, scenario: Scenario) -> list[str]:
-    """The outcome of a scenario, and what it says."""
-
-    def answer(model: Any) -> Outputs:
-        torch.manual_seed(5)
-        return scenario.run(model)
-
-    try:
-        expected = answer(eager)
-    except Exception as e:
-        return ["not run", f"by eager: {_line(e)}"]
-    try:
-        found = answer(ours)
-    except REFUSALS as e:
-        return ["refused", _line(e)]
-    except Exception as e:
-        return ["broken", _line(e)]
-    apart = difference(expected, found)
-    if apart <= TOLERANCE:
-        return ["agrees"]
-    # a row without a key: eager takes the mean of all keys, attnreg zeros, as PyTorch's attention does
-    alike = sdpa() is not None and difference(answer(sdpa()), found) <= TOLERANCE
-    if scenario.tokens is not None and (alike or difference(expected, found, scenario.tokens) <= TOLERANCE):
-        return ["agrees"]
-    return ["as sdpa", "sdpa differs from eager, too"] if alike else ["differs", f"by {apart:.1g}"]
-
-
-def sweep_family(model_type: str) -> list[Row]:
-    """The rows of a family: of the first class with a head that can be built, and of its base."""
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"took more than {SECONDS} s of the processor")
-
-    # the process's own time: on a busy machine it passes more slowly than the clock's
-    signal.signal(signal.SIGPROF, stop)
-    try:
-        tasks = tiny.classes(model_type)
-    except Exception as e:
-        return [_unbuilt(model_type, "", e)]
-    base = tasks.pop("base", None)
-    rows: list[Row] = []
-    for cls in [*tasks.values(), base]:
-        if cls is None or (cls is not base and any("build" not in row["outcomes"] for row in rows)):
-            continue
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        try:
-            rows.append(sweep_class(model_type, cls))
-        except Exception as e:
-            rows.append(_unbuilt(model_type, cls.__name__, e))
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-    built = [row for row in rows if "build" not in row["outcomes"]]
-    # a class that is for another config of the composite is no class of this family
-    return built or rows[-1:] or [_unbuilt(model_type, "", LookupError("transformers has no class for it"))]
-
-
-def _unbuilt(model_type: str, name: str, error: BaseException) -> Row:
-    return {"family": model_type, "class": name, "by": "", "outcomes": {"build": ["not built", _line(error)]}}
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def quiet() -> None:
-    """Silences a worker of the sweep, which has a process of its own, and keeps it to one thread."""
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """A context that is as quiet as a worker, and leaves everything as it was."""
-    verbosity, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
-    before = signal.getsignal(signal.SIGPROF)
-    with warnings.catch_warnings():
-        quiet()
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGPROF, before)
-            torch.set_num_threads(threads)
-            logging.disable(logging.NOTSET)
-            transformers.logging.set_verbosity(verbosity)
-
-
-def families(every: int = 1) -> list[str]:
-    """The model types of transformers that have a class, or each seventh, say."""
-    return sorted(CONFIG_MAPPING_NAMES)[::every]
+def families(part: int = 1, parts: int = 1) -> list[str]:
+    """The model types of transformers that have a class, or the first of seven parts of them, say."""
+    return sorted(CONFIG_MAPPING_NAMES)[part - 1 :: parts]
 
 
 def versions() -> dict[str, str]:
@@ -234,32 +38,64 @@ def versions() -> dict[str, str]:
     return {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
 
 
-def main() -> int:
-    """Entry point: the exit status."""
+def _part(said: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", said)
+    if not found or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"{said!r} is no part; the third of seven is 3/7")
+    return int(found[1]), int(found[2])
+
+
+def _options(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.relative_to(ROOT)}")
     parser.add_argument("--check", action="store_true", help="exit with 1 where the record says otherwise")
-    parser.add_argument("--family", action="append")
+    parser.add_argument("--family", action="append", help="this model type alone; may be repeated")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="the I-th of N parts")
+    parser.add_argument("--resume", action="store_true", help="leave out what the last run of the same part came to")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("-v", action="store_true", help="print every row")
-    options = parser.parse_args()
-    asked = options.family or families()
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Entry point: the exit status."""
+    options = _options(given)
+    asked = options.family or families(*options.part)
     recorded = by_family(read_record()[1])
-    rows: list[Row] = []
-    wrong = 0
-    with multiprocessing.get_context("spawn").Pool(options.workers, initializer=quiet, maxtasksperchild=30) as pool:
-        for family, found in zip(asked, pool.imap(sweep_family, asked), strict=True):
-            rows += found
-            stale = changes(found, recorded.get(family, []))
-            wrong += bool(stale)
-            for row in found if options.v else stale:
-                say(json.dumps(row))
+    journal = Journal("family" if options.family else "{}-of-{}".format(*options.part), versions())
+    found = journal.read() if options.resume else journal.begin()
+    unlike = {family: stale for family, rows in found.items() if (stale := changes(rows, recorded.get(family, [])))}
+    left = [family for family in asked if family not in found]
+    with Progress(len(asked), len(found)) as progress:
+        for family, rows in sweep(left, options.workers, lambda busy: progress.tell(busy, len(unlike))):
+            found[family] = rows
+            journal.add(family, rows)
+            stale = changes(rows, recorded.get(family, []))
+            if stale:
+                unlike[family] = stale
+            for row in rows if options.v else stale:
+                say(json.dumps(row, ensure_ascii=False))
+            progress.done += 1
     if options.record:
-        kept = [row for family, old in recorded.items() if family not in asked for row in old]
-        write_record(versions(), kept + rows)
+        kept = [row for family, old in recorded.items() if family not in found for row in old]
+        write_record(versions(), kept + [row for rows in found.values() for row in rows])
+    say(_summary(found, unlike))
+    return int(bool(unlike and options.check))
+
+
+def _summary(found: dict[str, list[Row]], unlike: dict[str, list[Row]]) -> str:
+    rows = [row for family in found.values() for row in family]
     outcomes = Counter(outcome for row in rows for outcome, *_ in row["outcomes"].values())
-    say(f"{dict(outcomes)} of {len({row['family'] for row in rows})} families; {wrong} are not as recorded")
-    return int(bool(wrong and options.check))
+    by = Counter(row["by"] or "nothing" for row in rows)
+    lines = [
+        f"{len(found)} architectures, {len(rows)} classes",
+        f"outcomes: {', '.join(f'{n} {outcome}' for outcome, n in outcomes.most_common())}",
+        f"classes computed by: {', '.join(f'{n} {who}' for who, n in by.most_common())}",
+    ]
+    died = [row for row in rows if "died" in row["outcomes"].get("build", [])]
+    lines += [f"died: {row['family']} {row['class']}: {row['outcomes']['build'][1]}" for row in died]
+    lines.append(f"{len(unlike)} architectures are not as recorded{': ' if unlike else ''}{', '.join(sorted(unlike))}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
