@@ -79,7 +79,7 @@ def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
         compared.append(("lse", lse.mT, exact.lse, allowed_lse))
     error, share = 0.0, 0.0
     for name, computed, expected, bound in compared:
-        result = computed.cpu().double()
+        result = computed.double()
         # the difference of equal infinities is NaN
         errors = (result - expected).masked_fill(result == expected, 0.0).abs()
         if not errors.numel():
@@ -123,8 +123,8 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
         for name, original, cached, scale in zip(
             ("key", "value"), tokens, stored, (params.k_scale, params.v_scale), strict=True
         ):
-            unit = torch.ones(1, 1, dtype=torch.float64) if scale is None else scale.cpu().double()[:, None]
-            expected = original.cpu().double() / unit
+            unit = original.new_ones(1, 1).double() if scale is None else scale.double()[:, None]
+            expected = original.double() / unit
             kind = torch.finfo(spec.cache_dtype)
             u = 0.0 if spec.cache_dtype == spec.dtype else ROUNDOFF[spec.cache_dtype]
             errors = (cached.transpose(0, 1) / unit - expected.clamp(-kind.max, kind.max)).abs()

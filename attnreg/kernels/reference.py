@@ -13,6 +13,9 @@ from torch import Tensor
 
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams, by_token
 
+# the scores that are computed at once
+_SCORES = 2**25
+
 
 class Reference(NamedTuple):
     """The exact answer for the rows before the padding, and the magnitudes from which error bounds are computed.
@@ -38,51 +41,78 @@ def attention(
     value: Tensor | None = None,
     params: LayerParams = NO_PARAMS,
 ) -> Reference:
-    """The result that `KernelModule.forward` must come to from the same arguments, computed on the CPU."""
-    starts = batch.query_start_loc.tolist()
+    """The result that `KernelModule.forward` must come to from the same arguments, on the device of the query."""
+    starts, device = batch.query_start_loc.tolist(), query.device
     tokens = starts[-1]
-    output = torch.zeros(tokens, spec.num_heads, spec.head_size_v, dtype=torch.float64)
-    lse = torch.full((spec.num_heads, tokens), -torch.inf, dtype=torch.float64)
-    abs_output, abs_score = torch.zeros_like(output), torch.zeros_like(lse)
+    output = torch.zeros(tokens, spec.num_heads, spec.head_size_v, dtype=torch.float64, device=device)
+    lse = torch.full((spec.num_heads, tokens), -torch.inf, dtype=torch.float64, device=device)
+    exact = Reference(output, lse, torch.zeros_like(output), torch.zeros_like(lse))
     for i in range(batch.num_reqs):
-        rows = slice(starts[i], starts[i + 1])
         k, v = request_kv(spec, batch, i, kv_cache, key, value, params)
-        q = query[rows].cpu().double().transpose(0, 1)
         visible = visible_keys(spec, batch, i)
-        # each KV head serves a whole group of query heads
-        group = spec.num_heads // spec.num_kv_heads
-        k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
+        query_at, key_at = positions(batch, i)
+        distance = query_at - key_at
+        # memory holds the scores of so many queries at once
+        some = max(1, _SCORES // (spec.num_heads * max(k.shape[1], 1)))
+        for first in range(0, len(distance), some):
+            part = slice(first, min(first + some, len(distance)))
+            rows = slice(starts[i] + part.start, starts[i] + part.stop)
+            _attend(spec, query[rows], k, v, distance[part], visible[part], params, exact, rows)
+    return exact
 
-        scores = spec.softmax_scale * (q @ k.mT)  # [num_heads, queries, keys]
-        sizes = abs(spec.softmax_scale) * (q.abs() @ k.abs().mT)
-        if spec.softcap is not None:
-            scores = spec.softcap * torch.tanh(scores / spec.softcap)
-        if params.alibi_slopes is not None:
-            query_at, key_at = positions(batch, i)
-            bias = -params.alibi_slopes.cpu().double()[:, None, None] * (query_at - key_at).abs()
-            scores, sizes = scores + bias, sizes + bias.abs()
-        scores = scores.masked_fill(~visible, -torch.inf)
-        terms = scores
-        if params.sinks is not None:
-            sinks = params.sinks.cpu().double()[:, None, None].expand(-1, scores.shape[1], 1)
-            terms = torch.cat([scores, sinks], dim=-1)
-        total = torch.logsumexp(terms, dim=-1) if terms.shape[-1] else torch.full(scores.shape[:2], -torch.inf).double()
-        # without a key and a sink there is nothing to divide by, and the weights are zero
-        weights = torch.exp(scores - total.masked_fill(total == -torch.inf, 0.0)[..., None])
 
-        output[rows] = (weights @ v).transpose(0, 1)
-        lse[:, rows] = total
-        abs_output[rows] = (weights @ v.abs()).transpose(0, 1)
-        if scores.shape[-1]:
-            abs_score[:, rows] = sizes.masked_fill(~visible, 0.0).amax(dim=-1)
-    return Reference(output, lse, abs_output, abs_score)
+def _attend(
+    spec: AttentionSpec,
+    query: Tensor,
+    k: Tensor,
+    v: Tensor,
+    distance: Tensor,
+    visible: Tensor,
+    params: LayerParams,
+    exact: Reference,
+    rows: slice,
+) -> None:
+    """Stores the exact rows of some queries [queries, num_heads, head_size] of one request.
+
+    k, v: as `request_kv` returns them. distance, visible: [queries, keys].
+    """
+    (queries, keys), group = visible.shape, spec.num_heads // spec.num_kv_heads
+
+    def per_head(x: Tensor, y: Tensor) -> Tensor:
+        """The products [num_heads, queries, size] of each query head's matrix with that of its KV head."""
+        return (x.reshape(spec.num_kv_heads, group * queries, x.shape[-1]) @ y).view(
+            spec.num_heads, queries, y.shape[-1]
+        )
+
+    q = query.double().transpose(0, 1)
+    scores = spec.softmax_scale * per_head(q, k.mT)  # [num_heads, queries, keys]
+    sizes = abs(spec.softmax_scale) * per_head(q.abs(), k.abs().mT)
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if params.alibi_slopes is not None:
+        bias = -params.alibi_slopes.double()[:, None, None] * distance.abs()
+        scores, sizes = scores + bias, sizes + bias.abs()
+    scores = scores.masked_fill(~visible, -torch.inf)
+    terms = scores
+    if params.sinks is not None:
+        sinks = params.sinks.double()[:, None, None].expand(-1, queries, 1)
+        terms = torch.cat([scores, sinks], dim=-1)
+    total = terms.logsumexp(-1) if terms.shape[-1] else torch.full_like(scores.sum(-1), -torch.inf)
+    # without a key and a sink there is nothing to divide by, and the weights are zero
+    weights = torch.exp(scores - total.masked_fill(total == -torch.inf, 0.0)[..., None])
+
+    exact.output[rows] = per_head(weights, v).transpose(0, 1)
+    exact.lse[:, rows] = total
+    exact.abs_output[rows] = per_head(weights, v.abs()).transpose(0, 1)
+    if keys:
+        exact.abs_score[:, rows] = sizes.masked_fill(~visible, 0.0).amax(dim=-1)
 
 
 def positions(batch: BatchMetadata, request: int) -> tuple[Tensor, Tensor]:
     """A request's query positions [queries, 1] and key positions [keys]; the last query is at the last key."""
     starts, keys = batch.query_start_loc, int(batch.seq_lens[request])
-    queries = int(starts[request + 1] - starts[request])
-    return torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
+    queries, device = int(starts[request + 1] - starts[request]), starts.device
+    return torch.arange(keys - queries, keys, device=device)[:, None], torch.arange(keys, device=device)
 
 
 def visible_keys(spec: AttentionSpec, batch: BatchMetadata, request: int) -> Tensor:
@@ -117,18 +147,21 @@ def request_kv(
         # without a cache, the call has packed keys and values
         assert key is not None
         assert value is not None
-        k, v = (x[first : first + keys].cpu().double().transpose(0, 1) for x in (key, value))
+        k, v = (x[first : first + keys].double().transpose(0, 1) for x in (key, value))
         return k, v
     # a cache is read through a block table
     assert batch.block_table is not None
     assert spec.block_size is not None
-    dequantised = []
-    for cache, scale in zip(by_token(kv_cache, spec.kv_layout), (params.k_scale, params.v_scale), strict=True):
-        token = torch.arange(keys, device=cache.device)
-        # float32 holds every format exactly, and PyTorch cannot index 8-bit floats
-        x = cache.float()[batch.block_table[request, token // spec.block_size], token % spec.block_size]
-        x = x.cpu().double()
-        if scale is not None:
-            x = x * scale.cpu().double()[:, None]
-        dequantised.append(x.transpose(0, 1))
-    return dequantised[0], dequantised[1]
+    blocks = batch.block_table[request, : -(-keys // spec.block_size)].long()
+    stored = by_token(KVCache(*(_blocks(x, blocks).float() for x in kv_cache)), spec.kv_layout)
+    k, v = (x.flatten(0, 1)[:keys].double().transpose(0, 1) for x in stored)
+    if params.k_scale is not None:
+        k = k * params.k_scale.double()[:, None, None]
+    if params.v_scale is not None:
+        v = v * params.v_scale.double()[:, None, None]
+    return k, v
+
+
+def _blocks(cache: Tensor, blocks: Tensor) -> Tensor:
+    """Some blocks of a cache. PyTorch cannot index 8-bit floats."""
+    return cache.view(torch.uint8)[blocks].view(cache.dtype) if cache.itemsize == 1 else cache[blocks]

@@ -229,7 +229,7 @@ def bounds() -> None:
             for known in (batch, loose):
                 output = torch.full_like(query, torch.nan)
                 layer.attend(query, cache, known, output)
-                error = float((output.cpu().double() - exact).abs().max())
+                error = float((output.double() - exact).abs().max())
                 assert error < 0.02, f"{backend} {features}: off by {error}"
 
 
@@ -258,7 +258,7 @@ def captures() -> None:
     output.fill_(7.0)
     graph.replay()
     exact = reference.attention(layer.spec, batch, query, cache, params=layer.params).output
-    assert float((output[:3].cpu().double() - exact).abs().max()) < 0.02
+    assert float((output[:3].double() - exact).abs().max()) < 0.02
     assert (output[3:] == 7).all()
 
 
@@ -294,7 +294,7 @@ def other_device() -> None:
         writing = replace(batch, slot_mapping=slots)
         output = layer.forward(query, key, key, cache, writing)
         exact = reference.attention(layer.spec, batch, query, cache).output
-        assert float((output.cpu().double() - exact).abs().max()) < 0.02
+        assert float((output.double() - exact).abs().max()) < 0.02
 
 
 CONDITIONS: dict[str, Callable[[], None]] = {
