@@ -69,6 +69,12 @@ select(AttentionRequest(head_size=128), Platform(platform="cuda", arch="sm90"))
     assert "packaging" not in loaded(code)
 
 
+def test_a_command_imports_neither_the_other_commands_nor_the_completion_of_words() -> None:
+    others = [f"attnreg.cli.{name}" for name in ("checking", "comparing", "completion")]
+    code = "import sys; from attnreg.cli import main; assert main(['list']) == 0"
+    loaded(f"{code}; assert 'attnreg.cli.asking' in sys.modules and not set({others}).intersection(sys.modules)")
+
+
 @pytest.mark.parametrize("command", ["explain --arch sm90", "list", "show FLASH_ATTN", "doctor"])
 def test_a_command_brings_no_framework_and_no_templates(command: str) -> None:
     # the answer goes elsewhere: the last line is the list of modules

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from attnreg.cli import completion
 from attnreg.cli.again import command_line
-from attnreg.cli.command import command, option
+from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.cli.options import backend_options, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import print_json, terminal
@@ -75,7 +74,7 @@ def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_j
 
 
 @command(short_help="Show one backend, or the rule of one model family.")
-@click.argument("name", metavar="BACKEND|MODEL_TYPE", shell_complete=completion.shown)
+@argument("name", metavar="BACKEND|MODEL_TYPE", completes="shown")
 @registry_options
 @json_option
 def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
@@ -103,7 +102,7 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
 
 
 @command(short_help="List the model families whose configs can be read.")
-@click.argument("words", nargs=-1, metavar="[WORD]...", shell_complete=completion.families)
+@argument("words", nargs=-1, metavar="[WORD]...", completes="families")
 @json_option
 def models(words: tuple[str, ...], as_json: bool) -> None:
     """List all model families, or those whose model_type contains one of the WORDs."""

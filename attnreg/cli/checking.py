@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from attnreg.cli import completion
-from attnreg.cli.command import command, option
+from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs
 from attnreg.cli.options import json_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
@@ -82,7 +81,7 @@ def _check_lock(registry_inputs: RegistryInputs, file: str, as_json: bool) -> No
 
 
 @command(short_help="Prove what backends claim, by running them.")
-@click.argument("backends", nargs=-1, metavar="[BACKEND]...", shell_complete=completion.backends)
+@argument("backends", nargs=-1, metavar="[BACKEND]...", completes="backends")
 @platform_options
 @registry_options
 @option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the platform's.")

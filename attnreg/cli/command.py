@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,21 @@ class Option(click.Option):
         return super().shell_complete(ctx, incomplete) if found is None else found
 
 
+class Argument(click.Argument):
+    """An argument; ``completes`` is the function of `attnreg.cli.completion` that lists its values."""
+
+    def __init__(self, *args: Any, completes: str, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.completes = completes
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completions of the argument's value."""
+        from attnreg.cli import completion
+
+        items: list[CompletionItem] = getattr(completion, self.completes)(ctx, self, incomplete)
+        return items
+
+
 class Command(click.Command):
     """A command whose help lists its options by section, and which says what an argument too many may mean."""
 
@@ -95,14 +111,33 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands. One that does not exist is refused with the one that is most like it."""
+    """A group of commands. One that does not exist is refused with the one that is most like it.
+
+    homes: the module and the name, as in ``package.module:name``, of each command that is imported at its first use.
+    """
+
+    def __init__(self, *args: Any, homes: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.homes = homes
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return sorted({*self.commands, *self.homes})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, None where there is none."""
+        if cmd_name in self.homes:
+            module, _, name = self.homes[cmd_name].partition(":")
+            found: click.Command = getattr(importlib.import_module(module), name)
+            return found
+        return super().get_command(ctx, cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the arguments name, and its arguments. Raises `BadInput` where there is none."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-") and not ctx.resilient_parsing:
-            near = nearest(args[0], self.commands)
+            near = nearest(args[0], self.list_commands(ctx))
             hint = f"did you mean `{near}`?" if near else f"`{ctx.command_path} --help` lists the commands"
             raise BadInput(f"there is no command {args[0]!r}", hint)
         return super().resolve_command(ctx, args)
@@ -111,6 +146,11 @@ class Group(click.Group):
 def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., None]], Command]:
     """A decorator that makes a `Command` of a function."""
     return click.command(name, cls=Command, **attributes)
+
+
+def argument(*names: str, **attributes: Any) -> Callable[[Any], Any]:
+    """A decorator that adds an `Argument` to a command."""
+    return click.argument(*names, cls=Argument, **attributes)
 
 
 def option(*names: str, section: str = "Output", **attributes: Any) -> Callable[[Any], Any]:

@@ -14,23 +14,34 @@ from typing import Any
 
 import click
 
-from attnreg.cli.asking import doctor, explain, list_, models, show
-from attnreg.cli.checking import check, verify
-from attnreg.cli.command import Group, command
-from attnreg.cli.comparing import diff, lock
-from attnreg.cli.completion import SHELLS, commands, script
+from attnreg.cli.command import Command, Group, argument
 from attnreg.cli.output import OutputError, discard_output, guarded_streams
 from attnreg.cli.refusals import describe
 from attnreg.environment import DEBUG_VARIABLE
 from attnreg.errors import RegistryWarning, escaped
 from attnreg.version import __version__
 
+_SHELLS = ("bash", "zsh", "fish")
+_COMPLETE_VARIABLE = "_ATTNREG_COMPLETE"
+# command -> where it is defined: a command is imported at its first use
+_HOMES = {
+    "explain": "attnreg.cli.asking:explain",
+    "list": "attnreg.cli.asking:list_",
+    "show": "attnreg.cli.asking:show",
+    "models": "attnreg.cli.asking:models",
+    "doctor": "attnreg.cli.asking:doctor",
+    "check": "attnreg.cli.checking:check",
+    "verify": "attnreg.cli.checking:verify",
+    "lock": "attnreg.cli.comparing:lock",
+    "diff": "attnreg.cli.comparing:diff",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status. Problems are said on standard error, without a traceback."""
     with guarded_streams(), warnings.catch_warnings():
         # a word that is being completed is no place for a warning
-        warnings.simplefilter("ignore" if "_ATTNREG_COMPLETE" in os.environ else "always", RegistryWarning)
+        warnings.simplefilter("ignore" if _COMPLETE_VARIABLE in os.environ else "always", RegistryWarning)
         warnings.showwarning = _show_warning
         try:
             status = _run(arguments)
@@ -46,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """The exit status of a run, whose errors are said on standard error. Raises `OutputError`."""
+    if _COMPLETE_VARIABLE in os.environ:
+        # adds attnreg's own completion for bash to click's
+        import attnreg.cli.completion  # noqa: F401
     try:
         # without standalone mode click returns the status of `Exit`
         return cli(arguments, prog_name="attnreg", standalone_mode=False) or 0
@@ -63,7 +77,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     # not a verdict: whatever else is raised is a fault of attnreg or of a package that it called
     except (Exception, SystemExit) as e:
         # click ends the process after it has completed a word
-        if isinstance(e, SystemExit) and "_ATTNREG_COMPLETE" in os.environ:
+        if isinstance(e, SystemExit) and _COMPLETE_VARIABLE in os.environ:
             raise
         if not _show_traceback():
             hint = f"please report it with the traceback, which {DEBUG_VARIABLE}=1 prints"
@@ -88,6 +102,7 @@ def _show_traceback() -> bool:
 
 @click.group(
     cls=Group,
+    homes=_HOMES,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -100,20 +115,18 @@ def cli(ctx: click.Context) -> None:
         ctx.exit(2)
 
 
-@command(name="help", short_help="Print the help of a command.")
-@click.argument("names", nargs=-1, metavar="[COMMAND]", shell_complete=commands)
+@cli.command(name="help", cls=Command, short_help="Print the help of a command.")
+@argument("names", nargs=-1, metavar="[COMMAND]", completes="commands")
 @click.pass_context
 def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Print the help of a COMMAND, or of attnreg."""
     cli.main([*names, "--help"], prog_name="attnreg", standalone_mode=False)
 
 
-@command(name="completion", short_help="Print a shell's completion script.")
-@click.argument("shell", type=click.Choice(SHELLS))
+@cli.command(name="completion", cls=Command, short_help="Print a shell's completion script.")
+@click.argument("shell", type=click.Choice(_SHELLS))
 def completion_(shell: str) -> None:
     """Print the script that completes attnreg's words in a SHELL: eval "$(attnreg completion bash)"."""
+    from attnreg.cli.completion import script
+
     click.echo(script(cli, shell))
-
-
-for _command in (explain, list_, show, models, doctor, check, lock, diff, verify, completion_, help_):
-    cli.add_command(_command)

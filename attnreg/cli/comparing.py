@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.cli import completion
-from attnreg.cli.command import command, option
+from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs, Value, facet_value
 from attnreg.cli.options import json_option, models_options, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
@@ -69,8 +68,8 @@ def lock(
 
 
 @command(short_help="Compare two registries: which layers move, and why.")
-@click.argument("before", shell_complete=completion.registries)
-@click.argument("after", shell_complete=completion.registries)
+@argument("before", completes="registries")
+@argument("after", completes="registries")
 @platform_options
 @models_options
 @option(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # a word that may stand there, with what it is
 Named = tuple[str, str]
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-SHELLS = ("bash", "zsh", "fish")
 
 
 def completer(names: Callable[[Registry, str], Iterable[Named]]) -> Completer:
@@ -130,7 +129,8 @@ def commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     """The commands."""
     group = ctx.find_root().command
     assert isinstance(group, click.Group)
-    return _matching(((name, c.get_short_help_str()) for name, c in group.commands.items()), incomplete)
+    named = ((name, group.get_command(ctx, name)) for name in group.list_commands(ctx))
+    return _matching(((name, command.get_short_help_str()) for name, command in named if command), incomplete)
 
 
 def script(cli: click.Command, shell: str) -> str:

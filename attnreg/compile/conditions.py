@@ -138,7 +138,8 @@ class Parser:
             return any_of([self._matcher(item, facet, (*path, i)) for i, item in enumerate(raw)])
         before = len(self.problems)
         test = self._operators(raw, facet, path) if isinstance(raw, dict) else self._value(raw, facet, path)
-        if len(self.problems) == before:
+        # a single word is one of the facet's
+        if len(self.problems) == before and (isinstance(raw, dict) or facet.kind == "integer"):
             try:
                 if _is_empty(test, facet):
                     self.problem(path, f"nothing is {test.text}: the range is empty", "mend its bounds, or remove it")
@@ -184,7 +185,11 @@ class Parser:
         self.problem(path, what, self._words_hint(raw, facet))
 
     def _known(self, raw: object, facet: Facet, path: Path_) -> Matcher:
-        if isinstance(raw, Float) or not any(raw == w and type(raw) is type(w) for w in facet.words):
+        # a number is compared with its type: true is not 1
+        known = (
+            raw in facet.known if isinstance(raw, str) else any(raw == w and type(raw) is type(w) for w in facet.words)
+        )
+        if isinstance(raw, Float) or not known:
             self._unknown(raw, facet, path)
             return ANY
         return equals(raw, as_written(raw))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,3 +94,9 @@ def test_a_pipe_gets_plain_text() -> None:
     command = [sys.executable, "-m", "attnreg", "explain", "--arch", "sm90", "--head-size", "128"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert "\x1b" not in done.stdout
+
+
+def test_a_run_leaves_the_garbage_collector_as_it_was(run: Callable[..., Any]) -> None:
+    before = gc.get_threshold()
+    assert run("list").status == 0
+    assert gc.get_threshold() == before

@@ -91,7 +91,9 @@ def test_a_registry_that_cannot_be_read_completes_nothing() -> None:
 def test_every_option_that_takes_a_name_is_completed() -> None:
     named = {"WORD", "NAME", "FACET=VALUE", "CONFIG", "NAME[==VERSION]", "NAME|DIR|FILE", "FILE", "FILE|DIR"}
     missing = []
-    for name, command in cli.commands.items():
+    for name in cli.list_commands(click.Context(cli)):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
         for param in command.params:
             if isinstance(param, click.Option) and param.metavar in named and param.opts[0] != "--device":
                 ctx = click.Context(command, info_name=name, resilient_parsing=True)

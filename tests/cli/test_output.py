@@ -225,7 +225,7 @@ builtins.__import__ = interrupting
 from attnreg.cli import main
 sys.exit(main(["explain", "--arch", "sm90", "--head-size", "128"]))
 """
-    for module in ("click", "attnreg.cli.asking", "yaml", "pydantic", "rich.console"):
+    for module in ("click", "attnreg.cli.command", "yaml", "pydantic", "rich.console"):
         done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr.strip()) == (130, "")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
