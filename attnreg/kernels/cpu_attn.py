@@ -12,9 +12,10 @@ from attnreg.kernels.dense.cache import write_kv
 from attnreg.kernels.dense.pieces import DensePlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, paged_cache_shape
 
-__all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
+__all__ = ["KEYS_APART", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
+KEYS_APART = True
 _BY_SCORES = frozenset({"lse", "sinks", "softcap"})
 
 

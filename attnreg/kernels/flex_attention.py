@@ -22,9 +22,10 @@ from attnreg.kernels.dense.cache import Places, gather, places, write_kv, writte
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerParams, paged_cache_shape
 from attnreg.runtime.masks import Band, in_band, together
 
-__all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
+__all__ = ["KEYS_APART", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
+KEYS_APART = True
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

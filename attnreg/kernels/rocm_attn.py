@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 
 from attnreg.kernels import triton_attn
-from attnreg.kernels.triton_attn import CAPTURABLE, TritonPlan, kv_cache_shape, plan, write_kv
+from attnreg.kernels.triton_attn import CAPTURABLE, KEYS_APART, TritonPlan, kv_cache_shape, plan, write_kv
 from attnreg.runtime.interface import AttentionSpec, Call
 
-__all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
+__all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 
 def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:

@@ -6,11 +6,13 @@ from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, paged_cache_shape
 
-__all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
+__all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
 # launches read the lengths on the device, so a captured graph can be replayed with other ones
 CAPTURABLE = True
+# and the places of packed keys
+KEYS_APART = True
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> TritonPlan:

@@ -152,7 +152,13 @@ def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
         on_host = _short_list(batch.seq_lens_cpu.tolist())
         yield f"seq_lens is {_short_list(lengths)} on the device and {on_host} on the host, which is no upper bound"
     yield from _length_problems(spec, batch, starts, lengths, "")
-    if batch.key_start_loc is not None and batch.key_start_loc.tolist() != prefix_sums(lengths):
+    if batch.key_start_loc is not None and batch.key_rows is not None:
+        ends = zip(batch.key_start_loc.tolist(), lengths, strict=False)
+        for i, (begin, length) in enumerate(ends):
+            if length and not 0 <= begin <= batch.key_rows - length:
+                yield f"key_start_loc[{i}] is {begin} for {length} keys; key_rows is {batch.key_rows}"
+                break
+    elif batch.key_start_loc is not None and batch.key_start_loc.tolist() != prefix_sums(lengths):
         begins = _short_list(batch.key_start_loc.tolist())
         yield f"key_start_loc is {begins}; expected the prefix sums of seq_lens, {_short_list(prefix_sums(lengths))}"
     if batch.slot_mapping is not None:
@@ -232,7 +238,7 @@ class Fit:
         """The requirements of a batch for a layer. Raises `BatchError` as `validate_batch` does."""
         validate_batch(spec, batch)
         slots = None if batch.slot_mapping is None else batch.slot_mapping.shape[0]
-        keys = 0 if batch.paged else int(batch.host_lens.sum())
+        keys = 0 if batch.paged else int(batch.host_lens.sum()) if batch.key_rows is None else batch.key_rows
         places = _places(spec, batch) if batch.on_host or debugging() else None
         return cls(spec, batch.seq_lens.device, batch.paged, batch.num_tokens, keys, slots, places)
 

@@ -45,6 +45,8 @@ class BatchMetadata:
                          lengths are computed on the device; not without a cache
     key_start_loc:       [num_reqs + 1] int32, prefix sums of ``seq_lens``: where each request's packed keys begin,
                          without a cache. None: keys and queries are the same tokens
+    key_rows:            the rows of key and value if the requests' keys lie anywhere among them; key_start_loc is then
+                         no prefix sum, and its last element is not read. None: they lie one behind the other
     mm_prefix:           [num_reqs, max_ranges, 2] int32, half-open ranges [begin, end) of key positions within which
                          all tokens see each other; end <= begin is no range
 
@@ -61,6 +63,7 @@ class BatchMetadata:
     slot_mapping: Tensor | None = None
     causal: bool = True
     key_start_loc: Tensor | None = None
+    key_rows: int | None = None
     mm_prefix: Tensor | None = None
     # this batch's plans by layer kind; `Attention` fills it, the layers share it
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
@@ -86,22 +89,31 @@ class BatchMetadata:
         slot_mapping: Tensor | None = None,
         causal: bool = True,
         mm_prefix: Tensor | None = None,
+        key_starts: Sequence[int] | None = None,
+        key_rows: int | None = None,
     ) -> Self:
-        """A batch from its lengths (host integers); ``seq_lens`` None: the keys are the queries' own tokens."""
+        """A batch from its lengths (host integers); ``seq_lens`` None: the keys are the queries' own tokens.
+
+        key_starts: the row of each request's first key, among ``key_rows`` rows of packed keys.
+        """
         problems: list[str] = []
         queries = _lengths("query_lens", query_lens, problems)
         keys = queries if seq_lens is None else _lengths("seq_lens", seq_lens, problems)
         if problems:
             raise BatchError(problems)
-        own_starts = block_table is None and keys != queries
+        if (key_starts is None) != (key_rows is None) or (key_starts is not None and len(key_starts) != len(keys)):
+            problems.append("key_starts and key_rows come together, with one start for each request")
+            raise BatchError(problems)
+        own_starts = block_table is None and (keys != queries or key_starts is not None)
+        key_begins = [] if not own_starts else prefix_sums(keys) if key_starts is None else [*key_starts, 0]
         starts = prefix_sums(queries)
         # one tensor, so that one copy takes all numbers to the device
-        numbers = [*starts, *keys, *(prefix_sums(keys) if own_starts else ())]
+        numbers = [*starts, *keys, *key_begins]
         # whatever PyTorch's default device is
         host = torch.tensor(numbers, dtype=torch.int32, device="cpu")
         sizes = [len(starts), len(keys), len(host) - len(starts) - len(keys)]
         there = host.to(device, non_blocking=True)
-        query_start_loc, lengths, key_starts = torch.split(there, sizes)
+        query_start_loc, lengths, begins = torch.split(there, sizes)
         host_starts, host_lens, _ = torch.split(host, sizes)
         return cls(
             query_start_loc=query_start_loc,
@@ -113,7 +125,8 @@ class BatchMetadata:
             block_table=block_table,
             slot_mapping=slot_mapping,
             causal=causal,
-            key_start_loc=key_starts if own_starts else None,
+            key_start_loc=begins if own_starts else None,
+            key_rows=key_rows,
             mm_prefix=mm_prefix,
         )
 
@@ -176,6 +189,10 @@ def _field_problems(batch: BatchMetadata) -> Iterator[str]:
         value = getattr(batch, name)
         if type(value) is not int or not 0 <= value <= LONGEST:
             yield f"{name} is {value!r}; expected an integer from 0 to {LONGEST}"
+    if batch.key_rows is not None and (type(batch.key_rows) is not int or not 0 <= batch.key_rows <= _INT32):
+        yield f"key_rows is {batch.key_rows!r}; expected an integer from 0 to {_INT32}, or None"
+    if batch.key_rows is not None and (batch.key_start_loc is None or batch.block_table is not None):
+        yield "key_rows is given, which is for packed keys that key_start_loc places"
     if type(batch.causal) is not bool:
         yield (
             f"causal is {tensor_words(batch.causal)}; expected True or False: causality belongs to a batch, so "

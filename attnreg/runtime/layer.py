@@ -164,6 +164,8 @@ class Attention:
                 "would keep; capture a backend that follows the device's (TRITON_ATTN, ROCM_ATTN)"
             )
             raise BatchError([problem])
+        if batch.key_rows is not None and not getattr(self.module, "KEYS_APART", False):
+            raise BatchError([f"key_rows is given, and {self.backend} reads packed keys one behind the other"])
         state = batch.state()
         planned: _Planned | None = batch.plans.get(self._kind)
         if planned is None or planned.state != state:

@@ -95,6 +95,13 @@ def test_code_is_shared_by_calls_whose_pointers_are_alike_one_by_one() -> None:
     compiler.close()
 
 
+def test_code_is_shared_by_caches_of_any_length() -> None:
+    # a cache that grows by concatenation moves its heads further apart with each token
+    compiler = Compiler()
+    assert compiler.compiled_for_lengths([33, 34, 50]) == [1, 0, 0]
+    compiler.close()
+
+
 def test_code_for_amd_is_shared_by_memory_that_offsets_of_32_bits_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_AMD", True)
     kernel = Kernel(_fill_kernel)

@@ -54,6 +54,11 @@ class Compiler:
         counts: list[int] = self._run(_compiled_for_addresses, odds)
         return counts
 
+    def compiled_for_lengths(self, lengths: list[int]) -> list[int]:
+        """The result of `fake_driver.compiled_for_lengths`."""
+        counts: list[int] = self._run(_compiled_for_lengths, lengths)
+        return counts
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
@@ -109,3 +114,9 @@ def _compiled_for_addresses(odds: list[tuple[str, ...]]) -> list[int]:
     from support import fake_driver
 
     return fake_driver.compiled_for_addresses(odds)
+
+
+def _compiled_for_lengths(lengths: list[int]) -> list[int]:
+    from support import fake_driver
+
+    return fake_driver.compiled_for_lengths(lengths)

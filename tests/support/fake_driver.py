@@ -123,6 +123,26 @@ def compiled_for_addresses(odds: list[tuple[str, ...]]) -> list[int]:
     return counts
 
 
+def compiled_for_lengths(lengths: list[int]) -> list[int]:
+    """The number of kernels that are compiled for each of some decodes over packed keys, views of a cache's heads."""
+    from attnreg.kernels import triton_attn
+    from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
+
+    counts = []
+    with faked() as (_, texts):
+        spec = AttentionSpec(
+            num_heads=4, num_kv_heads=2, head_size=64, head_size_v=64, dtype=torch.float16, softmax_scale=0.125
+        )
+        query = torch.zeros(1, 4, 64, dtype=torch.float16)
+        for length in lengths:
+            before = len(texts)
+            key = torch.zeros(2, length, 64, dtype=torch.float16).transpose(0, 1)
+            plan = triton_attn.plan(spec, BatchMetadata.build([1], [length]))
+            triton_attn.forward(spec, plan, Call(query, None, torch.zeros_like(query), key, key))
+            counts.append(len(texts) - before)
+    return counts
+
+
 def _plain(value: Any) -> Any:
     """An argument as a value that can be pickled."""
     if isinstance(value, torch.Tensor):

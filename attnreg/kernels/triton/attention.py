@@ -15,7 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from attnreg.kernels.triton.layout import load_blocks, load_tile, times
+from attnreg.kernels.triton.layout import head_offset, load_blocks, load_tile, times
 from attnreg.kernels.triton.rows import find_tile, phase_of_span, program_span, rows_of_tile, whole_tiles, with_ranges
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores, with_sink
 from attnreg.kernels.triton.splits import store_part
@@ -205,7 +205,8 @@ def _store_output(
 @triton.jit(
     do_not_specialize=[
         "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "head_size",
-        "stride_table", "stride_ranges", "stride_range", "stride_lse", "softmax_scale", "softcap",
+        "stride_table", "stride_ranges", "stride_range", "stride_lse", "stride_key_head", "stride_value_head",
+        "softmax_scale", "softcap",
     ],
     do_not_specialize_on_alignment=[
         "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
@@ -217,7 +218,7 @@ def _attention_kernel(
     query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, ranges_ptr,
     sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size,
-    stride_table, stride_ranges, stride_range, stride_lse, softmax_scale, softcap,
+    stride_table, stride_ranges, stride_range, stride_lse, stride_key_head, stride_value_head, softmax_scale, softcap,
     Q: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -264,8 +265,8 @@ def _attention_kernel(
 
     if block_table_ptr is not None:
         block_table_ptr += req.to(tl.int64) * stride_table
-    key_ptr += times(kv_head, K.stride_head, NUM_KV_HEADS)
-    value_ptr += times(kv_head, V.stride_head, NUM_KV_HEADS)
+    key_ptr += head_offset(kv_head, stride_key_head, K, NUM_KV_HEADS)
+    value_ptr += head_offset(kv_head, stride_value_head, V, NUM_KV_HEADS)
     first_row = _first_row(key_start_loc_ptr, req, first_token, K.block_size)
     keys = Keys(key_ptr, value_ptr, block_table_ptr, first_row, _last_block(block_table_ptr, span, K.block_size))
     block = load_blocks(block_table_ptr, span.start, span.stop, keys.last_block, K.block_size, TILE.block_n)

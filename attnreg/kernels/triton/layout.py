@@ -21,6 +21,10 @@ FP8 = {
 }
 
 
+# stands for a head stride that is an argument of the launch, counted in so many elements, by which it is divisible
+GIVEN, UNIT = tl.constexpr(-1), tl.constexpr(16)
+
+
 class Strides(NamedTuple):
     """The strides of queries, of outputs, or of new keys or values: of a token and of a head."""
 
@@ -39,7 +43,7 @@ class CacheLayout(NamedTuple):
     """The layout of keys, or of values, in memory. Packed ones are a single block: block_size 0.
 
     A row's ``size`` elements lie in groups of ``vector``, ``stride_x`` apart; vector 0: all lie together.
-    fp8: the format of 8-bit elements, else "". stride_scale: that of the heads' scales.
+    fp8: the format of 8-bit elements, else "". stride_scale: that of the heads' scales. stride_head may be GIVEN.
     """
 
     block_size: int
@@ -92,10 +96,33 @@ class Cache(NamedTuple):
         )
 
 
+def packed_strides(strides: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """The strides of packed keys or values that code is compiled for, and what is left of the head's for the launch.
+
+    The rows of transformers' caches are as far apart as the cache is long, so code for a head stride would be compiled
+    anew for each length.
+    """
+    token, head, last = strides
+    # a launch's numbers are of 32 bits
+    if head % UNIT.value or head // UNIT.value >= 2**31:
+        return (token, head, last), 0
+    return (token, GIVEN.value, last), head // UNIT.value
+
+
 @triton.jit
 def times(index, STRIDE: tl.constexpr, COUNT: tl.constexpr):
     """Returns index * STRIDE for an index below COUNT; in 64 bits where 32 might not hold it."""
     return index * STRIDE if COUNT * STRIDE < 2**31 else index.to(tl.int64) * STRIDE
+
+
+@triton.jit
+def head_offset(head, stride_head, LAYOUT: tl.constexpr, COUNT: tl.constexpr):
+    """Returns the offset of a KV head below COUNT; stride_head: of a launch whose layout has none, in UNIT elements."""
+    if LAYOUT.stride_head == GIVEN:
+        offset = head.to(tl.int64) * stride_head * UNIT
+    else:
+        offset = times(head, LAYOUT.stride_head, COUNT)
+    return offset
 
 
 @triton.jit

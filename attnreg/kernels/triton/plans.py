@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.launch import Kernel
-from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides
+from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides, packed_strides
 from attnreg.kernels.triton.rows import Tile
 from attnreg.kernels.triton.schedule import Launch, schedule
 from attnreg.kernels.triton.splits import _merge_splits_kernel
@@ -94,9 +94,14 @@ class AttentionPlan:
         if key.dtype in FP8 and not self.target.converts(key.dtype):
             key, value = key.view(torch.uint8), value.view(torch.uint8)
         sinks, slopes, k_scale, v_scale = params.sinks, params.alibi_slopes, params.k_scale, params.v_scale
+        key_strides, value_strides = key.stride(), value.stride()
+        key_head = value_head = 0
+        if kv_cache is None:
+            key_strides, key_head = packed_strides(key_strides)
+            value_strides, value_head = packed_strides(value_strides)
         # all that the code depends on beyond the plan; `_Code.constants` reads the strides
         variant_key = (
-            query.stride(), output.stride(), key.stride(), value.stride(),
+            query.stride(), output.stride(), key_strides, value_strides,
             None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
             None if sinks is None else (sinks.stride(0), sinks.dtype),
             None if slopes is None else (slopes.stride(0), slopes.dtype), lse is None,
@@ -106,6 +111,7 @@ class AttentionPlan:
             "sinks_ptr": sinks, "slopes_ptr": slopes, "k_scale_ptr": k_scale, "v_scale_ptr": v_scale,
             # contiguous; a tensor of one head may have any stride
             "stride_lse": 0 if lse is None else lse.shape[1],
+            "stride_key_head": key_head, "stride_value_head": value_head,
         }  # fmt: skip
         for planned in self.launches:
             planned.run(variant_key, query.shape[0], arguments)
