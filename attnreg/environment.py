@@ -22,7 +22,7 @@ VARIABLES = {
     PLUGINS_VARIABLE: "the plugins that take part: their names, separated by commas, or off",
     FLAGS_VARIABLE: "flags that are on for this machine, separated by commas (Platform.detect)",
     DEBUG_VARIABLE: "1: layers also validate what only the device knows, at a cost; errors have a traceback",
-    VLLM_VARIABLE: "lets a registry decide inside vLLM: 1 for the one of its version, or a registry to use",
+    VLLM_VARIABLE: "who decides inside vLLM: 1, attnreg (with attnreg's own backend), or a registry to use",
 }
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 
+# the files of a registry, each of which holds what its name says
+FILES = ("vocabulary", "backends", "priorities", "invariants")
+
 
 def registry_root() -> Path:
     """The directory of the data: inside the package in a wheel, beside it in a checkout and an editable install."""
@@ -30,6 +33,21 @@ def bundled_registries() -> dict[str, Path]:
     if engines.is_dir():
         directories |= {p.name: p for p in sorted(engines.iterdir()) if (p / "backends.yaml").is_file()}
     return directories
+
+
+def bundled_overlays() -> dict[str, Path]:
+    """Name -> file of every overlay that comes with attnreg: `vllm-0.33.0+attnreg` lies in the registry it extends."""
+    return {
+        f"{name}+{file.stem}": file
+        for name, directory in bundled_registries().items()
+        for file in sorted(directory.glob("*.yaml"))
+        if name != "default" and file.stem not in FILES
+    }
+
+
+def bundled_source(name: str) -> Path | None:
+    """The directory or the file of a bundled registry or overlay; None for a name that neither has."""
+    return bundled_registries().get(name) or (bundled_overlays().get(name) if "+" in name else None)
 
 
 def bundled_configs() -> dict[str, Path]:

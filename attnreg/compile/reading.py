@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from attnreg.compile import schema
-from attnreg.compile.bundled import bundled_registries, help_for_registry
+from attnreg.compile.bundled import bundled_registries, bundled_source, help_for_registry
 from attnreg.compile.compiler import compile_registry
 from attnreg.compile.parts import Part, Parts, RowData
 from attnreg.compile.validation import validate
@@ -52,7 +52,7 @@ class OverlayDocument:
 
     def path_of(self, source: str) -> Path:
         """The path of a source that the overlay names: a bundled registry, or a path from the overlay's directory."""
-        return bundled_registries().get(source) or (Path(self.file.parent, source) if self.file else Path(source))
+        return bundled_source(source) or (Path(self.file.parent, source) if self.file else Path(source))
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Reading:
         above: the chain of overlays that extend this source, the last one directly.
         """
         bundled = bundled_registries()
-        path = above[-1].path_of(text) if above else bundled.get(text) or Path(text)
+        path = above[-1].path_of(text) if above else bundled_source(text) or Path(text)
         self.base = self.base or (text if text in bundled else str(path))
         if not text or not kind_of(path):
             message = f"`{text}` is neither a bundled registry nor a directory nor a file{hint}"

@@ -19,23 +19,32 @@ from attnreg.selection.wording import layer_words
 class Decider:
     """Decides vLLM's automatic choices by a registry."""
 
-    def __init__(self, registry: attnreg.Registry) -> None:
+    def __init__(self, registry: attnreg.Registry, source: str) -> None:
+        """source: the value of the variable that named the registry."""
         from vllm.logger import init_logger
 
         self.registry = registry
+        self.source = source
+        self.announced = False
         self.packages = installed_packages(registry.vocabulary.packages)
         self.told: set[Any] = set()
         # below vLLM's own logger, so that its level and its handlers apply
         self.logger = init_logger("vllm.attnreg")
 
-    def announce(self, source: str) -> None:
-        """Log at start-up which registry decides, and a warning where it is for another vLLM."""
+    def announce(self) -> None:
+        """Log once which registry decides, and a warning where it is for another vLLM.
+
+        This is for the first time that vLLM asks for a backend: plugins are loaded before vLLM sets its logging up.
+        """
         import vllm
 
+        if self.announced:
+            return
+        self.announced = True
         registry = self.registry
         self.logger.info(
             "attnreg: %s decides which attention backends are chosen automatically (%s=%s)",
-            *(registry.title, VLLM_VARIABLE, source),
+            *(registry.title, VLLM_VARIABLE, self.source),
         )
         made_for = registry.sources["vllm"].version if "vllm" in registry.sources else vllm.__version__
         if made_for != vllm.__version__.partition("+")[0]:

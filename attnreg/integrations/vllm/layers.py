@@ -31,13 +31,13 @@ def describe(
     from vllm.config import get_current_vllm_config_or_none
 
     vllm_config = get_current_vllm_config_or_none()
-    platform = cls._enum.name.lower()
+    here = machine(cls, registry, packages)
     row = {
         **{name: getattr(value, "value", value) for name, value in config._asdict().items()},
         "dtype": str(config.dtype).removeprefix("torch."),
         "num_heads": num_heads,
-        "platform": platform,
-        "arch": _architecture(cls, platform, registry),
+        "platform": here.platform,
+        "arch": here.arch,
     }
     extra: dict[str, Any] = {}
     model_type = None
@@ -53,7 +53,7 @@ def describe(
             row["model"] = _model_row(model, ranks, registry)
             extra["gathered_heads"] = row["model"]["num_heads"] * ranks.decode_context_parallel_size
             model_type = getattr(model.hf_text_config, "model_type", None)
-    request, machine = request_from_selector_row(row)
+    request, _ = request_from_selector_row(row)
     # a recorded row says less of the model and of the machine than vLLM does here
     request = replace(
         request,
@@ -61,8 +61,18 @@ def describe(
         model=request.model and (model_type or request.model),
         extra=tuple((dict(request.extra) | extra).items()),
     )
-    flags = _flags(platform) & registry.vocabulary.flags.keys()
-    return request, replace(machine, flags=flags, packages=tuple(packages.items()))
+    return request, here
+
+
+def machine(cls: Any, registry: attnreg.Registry, packages: dict[str, str]) -> attnreg.Platform:
+    """The platform that one of vLLM's platform classes stands for, in the words of a registry."""
+    platform = cls._enum.name.lower()
+    return attnreg.Platform(
+        platform=platform,
+        arch=_architecture(cls, platform, registry),
+        flags=_flags(platform) & registry.vocabulary.flags.keys(),
+        packages=tuple(packages.items()),
+    )
 
 
 def _model_row(model: Any, ranks: Any, registry: attnreg.Registry) -> dict[str, Any]:

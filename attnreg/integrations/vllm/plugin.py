@@ -1,8 +1,9 @@
-"""A plugin for vLLM that lets a registry choose attention backends; it does nothing until it is switched on."""
+"""A plugin for vLLM: a registry chooses attention backends, attnreg's own among them. It is off until switched on."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
 
 _METHOD = "get_attn_backend_cls"
+_CACHED = "_cached_get_attn_backend"
 # the attribute that marks a function of this plugin
 _MARK = "decided_by_attnreg"
 
@@ -26,26 +28,63 @@ def register() -> None:
     `attnreg.load_registry` takes it, for example an overlay file.
 
     A backend that the user named (``--attention-backend``, ``backend_per_kind``) is left alone. What the registry
-    chooses is handed to vLLM as if it had been named, so that vLLM validates it as well.
+    chooses is handed to vLLM as if it had been named, so that vLLM validates it as well. Where the registry has a row
+    for it, attnreg's own backend is registered under that row's name; ``attnreg`` as value is the bundled registry with
+    such a row.
 
-    Raises `RegistryError`, which stops vLLM, for a registry that cannot be read or that does not describe vLLM.
+    In a vLLM whose interfaces are others than those that were read, nothing is done, and the log says so. Raises
+    `RegistryError`, which stops vLLM, for a registry that cannot be read or that does not describe vLLM, and for one
+    that requires attnreg's backend in such a vLLM. Nothing is in place until all that can fail has been done.
     """
     source = os.environ.get(VLLM_VARIABLE, "")
     if source in ("", "0"):
         return
     from vllm.platforms import current_platform
 
+    from attnreg.integrations.vllm.claims import decide_by
     from attnreg.integrations.vllm.decider import Decider
-    from attnreg.integrations.vllm.registries import deciding_registry
+    from attnreg.integrations.vllm.record import moved_interfaces
+    from attnreg.integrations.vllm.registries import NAME, OWN_BACKEND, deciding_registry, refuse_where_required
 
     platform = type(current_platform)
     if hasattr(getattr(platform, _METHOD), _MARK):
         return
-    decider = Decider(deciding_registry(source))
+    moved = moved_interfaces()
+    registry = None if moved and source == OWN_BACKEND else deciding_registry(source)
+    if moved:
+        refuse_where_required(registry, moved)
+        _step_aside(moved)
+        return
+    assert registry is not None
+    decider = Decider(registry, source)
+    decide_by(registry)
+    if NAME in registry.backends:
+        _register_backend()
     _cache_by_role()
-    _add_to_compile_key(decider.registry)
+    _add_to_compile_key(registry)
     _wrap(platform, decider)
-    decider.announce(source)
+
+
+def _step_aside(moved: list[str]) -> None:
+    import vllm
+
+    from attnreg.integrations.vllm.record import VERSION
+
+    # vLLM's logger may not be set up yet; a warning is printed all the same
+    logging.getLogger("vllm.attnreg").warning(
+        "attnreg: steps aside, and vLLM %s runs as without it: it was written for vLLM %s, since when %s",
+        *(vllm.__version__, VERSION, "; ".join(moved)),
+    )
+
+
+def _register_backend() -> None:
+    """Make attnreg's backend a member of vLLM's enumeration of backends, by vLLM's own means."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    from attnreg.integrations.vllm.registries import CLASS_PATH, NAME
+
+    if NAME not in AttentionBackendEnum.__members__:
+        register_backend(NAME, CLASS_PATH)
 
 
 def _wrap(platform: type, decider: Decider) -> None:
@@ -55,6 +94,7 @@ def _wrap(platform: type, decider: Decider) -> None:
     def get_attn_backend_cls(
         cls: type, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
+        decider.announce()
         ask = getattr(super(platform, cls), _METHOD) if method is None else method.__get__(None, cls)
         if selected_backend is None:
             return decider.decide(cls, attn_selector_config, num_heads, ask)
@@ -71,15 +111,9 @@ def _cache_by_role() -> None:
 
     from attnreg.integrations.vllm.layers import role
 
-    name = "_cached_get_attn_backend"
-    target: Any = getattr(selector, name, None)
+    target: Any = getattr(selector, _CACHED)
     if hasattr(target, _MARK):
         return
-    if not hasattr(target, "__wrapped__"):
-        raise RuntimeError(
-            f"attnreg does not know this version of vLLM: {selector.__name__}.{name} is no cached function. Unset "
-            f"{VLLM_VARIABLE} to run without it."
-        )
     draft = functools.cache(target.__wrapped__)
 
     def by_role(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +126,7 @@ def _cache_by_role() -> None:
     # answers from before the registry decided
     target.cache_clear()
     vars(by_role).update({_MARK: True, "cache_clear": cache_clear})
-    setattr(selector, name, by_role)
+    setattr(selector, _CACHED, by_role)
 
 
 def _add_to_compile_key(registry: Registry) -> None:

@@ -1,20 +1,28 @@
-"""The registry that decides inside vLLM: one that $ATTNREG_VLLM names, or the bundled one of the running vLLM."""
+"""The registry that decides inside vLLM: one that $ATTNREG_VLLM names, or a bundled one of the running vLLM."""
 
 from __future__ import annotations
 
 import os
 
 import attnreg
-from attnreg.compile.bundled import help_for_registry
+from attnreg.compile.bundled import bundled_overlays, help_for_registry
 from attnreg.environment import REGISTRY_VARIABLE, VLLM_VARIABLE
 from attnreg.errors import Location, Problem
 from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.selection.point import point_of
 
+# attnreg's own backend: its row, which is its name in vLLM too, and its class
+NAME = "ATTNREG"
+CLASS_PATH = "attnreg.integrations.vllm.backend.AttnregBackend"
+# the value of the variable that puts attnreg's own backend into vLLM's order
+OWN_BACKEND = "attnreg"
+
 
 def deciding_registry(source: str) -> attnreg.Registry:
     """The registry of the variable's value; it declares every facet in which the plugin describes a layer."""
-    if source != "1":
+    if source == OWN_BACKEND:
+        registry = attnreg.load_registry(attnreg_overlay())
+    elif source != "1":
         registry = attnreg.load_registry(source)
     elif os.environ.get(REGISTRY_VARIABLE):
         registry = attnreg.load_registry()
@@ -25,6 +33,14 @@ def deciding_registry(source: str) -> attnreg.Registry:
     return registry
 
 
+def refuse_where_required(registry: attnreg.Registry | None, moved: list[str]) -> None:
+    """Raises `RegistryError` for a choice that requires attnreg's backend, in a vLLM that it is not written for."""
+    for choice in registry.choices if registry else ():
+        if choice.strength == "require" and NAME in choice.backends:
+            message = f"{NAME} is required, and this vLLM is not the one that it is written for: {'; '.join(moved)}"
+            raise attnreg.RegistryError([Problem(choice.where, message, "prefer it, and vLLM runs without it")])
+
+
 def _bundled() -> str:
     """The name of the bundled registry for the running vLLM. Raises `RegistryError` where there is none."""
     import vllm
@@ -33,6 +49,15 @@ def _bundled() -> str:
     if name not in bundled:
         cure = f"set {VLLM_VARIABLE} to another, or to an overlay; {help_for_registry(name)}"
         raise _problem(f"${VLLM_VARIABLE}", f"there is no bundled registry for vLLM {vllm.__version__}", cure)
+    return name
+
+
+def attnreg_overlay() -> str:
+    """The name of the bundled overlay with attnreg's backend. Raises `RegistryError` where this vLLM has none."""
+    name, overlays = f"{_bundled()}+{OWN_BACKEND}", bundled_overlays()
+    if name not in overlays:
+        there = ", ".join(overlays)
+        raise _problem(f"${VLLM_VARIABLE}", f"attnreg's backend is not written for {name}", f"there is {there}")
     return name
 
 

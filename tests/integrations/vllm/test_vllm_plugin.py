@@ -205,6 +205,10 @@ def test_registering_twice_wraps_once(engine: Engine, switch_on: SwitchOn) -> No
     first = vars(engine.platform)["get_attn_backend_cls"], selector._cached_get_attn_backend
     register()
     assert (vars(engine.platform)["get_attn_backend_cls"], selector._cached_get_attn_backend) == first
+    # not before vLLM asks: plugins are loaded before vLLM sets its logging up
+    assert engine.messages(logging.INFO) == []
+    engine.backend()
+    engine.backend(64)
     assert sum("decides which attention backends" in m for m in engine.messages(logging.INFO)) == 1
 
 

@@ -1,0 +1,169 @@
+# mypy: disable-error-code="misc"
+"""AttnregImpl: one attention layer of vLLM, computed by attnreg's runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionImpl
+
+import attnreg
+from attnreg.integrations.vllm.kernels import select_kernel
+from attnreg.integrations.vllm.metadata import AttnregMetadata
+from attnreg.request import features_of
+from attnreg.runtime.interface import KVCache
+from attnreg.runtime.layer import Attention
+
+_PACKED = ("encoder", "encoder_only")
+
+
+class AttnregImpl(AttentionImpl):
+    """A layer: the numbers that vLLM gives it, and the runtime's layer once the KV cache is known."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = "decoder",
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+        **others: Any,
+    ) -> None:
+        """Raises ValueError, with every reason, for a layer that attnreg's kernels do not serve."""
+        if others:
+            raise ValueError(f"attnreg knows no argument {', '.join(sorted(others))} of an attention layer")
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.head_size, self.scale = head_size, float(scale)
+        self.sliding_window, self.kv_cache_dtype = sliding_window, kv_cache_dtype
+        # vLLM writes 0 for none
+        self.softcap = logits_soft_cap or None
+        self.attn_type = str(getattr(attn_type, "value", attn_type))
+        self.packed = self.attn_type in _PACKED
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sinks = sinks
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.dtype = torch.get_default_dtype()
+        self.features = self._features()
+        self._layer: Attention | None = None
+        self._made_for: tuple[Any, ...] = ()
+        # an early refusal: before weights are loaded, and before there is a cache
+        select_kernel(self._request(head_size, None))
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor,
+        attn_metadata: AttnregMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Writes key and value to the cache, unless the layer shares another's, and attends.
+
+        Shapes: query and output [tokens, num_heads, head_size], key and value [tokens, num_kv_heads, head_size],
+        kv_cache [num_blocks, num_kv_heads, block_size, 2 * head_size] with any strides.
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise ValueError("attnreg's kernels write no quantised output")
+        if attn_metadata is None:
+            # vLLM measures the memory of everything else
+            self._refuse(layer)
+            return output.fill_(0)
+        batch = attn_metadata.batch(paged=not self.packed)
+        if self.packed:
+            attend = self._runtime_layer(layer, output.shape[-1], None)
+            attend(query, key, value, None, batch, output)
+            return output
+        cache = self._views(kv_cache)
+        runtime = self._runtime_layer(layer, cache.value.shape[3], cache.key.shape[1])
+        if runtime.spec.quantised:
+            dtype = runtime.spec.cache_dtype
+            cache = KVCache(cache.key.view(dtype), cache.value.view(dtype))
+        if self.kv_sharing_target_layer_name is not None or key is None or value is None:
+            runtime.attend(query, cache, batch, output)
+        else:
+            runtime(query, key, value, cache, batch, output)
+        return output
+
+    def _views(self, kv_cache: Tensor) -> KVCache:
+        """Keys and values of vLLM's cache, each as [num_blocks, block_size, num_kv_heads, size]."""
+        by_token = kv_cache.transpose(1, 2)
+        size = self.head_size
+        return KVCache(by_token[..., :size], by_token[..., size:])
+
+    def _runtime_layer(self, layer: Any, head_size_v: int, block_size: int | None) -> Attention:
+        """The runtime's layer for a cache; made anew where the cache's blocks or the scales have been replaced."""
+        scales = (layer._k_scale, layer._v_scale) if self.kv_cache_dtype.startswith("fp8") else (None, None)
+        made_for = (head_size_v, block_size, id(scales[0]), id(scales[1]))
+        if self._layer is None or made_for != self._made_for:
+            self._refuse(layer)
+            selection = select_kernel(self._request(head_size_v, block_size, scales[0]))
+            self._layer = Attention.from_selection(
+                selection,
+                softmax_scale=self.scale,
+                sliding_window=self.sliding_window,
+                softcap=self.softcap,
+                sinks=self.sinks,
+                alibi_slopes=self.alibi_slopes,
+                k_scale=scales[0],
+                v_scale=scales[1],
+            )
+            self._made_for = made_for
+        return self._layer
+
+    def _request(
+        self, head_size_v: int, block_size: int | None, k_scale: Tensor | None = None
+    ) -> attnreg.AttentionRequest:
+        per_head = k_scale is not None and k_scale.numel() > 1
+        return attnreg.AttentionRequest(
+            head_size=self.head_size,
+            head_size_v=head_size_v,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            dtype=str(self.dtype).removeprefix("torch."),
+            kv_dtype=None if self.packed else self.kv_cache_dtype,
+            block_size=block_size,
+            attn_type=self.attn_type,
+            features=self.features | ({"per_head_quant_scales"} if per_head else set()),
+        )
+
+    def _features(self) -> frozenset[str]:
+        """What this layer, its model and the run ask for."""
+        from vllm import envs
+        from vllm.config import get_current_vllm_config_or_none
+
+        features = set(
+            features_of(
+                sliding_window=self.sliding_window,
+                softcap=self.softcap,
+                sinks=self.sinks,
+                alibi=self.alibi_slopes,
+            )
+        )
+        if self.attn_type == "decoder":
+            # vLLM says of each batch, and not of the layer, whether it is causal
+            features.add("non_causal")
+            config = get_current_vllm_config_or_none()
+            model = None if config is None else config.model_config
+            features |= {"mm_prefix"} if model is not None and model.is_mm_prefix_lm else set()
+        features |= {"batch_invariant"} if envs.VLLM_BATCH_INVARIANT else set()
+        return frozenset(features)
+
+    def _refuse(self, layer: Any) -> None:
+        """Raises ValueError for what vLLM says of a layer only after it has made it."""
+        clamped = getattr(layer, "mm_prefix_clamp_sliding_window", False)
+        if clamped and self.sliding_window is not None and "mm_prefix" in self.features:
+            raise ValueError(
+                "attnreg's multimodal ranges reach past a sliding window, and this model clamps them to it"
+            )

@@ -1,0 +1,37 @@
+"""The kernel module that serves a layer of vLLM: attnreg's own row for the platform, with its proven claims."""
+
+from __future__ import annotations
+
+import functools
+
+import attnreg
+from attnreg.integrations.vllm.layers import machine
+from attnreg.integrations.vllm.registries import NAME
+from attnreg.machine.detect import installed_packages
+
+# the row of attnreg's own registry by which the backend computes, for each platform
+KERNELS = {"cuda": "TRITON_ATTN", "rocm": "TRITON_ATTN"}
+
+
+def select_kernel(request: attnreg.AttentionRequest) -> attnreg.Selection:
+    """The selection of the row that computes a layer. Raises ValueError, with every reason, where it does not."""
+    registry, platform = _registry(), here()
+    try:
+        return attnreg.select(request, platform, registry, KERNELS.get(platform.platform), to_run=True)
+    except (attnreg.NoBackendError, attnreg.RequestError) as e:
+        raise ValueError(f"attnreg ({NAME}): {e}") from e
+
+
+@functools.cache
+def _registry() -> attnreg.Registry:
+    """attnreg's own registry, whatever the one that decides for vLLM is."""
+    return attnreg.load_registry("default")
+
+
+@functools.cache
+def here() -> attnreg.Platform:
+    """The platform that vLLM runs on, in the words of attnreg's own registry."""
+    from vllm.platforms import current_platform
+
+    registry = _registry()
+    return machine(type(current_platform), registry, installed_packages(registry.vocabulary.packages))

@@ -1,0 +1,164 @@
+"""attnreg's backend in vLLM 0.33.0: its builder and layers against a float64 reference, with vLLM's own classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine import Engine, SwitchOn
+from served import Layer
+
+import attnreg
+
+# torch and vLLM warn of their own future
+pytestmark = pytest.mark.filterwarnings("default")
+
+DECODE = [(1, 40), (1, 5), (1, 0), (1, 17)]
+PREFILL = [(33, 0), (5, 0), (16, 0)]
+MIXED = [(1, 40), (9, 30), (20, 0), (1, 64)]
+VERIFY = [(4, 20), (4, 61), (4, 3)]
+SLOPES = [0.5, 0.25, 0.125, 0.0625]
+
+
+@pytest.fixture
+def on_cpu(engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """The engine's GPU is simulated, so attnreg's row for processors computes; the rest is as on a GPU."""
+    from vllm.config import set_current_vllm_config
+
+    from attnreg.integrations.vllm import kernels
+
+    cpu = next(p for p in attnreg.Platform.detect_all() if p.platform == "cpu")
+    monkeypatch.setattr(kernels, "here", lambda: cpu)
+    with set_current_vllm_config(engine.config):
+        yield engine
+
+
+def close(layer: Layer) -> None:
+    """Run a layer, and hold it against its reference."""
+    layer.config = layer.config or SimpleNamespace(model_config=None)
+    got, expected = layer.run(), layer.expected()
+    tolerance = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[layer.dtype]
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+    # rows of padding are left alone
+    assert layer.unwritten.isnan().all()
+
+
+@pytest.mark.parametrize("lengths", [DECODE, PREFILL, MIXED, VERIFY, [(1, 0)]], ids=str)
+@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "BLNHC", "BLHNC"])
+def test_every_kind_of_step_in_every_layout_of_the_cache(
+    lengths: list[tuple[int, int]], layout: str, on_cpu: Engine
+) -> None:
+    close(Layer(lengths, layout=layout))
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "window": {"window": 7},
+    "sinks": {"sinks": True},
+    "softcap": {"softcap": 1.5},
+    "alibi": {"slopes": SLOPES},
+    "window and sinks": {"window": 20, "sinks": True},
+    "a group of one": {"num_heads": 2},
+    "one KV head": {"num_kv_heads": 1},
+    "wide values": {"head_size": 32, "head_size_v": 48},
+    "heads of 80": {"head_size": 80},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float16": {"dtype": torch.float16},
+    "bfloat16 in float32's cache": {"kv_dtype": "bfloat16"},
+    "padded": {"padding": 3},
+    "bounds above the lengths": {"slack": 40, "padding": 2},
+    "not causal": {"causal": False},
+    "not causal with a window": {"causal": False, "window": 9},
+    "shared keys": {"shares": True},
+}
+
+
+@pytest.mark.parametrize("lengths", [DECODE, MIXED, VERIFY], ids=["decode", "mixed", "verify"])
+@pytest.mark.parametrize("what", MASKS)
+def test_what_a_layer_asks_for(what: str, lengths: list[tuple[int, int]], on_cpu: Engine) -> None:
+    layer = Layer(lengths, **MASKS[what])
+    if layer.shares:
+        # another layer has written these keys: here its own first step
+        layer.shares = False
+        layer.run()
+        cache, layer.shares = layer.cache, True
+        layer._kv_cache = lambda: cache  # type: ignore[method-assign]
+        layer._block_table = lambda: layer.table  # type: ignore[method-assign]
+    close(layer)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 0.5), ([0.5, 2.0], [0.25, 1.0])], ids=["1", "layer", "heads"])
+@pytest.mark.parametrize("lengths", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_an_fp8_cache_is_written_and_read_with_the_layers_scales(
+    kv_dtype: str, scales: Any, lengths: list[tuple[int, int]], on_cpu: Engine
+) -> None:
+    close(Layer(lengths, kv_dtype=kv_dtype, scales=scales))
+    close(Layer(lengths, kv_dtype=kv_dtype, scales=scales, layout="LBHNC", dtype=torch.bfloat16, window=9))
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "BLHNC"])
+def test_pages_of_hybrid_models(layout: str, on_cpu: Engine) -> None:
+    # a page that was made as long as another group's, and one that is padded up to it
+    close(Layer(MIXED, block_size=48, layout=layout))
+    close(Layer(MIXED, block_size=16, page_padding=4096, layout=layout))
+    if layout.startswith("L"):
+        close(Layer(MIXED, kernel_blocks=3, layout=layout))
+
+
+@pytest.mark.parametrize("attn_type", ["encoder", "encoder_only"])
+@pytest.mark.parametrize("window", [None, 5])
+def test_encoders_have_no_cache(attn_type: str, window: int | None, on_cpu: Engine) -> None:
+    close(Layer(PREFILL, attn_type=attn_type, window=window))
+    close(Layer(PREFILL, attn_type=attn_type, padding=2, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("lengths", [[(1, 7), (1, 2)], [(4, 0), (1, 9), (3, 0)]], ids=["decode", "mixed"])
+def test_cross_attention_reads_the_encoders_keys(lengths: list[tuple[int, int]], on_cpu: Engine) -> None:
+    close(Layer(lengths, attn_type="encoder_decoder", encoder_lens=[33, 5, 17][: len(lengths)]))
+
+
+def test_vllms_own_wrapper_for_cross_attention(on_cpu: Engine) -> None:
+    from vllm.model_executor.layers.attention.cross_attention import create_cross_attention_backend
+
+    from attnreg.integrations.vllm.backend import AttnregBackend
+
+    backend = create_cross_attention_backend(AttnregBackend)
+    close(Layer([(4, 0), (3, 0)], attn_type="encoder_decoder", encoder_lens=[33, 5], backend=backend, wrapped=True))
+
+
+RANGES = {0: [(3, 9), (20, 28)], 2: [(0, 4)]}
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_multimodal_ranges_include_their_last_position(window: int | None, on_cpu: Engine) -> None:
+    model = SimpleNamespace(is_mm_prefix_lm=True)
+    on_cpu.config.model_config, before = model, on_cpu.config.model_config  # type: ignore[assignment]
+    try:
+        close(Layer([(33, 0), (5, 0), (16, 0)], window=window, ranges=RANGES))
+        close(Layer([(33, 0), (5, 0), (16, 0)], window=window, ranges={0: [], 1: []}))
+        close(Layer([(13, 20), (5, 0), (1, 16)], window=window, ranges=RANGES))
+    finally:
+        on_cpu.config.model_config = before
+
+
+def test_a_step_that_replays_a_graph_plans_nothing(on_cpu: Engine) -> None:
+    from attnreg.integrations.vllm.backend import AttnregBackend
+
+    layer = Layer(DECODE)
+    layer.table = layer._block_table()
+    builder = AttnregBackend.get_builder_cls()(layer.spec(), ["layer"], on_cpu.config, torch.device("cpu"))
+    assert builder.build(0, layer.common()).made is None
+
+
+def test_a_flag_of_causality_for_each_request_is_refused(on_cpu: Engine) -> None:
+    from attnreg.integrations.vllm.backend import AttnregBackend
+
+    layer = Layer(DECODE)
+    layer.table = layer._block_table()
+    builder = AttnregBackend.get_builder_cls()(layer.spec(), ["layer"], on_cpu.config, torch.device("cpu"))
+    with pytest.raises(ValueError, match="this one has a flag for each request"):
+        builder.build(0, replace(layer.common(), causal=torch.ones(4, dtype=torch.bool)))
