@@ -328,8 +328,10 @@ def as_cache(kv_cache: Any) -> KVCache:
 
 
 def debugging() -> bool:
-    """Whether validation may read the device."""
-    return os.environ.get(DEBUG_VARIABLE) == "1"
+    """Whether validation may read the device; not while a graph is captured, which allows no such copy."""
+    if os.environ.get(DEBUG_VARIABLE) != "1":
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _raise(problems: list[str]) -> None:

@@ -53,7 +53,8 @@ class AttnregImpl(AttentionImpl):
         self.dtype = torch.get_default_dtype()
         self.features = self._features()
         self._layer: Attention | None = None
-        self._made_for: tuple[Any, ...] = ()
+        self._shape: tuple[int, int | None] = (0, 0)
+        self._scales: tuple[Tensor | None, Tensor | None] = (None, None)
         # an early refusal: before weights are loaded, and before there is a cache
         select_kernel(self._request(head_size, None))
 
@@ -105,8 +106,8 @@ class AttnregImpl(AttentionImpl):
     def _runtime_layer(self, layer: Any, head_size_v: int, block_size: int | None) -> Attention:
         """The runtime's layer for a cache; made anew where the cache's blocks or the scales have been replaced."""
         scales = (layer._k_scale, layer._v_scale) if self.kv_cache_dtype.startswith("fp8") else (None, None)
-        made_for = (head_size_v, block_size, id(scales[0]), id(scales[1]))
-        if self._layer is None or made_for != self._made_for:
+        shape = head_size_v, block_size
+        if self._layer is None or shape != self._shape or scales[0] is not self._scales[0]:
             self._refuse(layer)
             selection = select_kernel(self._request(head_size_v, block_size, scales[0]))
             self._layer = Attention.from_selection(
@@ -119,7 +120,7 @@ class AttnregImpl(AttentionImpl):
                 k_scale=scales[0],
                 v_scale=scales[1],
             )
-            self._made_for = made_for
+            self._shape, self._scales = shape, scales
         return self._layer
 
     def _request(

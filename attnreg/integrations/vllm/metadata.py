@@ -79,7 +79,8 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
         if not isinstance(common.causal, bool):
             raise ValueError("attnreg: causality belongs to a batch, and this one has a flag for each request")
         requests = common.num_reqs
-        lengths, max_seq_len = common.seq_lens_cpu_upper_bound, common.max_seq_len
+        # numpy's integers among them
+        lengths, max_seq_len = common.seq_lens_cpu_upper_bound, int(common.max_seq_len)
         if lengths is None or not self.exact_bounds:
             lengths = torch.full((requests,), max_seq_len, dtype=torch.int32, device="cpu")
         else:
@@ -88,7 +89,7 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
             max_seq_len = max(max_seq_len, int(lengths.max()) if requests else 0)
         return AttnregMetadata(
             num_actual_tokens=common.num_actual_tokens,
-            max_query_len=common.max_query_len,
+            max_query_len=int(common.max_query_len),
             max_seq_len=max_seq_len,
             query_start_loc=_first(common.query_start_loc, requests + 1),
             query_start_loc_cpu=_first(common.query_start_loc_cpu, requests + 1),

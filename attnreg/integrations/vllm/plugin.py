@@ -59,7 +59,7 @@ def register() -> None:
     decider = Decider(registry, source)
     decide_by(registry)
     if NAME in registry.backends:
-        _register_backend()
+        own_backend()
     _cache_by_role()
     _add_to_compile_key(registry)
     _wrap(platform, decider)
@@ -77,14 +77,25 @@ def _step_aside(moved: list[str]) -> None:
     )
 
 
-def _register_backend() -> None:
-    """Make attnreg's backend a member of vLLM's enumeration of backends, by vLLM's own means."""
+def own_backend() -> Any:
+    """attnreg's backend as a member of vLLM's enumeration, registered there by vLLM's own means.
+
+    The member is pickled as a call of this function: vLLM sends its configuration to processes that have not loaded
+    their plugins yet, and an enumeration finds only the members that it has.
+    """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from attnreg.integrations.vllm.registries import CLASS_PATH, NAME
 
     if NAME not in AttentionBackendEnum.__members__:
         register_backend(NAME, CLASS_PATH)
+    member = AttentionBackendEnum.__members__[NAME]
+    member.__reduce_ex__ = _as_call
+    return member
+
+
+def _as_call(protocol: int) -> tuple[Any, ...]:
+    return own_backend, ()
 
 
 def _wrap(platform: type, decider: Decider) -> None:
