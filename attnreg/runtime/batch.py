@@ -176,6 +176,12 @@ _TENSORS = {
 }  # fmt: skip
 
 
+def content(tensor: Tensor) -> bytes:
+    """The elements of a tensor in host memory, in order."""
+    whole = tensor.contiguous()
+    return string_at(whole.data_ptr(), whole.numel() * whole.itemsize)
+
+
 def _reach(tensor: Tensor) -> int:
     """The bytes from a tensor's first element to the end of its last."""
     if tensor.is_contiguous():

@@ -90,5 +90,5 @@ def test_a_second_run_is_bitwise_the_same() -> None:
 def test_an_empty_batch_launches_nothing() -> None:
     trial = trial_of(Case([0, 0], [16, 0]), DEVICE)
     examine(trial)
-    assert trial.layer.plan(trial.batch).launches == []
+    assert not trial.layer.plan(trial.batch).launches
     assert attend(trial, trial.batch, trial.query)[0].isnan().all()

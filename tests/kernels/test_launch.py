@@ -70,7 +70,8 @@ def test_a_launch_hands_over_what_triton_itself_does(launched: Any) -> None:
     first, second, compiled = launched
     assert [name for name, *_ in second] == ["_write_kv_kernel", "_attention_kernel", "_merge_splits_kernel"]
     assert compiled == 3
-    # after the kernel's name: the grid, the stream, the function, its metadata; then what hooks are told; the arguments
+    # after the kernel's name: the grid, the stream, the function, its metadata; then what hooks are told; then the
+    # arguments, where a pointer is a tensor or its address
     about, hooks = slice(1, 7), slice(7, 10)
     for theirs, ours in zip(first, second, strict=True):
         assert theirs[about] == ours[about], LOOK
@@ -104,11 +105,11 @@ def test_code_is_shared_by_caches_of_any_length() -> None:
 
 def test_code_for_amd_is_shared_by_memory_that_offsets_of_32_bits_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_AMD", True)
-    kernel = Kernel(_fill_kernel)
-    variant = kernel.variant(torch.device("meta"), Code())
+    variant = Kernel(_fill_kernel, ("to_ptr", "length", "value")).variant(torch.device("meta"), Code())
     near, far = (torch.empty(n, dtype=torch.int8, device="meta") for n in (2**31 - 1, 2**31))
-    facts = [variant.pointer_facts(kernel.arguments(to_ptr=x)) for x in (near, far, far[:8], None)]
-    assert facts[0] != facts[1] == facts[2] == facts[3]
+    facts = [variant.pointer_facts([x]) for x in (near, far, far[:8], None)]
+    assert facts[0] != facts[1]
+    assert facts[1][-1:] == facts[2][-1:] == facts[3][-1:]
 
 
 def _kept(call: tuple[Any, ...], first: int) -> list[Any]:
@@ -143,40 +144,46 @@ class Code:
         return dict(key)
 
 
-def fill(constants: dict[str, Any], **arguments: Any) -> torch.Tensor:
-    """A row of eight numbers, filled in Triton's interpreter."""
+def fill(constants: dict[str, Any], names: tuple[str, ...], *values: Any) -> torch.Tensor:
+    """A row of eight numbers, filled in Triton's interpreter. names: the order of the kernel's values."""
     to = torch.zeros(8, dtype=torch.int32)
-    kernel = Kernel(_fill_kernel)
-    variant = kernel.variant(torch.device("cpu"), Code())
-    variant.launch(tuple(constants.items()), (1, 1, 1), kernel.arguments(length=6) | {"to_ptr": to} | arguments)
+    kernel = Kernel(_fill_kernel, names)
+    given = tuple(to if name == "to_ptr" else value for name, value in zip(names, values, strict=True))
+    kernel.variant(torch.device("cpu"), Code()).launch(tuple(constants.items()), (1, 1, 1), given)
     return to
 
 
 @pytest.mark.skipif(isinstance(_fill_kernel, triton.JITFunction), reason="needs Triton's interpreter")
-def test_arguments_are_given_by_name() -> None:
-    assert fill({"BLOCK": 8}, value=3).tolist() == [3] * 6 + [0, 0]
-    # the order in which they are named does not matter
-    assert list(Kernel(_fill_kernel).arguments(value=1, length=2)) == ["to_ptr", "length", "value"]
+def test_values_are_given_in_the_order_of_the_names() -> None:
+    assert fill({"BLOCK": 8}, ("to_ptr", "length", "value"), None, 6, 3).tolist() == [3] * 6 + [0, 0]
+    assert fill({"BLOCK": 8}, ("value", "to_ptr", "length"), 3, None, 6).tolist() == [3] * 6 + [0, 0]
+
+
+@pytest.mark.parametrize(("constants", "given"), [({}, ""), ({"BLOCK": 8, "STEP": 1}, "BLOCK, STEP")])
+def test_wrong_constants_are_an_error_before_the_launch(constants: Any, given: str) -> None:
+    with pytest.raises(TypeError, match=f"_fill_kernel takes BLOCK; given {given}$"):
+        fill(constants, ("to_ptr", "length", "value"), None, 6, 3)
 
 
 @pytest.mark.parametrize(
-    ("constants", "arguments", "message"),
+    "names",
     [
-        ({"BLOCK": 8}, {}, "given to_ptr, length, value, BLOCK, without a value value"),
-        ({"BLOCK": 8}, {"value": 1, "size": 2}, "given to_ptr, length, value, size, BLOCK"),
-        (
-            {},
-            {"value": 1},
-            "_fill_kernel takes to_ptr, length, value, BLOCK, in this order; given to_ptr, length, value",
-        ),
-        ({"BLOCK": 8, "STEP": 1}, {"value": 1}, "given to_ptr, length, value, BLOCK, STEP"),
+        ("to_ptr", "length"),
+        ("to_ptr", "length", "value", "size"),
+        ("to_ptr", "length", "size"),
+        ("to_ptr", "to_ptr", "length"),
     ],
 )
-def test_a_wrong_name_is_an_error_before_the_launch(constants: Any, arguments: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=f"{message}$"):
-        fill(constants, **arguments)
+def test_launches_name_what_the_kernel_takes(names: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match=f"_fill_kernel takes to_ptr, length, value; given {', '.join(names)}$"):
+        Kernel(_fill_kernel, names)
 
 
-def test_a_plan_cannot_name_what_the_kernel_does_not_take() -> None:
-    with pytest.raises(TypeError, match="_fill_kernel has no parameter size; it takes to_ptr, length, value"):
-        Kernel(_fill_kernel).arguments(length=6, size=8)
+@triton.jit
+def _late_pointer_kernel(length, to_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    tl.store(to_ptr + tl.arange(0, BLOCK), length)
+
+
+def test_kernels_take_their_pointers_first() -> None:
+    with pytest.raises(TypeError, match="_late_pointer_kernel must take its pointers first"):
+        Kernel(_late_pointer_kernel, ("length", "to_ptr"))

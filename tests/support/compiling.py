@@ -196,8 +196,10 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
 
     launched: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
 
-    def record(variant: Any, key: Any, grid: Any, arguments: dict[str, Any]) -> None:
-        launched.append((variant, arguments, variant.code.constants(key)))
+    def record(variant: Any, key: Any, grid: Any, values: tuple[Any, ...]) -> None:
+        constants = variant.code.constants(key)
+        arguments = zip(variant.function.arg_names, variant.kernel.in_order(values), strict=False)
+        launched.append((variant, dict(arguments), constants))
 
     before = launch.Variant.launch, plans.target_of, cache.target_of
     launch.Variant.launch, plans.target_of, cache.target_of = record, lambda device: target, lambda device: target

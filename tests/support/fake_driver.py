@@ -146,5 +146,5 @@ def compiled_for_lengths(lengths: list[int]) -> list[int]:
 def _plain(value: Any) -> Any:
     """An argument as a value that can be pickled."""
     if isinstance(value, torch.Tensor):
-        return ("tensor", value.data_ptr())
+        return value.data_ptr()
     return value if isinstance(value, bool | int | float | str | None) else repr(value)

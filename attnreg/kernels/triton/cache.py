@@ -2,6 +2,7 @@
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """The cache write: new keys and values into the paged cache, quantised on the way if the cache holds 8-bit floats."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -11,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
-from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.launch import Kernel, Variant
 from attnreg.kernels.triton.layout import FP8, Cache, Strides, columns
-from attnreg.kernels.triton.target import target_of
+from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, KVCache, LayerParams, Layout
 
@@ -73,7 +74,11 @@ def _write_kv_kernel(
     tl.store(value_cache_ptr + value_offs, _to_cache(value, v_scale, value_cache_ptr, FP8), mask=mask)
 
 
-_WRITE = Kernel(_write_kv_kernel)
+_WRITE = Kernel(
+    _write_kv_kernel,
+    ("key_ptr", "value_ptr", "key_cache_ptr", "value_cache_ptr", "slot_mapping_ptr", "k_scale_ptr", "v_scale_ptr",
+     "num_tokens"),
+)  # fmt: skip
 
 
 class _Code(NamedTuple):
@@ -128,21 +133,31 @@ def write_kv(
     num_tokens = min(num_tokens, slot_mapping.shape[0])
     if num_tokens == 0:
         return
-    device, cache_dtype = key.device, key_cache.dtype
     block_size = key_cache.shape[_BLOCK_SIZE_AT[layout]]
-    code = _Code(key.dtype, num_kv_heads, Cache(layout, block_size, head_size, value.shape[2], cache_dtype))
-    if cache_dtype in FP8 and not target_of(device).converts(cache_dtype):
+    variant, block_rows, as_bits = _variant(
+        key.device, target_of(key.device), key.dtype, num_kv_heads, layout, block_size, head_size, value.shape[2],
+        key_cache.dtype,
+    )  # fmt: skip
+    if as_bits:
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     variant_key = (
         key.stride(), value.stride(), key_cache.stride(), value_cache.stride(),
         None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
     )  # fmt: skip
-    arguments = {
-        "key_ptr": key, "value_ptr": value, "key_cache_ptr": key_cache, "value_cache_ptr": value_cache,
-        "slot_mapping_ptr": slot_mapping, "k_scale_ptr": k_scale, "v_scale_ptr": v_scale, "num_tokens": num_tokens,
-    }  # fmt: skip
-    grid = (-(-num_tokens * num_kv_heads // code.block_rows), 1, 1)
-    _WRITE.variant(device, code).launch(variant_key, grid, arguments)
+    grid = (-(-num_tokens * num_kv_heads // block_rows), 1, 1)
+    values = (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, num_tokens)
+    variant.launch(variant_key, grid, values)
+
+
+@functools.lru_cache(maxsize=256)
+def _variant(
+    device: torch.device, target: Target, dtype: torch.dtype, num_kv_heads: int, layout: Layout, block_size: int,
+    head_size: int, head_size_v: int, cache_dtype: torch.dtype,
+) -> tuple[Variant, int, bool]:  # fmt: skip
+    """The kernel for such keys and values, the rows of a program, and whether the kernel is given the cache's bits."""
+    code = _Code(dtype, num_kv_heads, Cache(layout, block_size, head_size, head_size_v, cache_dtype))
+    as_bits = cache_dtype in FP8 and not target.converts(cache_dtype)
+    return _WRITE.variant(device, code), code.block_rows, as_bits
 
 
 class _Plan(Protocol):

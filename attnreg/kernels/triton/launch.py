@@ -8,19 +8,21 @@ so finding the kernel is one look-up in a dictionary.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Protocol
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton import knobs
 
-# stands for an argument that differs from launch to launch
-GIVEN_LATER: Final = object()
 # Triton compiles for AMD with 32-bit offsets where a tensor's memory is no larger than this
 _NEAR = 2**31 - 1
 _AMD = torch.version.hip is not None
+# torch.cuda.current_device without its look whether CUDA is initialised: whoever has a tensor there has done that
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 class Code(Protocol):
@@ -38,29 +40,28 @@ class Code(Protocol):
 
 
 class Kernel:
-    """A Triton kernel and its variants."""
+    """A Triton kernel and its variants.
 
-    def __init__(self, function: Any) -> None:
+    names: the kernel's parameters that are no constants, in the order in which launches give their values. Raises
+    TypeError where these are not the kernel's.
+    """
+
+    def __init__(self, function: Any, names: Sequence[str]) -> None:
         kinds = function.fn.__annotations__
-        self.function = function
-        # the parameters that are no constants, in the kernel's order
-        self._places = {name: GIVEN_LATER for name in function.arg_names if kinds.get(name) is not tl.constexpr}
-        self.pointers = tuple(name for name in self._places if name.endswith("_ptr"))
+        self.function, self.names = function, tuple(names)
+        own = [name for name in function.arg_names if kinds.get(name) is not tl.constexpr]
+        if sorted(own) != sorted(self.names):
+            raise TypeError(f"{function.__name__} takes {', '.join(own)}; given {', '.join(self.names)}")
+        # values in the order of names -> in the kernel's
+        self.in_order: Callable[[tuple[Any, ...]], tuple[Any, ...]] = itemgetter(*map(self.names.index, own))
+        self.pointers = [name for name in own if name.endswith("_ptr")]
         # the pointers for whose alignment Triton compiles; its interpreter compiles nothing
         params = function.params if isinstance(function, triton.JITFunction) else ()
-        self.aligned = tuple(p.name for p in params if p.name in self.pointers and not p.do_not_specialize_on_alignment)
+        self.aligned = [p.name for p in params if p.name in self.pointers and not p.do_not_specialize_on_alignment]
+        # so that a launch can tell them by their places
+        if own[: len(self.pointers)] != self.pointers or self.pointers[: len(self.aligned)] != self.aligned:
+            raise TypeError(f"{function.__name__} must take its pointers first, and of these the aligned ones")
         self._variants: dict[Hashable, Variant] = {}
-
-    def arguments(self, **fixed: Any) -> dict[str, Any]:
-        """The kernel's arguments in its order: the fixed ones, and `GIVEN_LATER` for those of each launch.
-
-        Raises TypeError where the kernel has no such parameter.
-        """
-        arguments = self._places | fixed
-        if len(arguments) != len(self._places):
-            unknown = ", ".join(fixed.keys() - self._places.keys())
-            raise TypeError(f"{self.function.__name__} has no parameter {unknown}; it takes {', '.join(self._places)}")
-        return arguments
 
     def variant(self, device: torch.device, code: Code) -> Variant:
         """The one variant for a device and this code."""
@@ -78,65 +79,63 @@ class Variant:
         self.kernel, self.function, self.code = kernel, kernel.function, code
         self.device = device.index or 0
         self._on_gpu = device.type == "cuda"
+        self._in_order, self._pointers, self._aligned = kernel.in_order, len(kernel.pointers), len(kernel.aligned)
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
-    def launch(self, key: Hashable, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
-        """Runs the kernel on ``arguments``: those of `Kernel.arguments`, each with a value, on the variant's device.
+    def launch(self, key: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
+        """Runs the kernel on ``values``, which are in the order of the kernel's names, on the variant's device.
 
-        key: all that the code depends on beyond the variant and the pointers, such as strides and which arguments are
+        key: all that the code depends on beyond the variant and the pointers, such as strides and which values are
         None.
         """
-        if self._on_gpu and triton.runtime.driver.active.get_current_device() != self.device:
+        if self._on_gpu and _current_device() != self.device:
             with torch.cuda.device(self.device):
-                self._launch(key, grid, arguments)
+                self._launch(key, grid, self._in_order(values))
         else:
-            self._launch(key, grid, arguments)
+            self._launch(key, grid, self._in_order(values))
 
-    def pointer_facts(self, arguments: Mapping[str, Any]) -> int:
-        """The facts about each pointer for which Triton compiles, as bits.
+    def pointer_facts(self, tensors: Sequence[Tensor | None]) -> Hashable:
+        """The facts about each pointer, in the kernel's order, for which Triton compiles; None: all are aligned.
 
         Whether the address is a multiple of 16, where the kernel relies on it; on AMD also whether the memory behind a
         pointer can be reached by 32-bit offsets.
         """
-        facts = 1
-        for name in self.kernel.aligned:
-            facts += facts + (arguments[name].data_ptr() % 16 == 0)
-        if _AMD:
-            for name in self.kernel.pointers:
-                tensor = arguments[name]
-                facts += facts + (tensor is not None and tensor.untyped_storage().size() <= _NEAR)
-        return facts
+        odd = [tensor.data_ptr() % 16 != 0 for tensor in tensors[: self._aligned] if tensor is not None]
+        far = [x is None or x.untyped_storage().size() > _NEAR for x in tensors] if _AMD else []
+        return (*odd, *far) if any(odd) or far else None
 
-    def _launch(self, key: Hashable, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
-        key = key, self.pointer_facts(arguments)
+    def _launch(self, key: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
+        tensors = values[: self._pointers]
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        odd = 0
+        for address in addresses[: self._aligned]:
+            odd |= address  # type: ignore[operator]
+        key = key, self.pointer_facts(tensors) if odd % 16 or _AMD else None
         entry = self._compiled.get(key)
         if entry is None:
-            self._compile(key, grid, arguments)
+            self._compile(key, grid, values)
             return
         compiled, constants = entry
-        stream = triton.runtime.driver.active.get_current_stream(self.device)
         enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
         if enter.calls or leave.calls:
             # a profiler is active, and needs Triton's description of the launch
-            compiled[grid](*arguments.values(), *constants)
+            compiled[grid](*values, *constants)
         else:
-            # Triton's internal call, which may change: tests/kernels/test_launch.py compares the two
+            # Triton's internal call, which may change: tests/kernels/test_launch.py compares the two. It takes an
+            # address as it is, and would ask the driver about every tensor
+            stream = triton.runtime.driver.active.get_current_stream(self.device)
             compiled.run(
                 *grid, stream, compiled.function, compiled.packed_metadata, None, None, None,
-                *arguments.values(), *constants,
+                *addresses, *values[self._pointers :], *constants,
             )  # fmt: skip
 
-    def _compile(self, key: tuple[Any, int], grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
-        """Launches through Triton, which compiles. Raises TypeError where the arguments are not the kernel's."""
+    def _compile(self, key: tuple[Any, Any], grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
+        """Launches through Triton, which compiles. Raises TypeError where the constants are not the kernel's."""
         constants = self.code.constants(key[0])
-        names = [*arguments, *constants]
-        missing = [name for name, value in arguments.items() if value is GIVEN_LATER]
-        if missing or names != self.function.arg_names:
-            raise TypeError(
-                f"{self.function.__name__} takes {', '.join(self.function.arg_names)}, in this order; "
-                f"given {', '.join(names)}" + (f", without a value {', '.join(missing)}" if missing else "")
-            )
-        compiled = self.function[grid](*arguments.values(), *constants.values(), **self.code.options)
+        names = self.function.arg_names[len(values) :]
+        if names != list(constants):
+            raise TypeError(f"{self.function.__name__} takes {', '.join(names)}; given {', '.join(constants)}")
+        compiled = self.function[grid](*values, *constants.values(), **self.code.options)
         # Triton's interpreter compiles nothing
         if isinstance(self.function, triton.JITFunction):
             self._compiled[key] = compiled, tuple(constants.values())

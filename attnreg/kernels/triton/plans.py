@@ -7,7 +7,9 @@ streams, layers or graphs never share them, and those of a captured graph are in
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from operator import sub
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +24,33 @@ from attnreg.kernels.triton.schedule import Launch, schedule
 from attnreg.kernels.triton.splits import _merge_splits_kernel
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
+from attnreg.runtime.batch import content
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 
-_ATTENTION, _MERGE = Kernel(_attention_kernel), Kernel(_merge_splits_kernel)
+# the values of a launch, in the order in which they are put together: those of the batch and of the call, then those
+# of the launch, then those of its parts
+_BATCH = (
+    "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "ranges_ptr", "num_reqs",
+    "num_ranges", "stride_table", "stride_ranges", "stride_range",
+)  # fmt: skip
+_CALL = (
+    "query_ptr", "key_ptr", "value_ptr", "output_ptr", "lse_ptr", "sinks_ptr", "slopes_ptr", "k_scale_ptr",
+    "v_scale_ptr", "stride_lse", "stride_key_head", "stride_value_head",
+)  # fmt: skip
+_LAUNCH = ("min_query_len", "max_query_len", "min_split", "head_size", "softmax_scale", "softcap")
+_PARTS = ("partial_ptr", "partial_lse_ptr", "slots")
+_NO_PARTS = (None, None, 0)
+_ATTENTION = Kernel(_attention_kernel, (*_BATCH, *_CALL, *_LAUNCH, *_PARTS))
+_MERGE = Kernel(
+    _merge_splits_kernel,
+    ("query_start_loc_ptr", "num_reqs", "output_ptr", "lse_ptr", "sinks_ptr", "stride_lse",
+     "min_query_len", "max_query_len", "num_splits", *_PARTS),
+)  # fmt: skip
 _TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+# a tile of keys, whatever its size, is a multiple of so many: lengths up to the same multiple are split alike
+_ALIKE = 16
 
 
 def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
@@ -45,43 +70,17 @@ class AttentionPlan:
         self, spec: AttentionSpec, batch: BatchMetadata, *, config: Config | None = None, splits: int | None = None
     ) -> None:
         """config, splits: override the chosen ones, for measurements."""
-        self.target = target_of(batch.query_start_loc.device)
-        paged, ranges = batch.block_table is not None, batch.mm_prefix if "mm_prefix" in spec.features else None
-        cache = Cache(
-            spec.kv_layout if paged else "NHD",
-            (spec.block_size or 0) if paged else 0,
-            spec.head_size,
-            spec.head_size_v,
-            spec.cache_dtype if paged else spec.dtype,
-        )
-        shape = Shape(
-            rows=0,
-            short=False,
-            group=spec.num_heads // spec.num_kv_heads,
-            block_d=max(16, power_of_2(spec.head_size)),
-            block_dv=max(16, power_of_2(spec.head_size_v)),
-            itemsize=compute_dtype(spec.dtype, cache.dtype).itemsize,
-            cache_itemsize=cache.dtype.itemsize,
-            paged=paged,
-            split=cache.layout == "SPLIT",
-            # a position and a window fit into 32 bits together
-            window=min(spec.sliding_window or 0, 2**30),
-            extras=ranges is not None or "alibi" in spec.features or bool(spec.softcap),
-        )
-        starts = batch.query_start_loc_cpu
-        launches = schedule(
-            self.target,
-            shape,
-            (starts[1:] - starts[:-1]).tolist(),
-            num_kv_heads=spec.num_kv_heads,
-            max_query_len=batch.max_query_len,
-            max_seq_len=batch.max_seq_len,
-            batch_invariant="batch_invariant" in spec.features,
-            config=config,
-        )
-        if splits is not None:
-            launches = [one._replace(splits=splits, min_split=16) for one in launches]
-        self.launches = [_PlannedLaunch(spec, batch, cache, ranges, shape, one, self.target) for one in launches]
+        starts, table = batch.query_start_loc, batch.block_table
+        ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
+        self.launches = _launches(
+            spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
+            ranges is not None, batch.causal, content(batch.query_start_loc_cpu), batch.max_query_len,
+            -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits,
+        )  # fmt: skip
+        self._values = (
+            starts, batch.key_start_loc, batch.seq_lens, table, ranges, batch.num_reqs,
+            0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0), _stride(ranges, 1),
+        )  # fmt: skip
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
@@ -91,7 +90,7 @@ class AttentionPlan:
         # the layer has validated that a call has a cache, or keys and values
         assert key is not None
         assert value is not None
-        if key.dtype in FP8 and not self.target.converts(key.dtype):
+        if key.dtype in FP8 and not target_of(key.device).converts(key.dtype):
             key, value = key.view(torch.uint8), value.view(torch.uint8)
         sinks, slopes, k_scale, v_scale = params.sinks, params.alibi_slopes, params.k_scale, params.v_scale
         key_strides, value_strides = key.stride(), value.stride()
@@ -106,15 +105,13 @@ class AttentionPlan:
             None if sinks is None else (sinks.stride(0), sinks.dtype),
             None if slopes is None else (slopes.stride(0), slopes.dtype), lse is None,
         )  # fmt: skip
-        arguments = {
-            "query_ptr": query, "key_ptr": key, "value_ptr": value, "output_ptr": output, "lse_ptr": lse,
-            "sinks_ptr": sinks, "slopes_ptr": slopes, "k_scale_ptr": k_scale, "v_scale_ptr": v_scale,
-            # contiguous; a tensor of one head may have any stride
-            "stride_lse": 0 if lse is None else lse.shape[1],
-            "stride_key_head": key_head, "stride_value_head": value_head,
-        }  # fmt: skip
+        # contiguous; a tensor of one head may have any stride
+        stride_lse = 0 if lse is None else lse.shape[1]
+        values = (
+            query, key, value, output, lse, sinks, slopes, k_scale, v_scale, stride_lse, key_head, value_head
+        )  # fmt: skip
         for planned in self.launches:
-            planned.run(variant_key, query.shape[0], arguments)
+            planned.run(variant_key, query.shape[0], self._values, values)
 
 
 class _Code(NamedTuple):
@@ -172,76 +169,106 @@ class _Code(NamedTuple):
 
 
 class _PlannedLaunch:
-    """One launch of the attention kernel: its fixed arguments, and the merge if its keys are split."""
+    """One launch of the attention kernel, without the tensors of a batch, and the merge if its keys are split."""
 
     def __init__(
-        self,
-        spec: AttentionSpec,
-        batch: BatchMetadata,
-        cache: Cache,
-        ranges: Tensor | None,
-        shape: Shape,
-        chosen: Launch,
-        target: Target,
+        self, spec: AttentionSpec, chosen: Launch, shape: Shape, requests: int, device: torch.device, code: _Code
     ) -> None:
-        split, table, device = chosen.splits > 1, batch.block_table, batch.query_start_loc.device
-        dependent_launch = split and target.dependent_launch
-        self.chosen, self.requests = chosen, batch.num_reqs
-        self.merge = _PlannedMerge(spec, batch, shape.block_dv, chosen, dependent_launch) if split else None
+        self.chosen, self.requests, self.device = chosen, requests, device
+        self.merge = _PlannedMerge(spec, chosen, shape.block_dv, requests, device, code) if code.split else None
         self.programs = spec.num_kv_heads * -(-shape.group // chosen.heads)
-        self.arguments = _ATTENTION.arguments(
-            partial_ptr=None,
-            partial_lse_ptr=None,
-            query_start_loc_ptr=batch.query_start_loc,
-            key_start_loc_ptr=batch.key_start_loc,
-            seq_lens_ptr=batch.seq_lens,
-            block_table_ptr=table,
-            ranges_ptr=ranges,
-            num_reqs=self.requests,
-            min_query_len=chosen.min_query_len,
-            max_query_len=chosen.max_query_len,
-            slots=chosen.max_query_len,
-            num_ranges=0 if ranges is None else ranges.shape[1],
-            min_split=chosen.min_split,
-            head_size=spec.head_size,
-            stride_table=_stride(table, 0),
-            stride_ranges=_stride(ranges, 0),
-            stride_range=_stride(ranges, 1),
-            softmax_scale=spec.softmax_scale,
-            softcap=spec.softcap or 0.0,
-        )
-        code = _Code(
-            dtype=spec.dtype,
-            cache=cache,
-            own_key_starts=batch.key_start_loc is not None,
-            ranges=ranges is not None,
-            num_kv_heads=spec.num_kv_heads,
-            group=shape.group,
-            heads=chosen.heads,
-            block_d=shape.block_d,
-            block_dv=shape.block_dv,
-            config=chosen.config,
-            causal=batch.causal,
-            window=shape.window,
-            softcap=bool(spec.softcap),
-            one_tile=chosen.one_tile,
-            split=split,
-            dependent_launch=dependent_launch,
-        )
+        self.values = (
+            chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.head_size, spec.softmax_scale,
+            spec.softcap or 0.0,
+        )  # fmt: skip
         self.variant = _ATTENTION.variant(device, code)
 
-    def run(self, variant_key: tuple[Any, ...], rows: int, arguments: dict[str, Any]) -> None:
+    def run(self, variant_key: tuple[Any, ...], rows: int, batch: tuple[Any, ...], call: tuple[Any, ...]) -> None:
         """Computes the requests of this launch; rows: of queries, padding included.
 
         A captured graph may be replayed with any lengths, so the grid is for as many tiles as so many rows can fill.
         """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
         if self.merge is None:
-            self.variant.launch(variant_key, grid, self.arguments | arguments)
+            self.variant.launch(variant_key, grid, batch + call + self.values + _NO_PARTS)
             return
         parts = self.merge.parts(rows)
-        self.variant.launch(variant_key, grid, self.arguments | arguments | parts)
-        self.merge.run(variant_key, rows, arguments, parts)
+        self.variant.launch(variant_key, grid, batch + call + self.values + parts)
+        self.merge.run(variant_key, rows, batch, call, parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _launches(
+    spec: AttentionSpec,
+    target: Target,
+    device: torch.device,
+    paged: bool,
+    own_key_starts: bool,
+    ranges: bool,
+    causal: bool,
+    starts: bytes,
+    max_query_len: int,
+    max_seq_len: int,
+    config: Config | None,
+    splits: int | None,
+) -> tuple[_PlannedLaunch, ...]:
+    """The launches for every batch of which this is true. starts: the prefix sums of its queries, as int32."""
+    cache = Cache(
+        spec.kv_layout if paged else "NHD",
+        (spec.block_size or 0) if paged else 0,
+        spec.head_size,
+        spec.head_size_v,
+        spec.cache_dtype if paged else spec.dtype,
+    )
+    shape = Shape(
+        rows=0,
+        short=False,
+        group=spec.num_heads // spec.num_kv_heads,
+        block_d=max(16, power_of_2(spec.head_size)),
+        block_dv=max(16, power_of_2(spec.head_size_v)),
+        itemsize=compute_dtype(spec.dtype, cache.dtype).itemsize,
+        cache_itemsize=cache.dtype.itemsize,
+        paged=paged,
+        split=cache.layout == "SPLIT",
+        # a position and a window fit into 32 bits together
+        window=min(spec.sliding_window or 0, 2**30),
+        extras=ranges or "alibi" in spec.features or bool(spec.softcap),
+    )
+    sums = memoryview(starts).cast("i")
+    launches = schedule(
+        target,
+        shape,
+        list(map(sub, sums[1:], sums)),
+        num_kv_heads=spec.num_kv_heads,
+        max_query_len=max_query_len,
+        max_seq_len=max_seq_len,
+        batch_invariant="batch_invariant" in spec.features,
+        config=config,
+    )
+    if splits is not None:
+        launches = [one._replace(splits=splits, min_split=16) for one in launches]
+    planned = []
+    for one in launches:
+        code = _Code(
+            dtype=spec.dtype,
+            cache=cache,
+            own_key_starts=own_key_starts,
+            ranges=ranges,
+            num_kv_heads=spec.num_kv_heads,
+            group=shape.group,
+            heads=one.heads,
+            block_d=shape.block_d,
+            block_dv=shape.block_dv,
+            config=one.config,
+            causal=causal,
+            window=shape.window,
+            softcap=bool(spec.softcap),
+            one_tile=one.one_tile,
+            split=one.splits > 1,
+            dependent_launch=one.splits > 1 and target.dependent_launch,
+        )
+        planned.append(_PlannedLaunch(spec, one, shape, len(sums) - 1, device, code))
+    return tuple(planned)
 
 
 def _stride(tensor: Tensor | None, dim: int) -> int:
@@ -283,43 +310,43 @@ class _PlannedMerge:
     """
 
     def __init__(
-        self, spec: AttentionSpec, batch: BatchMetadata, block_dv: int, chosen: Launch, dependent_launch: bool
+        self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, code: _Code
     ) -> None:
         self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
-        self.slots, self.device = chosen.max_query_len, batch.query_start_loc.device
-        self.by_request = batch.num_reqs * self.slots
-        self.arguments = _MERGE.arguments(
-            query_start_loc_ptr=batch.query_start_loc,
-            num_reqs=batch.num_reqs,
-            min_query_len=chosen.min_query_len,
-            max_query_len=chosen.max_query_len,
-            num_splits=chosen.splits,
-        )
+        self.slots, self.device = chosen.max_query_len, device
+        self.by_request = requests * self.slots
+        self.values = (chosen.min_query_len, chosen.max_query_len, chosen.splits)
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
         block_s = min(32, 4096 // block_dv)
         if "batch_invariant" not in spec.features:
             block_s = min(block_s, power_of_2(chosen.splits))
         self.variants = [
             _MERGE.variant(
-                self.device, _MergeCode(spec.dtype, spec.head_size_v, dependent_launch, by_row, block_s, block_dv)
+                device, _MergeCode(spec.dtype, spec.head_size_v, code.dependent_launch, by_row, block_s, block_dv)
             )
             for by_row in (False, True)
         ]
 
-    def parts(self, rows: int) -> dict[str, Any]:
-        """Memory for the parts of so many rows, and where each row's are: arguments of both kernels."""
+    def parts(self, rows: int) -> tuple[Tensor, Tensor, int]:
+        """Memory for the parts of so many rows, and where each row's are: values of both kernels."""
         by_row = rows < self.by_request
-        size = (rows if by_row else self.by_request, self.num_heads, self.splits)
-        return {
-            "partial_ptr": torch.empty(*size, self.head_size_v, dtype=torch.float32, device=self.device),
-            "partial_lse_ptr": torch.empty(size, dtype=torch.float32, device=self.device),
-            "slots": 0 if by_row else self.slots,
-        }
+        sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
+        # one allocation is half the time of two
+        memory = torch.empty(sums * (self.head_size_v + 1), dtype=torch.float32, device=self.device)
+        outputs, sums_of_weights = memory.split_with_sizes((sums * self.head_size_v, sums))
+        return outputs, sums_of_weights, 0 if by_row else self.slots
 
-    def run(self, variant_key: tuple[Any, ...], rows: int, arguments: dict[str, Any], parts: dict[str, Any]) -> None:
+    def run(
+        self,
+        variant_key: tuple[Any, ...],
+        rows: int,
+        batch: tuple[Any, ...],
+        call: tuple[Any, ...],
+        parts: tuple[Tensor, Tensor, int],
+    ) -> None:
         """Merges parts into the output."""
-        names = ("output_ptr", "lse_ptr", "sinks_ptr", "stride_lse")
-        by_row = rows < self.by_request
+        starts, requests = batch[0], batch[5]
+        _, _, _, output, lse, sinks, _, _, _, stride_lse, *_ = call
         grid = (min(rows, self.by_request), self.num_heads, 1)
-        arguments = self.arguments | parts | {name: arguments[name] for name in names}
-        self.variants[by_row].launch(variant_key, grid, arguments)
+        values = (starts, requests, output, lse, sinks, stride_lse, *self.values, *parts)
+        self.variants[rows < self.by_request].launch(variant_key, grid, values)

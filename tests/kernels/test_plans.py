@@ -1,0 +1,124 @@
+"""What plans remember: launches are shared by batches that are alike in all that they depend on, tensors by none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.kernel_trials import Case, trial_of
+
+from attnreg.conformance.proof import attend, compare
+from attnreg.kernels.triton import plans
+from attnreg.kernels.triton.plans import AttentionPlan
+from attnreg.kernels.triton.schedule import schedule
+from attnreg.kernels.triton.target import target_for
+from attnreg.kernels.triton.tiles import Shape
+from attnreg.runtime.interface import BatchMetadata
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+BASE = Case([1, 20, 3], [40, 150, 7], features=frozenset({"mm_prefix"}))
+SPEC = BASE.spec
+
+
+def batch_of(queries: list[int], keys: list[int], **changes: Any) -> BatchMetadata:
+    table = torch.zeros(len(keys), 1 + max(keys) // 16, dtype=torch.int32)
+    return replace(BatchMetadata.build(queries, keys, block_table=table), **changes)
+
+
+def test_alike_batches_share_their_launches_and_no_tensor() -> None:
+    first, second = batch_of([1, 20], [40, 150]), batch_of([1, 20], [33, 160])
+    one, other = AttentionPlan(SPEC, first), AttentionPlan(SPEC, second)
+    assert one.launches is other.launches
+    assert one._values[:4] == (first.query_start_loc, None, first.seq_lens, first.block_table)
+    assert other._values[:4] == (second.query_start_loc, None, second.seq_lens, second.block_table)
+    held = [x for planned in one.launches for x in (*planned.values, *vars(planned).values())]
+    assert not any(isinstance(x, torch.Tensor) for x in held)
+
+
+def test_a_batch_that_differs_in_anything_has_launches_of_its_own() -> None:
+    ranges = torch.zeros(2, 1, 2, dtype=torch.int32)
+    batches = [
+        batch_of([1, 20], [40, 150]),
+        batch_of([20, 1], [40, 150]),
+        batch_of([1, 20, 0], [40, 150, 0]),
+        batch_of([1, 20], [40, 150], max_query_len=40),
+        batch_of([1, 20], [40, 150], max_seq_len=300),
+        batch_of([1, 20], [40, 150], causal=False),
+        batch_of([1, 20], [40, 150], mm_prefix=ranges),
+        BatchMetadata.build([1, 20], [40, 150]),
+        BatchMetadata.build([1, 20]),
+        batch_of([1, 20], [40, 150], query_start_loc=torch.empty(3, dtype=torch.int32, device="meta")),
+    ]
+    specs = [SPEC, replace(SPEC, softmax_scale=1.0), replace(SPEC, features=SPEC.features | {"batch_invariant"})]
+    planned = [AttentionPlan(specs[0], batch) for batch in batches[:-1]]
+    planned += [AttentionPlan(spec, batches[0]) for spec in specs[1:]]
+    planned.append(AttentionPlan(SPEC, batches[0], splits=3))
+    assert len({id(plan.launches) for plan in planned}) == len(planned)
+    # and those of today's batch are made as if none had been before
+    again = [AttentionPlan(specs[0], batch).launches for batch in batches[:-1]]
+    plans._launches.cache_clear()
+    for before, batch in zip(again, batches[:-1], strict=True):
+        anew = AttentionPlan(specs[0], batch).launches
+        assert [(x.chosen, x.requests, x.values, x.variant) for x in before] == [
+            (x.chosen, x.requests, x.values, x.variant) for x in anew
+        ]
+
+
+def test_queries_changed_in_place_are_planned_for() -> None:
+    batch = batch_of([1, 20], [40, 150])
+    before = AttentionPlan(SPEC, batch).launches
+    batch.query_start_loc_cpu[1] = 17
+    assert AttentionPlan(SPEC, batch).launches is not before
+
+
+def test_strided_queries_of_the_host_are_read_by_their_stride() -> None:
+    batch = batch_of([1, 20], [40, 150])
+    spread = torch.zeros(6, dtype=torch.int32)
+    spread[::2] = batch.query_start_loc_cpu
+    strided = replace(batch, query_start_loc_cpu=spread[::2])
+    assert AttentionPlan(SPEC, strided).launches is AttentionPlan(SPEC, batch).launches
+
+
+def test_one_plans_launches_compute_with_anothers_tensors() -> None:
+    """Two batches of one plan's launches, in turns: each is computed with its own lengths, blocks and ranges."""
+    ranges = [[[2, 9], [17, 20]], [[0, 0], [4, 6]], [[0, 5], [0, 0]]]
+    trials = [
+        trial_of(replace(BASE, queries=[1, 20, 3], keys=keys, ranges=ranges), DEVICE)
+        for keys in ([40, 150, 7], [60, 148, 9])
+    ]
+    for trial in trials:
+        trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    assert trials[0].layer.plan(trials[0].batch).launches is trials[1].layer.plan(trials[1].batch).launches
+    for trial in trials * 2:
+        assert compare(trial, *attend(trial, trial.batch, trial.query)).problem is None
+
+
+TARGETS = [target_for("cuda", 90, 132), target_for("cuda", 80, 108), target_for("hip", "gfx942", 304)]
+
+
+@given(
+    target=st.sampled_from(TARGETS),
+    queries=st.lists(st.integers(0, 70), min_size=1, max_size=20),
+    keys=st.integers(1, 10**6),
+    group=st.sampled_from([1, 4, 8]),
+    wide=st.sampled_from([64, 128, 256, 512]),
+    window=st.sampled_from([0, 128, 1000]),
+    quantised=st.booleans(),
+    extras=st.booleans(),
+    invariant=st.booleans(),
+)
+def test_lengths_that_plans_take_for_alike_are_split_alike(
+    target: Any, queries: list[int], keys: int, group: int, wide: int, window: int, quantised: bool, extras: bool,
+    invariant: bool,
+) -> None:  # fmt: skip
+    shape = Shape(0, False, group, wide, wide, 2, 1 if quantised else 2, True, False, window, extras)
+    bounds = {"num_kv_heads": 8, "max_query_len": max(queries), "batch_invariant": invariant}
+    most = -(-keys // plans._ALIKE) * plans._ALIKE
+    of_keys = schedule(target, shape, queries, max_seq_len=keys, **bounds)
+    assert schedule(target, shape, queries, max_seq_len=most, **bounds) == of_keys
