@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnreg.errors import Location
 from attnreg.language.conditions import Condition
@@ -41,6 +41,43 @@ class Rule:
     source: str | None = None
 
 
+class KernelBlocks(NamedTuple):
+    """The blocks of the KV cache that a kernel reads, in tokens: these sizes, and every multiple of some numbers."""
+
+    sizes: tuple[int, ...]
+    multiples: tuple[int, ...]
+
+    def of(self, page: int) -> int | None:
+        """The block in which the kernel reads a page: the page, the largest of the sizes that divides it, or None."""
+        if any(page % number == 0 for number in self.multiples):
+            return page
+        return max((size for size in self.sizes if page % size == 0), default=None)
+
+    @property
+    def text(self) -> str:
+        """``16, 32, multiples of 64``."""
+        return ", ".join([*map(str, self.sizes), *(f"multiples of {number}" for number in self.multiples)])
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """What follows where ``when`` holds once a variant is chosen; selection does not look at it.
+
+    ``fails`` is the reason why the engine then stops; ``workspace`` the bytes that the backend takes on each GPU beside
+    the KV cache, or ``per_query_element`` for each element of a step's queries, if that is more; ``kernel_blocks`` the
+    blocks that the kernel reads: the largest that divides a page. ``says`` is a remark on the last two.
+    """
+
+    when: Condition
+    where: Location
+    fails: str = ""
+    workspace: int | None = None
+    per_query_element: int | None = None
+    kernel_blocks: KernelBlocks | None = None
+    says: str = ""
+    source: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One complete alternative of a backend: the row's data with the variant's changes applied.
@@ -64,6 +101,7 @@ class Variant:
     source: str | None = None
     notes: tuple[str, ...] = ()
     open: Mapping[str, Location] = field(default_factory=FrozenDict)
+    consequences: tuple[Consequence, ...] = ()
     served: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:

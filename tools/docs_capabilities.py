@@ -12,6 +12,7 @@ from docs_markdown import plain, slug, table
 from attnreg.language.conditions import Condition
 from attnreg.language.vocabulary import Architecture
 from attnreg.registry import Backend, Registry, Rule, Variant
+from attnreg.selection.consequences import consequence_words
 
 NATIVE, EMULATED, UNCHECKED = "✓", "◐", "?"
 
@@ -148,6 +149,10 @@ def _notes(registry: Registry, row: Backend, variant: Variant) -> Iterator[tuple
     """(text, source) of each note on a variant: its rules, its remarks and its row's status."""
     for rule in variant.rules:
         yield _rule_note(registry, rule)
+    for known in variant.consequences:
+        when = known.when.describe()
+        text = f"once chosen, it {plain(consequence_words(known))}"
+        yield text + (f" · `{when}`" if when != "always" else ""), link(registry, known.source)
     for text in (*row.notes, *variant.notes):
         yield plain(text), ""
     if row.status != "stable":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,9 @@ from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY, Matcher, all_of, any_of, equals, integer_range, negation, one_of
 from attnreg.language.vocabulary import Facet, Vocabulary
-from attnreg.registry import Backend, Claim, Rule, Variant
+from attnreg.registry import Backend, Claim, Consequence, KernelBlocks, Rule, Variant
+
+_SIZE = re.compile(r"([1-9]\d*) (B|KiB|MiB|GiB)")
 
 
 @dataclass(slots=True)
@@ -104,13 +107,14 @@ class RowCompiler(Reporter):
         unchecked = {w: at for w, at in self.unchecked.get(base.document, {}).items() if w in features}
         capabilities = _Capabilities({}, {}, base.key_at("capabilities"), {}, unchecked)
         self._identity(base, capabilities)
-        requires, rules, notes = ALWAYS, list[Rule](), list[str]()
+        requires, rules, notes, consequences = ALWAYS, list[Rule](), list[str](), list[Consequence]()
         variants: dict[str, list[Part[schema.VariantData]]] = {}
         summary, status, module, source = data.summary, data.status, Module(), data.source
         for part in layers:
             self._patch(capabilities, part)
             requires = _both(requires, self.condition(part, part.model.requires, "requires"))
             rules += self._rules(part, part.model.rules)
+            consequences = [*self._consequences(part, part.model.consequences), *consequences]
             notes += part.model.notes
             for i, variant in enumerate(part.model.variants):
                 if variant.name in [v.name for v in part.model.variants[:i]]:
@@ -123,7 +127,8 @@ class RowCompiler(Reporter):
                 self.source(part, part.model.source)
         statements.complete(base, capabilities.claims, capabilities.unchecked)
         # a row without variants has one alternative
-        alternatives = [self._variant(v, base, capabilities, requires, rules) for v in variants.values() or [[]]]
+        states = requires, rules, consequences
+        alternatives = [self._variant(v, base, capabilities, *states) for v in variants.values() or [[]]]
         return Backend(
             name=name,
             summary=summary,
@@ -289,6 +294,43 @@ class RowCompiler(Reporter):
             out.append(Rule(when, rule.reject, facets, part.at("rules", i), rule.source))
         return out
 
+    def _consequences(self, part: Part[object], stated: list[schema.ConsequenceData]) -> list[Consequence]:
+        out = []
+        for i, data in enumerate(stated):
+            here = ("consequences", i)
+            kinds = {"fails": data.fails, "workspace": data.workspace, "kernel_blocks": data.kernel_blocks}
+            given = [kind for kind, value in kinds.items() if value is not None]
+            if len(given) != 1:
+                message = f"states {' and '.join(given) or 'nothing that follows'}"
+                self.report(part, here, message, f"state one of {', '.join(kinds)}; the list may have several items")
+                continue
+            if data.per_query_element is not None and data.workspace is None:
+                self.report(part, (*here, "per_query_element"), "is about a workspace, which is not stated", key=True)
+            if data.says is not None and data.fails is not None:
+                self.report(part, (*here, "says"), "`fails` is the whole sentence", "put it there", key=True)
+            self.source(part, data.source, *here)
+            consequence = Consequence(
+                when=self.condition(part, data.when, *here, "when"),
+                where=part.at(*here),
+                fails=data.fails or "",
+                workspace=self._size(part, data.workspace, *here, "workspace"),
+                per_query_element=data.per_query_element,
+                kernel_blocks=None if data.kernel_blocks is None else _blocks(data.kernel_blocks),
+                says=data.says or "",
+                source=data.source,
+            )
+            out.append(consequence)
+        return out
+
+    def _size(self, part: Part[object], text: str | None, *path: str | int) -> int | None:
+        if text is None:
+            return None
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            self.report(part, path, f"{shown(text)} is no size", "a number and B, KiB, MiB or GiB: 394 MiB")
+            return None
+        return int(match[1]) << 10 * ("B", "KiB", "MiB", "GiB").index(match[2])
+
     def _variant(
         self,
         layers: list[Part[schema.VariantData]],
@@ -296,6 +338,7 @@ class RowCompiler(Reporter):
         base: _Capabilities,
         requires: Condition,
         rules: list[Rule],
+        consequences: list[Consequence],
     ) -> Variant:
         """One alternative: the row's data, changed by a variant and then by overlays of the variant."""
         capabilities, when, notes, source = base.copy(), ALWAYS, list[str](), None if layers else row.model.source
@@ -307,6 +350,7 @@ class RowCompiler(Reporter):
             when = when if data.when is None else self.condition(part, data.when, "when")
             requires = _both(requires, self.condition(part, data.requires, "requires"))
             rules = [*rules, *self._rules(part, data.rules)]
+            consequences = [*self._consequences(part, data.consequences), *consequences]
             notes += data.notes
         order = ["platforms", "attention", "phase", *self.vocabulary.claims]
         claims = [capabilities.claims[key] for key in order if key in capabilities.claims]
@@ -324,7 +368,13 @@ class RowCompiler(Reporter):
             where=layers[0].at() if layers else row.key_at(),
             source=source,
             notes=tuple(notes),
+            consequences=tuple(consequences),
         )
+
+
+def _blocks(stated: list[int | schema.MultipleData]) -> KernelBlocks:
+    sizes = tuple(sorted({size for size in stated if isinstance(size, int)}))
+    return KernelBlocks(sizes, tuple(size.multiple_of for size in stated if isinstance(size, schema.MultipleData)))
 
 
 def _both(a: Condition, b: Condition) -> Condition:

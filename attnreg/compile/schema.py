@@ -141,6 +141,32 @@ class RuleData(DataModel):
     source: str | None = None
 
 
+class MultipleData(DataModel):
+    multiple_of: Annotated[StrictInt, Field(ge=1)]
+
+
+_Block = Annotated[StrictInt, Field(ge=1)]
+_LISTED = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+Blocks = Annotated[list[_Block | MultipleData], _LISTED, Field(min_length=1)]
+_KERNEL_BLOCKS = "The blocks that the kernel reads, where they are not the pages: the largest that divides the page."
+_PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is this, where it is more."
+
+
+class ConsequenceData(DataModel):
+    """What follows once the backend is chosen, which selection does not look at.
+
+    One of `fails`, `workspace` and `kernel_blocks`.
+    """
+
+    when: Condition | None = None
+    fails: str | None = Field(default=None, description="The sentence that a user reads: why the engine stops.")
+    workspace: str | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
+    per_query_element: int | None = Field(default=None, ge=1, description=_PER_ELEMENT)
+    kernel_blocks: Blocks | None = Field(default=None, description=_KERNEL_BLOCKS)
+    says: str | None = Field(default=None, description="What else is to be said of the workspace or the blocks.")
+    source: str | None = None
+
+
 class VariantData(DataModel):
     name: str
     when: Condition | None = None
@@ -149,6 +175,7 @@ class VariantData(DataModel):
     emulated: dict[str, str] = {}
     unchecked: list[str] = []
     rules: list[RuleData] = []
+    consequences: list[ConsequenceData] = []
     notes: list[str] = []
     source: str | None = None
 
@@ -170,6 +197,7 @@ class BackendPatch(DataModel):
     unchecked: list[str] = []
     variants: list[VariantData] = []
     rules: list[RuleData] = []
+    consequences: list[ConsequenceData] = []
     notes: list[str] = []
     source: str | None = None
 
@@ -191,6 +219,7 @@ class BackendData(DataModel):
     unchecked: list[str] = Field(default=[], description="Features and facets that are accepted without a look.")
     variants: list[VariantData] = []
     rules: list[RuleData] = []
+    consequences: list[ConsequenceData] = []
     notes: list[str] = []
     only_on_request: str | None = Field(default=None, description="Why no order names it.")
     source: str

@@ -76,8 +76,8 @@ class Explanation:
 
     @property
     def found(self) -> bool:
-        """Whether every request gets a backend on every platform."""
-        return all(s.backend for a in self.answers for v in a.verdicts for s in v.selections)
+        """Whether every request gets a backend on every platform, and none of these is known to fail then."""
+        return all(s.backend and not s.fails for a in self.answers for v in a.verdicts for s in v.selections)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values: each selection with its trace, and what would make each other candidate win."""
@@ -174,10 +174,11 @@ def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], as
 
 
 def _signature(selection: Selection) -> Any:
-    """The key by which selections are grouped into verdicts: everything but the requested values."""
+    """The key by which selections are grouped into verdicts: everything that is printed but the requested values."""
     candidates = tuple(
         (c.title, c.emulates, tuple((r.kind, r.facets, r.where, r.sentence) for r in c.reasons))
         for c in selection.candidates
     )
     winner, order, choice = selection.backend, selection.order, selection.choice
-    return winner and winner.name, order and order.where, choice and choice.where, candidates
+    decided = winner and winner.name, order and order.where, choice and choice.where
+    return *decided, selection.warnings, selection.facts, candidates

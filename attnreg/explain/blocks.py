@@ -74,6 +74,7 @@ def _signature(answer: Answer) -> Any:
             v.selection.requested,
             v.selection.chosen and (v.selection.chosen.rank, v.selection.chosen.title),
             v.selection.warnings,
+            v.selection.facts,
             tuple(
                 (
                     (c.title, c.accepted, _remedy(answer, v, c)),

@@ -8,6 +8,7 @@ from attnreg.explain.blocks import Block, blocks
 from attnreg.explain.layout import MOST, Column, emit, table, wrapped
 from attnreg.selection.refusal import alternatives
 from attnreg.selection.trace import how_chosen
+from attnreg.selection.wording import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,7 +107,6 @@ def _brief_line(name: str, rest: str, width: int) -> list[Text]:
 def _memory_lines(memory: Memory, width: int) -> list[Text]:
     """The table of the KV cache: a line for each group of layers, and the total."""
     from attnreg.models.groups import describe_indices
-    from attnreg.models.kv_memory import readable
 
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
     target, *drafts = (model.kv_dtype for model in memory.models)
@@ -146,6 +146,8 @@ def _verdict_lines(block: Block, number: int, width: int) -> list[Text]:
         lines += _texts(wrapped(f"would accept it if asked for by name: {names}", width, "    ", first="  "))
     for warning in selection.warnings:
         lines += _warning_lines(warning, width)
+    for fact in selection.facts:
+        lines += _texts(wrapped(f"· {fact}", width, "    ", first="  "))
     candidates = block.candidates(verdict)
     return lines + (_candidate_lines(block, number, candidates, width) if candidates else [])
 

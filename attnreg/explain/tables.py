@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.compile.yaml_source import as_written
 from attnreg.explain.layout import Column, emit, table, wrapped
+from attnreg.selection.consequences import consequence_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +107,10 @@ def backend_dict(row: Backend) -> dict[str, Any]:
                 "features": sorted(v.features),
                 "emulated": {f: reason for f, (reason, _) in v.emulated.items()},
                 "rules": [{"when": r.when.describe(), "reject": r.reject, "where": str(r.where)} for r in v.rules],
+                "consequences": [
+                    {"when": c.when.describe(), "text": consequence_words(c), "where": str(c.where)}
+                    for c in v.consequences
+                ],
                 "source": v.source,
             }
             for v in row.variants
@@ -157,4 +162,7 @@ def _variant_lines(variant: Variant, keys: list[str], width: int) -> Iterator[Te
     rows.append(["  features", ", ".join(sorted(variant.features)) or "none", variant.features_at.short])
     rows += [["  emulates", f"{name}: {reason}", where.short] for name, (reason, where) in variant.emulated.items()]
     rows += [["  refuses", f"{rule.reject} [{rule.when.describe()}]", rule.where.short] for rule in variant.rules]
+    for known in variant.consequences:
+        when = _condition(known.when, " [")
+        rows.append(["  once chosen", f"{consequence_words(known)}{when}{']' if when else ''}", known.where.short])
     yield from table([Column(style="bold"), Column(wraps=True), Column(style="blue")], rows, width)

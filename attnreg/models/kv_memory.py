@@ -114,12 +114,3 @@ def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Ma
         elements, heads = request.head_size + (request.head_size_v or request.head_size), request.num_kv_heads or 0
     bits = float(stored.get("stored_bits", stored.get("bits", 32)))
     return round(heads * (elements * bits / 8 + int(stored.get("head_bytes", 0))))
-
-
-def readable(size: float) -> str:
-    """``2.3 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

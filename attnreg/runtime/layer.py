@@ -28,6 +28,7 @@ from attnreg.runtime.interface import (
 )
 from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import answer_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -272,7 +273,11 @@ class Attention:
         key, value, slots = given.key, given.value, planned.fit.num_slots
         if key.shape[0] != slots:
             key, value = key[:slots], value[:slots]
-        self.module.write_kv(self.spec, planned.plan, key, value, given.kv_cache, params=self.params)
+        try:
+            self.module.write_kv(self.spec, planned.plan, key, value, given.kv_cache, params=self.params)
+        except Exception as e:
+            e.add_note(self._chosen)
+            raise
 
     def _attend(self, planned: _Planned, given: Tensors) -> None:
         _, _, query, output, lse, key, value, kv_cache = given
@@ -280,7 +285,16 @@ class Attention:
             call = Call(query, kv_cache, output, None, None, lse, self.params)
         else:
             call = Call(query, None, output, key, value, lse, self.params)
-        self.module.forward(self.spec, planned.plan, call)
+        try:
+            self.module.forward(self.spec, planned.plan, call)
+        except Exception as e:
+            e.add_note(self._chosen)
+            raise
+
+    @property
+    def _chosen(self) -> str:
+        """The note on an error of a kernel: the backend, and how it was chosen."""
+        return f"attnreg: {answer_sentence(self.selection)}"
 
 
 def _capturing(device: torch.device) -> bool:

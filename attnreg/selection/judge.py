@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnreg.errors import Location
 from attnreg.language.conditions import Clause, Condition
 from attnreg.request import AttentionRequest
+from attnreg.selection.consequences import following
 from attnreg.selection.trace import Candidate, Kind, Reason
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Judge:
         return replace(candidate, reasons=(reason,))
 
     def warnings(self, candidate: Candidate) -> list[str]:
-        """Sentences on claims that a waiver suspends, on words that the backend does not check, and on emulation."""
+        """Sentences on claims that a waiver suspends, unchecked words, emulated features and known failures."""
         variant, out = self._variant(candidate), list[str]()
         for claim in variant.claims if self.waived else ():
             waiver, value = self.waived.get(claim.facet), self.point[claim.facet]
@@ -152,6 +153,9 @@ class Judge:
         if candidate.emulates:
             why = "; ".join(variant.emulated[feature][0] for feature in candidate.emulates)
             out.append(f"{candidate.title} emulates {', '.join(candidate.emulates)} (slow): {why}")
+        for follows in following(variant, self.point) if variant.consequences else ():
+            if follows.kind == "fails":
+                out.append(f"{candidate.title} is chosen, and then fails: {follows.text} ({follows.where.short})")
         return out
 
     def _variant(self, candidate: Candidate) -> Variant:

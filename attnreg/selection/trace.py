@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnreg.errors import Location
 from attnreg.language.frozen import FrozenDict
-from attnreg.selection.point import point_of
+from attnreg.selection.consequences import Following, following
+from attnreg.selection.point import Point, point_of
 from attnreg.selection.wording import layer_words, platform_words, request_words
 
 if TYPE_CHECKING:
@@ -139,10 +140,11 @@ class Selection:
     to_run: bool = False
 
     def __str__(self) -> str:
-        """The answer in one line, and a line for each warning. ``candidates`` says why not the others."""
+        """The answer in one line, and a line for each warning and fact. ``candidates`` says why not the others."""
         where = platform_words([self.platform], self.registry.vocabulary)
         subject = f"{', '.join(request_words(self.request))} on {', '.join(where)}"
-        return "\n".join([answer_sentence(self, subject), *(f"  ! {warning}" for warning in self.warnings)])
+        lines = [*(f"  ! {warning}" for warning in self.warnings), *(f"  · {line}" for line in self.facts)]
+        return "\n".join([answer_sentence(self, subject), *lines])
 
     def __repr__(self) -> str:
         return f"<Selection {str(self).splitlines()[0]}>"
@@ -160,11 +162,33 @@ class Selection:
     @cached_property
     def derived(self) -> Mapping[str, tuple[Any, Location]]:
         """Derived facet -> its value for this request, and the line of the case that gives it."""
+        point = self._point()
+        return FrozenDict({name: (point[name], d.case(point)) for name, d in self.registry.derived.items()})
+
+    @cached_property
+    def consequences(self) -> tuple[Following, ...]:
+        """What follows from the choice, as far as the data knows: failures, workspaces, the kernel's block."""
+        if self.backend is None:
+            return ()
+        variant = next(v for v in self.backend.row.variants if v.name == self.backend.variant)
+        return tuple(following(variant, self._point())) if variant.consequences else ()
+
+    @property
+    def fails(self) -> bool:
+        """Whether the engine is known to stop with the backend that is chosen; ``warnings`` say why."""
+        return any(follows.kind == "fails" for follows in self.consequences)
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What follows from the choice, without failures, a sentence each."""
+        return tuple(f"{f.text} ({f.where.short})" for f in self.consequences if f.kind != "fails")
+
+    def _point(self) -> Point:
+        """The point at which the chosen backend was judged."""
         point = point_of(self.request, self.platform, self.registry)
         chosen = self.chosen
-        if self.requested or (self.choice and chosen and chosen.rank == 1):
-            point = point.by_name()
-        return FrozenDict({name: (point[name], d.case(point)) for name, d in self.registry.derived.items()})
+        by_name = self.requested or (self.choice and chosen and chosen.rank == 1)
+        return point.by_name() if by_name else point
 
     def to_dict(self) -> dict[str, Any]:
         """The selection as JSON-ready values."""
@@ -178,6 +202,7 @@ class Selection:
             "choice": {"strength": self.choice.strength, "where": str(self.choice.where)} if self.choice else None,
             "derived": {name: {"value": v, "where": str(where)} for name, (v, where) in self.derived.items()},
             "warnings": list(self.warnings),
+            "consequences": [follows.to_dict() for follows in self.consequences],
             "candidates": [c.to_dict() for c in self.candidates],
         }
 

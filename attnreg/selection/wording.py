@@ -155,3 +155,12 @@ def _package_words(packages: Packages | None, installed: bool) -> str:
 def layer_words(request: AttentionRequest) -> str:
     """``target layers (64/8 heads of 64, bfloat16, KV cache auto, sinks)``, without what an engine says of a model."""
     return f"{request.role} layers ({', '.join(request_words(request, without=('role', 'model', 'extra')))})"
+
+
+def readable(size: float) -> str:
+    """Bytes as ``2.3 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -16,8 +16,8 @@ WRONG = {
         row("capabilites: {}", "capabilities: {}"),
         """\
 backends.yaml:8:5: backends.A: unknown key `capabilites`
-  help: did you mean `capabilities`? (also: attention, contract, emulated, module, notes, only_on_request, options, \
-phase, platforms, requires, rules, since, …)""",
+  help: did you mean `capabilities`? (also: attention, consequences, contract, emulated, module, notes, \
+only_on_request, options, phase, platforms, requires, rules, …)""",
     ),
     "a missing key": (
         "backends",

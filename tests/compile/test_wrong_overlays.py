@@ -56,8 +56,8 @@ mine.yaml:2:3: backends.C: `source` is missing
         "backends: {A: {platforms: [npu]}}\n",
         """\
 mine.yaml:1:16: backends.A: unknown key `platforms`
-  help: known: capabilities, contract, emulated, module, notes, options, requires, rules, source, status, summary, \
-unchecked, …""",
+  help: known: capabilities, consequences, contract, emulated, module, notes, options, requires, rules, source, \
+status, summary, …""",
     ),
     "a change that is none": (
         "backends: {A: , B: fast}\n",

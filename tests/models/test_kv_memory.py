@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from attnreg import Registry
-from attnreg.models.kv_memory import kv_memory, readable
+from attnreg.models.kv_memory import kv_memory
 from attnreg.models.reader import requests_from_model
+from attnreg.selection.wording import readable
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 GQA = LLAMA | {"num_key_value_heads": 8, "dtype": "bfloat16"}

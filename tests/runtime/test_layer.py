@@ -14,6 +14,7 @@ from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_r
 from attnreg.kernels import cpu_attn, reference
 from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError, UnclaimedError
 from attnreg.runtime.layer import Attention
+from attnreg.selection.trace import answer_sentence
 
 Make = Callable[..., Attention]
 
@@ -187,3 +188,22 @@ def test_a_layer_to_run_needs_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
             f"the selection is to run on {platform}, and PyTorch sees no such device here; "
             "select without `to_run` to describe a layer of another machine"
         )
+
+
+@pytest.mark.parametrize("name", ["write_kv", "forward"])
+def test_an_error_of_a_kernel_says_how_its_backend_was_chosen(
+    name: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as of memory that runs out: the choice may have been made long before, by nobody who is asked now."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(cpu_attn, name, fails)
+    layer = make()
+    prompt, _ = prompt_then_token(layer)
+    with pytest.raises(RuntimeError, match=r"^out of memory") as e:
+        layer.forward(torch.ones(6, 4, 16), torch.ones(6, 2, 16), torch.ones(6, 2, 16), layer.new_kv_cache(3), prompt)
+    (note,) = e.value.__notes__
+    assert note == f"attnreg: {answer_sentence(layer.selection)}"
+    assert note.startswith("attnreg: CPU_ATTN for ")

@@ -93,6 +93,8 @@ class Decider:
             return
         self.told.add(key)
         self.logger.info("attnreg: %s", answer_sentence(selection))
+        for fact in selection.facts:
+            self.logger.info("attnreg: %s takes %s", selection.backend and selection.backend.name, fact)
         for warning in selection.warnings:
             self.logger.warning("attnreg: %s", warning)
         if self.logger.isEnabledFor(10):

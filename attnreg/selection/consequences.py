@@ -1,0 +1,84 @@
+"""What follows once a backend is chosen: a failure that is known before, its workspace, the blocks that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from attnreg.errors import Location
+from attnreg.selection.wording import readable
+
+if TYPE_CHECKING:
+    from attnreg.registry import Consequence, Variant
+
+_WITHOUT_CACHE = ("encoder", "encoder_only")
+
+
+class Following(NamedTuple):
+    """One thing that follows from a choice: a sentence, its line of data, and the number that the sentence states.
+
+    ``value`` is the bytes of a workspace, or the block in tokens that the kernel reads; None for a failure.
+    """
+
+    kind: Literal["fails", "workspace", "kernel_block"]
+    text: str
+    where: Location
+    value: int | None = None
+    source: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return {**self._asdict(), "where": str(self.where)}
+
+
+def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]:
+    """What follows from choosing a variant at a point. Of several entries on blocks the first that holds counts."""
+    blocks_known = False
+    for consequence in variant.consequences:
+        if not consequence.when.holds(point):
+            continue
+        if consequence.fails:
+            yield Following("fails", consequence.fails, consequence.where, None, consequence.source)
+        elif consequence.workspace is not None:
+            yield _workspace(consequence, consequence.workspace, point)
+        elif not blocks_known:
+            blocks_known = True
+            if point["block_size"] is not None and point["attn_type"] not in _WITHOUT_CACHE:
+                yield _block(consequence, point["block_size"])
+
+
+def consequence_words(consequence: Consequence) -> str:
+    """A consequence in words, for any request: ``takes a workspace of 394 MiB on each GPU``."""
+    if consequence.fails:
+        return f"fails: {consequence.fails}"
+    if consequence.workspace is not None:
+        each = consequence.per_query_element
+        more = f", or of {each} B for each element of a step's queries, if that is more" if each is not None else ""
+        return _with(f"takes a workspace of {readable(consequence.workspace)} on each GPU{more}", consequence)
+    assert consequence.kernel_blocks is not None
+    return _with(f"reads blocks of {consequence.kernel_blocks.text} tokens", consequence)
+
+
+def _workspace(known: Consequence, size: int, point: Mapping[str, Any]) -> Following:
+    text = f"a workspace of {readable(size)} on each GPU, beside the KV cache"
+    if known.per_query_element is not None:
+        heads = point["num_heads"]
+        each = known.per_query_element * point["head_size"] * (heads or 1)
+        of = "token" if heads else "token and query head"
+        text += f"; {readable(each)} for each {of} of the longest step, if that is more"
+    return Following("workspace", _with(text, known), known.where, size, known.source)
+
+
+def _block(known: Consequence, page: int) -> Following:
+    assert known.kernel_blocks is not None
+    block = known.kernel_blocks.of(page)
+    if block is None:
+        text = f"the kernel reads blocks of {known.kernel_blocks.text} tokens, and none divides a page of {page}"
+        return Following("fails", _with(text, known), known.where, None, known.source)
+    how = "each as one block" if block == page else f"in blocks of {block}"
+    text = _with(f"pages of {page} tokens, which the kernel reads {how}", known)
+    return Following("kernel_block", text, known.where, block, known.source)
+
+
+def _with(text: str, known: Consequence) -> str:
+    return f"{text}; {known.says}" if known.says else text

@@ -1,0 +1,74 @@
+"""Wrong statements of what follows from a choice: each is refused with its place and the cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.files import brief, refusal, row, write
+
+WRONG = {
+    "nothing that follows": (
+        "{when: {dtype: float16}}",
+        """\
+10:7: backends.A.consequences: states nothing that follows
+  help: state one of fails, workspace, kernel_blocks; the list may have several items""",
+    ),
+    "two things at once": (
+        '{fails: "it does", workspace: 1 MiB}',
+        """\
+10:7: backends.A.consequences: states fails and workspace
+  help: state one of fails, workspace, kernel_blocks; the list may have several items""",
+    ),
+    "a size without a unit": (
+        "{workspace: '394'}",
+        """\
+10:19: backends.A.consequences.workspace: `394` is no size
+  help: a number and B, KiB, MiB or GiB: 394 MiB""",
+    ),
+    "a size of nothing": (
+        "{workspace: 0 MiB}",
+        """\
+10:19: backends.A.consequences.workspace: `0 MiB` is no size
+  help: a number and B, KiB, MiB or GiB: 394 MiB""",
+    ),
+    "elements without a workspace": (
+        "{kernel_blocks: 16, per_query_element: 4}",
+        """\
+10:27: backends.A.consequences.per_query_element: is about a workspace, which is not stated""",
+    ),
+    "a remark on a failure": (
+        "{fails: it does, says: rarely}",
+        """\
+10:24: backends.A.consequences.says: `fails` is the whole sentence
+  help: put it there""",
+    ),
+    "an unknown word in its condition": (
+        "{when: {dtype: float61}, fails: it does}",
+        """\
+10:22: backends.A.consequences.when.dtype: unknown dtype 'float61'
+  help: did you mean `float16`? (also: bfloat16)""",
+    ),
+    "a source that is pinned nowhere": (
+        "{fails: it does, source: 't:p#q'}",
+        """\
+10:32: backends.A.consequences.source: unknown source `t`
+  help: known: s""",
+    ),
+}
+
+
+@pytest.mark.parametrize(("item", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_consequences(item: str, message: str, tmp_path: Path) -> None:
+    text = row("capabilities: {}", f"consequences: [{item}]")
+    text = text.replace(f"consequences: [{item}]", f"consequences:\n    - {item}")
+    assert brief(refusal(write(tmp_path, backends=text))) == f"backends.yaml:{message}"
+
+
+@pytest.mark.parametrize(
+    "blocks", ["0", "-16", "'16'", "true", "[]", "{min: 16}", "{multiple_of: 0}", "[16, {}]", "1.5"]
+)
+def test_blocks_are_sizes_or_multiples(blocks: str, tmp_path: Path) -> None:
+    message = refusal(write(tmp_path, backends=row("capabilities: {}", f"consequences: [{{kernel_blocks: {blocks}}}]")))
+    assert "backends.yaml:9:" in message
+    assert "kernel_blocks" in message
