@@ -19,6 +19,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from attnreg.integrations.transformers.engine import Engine
+from attnreg.integrations.transformers.weights import refuse_weights
 from attnreg.runtime.interface import UnclaimedError
 
 _log = logging.getLogger("attnreg.integrations.transformers")
@@ -42,7 +43,10 @@ def stand_aside(engines: Mapping[str, Engine]) -> None:
     def decided(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
         name: str = decide(self, requested_attention, *args, **kwargs)
         engine = engines.get(name)
-        if engine is None or not is_outside(type(self)):
+        if engine is None:
+            return name
+        if not is_outside(type(self)):
+            refuse_weights(self, engines)
             return name
         said = f"{type(self).__name__} computes attention by itself, outside transformers' attention interface"
         if not engine.dense:
