@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,9 @@ from attnreg.runtime.interface import BatchMetadata, KVCache
 
 if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
+
+
+Call = Callable[[Trial, BatchMetadata, Tensor], tuple[Tensor, Tensor]]
 
 
 class Outcome(NamedTuple):
@@ -43,14 +46,17 @@ def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") 
     )
 
 
-def examine(trial: Trial) -> Outcome:
-    """Writes the new keys and values, attends, and verifies the numbers and that no other memory was written."""
+def examine(trial: Trial, call: Call | None = None) -> Outcome:
+    """Writes the new keys and values, attends, and verifies the numbers and that no other memory was written.
+
+    call: how it attends, as `attend` does, which is the default.
+    """
     layer, batch, spec = trial.layer, trial.batch, trial.layer.spec
     if trial.cache is not None and spec.attn_type != "encoder_decoder":
         layer.write_kv(trial.key, trial.value, trial.cache, batch)
     inputs = [trial.query, trial.key, trial.value, *(trial.cache or ())]
     before = [x.clone() for x in inputs]
-    output, lse = attend(trial, batch, trial.query)
+    output, lse = (call or attend)(trial, batch, trial.query)
     problems = [*_cache_problems(trial)]
     if not all(_same_bits(a, b) for a, b in zip(inputs, before, strict=True)):
         problems.append("an input was written to")
@@ -171,7 +177,10 @@ def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
     moved = KVCache(*(torch.empty_like(x) for x in trial.cache))
     for target, source in zip(moved, trial.cache, strict=True):
         target.view(torch.uint8)[new_ids] = source.view(torch.uint8)
-    batch = replace(trial.batch, block_table=new_ids[trial.batch.block_table.long()].int())
+    table = trial.batch.block_table
+    # entries past a request's last block may be anything
+    exists = (table >= 0) & (table < count)
+    batch = replace(trial.batch, block_table=torch.where(exists, new_ids[table.where(exists, 0).long()].int(), table))
     if not _same_bits(attend(trial, batch, trial.query, moved)[0], output):
         yield "after its blocks were moved, the same cache gives other bits"
 
