@@ -28,6 +28,8 @@ from support.replaying import Replayed
 
 # entries of block tables past a request's last block
 NOWHERE = (2**30, -1, 2**31 - 1, -(2**31))
+# platforms whose rows are tried where this machine has none
+ELSEWHERE = (("cuda", "sm90"), ("rocm", "gfx942"), ("cpu", "x86_64"))
 Call = Callable[[Trial, Any, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -85,7 +87,7 @@ def claims_of(backend: str, device: str) -> Claims:
     """The claims of a backend on this machine's GPU, or where it lacks them on one that has them."""
     registry = default_registry()
     platforms = Platform.detect_all(registry.vocabulary) if device == "cuda" else []
-    known = [*platforms, Platform(platform="cuda", arch="sm90"), Platform(platform="rocm", arch="gfx942")]
+    known = [*platforms, *(Platform(platform=p, arch=a) for p, a in ELSEWHERE)]
     platform = next(p for p in known if p.platform in registry.backends[backend].platforms)
     return Claims(backend, platform, registry)
 
