@@ -285,12 +285,12 @@ class Fit:
             sizes = spec.num_heads, rows
             yield from tensor_problems("lse", given.lse, sizes, torch.float32, device=self.device, written=True)
             if isinstance(given.lse, Tensor) and not given.lse.is_contiguous():
-                yield "lse is not contiguous"
+                yield f"lse has strides {list(given.lse.stride())}; expected contiguous memory"
 
     def _key_problems(self, given: Tensors, min_rows: int) -> Iterator[str]:
         spec, key = self.spec, given.key
         if key is None or given.value is None:
-            yield "key and value come together or not at all"
+            yield f"{'key' if key is None else 'value'} is None; expected key and value, or neither"
             return
         rows = key.shape[0] if isinstance(key, Tensor) and key.ndim else None
         for name, size in (("key", spec.head_size), ("value", spec.head_size_v)):

@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
 
+WORKER = [sys.executable, str(HERE)]
 # of a hundred cases
 SHARES = {"TRITON_ATTN": 76, "ROCM_ATTN": 14, "TORCH_SDPA": 7, "FLEX_ATTENTION": 3}
 # seconds in which a case ends, its compilation included
@@ -83,7 +84,7 @@ class Fuzzer:
         index = slot
         while time.time() < self.until:
             o = self.options
-            command = [sys.executable, str(HERE), "--seed", o.seed, "--device", o.device, "--jobs", str(o.jobs)]
+            command = [*WORKER, "--seed", o.seed, "--device", o.device, "--jobs", str(o.jobs)]
             command += ["--backends", ",".join(o.backends), "--first", str(index), "--until", str(self.until)]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
                 assert worker.stdout is not None
@@ -128,19 +129,14 @@ class Fuzzer:
             one.join()
         print(f"seed {self.options.seed}: {self.cases} cases, {self.batches} batches right, {len(self.failures)} wrong")
         for name, _ in self.failures[:3]:
-            print(f"  python tests/gpu/fuzz.py --case {name}{self.shrunk(name)}", flush=True)
+            print(f"  python tests/gpu/fuzz.py --case {name}{shrunk(name, self.options.device)}", flush=True)
         return 1 if self.failures else 0
-
-    def shrunk(self, name: str) -> str:
-        """The option that leaves out of a failing case what it does not need."""
-        return shrunk(name, self.options.device)
 
 
 def fails(name: str, device: str, plain: list[str]) -> tuple[bool, list[str]]:
     """Whether a case fails in a process of its own, and its choices."""
     command = [
-        sys.executable,
-        str(HERE),
+        *WORKER,
         "--case",
         name,
         "--device",
@@ -166,7 +162,7 @@ def shrunk(name: str, device: str) -> str:
     return f" --plain '{','.join(plain)}'" if plain else ""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", default="1", help="any word; the cases are SEED:0, SEED:1 and so on")
@@ -180,7 +176,7 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="with --case: print which choices it fails without")
     parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     os.environ["ATTNREG_PLUGINS"] = "off"
     if options.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"

@@ -142,7 +142,7 @@ LONG: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("queries", [1, 16, 200], ids=["decode", "draft", "last chunk"])
+@pytest.mark.parametrize("queries", [1, 16, 70], ids=["decode", "draft", "last chunk"])
 @pytest.mark.parametrize("layer", LONG)
 def test_a_request_of_a_million_tokens(layer: str, queries: int, memory: Callable[[float], None]) -> None:
     memory(16)

@@ -92,7 +92,7 @@ def test_a_batch_that_fits_another_kind_of_layer(make: Make) -> None:
         ({"query": torch.zeros(3, 60)}, r"query is \[3, 4, 15\] float32"),
         ({"key": torch.zeros(3, 4, 16)}, r"key is \[3, 4, 16\] float32; expected \[3, 2, 16\]"),
         ({"key": torch.zeros(2, 2, 16)}, "key has 2 rows; the batch has 3 keys"),
-        ({"value": None}, "key and value come together or not at all"),
+        ({"value": None}, "value is None; expected key and value, or neither"),
         ({"output": torch.zeros(3, 4, 15)}, r"output is \[3, 4, 15\] float32; expected \[3, 4, 16\]"),
         ({"output": torch.zeros(3, 4, 16).bfloat16()}, "output is .* bfloat16; expected"),
         ({"kv_cache": None}, "the batch has a block_table: attention reads kv_cache"),
@@ -127,7 +127,7 @@ def test_an_lse_of_another_shape_or_stride(make: Make) -> None:
     q, k = torch.ones(3, 4, 16), torch.ones(3, 2, 16)
     with pytest.raises(BatchError, match=r"lse is \[3, 4\] float32; expected \[4, 3\] float32"):
         layer.forward(q, k, k, None, batch, lse=torch.zeros(3, 4))
-    with pytest.raises(BatchError, match="lse is not contiguous"):
+    with pytest.raises(BatchError, match=r"lse has strides .*; expected contiguous memory"):
         layer.forward(q, k, k, None, batch, lse=torch.zeros(4, 6)[:, :3])
 
 

@@ -105,7 +105,7 @@ def test_calls_with_what_is_no_argument(make: Make) -> None:
             layer.forward(*arguments)
     with pytest.raises(BatchError, match="output is None; expected the tensor to write to"):
         layer.attend(q, None, packed, None, key=k, value=k)  # type: ignore[arg-type]
-    with pytest.raises(BatchError, match="key and value come together"):
+    with pytest.raises(BatchError, match="is None; expected key and value, or neither"):
         layer.write_kv(None, k, layer.new_kv_cache(1), paged)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from support import walk
@@ -55,8 +57,25 @@ def test_what_planning_reads_is_on_the_host_whatever_the_default_device_is(
     assert lengths.seq_lens_cpu.tolist() == [2, 5]
 
 
-@pytest.mark.parametrize(("backend", "kind", "name"), WALKS)
-def test_odd_tensors_are_read_right_or_refused(default: Registry, backend: str, kind: str, name: str) -> None:
+# the functions that an engine may call apart
+ENTRIES = [
+    *(("forward", *one) for one in WALKS),
+    *(("attend", backend, "paged", name) for backend in ("CPU_ATTN", "TRITON_ATTN")
+      for name in ("query", "output", "lse", "key_cache", "value_cache", "block_table", "mm_prefix")),
+    *(("write_kv", backend, kind, name) for backend in ("CPU_ATTN", "TRITON_ATTN") for kind in ("paged", "quantised")
+      for name in ("key", "value", "key_cache", "value_cache", "slot_mapping", "k_scale", "v_scale")
+      if kind == "quantised" or not name.endswith("scale")),
+]  # fmt: skip
+# an argument, what it is, and what is served
+REFUSAL = re.compile(
+    r"[\w.]+( of request \d+|\[\d+\])? (is|has|have|names|writes) .*[;,:(] ?.+|the (batch|request) (has|asks) .*[:;] .+"
+)
+
+
+@pytest.mark.parametrize(("entry", "backend", "kind", "name"), ENTRIES)
+def test_odd_tensors_are_read_right_or_refused(
+    default: Registry, entry: str, backend: str, kind: str, name: str
+) -> None:
     quantised = kind == "quantised"
     given = walk.tensors(walk.FEATURES[backend], quantised=quantised, paged=kind != "packed")
     if name not in given:
@@ -64,12 +83,13 @@ def test_odd_tensors_are_read_right_or_refused(default: Registry, backend: str, 
     served = 0
     for oddity, odd in walk.oddities(given[name]):
         call = walk.tensors(walk.FEATURES[backend], quantised=quantised, paged=kind != "packed") | {name: odd}
-        made = walk.forward(backend, default, call, quantised=quantised)
+        made = walk.forward(backend, default, call, quantised=quantised, entry=entry)
         if made.refusal is not None:
             assert not made.written, f"{name} {oddity}: {made.refusal}, after something was written"
             said = str(made.refusal)
             word = "kv_cache" if name.endswith("cache") else name.removesuffix("_slopes")
             assert name in walk.LENGTHS or word in said, (oddity, said)
+            assert all(REFUSAL.fullmatch(line) for line in said.splitlines()), (oddity, said)
             continue
         assert walk.close(made), f"{name} {oddity} is read wrongly"
         served += 1

@@ -127,11 +127,18 @@ class Made:
 
 
 def forward(
-    backend: str, registry: Registry, given: dict[str, Any], *, quantised: bool, default_device: str = "cpu"
+    backend: str,
+    registry: Registry,
+    given: dict[str, Any],
+    *,
+    quantised: bool,
+    default_device: str = "cpu",
+    entry: str = "forward",
 ) -> Made:
     """The outcome of a forward with these tensors, which may be odd; a call that is refused may not have written.
 
-    default_device: PyTorch's for the time of the call.
+    default_device: PyTorch's for the time of the call. entry: the function that is called: forward, attend, or
+    write_kv, of which the cache has the numbers.
     """
     features = {"alibi"} if "alibi_slopes" in given else set()
     features |= {name for name in ("sinks", "lse", "mm_prefix") if name in given}
@@ -143,7 +150,7 @@ def forward(
     cache = None
     if "key_cache" in given:
         cache = KVCache(given["key_cache"], given["value_cache"])
-    watched = [given["output"], *(cache or ())]
+    watched = [x for x in given.values() if isinstance(x, Tensor)]
     before = [bytes_of(x) for x in watched]
     try:
         layer = Attention.from_selection(
@@ -151,9 +158,21 @@ def forward(
             **{name: given[name] for name in LAYER if name in given},
         )
         batch = BatchMetadata(max_query_len=3, max_seq_len=20, **{n: given[n] for n in BATCH if n in given})
-        arguments = [given["query"], given["key"], given["value"], cache, batch]
+        query, key, value, output = (given[name] for name in ("query", "key", "value", "output"))
+        lse = {"lse": given["lse"]} if "lse" in given else {}
         with torch.device(default_device):
-            output = layer.forward(*arguments, given["output"], **({"lse": given["lse"]} if "lse" in given else {}))
+            if entry == "write_kv":
+                stored = [bytes_of(x) for x in cache or ()]
+                layer.write_kv(key, value, cache, batch)
+                found = torch.stack([x.float() for x in cache or ()])
+                exact = torch.stack(
+                    [_written(given, name, x) for name, x in zip(("key", "value"), stored, strict=True)]
+                )
+                return Made(found, exact.view(found.shape), None, True)
+            if entry == "attend":
+                layer.attend(query, cache, batch, output, **lse)
+            else:
+                output = layer.forward(query, key, value, cache, batch, output, **lse)
     except REFUSALS as refusal:
         return Made(None, None, refusal, [bytes_of(x) for x in watched] != before)
     packed = {} if cache is not None else {"key": given["key"], "value": given["value"]}
@@ -161,6 +180,16 @@ def forward(
     spec: AttentionSpec = layer.spec
     exact = reference.attention(spec, batch, given["query"], cache, params=params, **packed)
     return Made(output[: len(exact.output)], exact.output, None, True)
+
+
+def _written(given: dict[str, Any], name: str, before: list[float]) -> Tensor:
+    """The numbers of a cache by slot, float64, after the new keys or values were written to it."""
+    slots, scale = given["slot_mapping"], given.get(f"{name[0]}_scale")
+    rows, cache = given[name][: len(slots)], torch.tensor(before).view(-1, KV_HEADS, SIZE)
+    # a scale is one number, or one for each head
+    scaled = rows if scale is None else rows / scale.reshape(-1, 1)
+    cache[slots] = scaled.to(given[f"{name}_cache"].dtype).float()
+    return cache.double()
 
 
 def bytes_of(x: Any) -> Any:
