@@ -50,8 +50,12 @@ class Claims:
 
         plain = {"head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": None, "block_size": None}
         config = AttentionSelectorConfig(**{**plain, **layer})
-        request, platform = describe(type(current_platform), config, None, self.registry, self.packages)
-        verdict = evaluate(request, platform, self.registry, NAME)
+        try:
+            request, platform = describe(type(current_platform), config, None, self.registry, self.packages)
+            verdict = evaluate(request, platform, self.registry, NAME)
+        except attnreg.RequestError as e:
+            # a word that the registry does not know
+            return [str(e)]
         return [] if verdict.backend is not None else [reason.text for reason in verdict.candidates[0].reasons]
 
     def features(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ import attnreg
 from attnreg.environment import VLLM_VARIABLE, environment_problems
 from attnreg.errors import Problem, did_you_mean
 from attnreg.integrations.vllm.layers import describe
+from attnreg.integrations.vllm.registries import NAME
 from attnreg.machine.detect import installed_packages
 from attnreg.selection.trace import answer_sentence
 from attnreg.selection.wording import layer_words
@@ -95,6 +96,12 @@ class Decider:
         self.logger.info("attnreg: %s", answer_sentence(selection))
         for fact in selection.facts:
             self.logger.info("attnreg: %s takes %s", selection.backend and selection.backend.name, fact)
+        # where it stood before what was chosen
+        chosen = selection.chosen
+        for own in selection.candidates[: chosen.rank if chosen else None]:
+            if own.name == NAME and not own.accepted:
+                reasons = "; ".join(reason.text for reason in own.reasons)
+                self.logger.info("attnreg: its own %s does not serve these: %s", NAME, reasons)
         for warning in selection.warnings:
             self.logger.warning("attnreg: %s", warning)
         if self.logger.isEnabledFor(10):

@@ -22,6 +22,19 @@ def select_kernel(request: attnreg.AttentionRequest) -> attnreg.Selection:
         raise ValueError(f"attnreg ({NAME}): {e}") from e
 
 
+def why_unusable() -> str:
+    """Why attnreg's kernels cannot run in this process, or nothing. No device is initialised: vLLM may fork later."""
+    registry, platform = _registry(), here()
+    plain = attnreg.AttentionRequest(head_size=128, num_heads=8, block_size=16)
+    try:
+        selection = attnreg.select(plain, platform, registry, KERNELS.get(platform.platform))
+        if selection.backend is not None:
+            selection.backend.load()
+    except (ImportError, attnreg.NoBackendError, attnreg.RequestError) as e:
+        return f"its kernels cannot run here: {e}"
+    return ""
+
+
 @functools.cache
 def _registry() -> attnreg.Registry:
     """attnreg's own registry, whatever the one that decides for vLLM is."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
 
 from attnreg.runtime.interface import BatchMetadata
@@ -117,5 +118,5 @@ def _ranges(ranges: dict[int, list[tuple[int, int]]] | None, requests: int, devi
     most = max(map(len, ranges.values()))
     rows = [[(a, b + 1) for a, b in ranges.get(i, ())] for i in range(requests)]
     padded = [[*row, *[(0, 0)] * (most - len(row))] for row in rows]
-    host = torch.tensor(padded, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+    on_device: Tensor = async_tensor_h2d(padded, dtype=torch.int32, device=device)
+    return on_device.view(requests, most, 2)

@@ -43,6 +43,7 @@ def register() -> None:
 
     from attnreg.integrations.vllm.claims import decide_by
     from attnreg.integrations.vllm.decider import Decider
+    from attnreg.integrations.vllm.kernels import why_unusable
     from attnreg.integrations.vllm.record import moved_interfaces
     from attnreg.integrations.vllm.registries import NAME, OWN_BACKEND, deciding_registry, refuse_where_required
 
@@ -50,7 +51,7 @@ def register() -> None:
     if hasattr(getattr(platform, _METHOD), _MARK):
         return
     moved = moved_interfaces()
-    registry = None if moved and source == OWN_BACKEND else deciding_registry(source)
+    registry = None if moved and source == OWN_BACKEND else deciding_registry(source, why_unusable)
     if moved:
         refuse_where_required(registry, moved)
         _step_aside(moved)

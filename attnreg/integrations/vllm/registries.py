@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import attnreg
 from attnreg.compile.bundled import bundled_overlays, help_for_registry
@@ -18,16 +19,20 @@ CLASS_PATH = "attnreg.integrations.vllm.backend.AttnregBackend"
 OWN_BACKEND = "attnreg"
 
 
-def deciding_registry(source: str) -> attnreg.Registry:
-    """The registry of the variable's value; it declares every facet in which the plugin describes a layer."""
+def deciding_registry(source: str, unusable: Callable[[], str] = str) -> attnreg.Registry:
+    """The registry of the variable's value; it declares every facet in which the plugin describes a layer.
+
+    unusable: why attnreg's own backend cannot be used here, if it cannot; then the registry denies it.
+    """
     if source == OWN_BACKEND:
-        registry = attnreg.load_registry(attnreg_overlay())
+        name = attnreg_overlay()
     elif source != "1":
-        registry = attnreg.load_registry(source)
-    elif os.environ.get(REGISTRY_VARIABLE):
-        registry = attnreg.load_registry()
+        name = source
     else:
-        registry = attnreg.load_registry(_bundled())
+        name = os.environ.get(REGISTRY_VARIABLE) or _bundled()
+    registry = attnreg.load_registry(name)
+    if NAME in registry.backends and (because := unusable()):
+        registry = attnreg.load_registry(name, {"choices": [{"deny": NAME, "because": because}]})
     _check_facets(registry)
     _check_choices(registry)
     return registry

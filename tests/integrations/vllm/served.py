@@ -31,6 +31,10 @@ class Layer:
     scales: tuple[Any, Any] = (1.0, 1.0)
     attn_type: str = "decoder"
     causal: bool = True
+    # what vLLM's metadata says, where a wrapper of vLLM's makes another thing of it
+    says_causal: bool = False
+    # a query sees the keys of its own chunk of so many positions alone
+    chunk: int = 0
     ranges: dict[int, list[tuple[int, int]]] | None = None
     encoder_lens: list[int] | None = None
     # vLLM's wrapper for cross attention is told the decoder's lengths, and puts the encoder's in their place
@@ -204,7 +208,7 @@ class Layer:
             max_seq_len=int(bounds.max()),
             block_table_tensor=table,
             slot_mapping=slots,
-            causal=self.causal and self.attn_type == "decoder",
+            causal=self.says_causal or (self.causal and self.attn_type == "decoder"),
             mm_req_doc_ranges=self.ranges,
             **self._of_the_encoder(),
         )
@@ -254,6 +258,9 @@ class Layer:
         seen = torch.ones_like(distance, dtype=torch.bool)
         if self.attn_type == "decoder" and self.causal:
             seen = distance >= 0
+        if self.chunk:
+            own = (torch.arange(len(q)) + first)[:, None] // self.chunk
+            seen = seen & (own == torch.arange(len(k)) // self.chunk)
         if self.window:
             seen = seen & (distance.abs() < self.window)
         for begin, last in (self.ranges or {}).get(request, ()):

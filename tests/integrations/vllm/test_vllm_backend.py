@@ -28,11 +28,13 @@ SLOPES = [0.5, 0.25, 0.125, 0.0625]
 def on_cpu(engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """The engine's GPU is simulated, so attnreg's row for processors computes; the rest is as on a GPU."""
     from vllm.config import set_current_vllm_config
+    from vllm.utils import torch_utils
 
     from attnreg.integrations.vllm import kernels
 
     cpu = next(p for p in attnreg.Platform.detect_all() if p.platform == "cpu")
     monkeypatch.setattr(kernels, "here", lambda: cpu)
+    monkeypatch.setattr(torch_utils, "PIN_MEMORY", False)
     with set_current_vllm_config(engine.config):
         yield engine
 
@@ -130,6 +132,20 @@ def test_vllms_own_wrapper_for_cross_attention(on_cpu: Engine) -> None:
     close(Layer([(4, 0), (3, 0)], attn_type="encoder_decoder", encoder_lens=[33, 5], backend=backend, wrapped=True))
 
 
+def test_vllms_own_wrappers_that_make_batches_of_a_batch(on_cpu: Engine) -> None:
+    from vllm.model_executor.layers.attention.chunked_local_attention import create_chunked_local_attention_backend
+    from vllm.model_executor.layers.attention.encoder_only_attention import create_encoder_only_attention_backend
+
+    from attnreg.integrations.vllm.backend import AttnregBackend
+
+    both_ways = create_encoder_only_attention_backend(AttnregBackend)
+    close(Layer(PREFILL, attn_type="encoder_only", backend=both_ways))
+    # a decoder whose prompts are read both ways, with its keys in the cache
+    close(Layer(PREFILL, backend=both_ways, causal=False, says_causal=True))
+    close(Layer(PREFILL, backend=create_chunked_local_attention_backend(AttnregBackend, 16), chunk=16))
+    close(Layer(MIXED, backend=create_chunked_local_attention_backend(AttnregBackend, 32), chunk=32))
+
+
 RANGES = {0: [(3, 9), (20, 28)], 2: [(0, 4)]}
 
 
@@ -162,3 +178,47 @@ def test_a_flag_of_causality_for_each_request_is_refused(on_cpu: Engine) -> None
     builder = AttnregBackend.get_builder_cls()(layer.spec(), ["layer"], on_cpu.config, torch.device("cpu"))
     with pytest.raises(ValueError, match="this one has a flag for each request"):
         builder.build(0, replace(layer.common(), causal=torch.ones(4, dtype=torch.bool)))
+
+
+# refused --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_argument_that_nobody_has_read_is_refused_when_the_layer_is_made(on_cpu: Engine) -> None:
+    with pytest.raises(ValueError, match="attnreg knows no argument chunk_lookback of an attention layer"):
+        Layer(DECODE, extra={"chunk_lookback": 1}).run()
+
+
+def test_a_layer_that_the_kernels_do_not_serve_is_refused_when_it_is_made(on_cpu: Engine) -> None:
+    from attnreg.integrations.vllm.impl import AttnregImpl
+
+    with pytest.raises(
+        ValueError, match=r"attnreg \(ATTNREG\): (.|\n)*positions of queries and keys are not comparable"
+    ):
+        AttnregImpl(4, 32, 0.3, 2, None, 7, "auto", None, "encoder_decoder")
+
+
+def test_ranges_that_a_model_clamps_to_its_window_are_refused_before_there_is_a_cache(on_cpu: Engine) -> None:
+    from attnreg.integrations.vllm.impl import AttnregImpl
+
+    on_cpu.config.model_config = SimpleNamespace(is_mm_prefix_lm=True)  # type: ignore[assignment]
+    impl = AttnregImpl(4, 32, 0.3, 2, None, 7)
+    x = torch.zeros(2, 4, 32)
+    clamps = SimpleNamespace(mm_prefix_clamp_sliding_window=True)
+    with pytest.raises(ValueError, match="this model clamps them to it"):
+        impl.forward(clamps, x, x[:, :2], x[:, :2], torch.zeros(0), None, x)
+
+
+def test_a_run_that_measures_memory_computes_nothing(on_cpu: Engine) -> None:
+    from attnreg.integrations.vllm.impl import AttnregImpl
+
+    x = torch.ones(2, 4, 32)
+    AttnregImpl(4, 32, 0.3, 2).forward(SimpleNamespace(), x, x[:, :2], x[:, :2], torch.zeros(0), None, x)
+    assert not x.any()
+
+
+def test_a_quantised_output_is_refused(on_cpu: Engine) -> None:
+    from attnreg.integrations.vllm.impl import AttnregImpl
+
+    x = torch.ones(2, 4, 32)
+    with pytest.raises(ValueError, match="no quantised output"):
+        AttnregImpl(4, 32, 0.3, 2).forward(SimpleNamespace(), x, x, x, x, None, x, output_scale=torch.ones(1))
