@@ -139,8 +139,10 @@ def with_extra(facets: Mapping[str, FacetValue]) -> dict[str, Any]:
 def features_of(
     *,
     attn_type: str = "decoder",
-    causal: bool = True,
+    causal: object = True,
     sliding_window: object = None,
+    asymmetric_window: object = None,
+    chunk: object = None,
     softcap: object = None,
     sinks: object = None,
     alibi: object = None,
@@ -153,10 +155,14 @@ def features_of(
 
     Each argument but the first two has the name of its feature and may be a number, a tensor or a truth value. None and
     False leave the feature out; any other value asks for it (the contents of tensors are not read). A decoder layer
-    that is not ``causal`` asks for ``non_causal``; layers of other types are bidirectional anyway.
+    that is not ``causal`` asks for ``non_causal``; layers of other types are bidirectional anyway. A sequence of truth
+    values, or a tensor of them, asks for ``causal_by_request``.
     """
+    by_request = hasattr(causal, "__len__")
     arguments = {
         "sliding_window": sliding_window,
+        "asymmetric_window": asymmetric_window,
+        "chunk": chunk,
         "softcap": softcap,
         "sinks": sinks,
         "alibi": alibi,
@@ -164,7 +170,8 @@ def features_of(
         "mm_prefix": mm_prefix,
         "sparse_blocks": sparse_blocks,
         "per_head_quant_scales": per_head_quant_scales,
-        "non_causal": attn_type == "decoder" and not causal,
+        "causal_by_request": by_request,
+        "non_causal": attn_type == "decoder" and not by_request and not causal,
     }
     return frozenset(feature for feature, value in arguments.items() if value is not None and value is not False)
 

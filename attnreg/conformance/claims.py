@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # the features that a run on one device can prove or refute; claims of other features stay unproven
 PROVABLE = frozenset(
     {
-        "alibi", "batch_invariant", "kv_connector", "lse", "mm_prefix", "non_causal", "per_head_quant_scales", "sinks",
-        "sliding_window", "softcap",
+        "alibi", "asymmetric_window", "batch_invariant", "causal_by_request", "chunk", "kv_connector", "lse",
+        "mm_prefix", "mm_prefix_in_window", "non_causal", "per_head_quant_scales", "sinks", "sliding_window", "softcap",
     }
 )  # fmt: skip
 # the most common first; `Claims` adds the numbers in the row's claims
@@ -122,6 +122,9 @@ class Claims:
         """The case of some settings, with plain values for all others; None where the backend refuses it."""
         s = {"lengths": LENGTHS[0], "heads": HEADS[0], "head_size_v": None, **settings}
         features = frozenset(name for name in self.registry.vocabulary.features if s.get(name))
+        if "mm_prefix_in_window" in features:
+            # it is about the ranges and the window of a layer that has both
+            features |= {"mm_prefix"} if "asymmetric_window" in features else {"mm_prefix", "sliding_window"}
         cacheless = s["attn_type"] in ("encoder", "encoder_only")
         storage = s.get("storage", "packed" if cacheless else "NHD")
         kv_dtype = s.get("kv_dtype", "fp8" if "per_head_quant_scales" in features else "auto")
@@ -135,7 +138,8 @@ class Claims:
                 storage != "fused" or s["head_size_v"] is None,
                 s["head_size_v"] != s["head_size"],
                 "per_head_quant_scales" not in features or kv_dtype.startswith("fp8"),
-                "non_causal" not in features or s["attn_type"] == "decoder",
+                not features & {"causal_by_request", "non_causal"} or s["attn_type"] == "decoder",
+                not {"asymmetric_window", "sliding_window"} <= features,
             )
         ):
             return None

@@ -32,13 +32,14 @@ class Outcome(NamedTuple):
 def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") -> Outcome:
     """Runs a case, and verifies its numbers and all memory that it could write to.
 
-    A decoder layer that may be non-causal runs both ways, because causality belongs to the batch.
+    A decoder layer that may be non-causal runs both ways, because causality belongs to the batch; one whose requests
+    may differ runs with requests of both kinds.
     """
-    decoder = case.request.attn_type == "decoder"
-    both = (True, False) if "non_causal" in case.request.features else (True,)
-    outcomes = [
-        examine(prepare(case, selection, torch.device(device), causal=c)) for c in (both if decoder else (False,))
-    ]
+    features = case.request.features
+    kinds: list[bool | None] = [case.request.attn_type == "decoder"]
+    kinds += [False] if "non_causal" in features else []
+    kinds += [None] if "causal_by_request" in features else []
+    outcomes = [examine(prepare(case, selection, torch.device(device), causal=kind)) for kind in kinds]
     return Outcome(
         max(o.error for o in outcomes),
         max(o.share for o in outcomes),
@@ -159,7 +160,7 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
             [length],
             device=trial.query.device,
             block_table=None if batch.block_table is None else batch.block_table[i : i + 1],
-            causal=batch.causal,
+            causal=batch.causal[i : i + 1] if isinstance(batch.causal, Tensor) else batch.causal,
             mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[i : i + 1],
         )
         results = attend(single, alone, trial.query[rows])

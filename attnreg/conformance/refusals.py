@@ -106,7 +106,9 @@ def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[st
     """Calls that must be refused, by name: each gives a plain layer one input that is not in its request."""
     selection, request = claims.select(claims.plain.request), claims.plain.request
     per_head = torch.ones(request.num_heads or 1, device=device)
-    inputs: dict[str, Any] = {"sliding_window": 4, "softcap": 2.0, "sinks": per_head, "alibi_slopes": per_head}
+    inputs: dict[str, Any] = {
+        "sliding_window": 4, "chunk": 4, "softcap": 2.0, "sinks": per_head, "alibi_slopes": per_head,
+    }  # fmt: skip
     for name, value in inputs.items():
         yield name, partial(Attention.from_selection, selection, **{name: value})
     facet = claims.registry.vocabulary.facets.get("cache_layout")
@@ -137,5 +139,8 @@ def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[st
 
     if causal:
         yield "non_causal", lambda: call(causal=False)
+        yield "causal_by_request", lambda: call(causal=torch.tensor([False], device=device))
+    else:
+        yield "asymmetric_window", partial(Attention.from_selection, selection, sliding_window=(1, 3))
     yield "mm_prefix", lambda: call(mm_prefix=ranges)
     yield "lse", with_lse

@@ -148,7 +148,8 @@ def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: 
     quantised = (case.request.kv_dtype or "").startswith("fp8")
     return Attention.from_selection(
         selection,
-        sliding_window=(1, 5, _block(case), 40)[draw.integer(0, 4)] if "sliding_window" in features else None,
+        sliding_window=_window(features, _block(case), draw),
+        chunk=(3, _block(case), 40)[draw.integer(0, 3)] if "chunk" in features else None,
         softcap=1.5 if "softcap" in features else None,
         sinks=draw.sinks(heads) if "sinks" in features else None,
         alibi_slopes=draw.slopes(heads) if "alibi" in features else None,
@@ -158,16 +159,23 @@ def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: 
     )
 
 
+def _window(features: frozenset[str], block: int, draw: Draw) -> int | tuple[int, int] | None:
+    if "asymmetric_window" in features:
+        return ((0, 3), (5, 0), (block, -1), (-1, 2))[draw.integer(0, 4)]
+    return (1, 5, block, 40)[draw.integer(0, 4)] if "sliding_window" in features else None
+
+
 def _block(case: Case) -> int:
     return case.request.block_size or 16
 
 
-def prepare(case: Case, selection: Selection, device: torch.device, *, causal: bool) -> Trial:
-    """The tensors of a case; of a paged one, the context is in its cache already."""
+def prepare(case: Case, selection: Selection, device: torch.device, *, causal: bool | None) -> Trial:
+    """The tensors of a case; of a paged one, the context is in its cache already. causal: None: by request."""
     draw = Draw(case.seed, device)
     layer = make_layer(case, selection, device, draw=draw)
     lengths = lengths_of(case.lengths, _block(case), layer.spec.attn_type)
-    return fill(layer, lengths, draw, storage=case.storage, causal=causal)
+    mixed = [i % 2 == 1 for i in range(len(lengths))]
+    return fill(layer, lengths, draw, storage=case.storage, causal=mixed if causal is None else causal)
 
 
 def fill(
@@ -176,7 +184,7 @@ def fill(
     draw: Draw,
     *,
     storage: str,
-    causal: bool,
+    causal: bool | list[bool],
     ranges: Tensor | None = None,
     unused_block: int | None = None,
 ) -> Trial:

@@ -186,7 +186,7 @@ def _scalar(number: float | None, device: torch.device) -> Tensor | None:
 
 def _mask_mod(spec: AttentionSpec, batch: BatchMetadata, query: _Side, key: _Side) -> MaskMod:
     """The mask function that flex_attention calls with the rows of a query and a key."""
-    causal, ranges, sinks = batch.causal, batch.mm_prefix, "sinks" in spec.features
+    causal, ranges, sinks = batch.causal is True, batch.mm_prefix, "sinks" in spec.features
     certain = _certain(batch)
     window = _scalar(spec.sliding_window, batch.seq_lens.device)
 
@@ -227,7 +227,7 @@ def _block_mask(
     single = (q_req_lo == q_req_hi)[:, None] & (k_req_lo == k_req_hi) & (q_req_lo[:, None] == k_req_lo)
     full = single.clone()
     far, near = q_hi[:, None] - k_lo, q_lo[:, None] - k_hi  # the largest and the smallest p - k of a tile
-    band = Band(batch.causal, spec.sliding_window)
+    band = Band(batch.causal is True, spec.sliding_window)
     if batch.mm_prefix is None:
         some &= ~single | band.touches(near, far)
     full &= band.covers(near, far)

@@ -119,14 +119,22 @@ def visible_keys(spec: AttentionSpec, batch: BatchMetadata, request: int) -> Ten
     """Whether a key takes part for a query of a request: [queries, keys] bool."""
     query_at, key_at = positions(batch, request)
     distance = query_at - key_at
-    visible = torch.ones_like(distance, dtype=torch.bool)
-    if batch.causal:
-        visible &= distance >= 0
+    within = torch.ones_like(distance, dtype=torch.bool)
     if spec.sliding_window is not None:
-        visible &= distance.abs() < spec.sliding_window
+        within &= distance.abs() < spec.sliding_window
+    if spec.asymmetric_window is not None:
+        left, right = spec.asymmetric_window
+        within &= (distance <= left) | (left == -1)
+        within &= (-distance <= right) | (right == -1)
+    visible = within.clone()
+    if batch.causal if isinstance(batch.causal, bool) else batch.causal[request]:
+        visible &= distance >= 0
+    if spec.chunk is not None:
+        visible &= query_at // spec.chunk == key_at // spec.chunk
     if batch.mm_prefix is not None:
         for begin, end in batch.mm_prefix[request].tolist():
-            visible |= (query_at >= begin) & (query_at < end) & (key_at >= begin) & (key_at < end)
+            together = (query_at >= begin) & (query_at < end) & (key_at >= begin) & (key_at < end)
+            visible |= together & (within | (distance < 0)) if "mm_prefix_in_window" in spec.features else together
     return visible
 
 

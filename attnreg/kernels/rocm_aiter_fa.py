@@ -77,7 +77,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> FlashPlan:
         common.validate_cache(spec, BACKEND)
         return FlashPlan(tuple(_runs(spec, batch)), batch.slot_mapping)
     starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
-    lengths = Lengths(batch.query_start_loc, starts, batch.max_query_len, batch.max_seq_len, batch.causal)
+    lengths = Lengths(batch.query_start_loc, starts, batch.max_query_len, batch.max_seq_len, batch.causal is True)
     return FlashPlan((Prompts(slice(0, batch.num_tokens), lengths, None),), None)
 
 
@@ -123,7 +123,7 @@ def _prompts(spec: AttentionSpec, batch: BatchMetadata, requests: list[int]) -> 
         key_starts,
         int(queries.max()),
         int(keys.max()),
-        batch.causal,
+        batch.causal is True,
     )
     rows = slice(int(starts[requests[0]]), int(starts[requests[-1] + 1]))
     found = common.packed_places(spec, batch, request, keys_there, key_starts, int(keys.sum()))

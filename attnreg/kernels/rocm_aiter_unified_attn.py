@@ -60,7 +60,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
     """The one call of a batch. Raises `UnclaimedError` for a decoder's batch that is not causal."""
     if spec.attn_type in ("encoder", "encoder_only"):
         lengths = Lengths(
-            batch.query_start_loc, batch.query_start_loc, batch.max_query_len, batch.max_seq_len, batch.causal
+            batch.query_start_loc, batch.query_start_loc, batch.max_query_len, batch.max_seq_len, batch.causal is True
         )
         return UnifiedPlan(batch.num_tokens, lengths)
     copied = None

@@ -106,13 +106,14 @@ def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
     for name, shape, dtype in (
         ("query_start_loc", (n + 1,), torch.int32),
         ("seq_lens", (n,), torch.int32),
+        ("causal", (n,), torch.bool),
         ("block_table", (n, None), torch.int32),
         ("slot_mapping", (None,), torch.int64),
         ("key_start_loc", (n + 1,), torch.int32),
         ("mm_prefix", (n, None, 2), torch.int32),
     ):
-        tensor: Tensor | None = getattr(batch, name)
-        if tensor is not None:
+        tensor = getattr(batch, name)
+        if isinstance(tensor, Tensor):
             yield from tensor_problems(name, tensor, shape, dtype, device=device, beside="seq_lens")
             yield from table_problems(name, tensor)
 
@@ -138,7 +139,7 @@ def _storage_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str
 
 
 def _mask_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
-    if batch.causal and spec.attn_type != "decoder":
+    if batch.causal is not False and spec.attn_type != "decoder":
         yield f"the batch is causal, and {spec.attn_type} attention is not; build it with causal=False"
 
 
@@ -191,8 +192,9 @@ def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
         table, lengths = batch.block_table.cpu(), batch.seq_lens.cpu()
         # freed blocks before a window are not read, unless a prefix range reaches there
         first = torch.zeros_like(lengths)
-        if spec.sliding_window is not None and batch.mm_prefix is None:
-            first = (lengths - batch.query_start_loc.cpu().diff() - spec.sliding_window + 1).clamp(min=0)
+        left = spec.sides(batch.causal)[0]
+        if left >= 0 and batch.mm_prefix is None:
+            first = (lengths - batch.query_start_loc.cpu().diff() - left).clamp(min=0)
         column = torch.arange(table.shape[1], device="cpu")
         used = (column >= (first // spec.block_size)[:, None]) & (column < -(-lengths // spec.block_size)[:, None])
         highest, lowest = table.masked_fill(~used, 0).amax(1), table.masked_fill(~used, 0).amin(1)

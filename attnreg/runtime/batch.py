@@ -40,7 +40,8 @@ class BatchMetadata:
     slot_mapping:        [num_keys] int64, where ``write_kv`` puts each row of key and value, as block * block_size +
                          offset; negative: nowhere. Distinct otherwise. None: nothing is written
     max_query_len, max_seq_len: upper bounds of the lengths
-    causal:              queries see no later keys. False for all but decoder layers
+    causal:              queries see no later keys. False for all but decoder layers. Where requests differ, [num_reqs]
+                         bool on the device
     query_start_loc_cpu, seq_lens_cpu: the same numbers in host memory. seq_lens_cpu may be upper bounds, where the
                          lengths are computed on the device; not without a cache
     key_start_loc:       [num_reqs + 1] int32, prefix sums of ``seq_lens``: where each request's packed keys begin,
@@ -61,7 +62,7 @@ class BatchMetadata:
     seq_lens_cpu: Tensor
     block_table: Tensor | None = None
     slot_mapping: Tensor | None = None
-    causal: bool = True
+    causal: bool | Tensor = True
     key_start_loc: Tensor | None = None
     key_rows: int | None = None
     mm_prefix: Tensor | None = None
@@ -74,7 +75,7 @@ class BatchMetadata:
         problems = [*_field_problems(self)]
         if problems:
             raise BatchError(problems)
-        tensors = [x for name in _TENSORS if (x := getattr(self, name)) is not None]
+        tensors = [x for name in _TENSORS if isinstance(x := getattr(self, name), Tensor)]
         watched = [(x, _reach(x) if x.device.type == "cpu" else None) for x in tensors]
         object.__setattr__(self, "_watched", tuple([(x, n) for x, n in watched if n or not x.is_inference()]))
 
@@ -87,14 +88,15 @@ class BatchMetadata:
         device: torch.device | str = "cpu",
         block_table: Tensor | None = None,
         slot_mapping: Tensor | None = None,
-        causal: bool = True,
+        causal: bool | Sequence[bool] | Tensor = True,
         mm_prefix: Tensor | None = None,
         key_starts: Sequence[int] | None = None,
         key_rows: int | None = None,
     ) -> Self:
         """A batch from its lengths (host integers); ``seq_lens`` None: the keys are the queries' own tokens.
 
-        key_starts: the row of each request's first key, among ``key_rows`` rows of packed keys.
+        causal: a sequence has one truth value for each request. key_starts: the row of each request's first key, among
+        ``key_rows`` rows of packed keys.
         """
         problems: list[str] = []
         queries = _lengths("query_lens", query_lens, problems)
@@ -124,7 +126,7 @@ class BatchMetadata:
             seq_lens_cpu=host_lens,
             block_table=block_table,
             slot_mapping=slot_mapping,
-            causal=causal,
+            causal=_by_request(causal, device),
             key_start_loc=begins if own_starts else None,
             key_rows=key_rows,
             mm_prefix=mm_prefix,
@@ -172,7 +174,7 @@ class BatchMetadata:
 # the tensors of a batch, and whether each is optional
 _TENSORS = {
     "query_start_loc": False, "seq_lens": False, "query_start_loc_cpu": False, "seq_lens_cpu": False,
-    "block_table": True, "slot_mapping": True, "key_start_loc": True, "mm_prefix": True,
+    "block_table": True, "slot_mapping": True, "causal": True, "key_start_loc": True, "mm_prefix": True,
 }  # fmt: skip
 
 
@@ -199,16 +201,22 @@ def _field_problems(batch: BatchMetadata) -> Iterator[str]:
         yield f"key_rows is {batch.key_rows!r}; expected an integer from 0 to {_INT32}, or None"
     if batch.key_rows is not None and (batch.key_start_loc is None or batch.block_table is not None):
         yield "key_rows is given, which is for packed keys that key_start_loc places"
-    if type(batch.causal) is not bool:
-        yield (
-            f"causal is {tensor_words(batch.causal)}; expected True or False: causality belongs to a batch, so "
-            "requests that differ in it need two"
-        )
+    if type(batch.causal) is not bool and not isinstance(batch.causal, Tensor):
+        yield f"causal is {tensor_words(batch.causal)}; expected True, False, or a tensor [num_reqs] bool"
     for name, optional in _TENSORS.items():
         value = getattr(batch, name)
+        if name == "causal" and not isinstance(value, Tensor):
+            continue
         if not ((isinstance(value, Tensor) and value.layout is torch.strided) or (optional and value is None)):
             cure = "a tensor with strides" + (" or None" if optional else "")
             yield f"{name} is {tensor_words(value)}; expected {cure}"
+
+
+def _by_request(causal: Any, device: torch.device | str) -> Any:
+    """A sequence of truth values as a tensor on a device; anything else as it is."""
+    if isinstance(causal, Sequence) and set(map(type, causal)) <= {bool}:
+        return torch.tensor(causal, dtype=torch.bool, device="cpu").to(device, non_blocking=True)
+    return causal
 
 
 def _lengths(name: str, lengths: Any, problems: list[str]) -> list[int]:

@@ -7,10 +7,12 @@
 1. ``x = softmax_scale * (q . k)``
 2. with a softcap c: ``x = c * tanh(x / c)``
 3. with ALiBi: ``x = x - slope[head] * abs(p - k)``
-4. the mask: a key takes part if ``causal`` allows it (k <= p) and a window of w allows it (p - k < w, and in a batch
-   that is not causal k - p < w as well); or if p and k lie in one of the request's mm_prefix ranges, whatever causal
-   and window say. Keys at or past ``seq_lens[i]`` never take part, and their memory may hold anything, NaN included;
-   keys before it are finite numbers in blocks that exist, even where no query sees them.
+4. the mask: a key takes part if all of these allow it: ``causal`` (k <= p); a window of w (p - k < w, and for a request
+   that is not causal k - p < w as well) or of (left, right) (p - k <= left and k - p <= right, -1 for no bound); chunks
+   of c (k // c == p // c). It also takes part if p and k lie in one of the request's mm_prefix ranges, whatever these
+   say, except that with ``mm_prefix_in_window`` the window still bounds p - k. Keys at or past ``seq_lens[i]`` never
+   take part, and their memory may hold anything, NaN included; keys before it are finite numbers in blocks that exist,
+   even where no query sees them.
 5. softmax over the keys that take part; a sink adds ``exp(sink[head])`` to the denominator and nothing to the output.
 
 ``lse`` is the natural logarithm of that denominator, the sink included. With it, outputs over disjoint parts of the
@@ -43,39 +45,19 @@ requests times their longest query if that is less. Backends that compute from t
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from attnreg.runtime.batch import LONGEST
 from attnreg.runtime.batch import BatchError as BatchError
 from attnreg.runtime.batch import BatchMetadata as BatchMetadata
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from attnreg.request import AttentionRequest
-
-Layout = Literal["NHD", "HND", "SPLIT"]
-
-DTYPES: dict[str, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-KV_DTYPES: dict[str, torch.dtype] = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "fp8": torch.float8_e4m3fn,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-}
-_FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
-
-
-class SpecError(ValueError):
-    """Raised for a layer that contradicts itself or lacks a number; the message names the field and the cure."""
+from attnreg.runtime.spec import DTYPES as DTYPES
+from attnreg.runtime.spec import AttentionSpec as AttentionSpec
+from attnreg.runtime.spec import Layout as Layout
+from attnreg.runtime.spec import SpecError as SpecError
 
 
 class UnclaimedError(ValueError):
@@ -88,156 +70,6 @@ class UnclaimedError(ValueError):
         self.backend = backend
         self.alternatives = tuple(alternatives)
         super().__init__(message)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """The constants of one layer. Hashable; layers with equal specs share their plans.
-
-    ``features`` are those of the request. Kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``, ``lse``,
-    ``non_causal`` and ``batch_invariant`` from them; ``sliding_window`` and ``softcap`` are features if and only if
-    their numbers are given. ``block_size`` None: the layer has no paged cache. ``kv_dtype`` is the request's word; with
-    ``fnuz`` its 8-bit formats are those of gfx942, without infinities and -0. ``options`` are the row's.
-
-    Raises `SpecError`.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    head_size_v: int
-    dtype: torch.dtype
-    softmax_scale: float
-    kv_dtype: str = "auto"
-    block_size: int | None = None
-    sliding_window: int | None = None
-    softcap: float | None = None
-    attn_type: str = "decoder"
-    features: frozenset[str] = frozenset()
-    kv_layout: Layout = "NHD"
-    fnuz: bool = False
-    options: tuple[tuple[str, str | int | float | bool], ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, integral in _NUMBERS.items():
-            object.__setattr__(self, name, _number(name, getattr(self, name), integral=integral))
-        problem = next(_spec_problems(self), None)
-        if problem is not None:
-            raise SpecError(problem)
-
-    @classmethod
-    def from_request(
-        cls,
-        request: AttentionRequest,
-        *,
-        softmax_scale: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        kv_layout: Layout = "NHD",
-        fnuz: bool = False,
-        options: tuple[tuple[str, str | int | float | bool], ...] = (),
-    ) -> Self:
-        """The spec of a layer, from its request and the numbers that a request does not hold.
-
-        softmax_scale: default ``head_size ** -0.5``. sliding_window: keys that a query sees, itself included.
-        Raises `SpecError` where the request lacks a number that running needs, or asks for what this contract does not
-        cover.
-        """
-        if request.attention != "mha":
-            raise SpecError(f"attention is {request.attention}; this contract is for mha")
-        if request.num_heads is None:
-            raise SpecError("num_heads is not given; to run a layer its request must say how many heads it has")
-        if request.dtype not in DTYPES:
-            raise SpecError(f"dtype is {request.dtype}; layers compute in {', '.join(DTYPES)}")
-        return cls(
-            num_heads=request.num_heads,
-            num_kv_heads=request.num_kv_heads or request.num_heads,
-            head_size=request.head_size,
-            head_size_v=request.head_size_v or request.head_size,
-            dtype=DTYPES[request.dtype],
-            softmax_scale=request.head_size**-0.5 if softmax_scale is None else softmax_scale,
-            kv_dtype=request.kv_dtype or "auto",
-            block_size=request.block_size,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            attn_type=request.attn_type,
-            features=request.features,
-            kv_layout=kv_layout,
-            fnuz=fnuz,
-            options=options,
-        )
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """The dtype of the KV cache's elements."""
-        dtype = self.dtype if self.kv_dtype == "auto" else KV_DTYPES[self.kv_dtype]
-        return _FNUZ.get(dtype, dtype) if self.fnuz else dtype
-
-    @property
-    def quantised(self) -> bool:
-        """Whether the cache holds 8-bit numbers with a scale."""
-        return self.cache_dtype.itemsize == 1
-
-
-# the numbers of a spec, and whether they are integers
-_NUMBERS = {
-    "num_heads": True, "num_kv_heads": True, "head_size": True, "head_size_v": True, "block_size": True,
-    "sliding_window": True, "softmax_scale": False, "softcap": False,
-}  # fmt: skip
-
-
-def _number(name: str, value: Any, *, integral: bool) -> int | float | None:
-    """A number in Python's own type, in which kernels compile it; None for an optional one that is not given."""
-    if value is None and name in ("block_size", "sliding_window", "softcap"):
-        return None
-    if integral and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    if not integral and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
-    cure = ""
-    if name == "sliding_window" and isinstance(value, Sequence) and len(value) == 2:
-        cure = (
-            "; a window of (left, right) = (w - 1, 0) is the number w in a causal batch, and (w - 1, w - 1) in others"
-        )
-    raise SpecError(f"{name} is {value!r}; expected {'an integer' if integral else 'a number'}{cure}")
-
-
-def _spec_problems(spec: AttentionSpec) -> Any:
-    for name in ("num_heads", "num_kv_heads", "head_size", "head_size_v"):
-        if getattr(spec, name) < 1:
-            yield f"{name} is {getattr(spec, name)}; expected at least 1"
-    if spec.num_heads % max(spec.num_kv_heads, 1):
-        yield f"num_heads is {spec.num_heads} and num_kv_heads is {spec.num_kv_heads}; the second must divide the first"
-    if spec.kv_dtype != "auto" and spec.kv_dtype not in KV_DTYPES:
-        yield f"kv_dtype is {spec.kv_dtype}; caches here hold auto, {', '.join(KV_DTYPES)}"
-    if spec.block_size is not None and spec.block_size < 1:
-        yield f"block_size is {spec.block_size}; expected at least 1"
-    if spec.kv_layout not in get_args(Layout):
-        yield f"kv_layout is {spec.kv_layout!r}; expected {', '.join(get_args(Layout))}"
-    elif (
-        spec.kv_layout == "SPLIT"
-        and spec.kv_dtype in ("auto", *KV_DTYPES)
-        and spec.head_size % (16 // spec.cache_dtype.itemsize)
-    ):
-        x = 16 // spec.cache_dtype.itemsize
-        yield f"head_size is {spec.head_size}, and the layout SPLIT holds keys by {x}; take a multiple of it"
-    if not 0 < spec.softmax_scale < math.inf:
-        yield f"softmax_scale is {spec.softmax_scale}; expected more than 0"
-    for name in ("sliding_window", "softcap"):
-        value = getattr(spec, name)
-        if (value is not None) != (name in spec.features):
-            yield (
-                f"{name} is {value} and the request "
-                + (f"does not ask for {name}; add the feature" if value is not None else f"asks for {name}; give it")
-            )
-        if value is not None and not 0 < value < math.inf:
-            yield f"{name} is {value}; expected more than 0 (None for none)"
-    if spec.sliding_window is not None and spec.sliding_window > 2 * LONGEST:
-        yield f"sliding_window is {spec.sliding_window}; expected up to {2 * LONGEST}"
-    if spec.attn_type == "encoder_decoder":
-        # queries and keys belong to different texts: there is no distance between them
-        for name in sorted(spec.features & {"alibi", "mm_prefix", "sliding_window"}):
-            yield f"{name} has no meaning for encoder_decoder attention: query and key positions are not comparable"
 
 
 class KVCache(NamedTuple):

@@ -26,12 +26,13 @@ from attnreg.runtime.interface import (
     SpecError,
     UnclaimedError,
 )
+from attnreg.runtime.spec import window_of
 from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import answer_sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Sequence, Set
     from typing import Self
 
     from attnreg.selection.trace import Selection
@@ -75,7 +76,8 @@ class Attention:
         selection: Selection,
         *,
         softmax_scale: float | None = None,
-        sliding_window: int | None = None,
+        sliding_window: int | Sequence[int] | None = None,
+        chunk: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
         alibi_slopes: Tensor | None = None,
@@ -86,10 +88,12 @@ class Attention:
     ) -> Self:
         """The layer for a selection, with the numbers and tensors that the request only names.
 
-        softmax_scale: default ``head_size ** -0.5``. sliding_window: keys that a query sees, itself included. sinks,
-        alibi_slopes: [num_heads], floating; kept as they are, so weights may be loaded into them later. k_scale,
-        v_scale: the factors of a quantised cache, float32: one element, or [num_kv_heads] if the request asks
-        for per_head_quant_scales; None is 1. kv_layout: of the cache; None: the request's facet of this name, or NHD.
+        softmax_scale: default ``head_size ** -0.5``. sliding_window: the keys that a query sees, itself included, or
+        (left, right), those before its own and after it, -1 for all; the sides may differ in a layer that sees later
+        keys if the request asks for asymmetric_window. chunk: the positions of a chunk. sinks, alibi_slopes:
+        [num_heads], floating; kept as they are, so weights may be loaded into them later. k_scale, v_scale: the factors
+        of a quantised cache, float32: one element, or [num_kv_heads] if the request asks for per_head_quant_scales;
+        None is 1. kv_layout: of the cache; None: the request's facet of this name, or NHD.
 
         Raises `UnclaimedError` for a feature that is given but not in the request, `SpecError` for one that is in the
         request but not given or, if the selection was made to run, for a device that this machine lacks;
@@ -101,8 +105,11 @@ class Attention:
             _validate_device(selection.platform.platform)
         request = selection.request
         per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (k_scale, v_scale))
+        number, sides = window_of(sliding_window, request)
         features = features_of(
-            sliding_window=sliding_window,
+            sliding_window=number,
+            asymmetric_window=sides,
+            chunk=chunk,
             softcap=softcap,
             sinks=sinks,
             alibi=alibi_slopes,
@@ -116,6 +123,7 @@ class Attention:
             request,
             softmax_scale=softmax_scale,
             sliding_window=sliding_window,
+            chunk=chunk,
             softcap=softcap,
             kv_layout=layout,
             fnuz=architecture is not None and architecture.fp8 == "fnuz",

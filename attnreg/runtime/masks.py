@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from attnreg.runtime.interface import AttentionSpec, BatchMetadata
 
 
 class Band(NamedTuple):
@@ -44,6 +47,29 @@ def in_band(query_at: Tensor, key_at: Tensor, *, causal: bool, window: int | Ten
         seen = seen & (distance < window)
         # a causal query sees no later key anyway
         seen = seen if causal else seen & (-distance < window)
+    return seen
+
+
+def seen_by_position(
+    spec: AttentionSpec, batch: BatchMetadata, request: Tensor, query_at: Tensor, key_at: Tensor
+) -> Tensor:
+    """Whether queries see keys: [n, queries, keys] bool, for n requests whatever their lengths.
+
+    request [n, 1], query_at [n, queries] and key_at [n, keys]: the requests, and positions in them.
+    """
+    p, k = query_at[:, :, None], key_at[:, None, :]
+    left, right = spec.sides(batch.causal)
+    in_window = p - k <= left if left >= 0 else (p == p) & (k == k)
+    seen = in_window & (k - p <= right) if right >= 0 else in_window
+    if isinstance(batch.causal, Tensor):
+        seen = seen & ((k <= p) | ~batch.causal[request][:, :, None])
+    if spec.chunk is not None:
+        seen = seen & (p // spec.chunk == k // spec.chunk)
+    if batch.mm_prefix is not None:
+        # [n, ranges, 1, 1] against [n, 1, queries, 1] and [n, 1, 1, keys]
+        for begin, end in (pair.unbind(-1) for pair in batch.mm_prefix[request[:, 0]].unbind(1)):
+            beside = together(begin[:, None, None], end[:, None, None], p, k)
+            seen = seen | (beside & in_window if "mm_prefix_in_window" in spec.features else beside)
     return seen
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnreg.kernels import reference
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
+from attnreg.runtime.masks import seen_by_position
 
 # one query head of width 1 that scores each key by the key itself
 ONE: dict[str, Any] = {
@@ -110,6 +111,40 @@ def test_which_keys_take_part(
     )
     visible = reference.visible_keys(layer, batch, 0)
     assert ["".join(".#"[int(v)] for v in row) for row in visible] == picture
+
+
+@pytest.mark.parametrize(
+    ("causal", "numbers", "features", "ranges", "picture"),
+    [
+        # a row per query, the last three of seven tokens
+        (False, {"asymmetric_window": (1, 0)}, set(), [], ["...##..", "....##.", ".....##"]),
+        (False, {"asymmetric_window": (0, 1)}, set(), [], ["....##.", ".....##", "......#"]),
+        (False, {"asymmetric_window": (-1, 1)}, set(), [], ["######.", "#######", "#######"]),
+        (False, {"asymmetric_window": (1, -1)}, set(), [], ["...####", "....###", ".....##"]),
+        (True, {"asymmetric_window": (1, 2)}, set(), [], ["...##..", "....##.", ".....##"]),
+        (True, {"chunk": 3}, set(), [], ["...##..", "...###.", "......#"]),
+        (False, {"chunk": 3}, set(), [], ["...###.", "...###.", "......#"]),
+        (True, {"chunk": 3, "sliding_window": 2}, set(), [], ["...##..", "....##.", "......#"]),
+        (True, {"sliding_window": 2}, {"mm_prefix_in_window"}, [(1, 6)], ["...###.", "....##.", ".....##"]),
+        (True, {"sliding_window": 2}, set(), [(1, 6)], [".#####.", ".#####.", ".....##"]),
+        (True, {"chunk": 3, "sliding_window": 4}, {"mm_prefix_in_window"}, [(0, 6)], [".#####.", "..####.", "......#"]),
+        ([True], {}, set(), [], ["#####..", "######.", "#######"]),
+        ([False], {}, set(), [], ["#######"] * 3),
+        ([False], {"sliding_window": 2}, set(), [], ["...###.", "....###", ".....##"]),
+    ],
+)
+def test_windows_chunks_and_causality_by_request(
+    causal: Any, numbers: dict[str, Any], features: set[str], ranges: list[tuple[int, int]], picture: list[str]
+) -> None:
+    layer = spec(*numbers, *features, *({"mm_prefix"} if ranges else ()), **numbers)
+    prefix = torch.tensor([ranges], dtype=torch.int32).view(1, -1, 2) if ranges else None
+    batch = BatchMetadata.build([3], [7], causal=causal, mm_prefix=prefix)
+    visible = reference.visible_keys(layer, batch, 0)
+    assert ["".join(".#"[int(v)] for v in row) for row in visible] == picture
+    # the mask of the backends that compute it in PyTorch
+    at = reference.positions(batch, 0)
+    seen = seen_by_position(layer, batch, torch.tensor([[0]]), at[0].T, at[1][None])
+    assert seen[0].equal(visible)
 
 
 def test_grouped_heads_and_causal_prompts_are_those_of_torch() -> None:

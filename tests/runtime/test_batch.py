@@ -31,10 +31,10 @@ Make = Callable[..., Attention]
         ({"query_lens": [2**30, 2**30]}, "query_lens are 2147483648 tokens together; prefix sums hold up to"),
         ({"query_lens": torch.tensor([[1]])}, r"query_lens\[0\] is \[1\]; expected an integer"),
         (
-            {"query_lens": [1], "causal": torch.tensor([True])},
-            r"causal is \[1\] bool; expected True or False: causality",
+            {"query_lens": [1], "causal": 1},
+            r"causal is 1; expected True, False, or a tensor \[num_reqs\] bool",
         ),
-        ({"query_lens": [1], "causal": None}, "causal is None; expected True or False"),
+        ({"query_lens": [1], "causal": None}, "causal is None; expected True, False, or a tensor"),
         ({"query_lens": [1], "block_table": [[0]]}, r"block_table is \[\[0\]\]; expected a tensor"),
         ({"query_lens": [1], "mm_prefix": torch.eye(2).to_sparse()}, "mm_prefix is .*; expected a tensor with strides"),
     ],
@@ -63,7 +63,12 @@ def test_lengths_may_be_tensors_or_any_integers() -> None:
     [
         ({"sliding_window": 2.5}, "sliding_window is 2.5; expected an integer"),
         ({"sliding_window": True}, "sliding_window is True; expected an integer"),
-        ({"sliding_window": (127, 0)}, r"sliding_window is \(127, 0\); .* a window of \(left, right\) = \(w - 1, 0\)"),
+        ({"sliding_window": "128"}, r"sliding_window is '128'; expected an integer or \(left, right\)"),
+        ({"sliding_window": (1, 2, 3)}, r"sliding_window is \(1, 2, 3\); expected \(left, right\), two integers"),
+        ({"sliding_window": (127, 0.5)}, r"sliding_window is \(127, 0.5\); expected \(left, right\), two integers"),
+        ({"sliding_window": (-2, 0)}, r"sliding_window is \(-2, 0\); expected keys before and after a query"),
+        ({"chunk": 0}, "chunk is 0; expected more than 0"),
+        ({"chunk": 8192.0}, "chunk is 8192.0; expected an integer"),
         ({"sliding_window": 2**40}, "sliding_window is 1099511627776; expected up to 2147483648"),
         ({"sliding_window": 0}, "sliding_window is 0; expected more than 0"),
         ({"softcap": "2"}, "softcap is '2'; expected a number"),
@@ -73,7 +78,7 @@ def test_lengths_may_be_tensors_or_any_integers() -> None:
     ],
 )
 def test_numbers_of_a_layer_are_numbers(make: Make, given: dict[str, Any], message: str) -> None:
-    features = {name for name in ("sliding_window", "softcap") if name in given}
+    features = {name for name in ("sliding_window", "chunk", "softcap") if name in given}
     with pytest.raises(SpecError, match=message):
         make(features=features, **given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -34,6 +35,23 @@ def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
         ({"features": {"softcap"}}, {}, "softcap is None and the request asks for softcap; give it"),
         ({"features": {"softcap"}}, {"softcap": 0.0}, "softcap is 0.0; expected more than 0"),
         ({"features": {"sliding_window"}}, {"sliding_window": -1}, "sliding_window is -1; expected more than 0"),
+        (
+            {"features": {"sliding_window", "asymmetric_window", "non_causal"}},
+            {"sliding_window": (1, 2)},
+            "sliding_window is None and the request asks for sliding_window; give it",
+        ),
+        (
+            {"features": {"non_causal"}},
+            {"sliding_window": (1, 2)},
+            "asymmetric_window is (1, 2) and the request does not ask for asymmetric_window; add the feature",
+        ),
+        (
+            {"features": {"sliding_window"}},
+            {"sliding_window": (1, -5)},
+            "sliding_window is (1, -5); expected keys before",
+        ),
+        ({"features": {"chunk"}}, {}, "chunk is None and the request asks for chunk; give it"),
+        ({"features": {"mm_prefix_in_window"}}, {}, "mm_prefix_in_window bounds the ranges of mm_prefix by a window"),
         ({}, {"softmax_scale": float("nan")}, "softmax_scale is nan; expected more than 0"),
         ({}, {"kv_layout": "DNH"}, "kv_layout is 'DNH'; expected NHD, HND, SPLIT"),
         (
@@ -45,8 +63,31 @@ def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
 )
 def test_a_spec_that_contradicts_itself(request_fields: dict[str, Any], numbers: dict[str, Any], message: str) -> None:
     request = AttentionRequest(**{**REQUEST, **request_fields})
-    with pytest.raises(SpecError, match=message.replace("(", r"\(")):
+    with pytest.raises(SpecError, match=re.escape(message)):
         AttentionSpec.from_request(request, **numbers)
+
+
+@pytest.mark.parametrize(
+    ("window", "attn_type", "features", "number", "sides"),
+    [
+        ((127, 0), "decoder", {"sliding_window"}, 128, None),
+        # no query of a causal layer sees later keys, whatever the second number is
+        ([127, -1], "decoder", {"sliding_window"}, 128, None),
+        ((-1, -1), "decoder", set(), None, None),
+        ((-1, 0), "decoder", set(), None, None),
+        ((3, 3), "encoder_only", {"sliding_window"}, 4, None),
+        ((127, 0), "decoder", {"asymmetric_window", "non_causal"}, None, (127, 0)),
+        ((3, 3), "encoder", {"asymmetric_window"}, None, (3, 3)),
+        ((-1, 5), "decoder", {"asymmetric_window", "causal_by_request"}, None, (-1, 5)),
+    ],
+)
+def test_a_window_of_two_sides_is_a_number_where_one_says_it(
+    window: Any, attn_type: str, features: set[str], number: int | None, sides: tuple[int, int] | None
+) -> None:
+    request = AttentionRequest(**REQUEST, attn_type=attn_type, features=features)
+    spec = AttentionSpec.from_request(request, sliding_window=window)
+    assert (spec.sliding_window, spec.asymmetric_window) == (number, sides)
+    assert spec.sides(causal=True)[1] == 0
 
 
 def test_head_counts_of_a_spec_made_by_hand() -> None:

@@ -16,12 +16,11 @@ from support.compiling import DEFAULT
 
 
 @triton.jit
-def _visible_keys(position, kv_len, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+def _visible_keys(position, kv_len, causal, MASK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     begin = position * 0
     end = tl.minimum(position * 0 + kv_len, position + 1)
-    if WINDOW > 0:
-        begin = tl.maximum(begin, position - (WINDOW - 1))
-        end = tl.minimum(end, position + WINDOW)
+    if MASK.left >= 0:
+        begin = tl.maximum(begin, position - MASK.left)
     return begin, end
 
 

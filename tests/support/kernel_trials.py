@@ -32,8 +32,9 @@ class Case:
     kv_dtype: str = "auto"
     block_size: int | None = 16
     layout: Layout = "NHD"
-    causal: bool = True
-    window: int | None = None
+    causal: bool | list[bool] = True
+    window: int | tuple[int, int] | None = None
+    chunk: int | None = None
     softcap: float | None = None
     features: frozenset[str] = frozenset()
     ranges: list[list[list[int]]] | None = None
@@ -42,7 +43,8 @@ class Case:
     @property
     def spec(self) -> AttentionSpec:
         """The layer; it returns its LSE."""
-        numbers = {"sliding_window": self.window, "softcap": self.softcap}
+        kind = "asymmetric_window" if isinstance(self.window, tuple) else "sliding_window"
+        numbers = {kind: self.window, "chunk": self.chunk, "softcap": self.softcap}
         if any(q > k for q, k in zip(self.queries, self.keys, strict=True)):
             attn_type = "encoder_decoder"
         else:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnreg.kernels.dense.cache import Places, places, written
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
-from attnreg.runtime.masks import Band, together
+from attnreg.runtime.masks import seen_by_position
 
 # float32 scores of one piece: 64 MiB
 SCORES = 1 << 24
@@ -95,12 +95,9 @@ def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool
         low, high = 0, keys.stop
         # a prefix range reaches across window and causality
         if batch.mm_prefix is None:
-            if spec.sliding_window is not None:
-                low = max(0, chunk.start - spec.sliding_window + 1)
-            if batch.causal:
-                high = chunk.stop
-            elif spec.sliding_window is not None:
-                high = min(high, chunk.stop + spec.sliding_window - 1)
+            left, right = spec.sides(batch.causal)
+            low = max(0, chunk.start - left) if left >= 0 else 0
+            high = min(high, chunk.stop + right) if right >= 0 else high
         spans.append(_Span(request, row + first - queries.start, chunk, range(low, high)))
     return spans
 
@@ -121,17 +118,17 @@ def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Pie
     # a cache may hold fewer keys than the host knows of, but no fewer than the queries' own; or none, for padding
     cross = spec.attn_type == "encoder_decoder"
     bounds = not certain and (cross or any(s.keys.stop > len(s.queries) for s in spans))
-    plain = not ragged and not bounds and batch.mm_prefix is None and not _window_hides(spec, spans)
-    square = plain and batch.causal and queries == keys
+    special = batch.mm_prefix is not None or spec.chunk is not None or isinstance(batch.causal, Tensor)
+    plain = not ragged and not bounds and not special and not _window_hides(spec, batch, spans)
+    square = plain and batch.causal is True and queries == keys
     keyless = None if certain else (batch.seq_lens[request] == 0).expand_as(query_at)
     if bounds:
         more = (batch.seq_lens_cpu.to(device, non_blocking=True) - batch.seq_lens)[request]
         query_at, key_at, stop, place = query_at - more, key_at - more, stop - more, (place - more).clamp(min=0)
     visible = None
     if not square and not (plain and (queries == 1 or not batch.causal)):
-        seen = Band(batch.causal, spec.sliding_window).sees(query_at[:, :, None], key_at[:, None, :])
         exists = (key_at < stop) & (key_at >= 0)
-        visible = _or_together(seen, batch.mm_prefix, request, query_at, key_at) & exists[:, None, :]
+        visible = seen_by_position(spec, batch, request, query_at, key_at) & exists[:, None, :]
     distance = None
     if "alibi" in spec.features:
         distance = (query_at[:, :, None] - key_at[:, None, :]).abs().float()
@@ -152,19 +149,11 @@ def _existing(places: Places, keyless: Tensor | None) -> Places:
     return Places(places.blocks.masked_fill(keyless[:, :1], 0), places.offsets)
 
 
-def _window_hides(spec: AttentionSpec, spans: list[_Span]) -> bool:
-    """Whether any gathered key is outside the window of any query."""
-    w = spec.sliding_window
-    return w is not None and any(
-        max(s.queries.stop - 1 - s.keys.start, s.keys.stop - 1 - s.queries.start) >= w for s in spans if s.queries
-    )
-
-
-def _or_together(seen: Tensor, ranges: Tensor | None, request: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
-    """``seen``, extended by the pairs that lie in one prefix range: [requests, queries, keys] bool."""
-    if ranges is None:
-        return seen
-    # [requests, ranges, 1, 1] against [requests, 1, queries, 1] and [requests, 1, 1, keys]
-    for begin, end in (pair.unbind(-1) for pair in ranges[request[:, 0]].unbind(1)):
-        seen = seen | together(begin[:, None, None], end[:, None, None], query_at[:, :, None], key_at[:, None, :])
-    return seen
+def _window_hides(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> bool:
+    """Whether any gathered key is outside the window of any query; what causality hides is not looked at."""
+    left, right = spec.sides(causal=False)
+    return any(
+        (left >= 0 and s.queries.stop - 1 - s.keys.start > left)
+        or (right >= 0 and batch.causal is not True and s.keys.stop - 1 - s.queries.start > right)
+        for s in spans if s.queries
+    )  # fmt: skip

@@ -133,10 +133,10 @@ def _scores(s, rows, offs_n, scoring, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def _masked(s, rows, offs_n, WINDOW: tl.constexpr):
-    """Returns the scores, -inf where a row does not see the key at a position."""
+def _masked(s, rows, offs_n, BEGINS: tl.constexpr):
+    """Returns the scores, -inf where a row does not see the key at a position. BEGINS: some see none of the first."""
     visible = offs_n[None, :] < rows.end[:, None]  # [BLOCK_M, BLOCK_N]
-    if WINDOW > 0:
+    if BEGINS:
         visible &= offs_n[None, :] >= rows.begin[:, None]
     return tl.where(visible, s, float("-inf"))
 
@@ -145,7 +145,7 @@ def _masked(s, rows, offs_n, WINDOW: tl.constexpr):
 def _attend_tile(
     state, block, n, query, query_ptr, rows, keys, span, scoring, head_size,
     K: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PEEL: tl.constexpr, WHOLE: tl.constexpr,
+    BEGINS: tl.constexpr, SOFTCAP: tl.constexpr, PEEL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Returns the state after the BLOCK_N keys from n on, which are in `block`, and the next tile's cache blocks.
 
@@ -160,7 +160,7 @@ def _attend_tile(
     if not PEEL:
         hides = (n < span.whole_start) | (n + TILE.block_n > span.whole_stop)
     if hides:
-        s = _masked(s, rows, offs_n, WINDOW)
+        s = _masked(s, rows, offs_n, BEGINS)
     p, state = with_scores(state, s, unit)
     # [BLOCK_N, BLOCK_DV]
     v = load_tile(
@@ -210,28 +210,28 @@ def _store_output(
     ],
     do_not_specialize_on_alignment=[
         "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
-        "block_table_ptr", "ranges_ptr", "sinks_ptr", "slopes_ptr", "k_scale_ptr", "v_scale_ptr",
+        "causal_ptr", "block_table_ptr", "ranges_ptr", "sinks_ptr", "slopes_ptr", "k_scale_ptr", "v_scale_ptr",
     ],
 )  # fmt: skip
 def _attention_kernel(
     query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr,
-    query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, ranges_ptr,
+    query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
     sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size,
     stride_table, stride_ranges, stride_range, stride_lse, stride_key_head, stride_value_head, softmax_scale, softcap,
     Q: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    MASK: tl.constexpr, SOFTCAP: tl.constexpr,
     ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
     Grid: (tiles * NUM_KV_HEADS * cdiv(GROUP, heads), splits). Q, OUT: `Strides`. K, V: `CacheLayout`. HEADS: `PerHead`.
-    TILE: `Tile`.
+    TILE: `Tile`. MASK: `Mask`.
     ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
     PEEL: tiles that all rows see whole have a loop of their own. head_size: K.size, unknown to the compiler.
-    The optional pointers (lse, ranges, sinks, slopes, scales) are None where the feature is not used.
+    The optional pointers (lse, causal, ranges, sinks, slopes, scales) are None where the feature is not used.
     """
     if DEPENDENT_LAUNCH:
         # the merge may be set up while this kernel still runs; it waits for the results itself
@@ -246,9 +246,12 @@ def _attention_kernel(
     if (tile * BLOCK_Q >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
         return
     kv_len = tl.load(seq_lens_ptr + req)
-    rows, span = rows_of_tile(tile, kv_head, head_tile % HEAD_TILES, query_len, kv_len, TILE, GROUP, CAUSAL, WINDOW)
+    causal = None
+    if causal_ptr is not None:
+        causal = tl.load(causal_ptr + req) != 0
+    rows, span = rows_of_tile(tile, kv_head, head_tile % HEAD_TILES, query_len, kv_len, causal, TILE, GROUP, MASK)
     if ranges_ptr is not None:
-        rows, span = with_ranges(rows, span, req, ranges_ptr, num_ranges, stride_ranges, stride_range, kv_len)
+        rows, span = with_ranges(rows, span, req, ranges_ptr, num_ranges, stride_ranges, stride_range, kv_len, MASK)
     span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)
 
     query_ptr += (first_token + rows.token)[:, None] * Q.token + times(rows.head[:, None], Q.head, NUM_HEADS)
@@ -271,13 +274,14 @@ def _attention_kernel(
     keys = Keys(key_ptr, value_ptr, block_table_ptr, first_row, _last_block(block_table_ptr, span, K.block_size))
     block = load_blocks(block_table_ptr, span.start, span.stop, keys.last_block, K.block_size, TILE.block_n)
     first_whole, last_whole = whole_tiles(span, PEEL, TILE.block_n)
-    # without PEEL all tiles are of the last phase; only a window makes any of the first
-    for PHASE in tl.static_range((0 if WINDOW > 0 else 1) if PEEL else 2, 3):
+    # without PEEL all tiles are of the last phase; only a bound at the begin makes any of the first
+    BEGINS: tl.constexpr = MASK.left >= 0 or MASK.chunk > 0
+    for PHASE in tl.static_range((0 if BEGINS else 1) if PEEL else 2, 3):
         first, last = phase_of_span(span, first_whole, last_whole, PHASE)
         for n in tl.range(first, last, TILE.block_n, num_stages=1 if PEEL and PHASE != 1 else None):
             state, block = _attend_tile(
                 state, block, n, query, query_ptr, rows, keys, span, scoring, head_size, K, V, TILE, COMPUTE_DTYPE,
-                WINDOW, SOFTCAP, PEEL, PHASE == 1,
+                BEGINS, SOFTCAP, PEEL, PHASE == 1,
             )  # fmt: skip
 
     state = _scale_values(state, v_scale_ptr, kv_head, V.stride_scale, NUM_KV_HEADS)

@@ -19,19 +19,19 @@ from torch import Tensor
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides, packed_strides
-from attnreg.kernels.triton.rows import Tile
+from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import Launch, schedule
 from attnreg.kernels.triton.splits import _merge_splits_kernel
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
-from attnreg.runtime.batch import content
+from attnreg.runtime.batch import LONGEST, content
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 
 # the values of a launch, in the order in which they are put together: those of the batch and of the call, then those
 # of the launch, then those of its parts
 _BATCH = (
-    "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "ranges_ptr", "num_reqs",
-    "num_ranges", "stride_table", "stride_ranges", "stride_range",
+    "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr", "ranges_ptr",
+    "num_reqs", "num_ranges", "stride_table", "stride_ranges", "stride_range",
 )  # fmt: skip
 _CALL = (
     "query_ptr", "key_ptr", "value_ptr", "output_ptr", "lse_ptr", "sinks_ptr", "slopes_ptr", "k_scale_ptr",
@@ -72,13 +72,14 @@ class AttentionPlan:
         """config, splits: override the chosen ones, for measurements."""
         starts, table = batch.query_start_loc, batch.block_table
         ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
+        by_request = None if isinstance(batch.causal, bool) else batch.causal
         self.launches = _launches(
             spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
-            ranges is not None, batch.causal, content(batch.query_start_loc_cpu), batch.max_query_len,
+            ranges is not None, batch.causal if by_request is None else None, content(batch.query_start_loc_cpu), batch.max_query_len,
             -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits,
         )  # fmt: skip
         self._values = (
-            starts, batch.key_start_loc, batch.seq_lens, table, ranges, batch.num_reqs,
+            starts, batch.key_start_loc, batch.seq_lens, by_request, table, ranges, batch.num_reqs,
             0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0), _stride(ranges, 1),
         )  # fmt: skip
 
@@ -127,8 +128,8 @@ class _Code(NamedTuple):
     block_d: int
     block_dv: int
     config: Config
-    causal: bool
-    window: int
+    mask: Mask
+    by_request: bool
     softcap: bool
     one_tile: bool
     split: bool
@@ -158,8 +159,7 @@ class _Code(NamedTuple):
             "COMPUTE_DTYPE": _TL_DTYPES[compute_dtype(self.dtype, self.cache.dtype)],
             "NUM_KV_HEADS": self.num_kv_heads,
             "GROUP": self.group,
-            "CAUSAL": self.causal,
-            "WINDOW": self.window,
+            "MASK": self.mask,
             "SOFTCAP": self.softcap,
             "ONE_TILE": self.one_tile,
             "SPLIT": self.split,
@@ -205,14 +205,17 @@ def _launches(
     paged: bool,
     own_key_starts: bool,
     ranges: bool,
-    causal: bool,
+    causal: bool | None,
     starts: bytes,
     max_query_len: int,
     max_seq_len: int,
     config: Config | None,
     splits: int | None,
 ) -> tuple[_PlannedLaunch, ...]:
-    """The launches for every batch of which this is true. starts: the prefix sums of its queries, as int32."""
+    """The launches for every batch of which this is true. causal: None where requests differ.
+
+    starts: the prefix sums of its queries, as int32.
+    """
     cache = Cache(
         spec.kv_layout if paged else "NHD",
         (spec.block_size or 0) if paged else 0,
@@ -220,6 +223,12 @@ def _launches(
         spec.head_size_v,
         spec.cache_dtype if paged else spec.dtype,
     )
+    left, right = spec.sides(causal is True)
+    # a position and each of these fit into 32 bits together
+    mask = Mask(
+        left=min(left, LONGEST), right=min(right, LONGEST), chunk=min(spec.chunk or 0, LONGEST),
+        ranges_in_window="mm_prefix_in_window" in spec.features,
+    )  # fmt: skip
     shape = Shape(
         rows=0,
         short=False,
@@ -230,8 +239,7 @@ def _launches(
         cache_itemsize=cache.dtype.itemsize,
         paged=paged,
         split=cache.layout == "SPLIT",
-        # a position and a window fit into 32 bits together
-        window=min(spec.sliding_window or 0, 2**30),
+        window=mask.chunk or (max(mask.left, mask.right) + 1 if min(mask.left, mask.right) >= 0 else 0),
         extras=ranges or "alibi" in spec.features or bool(spec.softcap),
     )
     sums = memoryview(starts).cast("i")
@@ -260,8 +268,8 @@ def _launches(
             block_d=shape.block_d,
             block_dv=shape.block_dv,
             config=one.config,
-            causal=causal,
-            window=shape.window,
+            mask=mask,
+            by_request=causal is None,
             softcap=bool(spec.softcap),
             one_tile=one.one_tile,
             split=one.splits > 1,

@@ -3,8 +3,8 @@
 """The rows that a program of the attention kernel computes, and the keys that they see.
 
 A tile's rows are BLOCK_Q consecutive queries of one request, each with the ``heads`` query heads of a group that share
-a KV head. Causality, windows and bidirectional ranges all reduce to one half-open interval of visible keys per row,
-which always holds the row's own position.
+a KV head. Causality, windows, chunks and bidirectional ranges all reduce to one half-open interval of visible keys per
+row, which always holds the row's own position.
 """
 
 from typing import NamedTuple
@@ -26,6 +26,19 @@ class Tile(NamedTuple):
     block_k: int
     block_d: int
     block_dv: int
+
+
+class Mask(NamedTuple):
+    """The keys that a query sees by their positions; constants of a kernel.
+
+    left, right: how many keys before its own and after it; -1: all. chunk: the positions of a chunk, outside of which
+    it sees none; 0: no chunks. ranges_in_window: a range, which lifts the other bounds, does not lift ``left``.
+    """
+
+    left: int
+    right: int
+    chunk: int = 0
+    ranges_in_window: bool = False
 
 
 class Rows(NamedTuple):
@@ -99,22 +112,30 @@ def find_tile(query_start_loc_ptr, num_reqs, PROGRAMS: tl.constexpr, BLOCK_Q: tl
 
 
 @triton.jit
-def _visible_keys(position, kv_len, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Returns the first key that a query at a position sees, and the end of its keys; both grow with the position."""
+def _visible_keys(position, kv_len, causal, MASK: tl.constexpr):
+    """Returns the first key that a query at a position sees, and the end of its keys; both grow with the position.
+
+    causal: whether the request is, None where all requests are as MASK says.
+    """
     begin = position * 0
     end = position * 0 + kv_len
-    if CAUSAL:
-        end = tl.minimum(end, position + 1)
-    if WINDOW > 0:
-        begin = tl.maximum(begin, position - (WINDOW - 1))
-        end = tl.minimum(end, position + WINDOW)
+    if MASK.right >= 0:
+        end = tl.minimum(end, position + (MASK.right + 1))
+    if causal is not None:
+        end = tl.where(causal, tl.minimum(end, position + 1), end)
+    if MASK.left >= 0:
+        begin = tl.maximum(begin, position - MASK.left)
+    if MASK.chunk > 0:
+        first = position // MASK.chunk * MASK.chunk
+        begin = tl.maximum(begin, first)
+        end = tl.minimum(end, first + MASK.chunk)
     return begin, end
 
 
 @triton.jit
 def rows_of_tile(
-    tile, kv_head, head_tile, query_len, kv_len,
-    TILE: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    tile, kv_head, head_tile, query_len, kv_len, causal,
+    TILE: tl.constexpr, GROUP: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Returns the rows of a tile and the span of their keys; head_tile: which heads of the KV head's group it holds."""
     BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
@@ -124,16 +145,18 @@ def rows_of_tile(
     head = kv_head * GROUP + head_in_group
     exists = (offs_m < BLOCK_Q * TILE.heads) & (token < query_len) & (head_in_group < GROUP)
     position = kv_len - query_len + token
-    begin, end = _visible_keys(position, kv_len, CAUSAL, WINDOW)
+    begin, end = _visible_keys(position, kv_len, causal, MASK)
     first_position = kv_len - query_len + tile * BLOCK_Q
     last_position = kv_len - query_len + tl.minimum(tile * BLOCK_Q + BLOCK_Q, query_len) - 1
-    start, whole_stop = _visible_keys(first_position, kv_len, CAUSAL, WINDOW)
-    whole_start, stop = _visible_keys(last_position, kv_len, CAUSAL, WINDOW)
+    start, whole_stop = _visible_keys(first_position, kv_len, causal, MASK)
+    whole_start, stop = _visible_keys(last_position, kv_len, causal, MASK)
     return Rows(exists, token, head, position, begin, end), Span(start, stop, whole_start, whole_stop)
 
 
 @triton.jit
-def with_ranges(rows, span, req, ranges_ptr, num_ranges, stride_req, stride_range, kv_len):
+def with_ranges(
+    rows, span, req, ranges_ptr, num_ranges, stride_req, stride_range, kv_len, MASK: tl.constexpr
+):  # fmt: skip
     """Returns the rows and their span where the tokens of a range [begin, end) of the request all see each other.
 
     ranges_ptr: [num_reqs, num_ranges, 2] int32, with the strides of its first two dimensions.
@@ -144,6 +167,8 @@ def with_ranges(rows, span, req, ranges_ptr, num_ranges, stride_req, stride_rang
         begin, end = tl.load(ranges_ptr), tl.minimum(tl.load(ranges_ptr + 1), kv_len)
         ranges_ptr += stride_range
         inside = (rows.position >= begin) & (rows.position < end)
+        if MASK.ranges_in_window:
+            begin = tl.maximum(begin, rows.position - MASK.left)
         row_begin = tl.where(inside, tl.minimum(row_begin, begin), row_begin)
         row_end = tl.where(inside, tl.maximum(row_end, end), row_end)
     start = tl.minimum(span.start, tl.min(row_begin))
@@ -158,8 +183,12 @@ def program_span(span, min_split, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexp
 
     min_split: a share has at least so many keys.
     """
-    # aligned tiles share look-ups in the block table, and at best lie in one block
-    ALIGNMENT: tl.constexpr = 1 if BLOCK_SIZE == 0 else (BLOCK_N if BLOCK_SIZE % BLOCK_N == 0 else 16)
+    # aligned tiles share look-ups in the block table, and at best lie in one block. They never begin in a block that no
+    # row sees, because an engine may have freed it: the divisor is the largest power of 2 that divides BLOCK_SIZE
+    DIVISOR: tl.constexpr = BLOCK_SIZE & -BLOCK_SIZE
+    ALIGNMENT: tl.constexpr = (
+        1 if BLOCK_SIZE == 0 else (BLOCK_N if BLOCK_SIZE % BLOCK_N == 0 else (DIVISOR if DIVISOR < 16 else 16))
+    )
     start, stop = span.start // ALIGNMENT * ALIGNMENT, span.stop
     if SPLIT:
         share = tl.cdiv(tl.maximum(tl.cdiv(stop - start, tl.num_programs(1)), min_split), BLOCK_N) * BLOCK_N

@@ -1,0 +1,246 @@
+"""AttentionSpec: the constants of one layer, checked against each other."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.batch import LONGEST
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from attnreg.request import AttentionRequest
+
+Layout = Literal["NHD", "HND", "SPLIT"]
+
+DTYPES: dict[str, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+KV_DTYPES: dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+_FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
+
+
+class SpecError(ValueError):
+    """Raised for a layer that contradicts itself or lacks a number; the message names the field and the cure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """The constants of one layer. Hashable; layers with equal specs share their plans.
+
+    ``features`` are those of the request. Kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``,
+    ``mm_prefix_in_window``, ``lse`` and ``batch_invariant`` from them; ``sliding_window``, ``asymmetric_window`` (left,
+    right), ``chunk`` and ``softcap`` are features if and only if their numbers are given. ``block_size`` None: there is
+    no paged cache. ``kv_dtype`` is the request's word; with ``fnuz`` its 8-bit formats are those of gfx942, without
+    infinities and -0. ``options`` are the row's.
+
+    Raises `SpecError`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    dtype: torch.dtype
+    softmax_scale: float
+    kv_dtype: str = "auto"
+    block_size: int | None = None
+    sliding_window: int | None = None
+    asymmetric_window: tuple[int, int] | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    attn_type: str = "decoder"
+    features: frozenset[str] = frozenset()
+    kv_layout: Layout = "NHD"
+    fnuz: bool = False
+    options: tuple[tuple[str, str | int | float | bool], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, integral in _NUMBERS.items():
+            object.__setattr__(self, name, _number(name, getattr(self, name), integral=integral))
+        if self.asymmetric_window is not None:
+            object.__setattr__(self, "asymmetric_window", _sides("asymmetric_window", self.asymmetric_window))
+        problem = next(_spec_problems(self), None)
+        if problem is not None:
+            raise SpecError(problem)
+
+    @classmethod
+    def from_request(
+        cls,
+        request: AttentionRequest,
+        *,
+        softmax_scale: float | None = None,
+        sliding_window: int | Sequence[int] | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        kv_layout: Layout = "NHD",
+        fnuz: bool = False,
+        options: tuple[tuple[str, str | int | float | bool], ...] = (),
+    ) -> Self:
+        """The spec of a layer, from its request and the numbers that a request does not hold.
+
+        softmax_scale: default ``head_size ** -0.5``. sliding_window: as `window_of` takes it. chunk: positions.
+        Raises `SpecError` where the request lacks a number that running needs, or asks for what this contract does not
+        cover.
+        """
+        if request.attention != "mha":
+            raise SpecError(f"attention is {request.attention}; this contract is for mha")
+        if request.num_heads is None:
+            raise SpecError("num_heads is not given; to run a layer its request must say how many heads it has")
+        if request.dtype not in DTYPES:
+            raise SpecError(f"dtype is {request.dtype}; layers compute in {', '.join(DTYPES)}")
+        number, sides = window_of(sliding_window, request)
+        return cls(
+            num_heads=request.num_heads,
+            num_kv_heads=request.num_kv_heads or request.num_heads,
+            head_size=request.head_size,
+            head_size_v=request.head_size_v or request.head_size,
+            dtype=DTYPES[request.dtype],
+            softmax_scale=request.head_size**-0.5 if softmax_scale is None else softmax_scale,
+            kv_dtype=request.kv_dtype or "auto",
+            block_size=request.block_size,
+            sliding_window=number,
+            asymmetric_window=sides,
+            chunk=chunk,
+            softcap=softcap,
+            attn_type=request.attn_type,
+            features=request.features,
+            kv_layout=kv_layout,
+            fnuz=fnuz,
+            options=options,
+        )
+
+    def sides(self, causal: bool | Tensor) -> tuple[int, int]:
+        """How many keys a query sees before its own and after it, -1 for all; of chunks and ranges it says nothing.
+
+        causal: the batch's. Where it differs by request, those of a request that is not causal.
+        """
+        left, right = -1, -1
+        if self.sliding_window is not None:
+            left = right = self.sliding_window - 1
+        elif self.asymmetric_window is not None:
+            left, right = self.asymmetric_window
+        return left, 0 if causal is True else right
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """The dtype of the KV cache's elements."""
+        dtype = self.dtype if self.kv_dtype == "auto" else KV_DTYPES[self.kv_dtype]
+        return _FNUZ.get(dtype, dtype) if self.fnuz else dtype
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the cache holds 8-bit numbers with a scale."""
+        return self.cache_dtype.itemsize == 1
+
+
+# the numbers of a spec, and whether they are integers
+_NUMBERS = {
+    "num_heads": True, "num_kv_heads": True, "head_size": True, "head_size_v": True, "block_size": True,
+    "sliding_window": True, "chunk": True, "softmax_scale": False, "softcap": False,
+}  # fmt: skip
+
+
+def _number(name: str, value: Any, *, integral: bool) -> int | float | None:
+    """A number in Python's own type, in which kernels compile it; None for an optional one that is not given."""
+    if value is None and name in ("block_size", "sliding_window", "chunk", "softcap"):
+        return None
+    if integral and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if not integral and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    also = " or (left, right)" if name == "sliding_window" else ""
+    raise SpecError(f"{name} is {value!r}; expected {'an integer' if integral else 'a number'}{also}")
+
+
+def _sides(name: str, value: Any) -> tuple[int, int]:
+    """A pair of integers of at least -1. Raises `SpecError` for anything else."""
+    sides = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if len(sides) != 2 or not all(isinstance(n, numbers.Integral) and not isinstance(n, bool) for n in sides):
+        raise SpecError(f"{name} is {value!r}; expected (left, right), two integers")
+    left, right = map(int, sides)
+    if min(left, right) < -1 or max(left, right) > 2 * LONGEST:
+        raise SpecError(
+            f"{name} is {(left, right)}; expected keys before and after a query, up to {2 * LONGEST}, or -1"
+        )
+    return left, right
+
+
+def window_of(window: Any, request: AttentionRequest) -> tuple[Any, tuple[int, int] | None]:
+    """A window as the number of a spec, or as the two sides of one that the number cannot say; None: it has no such.
+
+    window: the keys that a query sees, itself included (and as many after it in a batch that is not causal), or
+    (left, right), the keys before its own and after it, -1 for all. Raises `SpecError` for sides that are no integers.
+    """
+    if not isinstance(window, Sequence) or isinstance(window, str):
+        return window, None
+    left, right = _sides("sliding_window", window)
+    features = request.features
+    if "asymmetric_window" not in features:
+        # in batches that are all causal, no key after the query's own is seen
+        causal = request.attn_type == "decoder" and not features & {"non_causal", "causal_by_request"}
+        if causal or left == right:
+            return None if left == -1 else left + 1, None
+    return None, (left, right)
+
+
+# features that compare the positions of queries and keys
+_OF_POSITIONS = {"alibi", "asymmetric_window", "causal_by_request", "chunk", "mm_prefix", "sliding_window"}
+
+
+def _spec_problems(spec: AttentionSpec) -> Any:
+    for name in ("num_heads", "num_kv_heads", "head_size", "head_size_v"):
+        if getattr(spec, name) < 1:
+            yield f"{name} is {getattr(spec, name)}; expected at least 1"
+    if spec.num_heads % max(spec.num_kv_heads, 1):
+        yield f"num_heads is {spec.num_heads} and num_kv_heads is {spec.num_kv_heads}; the second must divide the first"
+    if spec.kv_dtype != "auto" and spec.kv_dtype not in KV_DTYPES:
+        yield f"kv_dtype is {spec.kv_dtype}; caches here hold auto, {', '.join(KV_DTYPES)}"
+    if spec.block_size is not None and spec.block_size < 1:
+        yield f"block_size is {spec.block_size}; expected at least 1"
+    if spec.kv_layout not in get_args(Layout):
+        yield f"kv_layout is {spec.kv_layout!r}; expected {', '.join(get_args(Layout))}"
+    elif (
+        spec.kv_layout == "SPLIT"
+        and spec.kv_dtype in ("auto", *KV_DTYPES)
+        and spec.head_size % (16 // spec.cache_dtype.itemsize)
+    ):
+        x = 16 // spec.cache_dtype.itemsize
+        yield f"head_size is {spec.head_size}, and the layout SPLIT holds keys by {x}; take a multiple of it"
+    if not 0 < spec.softmax_scale < math.inf:
+        yield f"softmax_scale is {spec.softmax_scale}; expected more than 0"
+    for name in ("sliding_window", "asymmetric_window", "chunk", "softcap"):
+        value = getattr(spec, name)
+        if (value is not None) != (name in spec.features):
+            yield (
+                f"{name} is {value} and the request "
+                + (f"does not ask for {name}; add the feature" if value is not None else f"asks for {name}; give it")
+            )
+        if value is not None and name != "asymmetric_window" and not 0 < value < math.inf:
+            yield f"{name} is {value}; expected more than 0 (None for none)"
+    yield from _mask_problems(spec)
+
+
+def _mask_problems(spec: AttentionSpec) -> Any:
+    windows = spec.features & {"sliding_window", "asymmetric_window"}
+    if len(windows) > 1:
+        yield "a layer has a sliding_window or an asymmetric_window, not both; ask for one of the features"
+    if "mm_prefix_in_window" in spec.features and not (windows and "mm_prefix" in spec.features):
+        yield "mm_prefix_in_window bounds the ranges of mm_prefix by a window; ask for both, or for neither"
+    if spec.sliding_window is not None and spec.sliding_window > 2 * LONGEST:
+        yield f"sliding_window is {spec.sliding_window}; expected up to {2 * LONGEST}"
+    if spec.attn_type == "encoder_decoder":
+        # queries and keys belong to different texts: there is no distance between them
+        for name in sorted(spec.features & _OF_POSITIONS):
+            yield f"{name} has no meaning for encoder_decoder attention: query and key positions are not comparable"
