@@ -30,8 +30,8 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 # the values of a launch, in the order in which they are put together: those of the batch and of the call, then those
 # of the launch, then those of its parts
 _BATCH = (
-    "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr", "ranges_ptr",
-    "num_reqs", "num_ranges", "stride_table", "stride_ranges", "stride_range",
+    "query_start_loc_ptr", "num_reqs", "key_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr",
+    "ranges_ptr", "num_ranges", "stride_table", "stride_ranges", "stride_range",
 )  # fmt: skip
 _CALL = (
     "query_ptr", "key_ptr", "value_ptr", "output_ptr", "lse_ptr", "sinks_ptr", "slopes_ptr", "k_scale_ptr",
@@ -72,15 +72,15 @@ class AttentionPlan:
         """config, splits: override the chosen ones, for measurements."""
         starts, table = batch.query_start_loc, batch.block_table
         ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
-        by_request = None if isinstance(batch.causal, bool) else batch.causal
+        causal, by_request = (batch.causal, None) if isinstance(batch.causal, bool) else (None, batch.causal)
         self.launches = _launches(
             spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
-            ranges is not None, batch.causal if by_request is None else None, content(batch.query_start_loc_cpu), batch.max_query_len,
+            ranges is not None, causal, content(batch.query_start_loc_cpu), batch.max_query_len,
             -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits,
         )  # fmt: skip
         self._values = (
-            starts, batch.key_start_loc, batch.seq_lens, by_request, table, ranges, batch.num_reqs,
-            0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0), _stride(ranges, 1),
+            starts, batch.num_reqs, batch.key_start_loc, batch.seq_lens, by_request, table,
+            ranges, 0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0), _stride(ranges, 1),
         )  # fmt: skip
 
     def run(self, call: Call) -> None:
@@ -353,7 +353,7 @@ class _PlannedMerge:
         parts: tuple[Tensor, Tensor, int],
     ) -> None:
         """Merges parts into the output."""
-        starts, requests = batch[0], batch[5]
+        starts, requests, *_ = batch
         _, _, _, output, lse, sinks, _, _, _, stride_lse, *_ = call
         grid = (min(rows, self.by_request), self.num_heads, 1)
         values = (starts, requests, output, lse, sinks, stride_lse, *self.values, *parts)
