@@ -21,6 +21,8 @@ def parameters() -> list[Any]:
 def test_commands_print_what_the_page_shows(
     problem: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "needs" in problem:
+        pytest.importorskip(problem["needs"], reason=f"{problem['needs']} is not installed")
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     for step in problem.get("shown", ()):

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from attnreg.integrations.tensors import platform_of, without_gradient
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
     refuse_no_mask,
@@ -135,7 +136,7 @@ class Engine:
                 out = call.batch.attend(layer, call.query, call.key, call.value)
             else:
                 out = self._dense(call, call.batch)
-        return _without_gradient(out, *trained), None
+        return without_gradient(out, *trained, cure="train with another attn_implementation"), None
 
     def layer(self, call: TransformersCall, packed: Packed) -> Attention:
         """The layer that runs a call, by the selected backend. Raises `NoBackendError`."""
@@ -175,7 +176,7 @@ class Engine:
         if self._platform is not None:
             return self._platform
         if device not in self._platforms:
-            self._platforms[device] = _platform_of(device, self.registry)
+            self._platforms[device] = platform_of(device, self.registry)
         return self._platforms[device]
 
     def runs_of(self, model: torch.nn.Module) -> tuple[Run, ...]:
@@ -225,34 +226,3 @@ class Engine:
             sinks=call.sinks,
             query_sinks=call.query_sinks,
         )
-
-
-def _platform_of(device: torch.device, registry: Registry) -> Platform:
-    """This machine's platform for a torch device; of several GPUs, the one of the device's architecture."""
-    word = {"cuda": "rocm" if torch.version.hip else "cuda"}.get(device.type, device.type)
-    platforms = [p for p in Platform.detect_all(registry.vocabulary) if p.platform == word]
-    if word == "cuda" and len(platforms) > 1:
-        arch = "sm{}{}".format(*torch.cuda.get_device_capability(device))
-        platforms = [p for p in platforms if p.arch == arch]
-    if not platforms:
-        raise UnclaimedError(f"the tensors are on {device}, and attnreg finds no such platform here", word)
-    return platforms[0]
-
-
-class _NoBackward(torch.autograd.Function):
-    """Returns its input, and raises RuntimeError where a gradient of it is computed."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, *inputs: Tensor) -> Tensor:
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError("attnreg computes no gradients; train with another attn_implementation")
-
-
-def _without_gradient(out: Tensor, *inputs: Any) -> Tensor:
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return _NoBackward.apply(out, *tensors)  # type: ignore[no-any-return, no-untyped-call]
-    return out
