@@ -60,8 +60,9 @@ docs: .venv/dev  ## write the generated docs, schemas and picture
 bench: .venv/dev  ## measure import, cold explain and select; write benchmarks/results
 	$(BIN)/python benchmarks/selection.py --record
 
-bench-gpu:  ## measure attention on this machine's GPU beside its peers; write benchmarks/results
+bench-gpu:  ## measure attention and transformers on this machine's GPU beside their peers; write benchmarks/results
 	$(PYTHON) benchmarks/attention.py --record
+	$(PYTHON) benchmarks/serving.py --record
 
 fix: .venv/dev  ## format, and mend what the linter can
 	$(BIN)/ruff format .

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attnreg.integrations.transformers.engine import Engine, Run
+from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.masks import lazy_mask
 from attnreg.integrations.transformers.outside import stand_aside
 from attnreg.integrations.transformers.paged import continuous_batching as _continuous_batching
 from attnreg.integrations.transformers.report import explain_runs, plan_of
+from attnreg.integrations.transformers.sites import Run
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -1,14 +1,15 @@
 """Conversion of transformers' padded rectangles to attnreg's packed batches, and of the outputs back.
 
 Keys of padding are left out. A query of padding that sees a key is computed, as by transformers' own functions, because
-models pool at such rows, convolve over them and decode them. A query that sees no key has the output zero. A single
-request without padding is not copied: its keys are a view of transformers' cache. Otherwise keys and values are
-gathered once per layer and step.
+models pool at such rows, convolve over them and decode them. A query that sees no key has the output zero. Keys and
+values are read where transformers' cache has them, by backends that can. They are copied once per layer and step for
+others, and where padding lies between a request's tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -53,38 +54,84 @@ class Rest(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A batch, and the places of its rows in the rectangles that transformers passes.
+    """The requests of a call, and the places of their rows in the rectangles that transformers passes.
 
-    crossed: queries and keys belong to different texts. queries: rows of [batch * queries] that are tokens, None for
-    all. keys: batch index and position of each key, None for all before ``key_stop``.
+    crossed: queries and keys belong to different texts. query_lens, seq_lens: of each request. queries: rows of
+    [batch * queries] that are tokens, None for all. padding: [batch, key_stop] bool in host memory, true where a key is
+    a token; None where all before ``key_stop`` are.
     """
 
     band: Band
     crossed: bool
-    batch: BatchMetadata
+    device: torch.device
+    query_lens: list[int]
+    seq_lens: list[int]
+    mm_prefix: Tensor | None
     queries: Tensor | None
-    keys: tuple[Tensor, Tensor] | None
+    padding: Tensor | None
     key_stop: int
     rest: Rest | None = None
+    # the batches by the distance of the requests' keys, in rows
+    batches: dict[int | None, BatchMetadata] = field(default_factory=dict, repr=False)
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The output [batch, queries, heads, head_size_v] of query [batch, heads, queries, size], key and value."""
         size, queries = query.shape[0], query.shape[2]
         q = _rows(query)
-        output = q.new_empty(len(q), layer.spec.num_heads, layer.spec.head_size_v)
-        if self.queries is None:
-            layer.forward(q, self._keys(key), self._keys(value), None, self.batch, output)
+        distance = self._distance(layer, key, value)
+        batch = self.batches.get(distance)
+        if batch is None:
+            batch = self.batches[distance] = self._batch(distance, key.shape[2])
+        if distance is None:
+            k, v = self._copied(key), self._copied(value)
         else:
-            packed = layer.forward(q[self.queries], self._keys(key), self._keys(value), None, self.batch)
-            output.zero_()[self.queries] = packed
-        output = output.view(size, queries, *output.shape[1:])
+            k, v = _rows_apart(key), _rows_apart(value)
+        output = q.new_empty(q.shape[0], layer.spec.num_heads, layer.spec.head_size_v)
+        if self.queries is None:
+            layer.forward(q, k, v, None, batch, output)
+        else:
+            output.zero_()[self.queries] = layer.forward(q[self.queries], k, v, None, batch)
+        output = output.view(size, queries, output.shape[1], output.shape[2])
         if self.rest is not None:
             self.rest.attend(layer, query, key, value, output)
         return output
 
-    def _keys(self, x: Tensor) -> Tensor:
-        if self.keys is not None:
-            return _last_contiguous(x).transpose(1, 2)[self.keys]
+    def _distance(self, layer: Attention, key: Tensor, value: Tensor) -> int | None:
+        """The rows from one request's first key to the next one's, where they can be read in place; else None."""
+        if not getattr(layer.module, "KEYS_APART", False) or self.first_keys is None:
+            return None
+        distance = _distance(key)
+        return distance if distance == _distance(value) else None
+
+    @cached_property
+    def first_keys(self) -> list[int] | None:
+        """The first token among the keys of each request; None where a request's tokens are not consecutive."""
+        if self.padding is None:
+            return [0] * len(self.seq_lens)
+        return None if _has_holes(self.padding) else self.padding.int().argmax(1).tolist()
+
+    @cached_property
+    def tokens(self) -> tuple[Tensor, Tensor] | None:
+        """The batch index and the position of each key; None for all before ``key_stop``."""
+        if self.padding is None:
+            return None
+        request, position = self.padding.nonzero().unbind(1)
+        return request.to(self.device), position.to(self.device)
+
+    def _batch(self, distance: int | None, keys: int) -> BatchMetadata:
+        starts = rows = None
+        if distance is not None and self.first_keys is not None:
+            starts = [i * distance + first for i, first in enumerate(self.first_keys)]
+            rows = (len(starts) - 1) * distance + keys
+        return BatchMetadata.build(
+            self.query_lens, self.seq_lens, device=self.device, causal=self.band.causal, mm_prefix=self.mm_prefix,
+            key_starts=starts, key_rows=rows,
+        )  # fmt: skip
+
+    def _copied(self, x: Tensor) -> Tensor:
+        """The keys or values of all requests, one behind the other."""
+        if self.tokens is not None:
+            return _last_contiguous(x).transpose(1, 2)[self.tokens]
         return _rows(x[:, :, : self.key_stop])
 
 
@@ -101,8 +148,7 @@ def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
 
 def packed_plainly(size: int, queries: int, keys: int, band: Band, crossed: bool, device: torch.device) -> Packed:
     """The batch of a call without a mask; the queries are the last tokens among the keys, unless ``crossed``."""
-    batch = BatchMetadata.build([queries] * size, [keys] * size, device=device, causal=band.causal)
-    return Packed(band, crossed, batch, None, None, keys)
+    return Packed(band, crossed, device, [queries] * size, [keys] * size, None, None, None, keys)
 
 
 def _pack(source: MaskSource, crossed: bool) -> Packed | str:
@@ -122,7 +168,7 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
     padding = None if source.padding is None else source.padding[:, :stop]
     if padding is None or bool(padding.all()):
         query_lens, seq_lens = [source.queries] * source.batch, [stop] * source.batch
-        rows = places = rest = None
+        rows = rest = padding = None
     else:
         if (band.window is not None or ranges is not None) and _has_holes(padding):
             return "its padding lies between tokens, where a window or a prefix counts"
@@ -134,18 +180,10 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         query_lens, seq_lens = tokens.sum(1).tolist(), padding.sum(1).tolist()
         rows = None if bool(tokens.all()) else tokens.flatten().nonzero().flatten().to(source.device)
         rest = None if crossed else _rest(source, meaning, padding, ~tokens)
-        request, position = padding.nonzero().unbind(1)
-        places = request.to(source.device), position.to(source.device)
         if ranges is not None:
             ranges = (ranges - padding.int().argmax(1)[:, None, None]).clamp(min=0).int()
-    batch = BatchMetadata.build(
-        query_lens,
-        seq_lens,
-        device=source.device,
-        causal=band.causal,
-        mm_prefix=None if ranges is None else ranges.to(source.device),
-    )
-    return Packed(band, crossed, batch, rows, places, stop, rest)
+    prefix = None if ranges is None else ranges.to(source.device)
+    return Packed(band, crossed, source.device, query_lens, seq_lens, prefix, rows, padding, stop, rest)
 
 
 def _rest(source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: Tensor) -> Rest | None:
@@ -178,7 +216,25 @@ def _has_holes(padding: Tensor) -> bool:
 
 def _rows(x: Tensor) -> Tensor:
     """[batch * tokens, heads, size] from [batch, heads, tokens, size]; a view where memory allows."""
-    return _last_contiguous(x).transpose(1, 2).flatten(0, 1)
+    x = _last_contiguous(x)
+    return x.squeeze(2) if x.shape[2] == 1 else x.transpose(1, 2).flatten(0, 1)
+
+
+def _distance(x: Tensor) -> int | None:
+    """The rows from one request to the next in [batch, heads, tokens, size]; None if no number of whole rows."""
+    batch, _, row, element = x.stride()
+    if element != 1 or row < 1:
+        return None
+    if x.shape[0] == 1:
+        return 0
+    return None if batch % row else batch // row
+
+
+def _rows_apart(x: Tensor) -> Tensor:
+    """[rows, heads, size] from [batch, heads, tokens, size]: every row of memory from the first token to the last."""
+    batch, heads, tokens, size = x.shape
+    stride, head, row, _ = x.stride()
+    return x.as_strided(((batch - 1) * (stride // row) + tokens, heads, size), (row, head, 1))
 
 
 def _last_contiguous(x: Tensor) -> Tensor:

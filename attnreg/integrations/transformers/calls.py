@@ -95,7 +95,7 @@ class TransformersCall:
             return "each of its queries has its own sink"
         if self.key.shape[0] != size:
             return "its queries and keys are of different batches"
-        crossed = _is_crossed(self.module)
+        crossed = is_crossed(self.module)
         if self.mask is None or self._hides_nothing():
             # a tensor is the whole mask: causality and a window would be in it
             whole, window = self.mask is not None, None if self.mask is not None else self.window
@@ -142,7 +142,7 @@ class TransformersCall:
         """The layer that the call asks for. packed: the call's batch, None if it has none."""
         band = packed.band if packed else Band(self.causal, None)
         heads, size = self.query.shape[1], self.query.shape[3]
-        crossed = packed.crossed if packed else not band.causal and _is_crossed(self.module)
+        crossed = packed.crossed if packed else not band.causal and is_crossed(self.module)
         attn_type, role = ("encoder_decoder", "target") if crossed else _kind(self.module, heads, size, band.causal)
         config = getattr(self.module, "config", None)
         request = AttentionRequest(
@@ -160,14 +160,14 @@ class TransformersCall:
                 softcap=self.softcap,
                 sinks=self.sinks if self.query_sinks is None else self.query_sinks,
                 score_bias=self.bias,
-                mm_prefix=packed.batch.mm_prefix if packed else None,
+                mm_prefix=packed.mm_prefix if packed else None,
             ),
             model=getattr(config, "model_type", None) or None,
         )
         return Asked(request, size**-0.5 if self.scale is None else self.scale, band.window, self.softcap)
 
 
-def _is_crossed(module: torch.nn.Module) -> bool:
+def is_crossed(module: torch.nn.Module) -> bool:
     """Whether a layer that is not causal may attend to another text.
 
     True where the model has such layers and this one does not say: queries under an encoder's padding are then kept.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,7 @@ from attnreg.integrations.transformers.arguments import (
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import Asked, TransformersCall
 from attnreg.integrations.transformers.dense import dense_attention
+from attnreg.integrations.transformers.sites import Found, Run, Sites
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import UnclaimedError
@@ -34,23 +35,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
 
 _log = logging.getLogger("attnreg.integrations.transformers")
-
-
-@dataclass(slots=True)
-class Run:
-    """The calls of a module that ran as one layer. selection: by which backend; dense: why no backend ran them."""
-
-    module: str
-    layer_idx: int | None
-    asked: Asked
-    selection: Selection | None
-    dense: str = ""
-    calls: int = 0
-
-    @property
-    def backend(self) -> str | None:
-        """The name of the backend; None where the calls ran densely."""
-        return self.selection.backend.name if self.selection and self.selection.backend else None
+_CURE = "train with another attn_implementation"
 
 
 class Engine:
@@ -80,6 +65,7 @@ class Engine:
         self._platforms: dict[torch.device, Platform] = {}
         self._layers: WeakKeyDictionary[torch.nn.Module, dict[Asked, Attention]] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[Asked, str], Run]] = WeakKeyDictionary()
+        self._sites = Sites()
         self._told: set[Any] = set()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -114,6 +100,18 @@ class Engine:
             refuse_no_mask(module, query.shape[2], attention_mask)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         trained = query, key, value, attention_mask, s_aux, position_bias, sinks, scaling, softcap
+        site = question = None
+        if position_bias is None and indices is None and sinks is None and more.get("cu_seq_lens_q") is None:
+            site = self._sites.of(module)
+            numbers = scaling, sliding_window, softcap
+            question = site.question(query, key, value, attention_mask, causal, numbers, s_aux is None)
+            found = None if question is None else site.found.get(question.facts)
+            if question is not None and found is not None and found.layer.params.sinks is s_aux:
+                found.run.calls += 1
+                batch = question.packed or found.packed
+                # a call without a mask keeps its own
+                assert batch is not None
+                return self._attend(found.layer, batch, query, key, value, trained), None
         call = TransformersCall(
             module,
             query,
@@ -129,17 +127,28 @@ class Engine:
             indices,
             sinks,
         )
-        with torch.no_grad():
-            if isinstance(call.batch, Packed):
-                refuse_sequences(module, len(query), more.get("cu_seq_lens_q"))
-                layer = self.layer(call, call.batch)
-                out = call.batch.attend(layer, call.query, call.key, call.value)
-            else:
-                out = self._dense(call, call.batch)
-        return without_gradient(out, *trained, cure="train with another attn_implementation"), None
+        packed = call.batch
+        if not isinstance(packed, Packed):
+            with torch.no_grad():
+                out = self._dense(call, packed)
+            return without_gradient(out, *trained, cure=_CURE), None
+        refuse_sequences(module, len(query), more.get("cu_seq_lens_q"))
+        layer, run = self.layer(call, packed)
+        if site is not None and question is not None:
+            site.keep(question, Found(layer, run, packed if attention_mask is None else None))
+        return self._attend(layer, packed, call.query, call.key, call.value, trained), None
 
-    def layer(self, call: TransformersCall, packed: Packed) -> Attention:
-        """The layer that runs a call, by the selected backend. Raises `NoBackendError`."""
+    def _attend(
+        self, layer: Attention, packed: Packed, query: Tensor, key: Tensor, value: Tensor, trained: tuple[Any, ...]
+    ) -> Tensor:
+        if not torch.is_grad_enabled():
+            return packed.attend(layer, query, key, value)
+        with torch.no_grad():
+            out = packed.attend(layer, query, key, value)
+        return without_gradient(out, *trained, cure=_CURE)
+
+    def layer(self, call: TransformersCall, packed: Packed) -> tuple[Attention, Run]:
+        """The layer that runs a call, by the selected backend, and the record of its calls. Raises `NoBackendError`."""
         asked = call.asked(packed)
         layers = self._layers.setdefault(call.module, {})
         layer = layers.get(asked)
@@ -152,8 +161,7 @@ class Engine:
                 sinks=call.sinks,
             )
             self._tell(layer.selection)
-        self._record(call.module, asked, layer.selection)
-        return layer
+        return layer, self._record(call.module, asked, layer.selection)
 
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection:
         """The selection for a request on a device, among backends that can run here; its backend may be None."""
@@ -188,11 +196,14 @@ class Engine:
         """Raises `UnclaimedError` for arguments that may change the result and that attnreg does not serve."""
         refuse_unknown(module, dropout, more, self._harmless, self.name)
 
-    def _record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> None:
+    def _record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> Run:
         seen = self._runs.setdefault(module, {})
-        if (asked, dense) not in seen:
-            seen[asked, dense] = Run("", getattr(module, "layer_idx", None), asked, selection, dense)
-        seen[asked, dense].calls += 1
+        run = seen.get((asked, dense))
+        if run is None:
+            index = getattr(module, "layer_idx", None)
+            run = seen[asked, dense] = Run("", index, asked, selection, dense)
+        run.calls += 1
+        return run
 
     def _tell(self, selection: Selection) -> None:
         key = selection.request, selection.platform

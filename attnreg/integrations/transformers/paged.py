@@ -76,9 +76,9 @@ def _attend(
     if isinstance(attention_mask, dict):
         attention_mask = attention_mask[_kind(module)]
     batch = _batch(attention_mask, kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"], query.device)
-    packed = Packed(Band(True, sliding_window), False, batch, None, None, key.shape[2])
+    packed = Packed(Band(True, sliding_window), False, query.device, [], [], None, None, None, key.shape[2])
     call = TransformersCall(module, query, key, value, attention_mask, True, scaling, sliding_window, softcap, s_aux)
-    layer = engine.layer(call, packed)
+    layer, _ = engine.layer(call, packed)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # rows after the last request are padding, which the model still multiplies
     output = query.new_zeros(q.shape[0], q.shape[1], v.shape[2])

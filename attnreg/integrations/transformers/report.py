@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from attnreg.explain.answers import Answer, Explanation, Verdict, title_of
-from attnreg.integrations.transformers.engine import Engine, Run
+from attnreg.integrations.transformers.engine import Engine
+from attnreg.integrations.transformers.sites import Run
 from attnreg.models.groups import describe_indices
 from attnreg.models.reader import requests_from_model
 from attnreg.selection.question import Question

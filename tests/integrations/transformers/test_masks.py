@@ -132,22 +132,23 @@ def padded(*rows: str, queries: int, begin: int | None = None, **more: Any) -> P
 def test_padding_is_left_out_of_queries_and_keys() -> None:
     packed = padded("00111", "11111", "11100", "00000", queries=3)
     assert isinstance(packed, Packed)
-    assert packed.batch.query_start_loc.tolist() == [0, 3, 6, 7, 7]
-    assert packed.batch.seq_lens.tolist() == [3, 5, 3, 0]
+    assert packed.query_lens == [3, 3, 1, 0]
+    assert packed.seq_lens == [3, 5, 3, 0]
     assert packed.queries is not None
     assert packed.queries.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert packed.keys is not None
-    assert packed.keys[1].tolist() == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
+    assert packed.first_keys == [2, 0, 0, 0]
+    assert packed.tokens is not None
+    assert packed.tokens[1].tolist() == [2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
     whole = padded("111", "111", queries=3)
     assert isinstance(whole, Packed)
     assert whole.queries is None
-    assert whole.keys is None
+    assert whole.tokens is None
 
 
 def test_what_a_static_cache_has_not_filled_is_no_key() -> None:
     packed = padded("1111100000", queries=2, begin=3)
     assert isinstance(packed, Packed)
-    assert (packed.batch.seq_lens.tolist(), packed.key_stop, packed.keys) == ([5], 5, None)
+    assert (packed.seq_lens, packed.key_stop, packed.tokens) == ([5], 5, None)
 
 
 def test_a_window_counts_positions_so_padding_may_not_lie_between() -> None:
@@ -164,7 +165,7 @@ def test_cross_attention_keeps_all_queries() -> None:
     source = lazy_mask(1, 3, 3, mask_function=theirs.bidirectional_mask_function, attention_mask=mask).source
     packed = packed_mask(source, crossed=True)
     assert isinstance(packed, Packed)
-    assert (packed.crossed, packed.queries, packed.batch.seq_lens.tolist()) == (True, None, [2])
+    assert (packed.crossed, packed.queries, packed.seq_lens) == (True, None, [2])
     # of other lengths it is no self-attention, whatever the layer says
     source = lazy_mask(1, 2, 3, mask_function=theirs.bidirectional_mask_function).source
     packed = packed_mask(source, crossed=False)

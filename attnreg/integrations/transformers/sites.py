@@ -1,0 +1,135 @@
+"""What was found for a module's calls, so that a call like one before costs one look-up.
+
+A decoded token repeats the calls of the token before, module by module: only its mask is another. What depends on the
+mask is found once for all modules that share the mask (`batches.packed_mask`), and what depends on the module is kept
+here, by every fact that it depends on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from attnreg.integrations.transformers.batches import Packed, packed_mask
+from attnreg.integrations.transformers.calls import Asked, is_crossed
+from attnreg.integrations.transformers.masks import LazyMask
+
+if TYPE_CHECKING:
+    from attnreg.runtime.layer import Attention
+    from attnreg.selection.trace import Selection
+
+# the facts of so many calls of one module are kept: without a mask, the lengths are among them
+_MOST = 64
+
+
+@dataclass(slots=True)
+class Run:
+    """The calls of a module that ran as one layer. selection: by which backend; dense: why no backend ran them."""
+
+    module: str
+    layer_idx: int | None
+    asked: Asked
+    selection: Selection | None
+    dense: str = ""
+    calls: int = 0
+
+    @property
+    def backend(self) -> str | None:
+        """The name of the backend; None where the calls ran densely."""
+        return self.selection.backend.name if self.selection and self.selection.backend else None
+
+
+class Found(NamedTuple):
+    """What a call was found to ask for: its layer, the record of its calls, and its batch if it has no mask."""
+
+    layer: Attention
+    run: Run
+    packed: Packed | None
+
+
+class Question(NamedTuple):
+    """The facts that decide how a call runs, beside its module; packed: the batch of its mask, None without a mask."""
+
+    facts: tuple[Any, ...]
+    packed: Packed | None
+
+
+class Site:
+    """A module, as far as its attributes decide how its calls run, and what was found for them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.stated = _stated(module)
+        self.config = module.__dict__.get("config")
+        self.crossed = is_crossed(module)
+        self.found: dict[tuple[Any, ...], Found] = {}
+
+    def question(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        causal: bool,
+        numbers: tuple[Any, Any, Any],
+        without_sinks: bool,
+    ) -> Question | None:
+        """The facts of a call without a bias; None where they do not decide, so that the call is looked at in full.
+
+        numbers: scale, window and softcap. Each is a fact with its type: True is no 1, and a tensor may change in
+        place, so it is never a fact.
+        """
+        scale, window, softcap = numbers
+        size, heads, queries, head_size = query.shape
+        key_size, kv_heads, keys, _ = key.shape
+        if key_size != size:
+            return None
+        layer = (
+            heads, kv_heads, head_size, value.shape[3], query.dtype, query.device, without_sinks, scale,
+            scale.__class__, softcap, softcap.__class__,
+        )  # fmt: skip
+        if mask is None:
+            if causal and queries > 1 and keys != queries:
+                return None
+            stream = torch.cuda.current_stream(query.device).cuda_stream if query.is_cuda else None
+            return Question((*layer, size, queries, keys, causal, window, window.__class__, stream), None)
+        if mask.__class__ is not LazyMask:
+            return None
+        source = mask.source
+        if source.device != query.device or (source.batch, source.queries, source.keys) != (size, queries, keys):
+            return None
+        packed = packed_mask(source, crossed=self.crossed)
+        if not isinstance(packed, Packed):
+            return None
+        return Question((*layer, packed.band, packed.crossed, packed.mm_prefix is None), packed)
+
+    def keep(self, question: Question, found: Found) -> None:
+        """Keeps what was found for a call."""
+        if any(isinstance(fact, Tensor) for fact in question.facts):
+            return
+        if len(self.found) >= _MOST:
+            self.found.clear()
+        self.found[question.facts] = found
+
+
+class Sites:
+    """The sites of modules, each as long as its module lives and its attributes are the same."""
+
+    def __init__(self) -> None:
+        self._sites: WeakKeyDictionary[torch.nn.Module, Site] = WeakKeyDictionary()
+
+    def of(self, module: torch.nn.Module) -> Site:
+        """The site of a module."""
+        site = self._sites.get(module)
+        if site is None or site.config is not module.__dict__.get("config") or site.stated != _stated(module):
+            site = self._sites[module] = Site(module)
+        return site
+
+
+def _stated(module: torch.nn.Module) -> tuple[Any, ...]:
+    """The attributes of a module that decide whether it attends to another text, beside its class and its config."""
+    own = module.__dict__
+    return own.get("is_cross_attention"), own.get("is_decoder")

@@ -1,0 +1,156 @@
+"""A call like one before: nothing is found anew, whatever the call depends on is seen, and no key is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import small_models as models
+from support.small_models import by, close, tokens
+from support.transformers_calls import Layer
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache as Layers
+
+import attnreg.integrations.transformers as attention
+from attnreg import UnclaimedError
+from attnreg.integrations.transformers import engine
+from attnreg.integrations.transformers.masks import lazy_mask
+from attnreg.kernels import cpu_attn
+from attnreg.runtime.interface import Call
+
+
+def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, by: str = "attnreg", **more: Any) -> Tensor:
+    out: Tensor = AttentionInterface()[by](layer, q, k, v, mask, **more)[0]  # type: ignore[no-untyped-call]
+    return out
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that were looked at in full."""
+    calls: list[Any] = []
+    made = engine.TransformersCall
+
+    def recorded(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return made(*arguments)
+
+    monkeypatch.setattr(engine, "TransformersCall", recorded)
+    return calls
+
+
+@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+@pytest.mark.parametrize("make", [models.llama, models.gpt_oss, models.gemma2, models.deepseek_v3])
+def test_each_module_is_looked_at_once(make: Callable[[], Any], cache: str | None, looked_at: list[Any]) -> None:
+    model, inputs = make(), tokens(7, 3)
+    greedy: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "cache_implementation": cache}
+    by("attnreg", model, lambda model: model.generate(**inputs, **greedy))
+    assert len(looked_at) == models.LAYERS
+    assert [run.calls for run in attention.runs(model)] == [9] * models.LAYERS
+    by("attnreg", model, lambda model: model.generate(**inputs, **greedy))
+    assert len(looked_at) == models.LAYERS
+    assert [run.calls for run in attention.runs(model)] == [18] * models.LAYERS
+
+
+@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+@pytest.mark.parametrize("lengths", [(7,), (7, 7), (7, 3, 1)])
+def test_keys_are_read_in_transformers_cache(
+    lengths: tuple[int, ...], cache: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = models.llama(), tokens(*lengths)
+    places, forward = [], cpu_attn.forward
+
+    def seen(spec: Any, plan: Any, call: Call) -> None:
+        assert call.key is not None
+        places.append(call.key.untyped_storage().data_ptr())
+        forward(spec, plan, call)
+
+    updated, update = [], Layers.update
+
+    def recorded(self: Any, *arguments: Any, **more: Any) -> Any:
+        found = update(self, *arguments, **more)
+        updated.append(found[0].untyped_storage().data_ptr())
+        return found
+
+    monkeypatch.setattr(cpu_attn, "forward", seen)
+    monkeypatch.setattr(Layers, "update", recorded)
+    by(
+        "attnreg",
+        model,
+        lambda model: model.generate(**inputs, max_new_tokens=4, do_sample=False, cache_implementation=cache),
+    )
+    assert places == updated
+    assert len(places) == 4 * models.LAYERS
+
+
+def test_what_a_call_depends_on_is_seen(looked_at: list[Any]) -> None:
+    torch.manual_seed(3)
+    layer = Layer()
+    layer.num_key_value_groups = 2
+    q, k, v = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 6, 16), torch.randn(2, 2, 6, 16)
+    rows: dict[str, Any] = {"q_length": 1, "kv_length": 6, "q_offset": 5}
+    more: list[dict[str, Any]] = [
+        {}, {"scaling": 0.5}, {"scaling": 1}, {"scaling": torch.tensor(0.25)}, {"softcap": 3.0},
+        {"s_aux": torch.ones(4)},
+    ]  # fmt: skip
+    with torch.no_grad():
+        first = [attend(layer, q, k, v, lazy_mask(2, **rows), **one) for one in more]
+        seen = len(looked_at)
+        again = [attend(layer, q, k, v, lazy_mask(2, **rows), **one) for one in more]
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        assert all(not torch.equal(a, first[0]) for a in first[1:3] + first[4:])
+        # 0.25 is the default, and a tensor is read anew
+        assert torch.equal(first[3], first[0])
+        assert len(looked_at) - seen == 1
+        with pytest.raises(UnclaimedError, match="scaling is True; expected a number"):
+            attend(layer, q, k, v, lazy_mask(2, **rows), scaling=True)
+        # a window, padding, other sinks
+        for mask, sees in (
+            (lazy_mask(2, **rows, attention_mask=torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])), 2),
+            (lazy_mask(2, **rows), 0),
+        ):
+            hidden = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+            hidden[1, ..., :sees] = False
+            expected = attend(layer, q, k, v, hidden, by="sdpa")
+            torch.testing.assert_close(attend(layer, q, k, v, mask), expected, atol=1e-6, rtol=1e-6)
+        sinks = torch.full((4,), 2.0)
+        assert not torch.equal(attend(layer, q, k, v, lazy_mask(2, **rows), s_aux=sinks), first[5])
+        # and what is unknown is refused, whatever was found before
+        with pytest.raises(UnclaimedError, match="passes alibi to its attention"):
+            attend(layer, q, k, v, lazy_mask(2, **rows), alibi=torch.ones(4))
+
+
+def test_a_module_that_is_changed_is_looked_at_again() -> None:
+    torch.manual_seed(3)
+    layer = Layer()
+    layer.num_key_value_groups = 2
+    q, k, v = torch.randn(1, 4, 6, 16), torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 16)
+    with torch.no_grad():
+        for causal in (True, False, True):
+            layer.is_causal = causal
+            found = attend(layer, q[:, :, :1], k, v)
+            torch.testing.assert_close(found, attend(layer, q[:, :, :1], k, v, by="sdpa"), atol=1e-6, rtol=1e-6)
+            found = attend(layer, q, k, v, is_causal=causal)
+            torch.testing.assert_close(found, attend(layer, q, k, v, by="sdpa", is_causal=causal), atol=1e-6, rtol=1e-6)
+    kinds = {(run.asked.request.attn_type, run.asked.window) for run in attention.runs(layer)}
+    assert kinds == {("decoder", None), ("encoder_only", None), ("encoder_decoder", None)}
+
+
+def test_gradients_are_refused_the_second_time_too() -> None:
+    layer, q = Layer(), torch.randn(1, 4, 3, 16, requires_grad=True)
+    for _ in range(2):
+        out = attend(layer, q, q, q, lazy_mask(1, 3, 3))
+        with pytest.raises(RuntimeError, match="attnreg computes no gradients"):
+            out.sum().backward()
+
+
+def test_a_longer_prompt_after_tokens() -> None:
+    model, inputs = models.llama(), tokens(9, 4)
+    expected = by("eager", model, lambda model: model(**inputs).logits)
+    for _ in range(2):
+        by("attnreg", model, lambda model: model.generate(**tokens(5), max_new_tokens=3, do_sample=False))
+        found = by("attnreg", model, lambda model: model(**inputs).logits)
+        rows = inputs["attention_mask"].bool()
+        close(found[rows], expected[rows])
