@@ -15,6 +15,10 @@ from attnreg.language.frozen import FrozenDict, deep_frozen, frozen
 ASKED = "asked"
 AUTOMATIC, BY_NAME = "automatic", "by_name"
 Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived", "field"]
+# a compute capability as a compiler's target: compute_90, sm_90a, 10.0f
+_TARGET = re.compile(r"(?:compute|sm|cc)?(\d+)[af]?")
+# of a name of many words, so many are looked at
+_MOST_PARTS = 12
 _VENDORS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|radeon|instinct|intel)\b", re.IGNORECASE)
 
 
@@ -146,15 +150,27 @@ class Vocabulary:
 
     def _help_for_architecture(self, text: str) -> str:
         # the name of a product may go on with its memory or its form: H100-SXM5-80GB
-        parts = re.split(r"[-_ ]+", text)
-        for name in (" ".join(parts[:n]) for n in range(len(parts), 0, -1)):
-            meant = self._meant("arch", name)
-            family = [f"`{a.name}`" for a in self.architectures.values() if plain(a.family) == plain(name)]
-            if meant or family:
-                return f"{name} is {f'`{meant}`' if meant else ' or '.join(family)} here"
+        parts = re.split(r"[-_ ]+", text)[:_MOST_PARTS]
+        for length in range(len(parts), 0, -1):
+            names = dict.fromkeys(" ".join(parts[i : i + length]) for i in range(len(parts) - length + 1))
+            meant = {name: archs for name in names if (archs := self._named(name))}
+            if meant:
+                return ", ".join(f"{name} is {' or '.join(archs)} here" for name, archs in meant.items())
         # a product that is not known may look like an architecture of another generation: P100 like sm100
         alike = _letters(text) in map(_letters, self.architectures)
         return did_you_mean(text, self.architectures, 40, cutoff=0.6 if alike else 1.0)
+
+    def _named(self, name: str) -> list[str]:
+        """The architectures that are called so, or whose family is, or that have a product with this number: 5090."""
+        archs = self.architectures.values()
+        if name.isdecimal():
+            # a shorter number may be a size of memory
+            several = [a.name for a in archs if len(name) > 3 and any(name in n.split() for n in a.other_names)]
+        elif (meant := self._meant("arch", name)) is not None:
+            several = [meant]
+        else:
+            several = [a.name for a in archs if plain(name) and plain(a.family) == plain(name)]
+        return [f"`{arch}`" for arch in several]
 
     def _words(self, facet: str) -> Mapping[str, Word | Architecture]:
         if self.facets[facet].kind == "arch":
@@ -163,9 +179,9 @@ class Vocabulary:
 
     def _meant(self, facet: str, text: str) -> str | None:
         """The word of a facet that a text names, in another spelling or by an alias; None where there is none."""
-        wanted = plain(_VENDORS.sub("", text) if self.facets[facet].kind == "arch" else text)
+        wanted = (_architecture_names(text) if self.facets[facet].kind == "arch" else {plain(text)}) - {""}
         words = self._words(facet).values()
-        return next((w.name for w in words if wanted and wanted in map(plain, (w.name, *w.other_names))), None)
+        return next((w.name for w in words if not wanted.isdisjoint(map(plain, (w.name, *w.other_names)))), None)
 
     def with_facets(self, more: Iterable[Facet]) -> Vocabulary:
         """A copy of this vocabulary with more facets."""
@@ -198,6 +214,14 @@ class OpenFacets:
 def plain(text: str) -> str:
     """A name without case and separators."""
     return "".join(c for c in text.casefold() if c.isalnum())
+
+
+def _architecture_names(text: str) -> set[str]:
+    """The plain name of an architecture without its maker, and the compute capability where it is a compiler's target."""
+    # a driver's name goes on with its settings: gfx942:sramecc+:xnack-
+    name = plain(_VENDORS.sub("", text.partition(":")[0]))
+    target = _TARGET.fullmatch(name)
+    return {name, target[1]} if target else {name}
 
 
 def _letters(text: str) -> str:

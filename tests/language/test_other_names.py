@@ -11,15 +11,15 @@ from attnreg import AttentionRequest, Platform, Registry, RequestError
 from attnreg.compile.bundled import help_for_registry
 
 PRODUCTS = [
-    ("sm90", ["h100", "H200", "GH200", "NVIDIA H100", "sm_90", "SM90", "9.0"]),
+    ("sm90", ["h100", "H200", "GH200", "NVIDIA H100", "sm_90", "SM90", "9.0", "sm_90a", "compute_90", "9.0a", "grace hopper"]),
     ("sm80", ["a100", "A30", "8.0"]),
     ("sm86", ["A10G", "rtx 3090", "RTX3090", "a6000"]),
     ("sm89", ["l40s", "rtx 4090", "NVIDIA GeForce RTX 4090", "RTX 5000 Ada"]),
-    ("sm100", ["b200", "GB200", "10.0"]),
+    ("sm100", ["b200", "GB200", "B100", "10.0", "sm_100f", "compute_100a"]),
     ("sm120", ["RTX 5090", "rtx-5090", "12.0", "rtx pro 6000"]),
     ("sm121", ["dgx spark", "GB10"]),
-    ("gfx90a", ["mi250", "MI250X", "AMD Instinct MI210"]),
-    ("gfx942", ["mi300x", "MI325X", "mi300a"]),
+    ("gfx90a", ["mi250", "MI250X", "AMD Instinct MI210", "gfx90a:sramecc+:xnack-"]),
+    ("gfx942", ["mi300x", "MI325X", "mi300a", "MI308"]),
     ("gfx950", ["mi355x"]),
     ("gfx1100", ["7900 xtx", "7900XTX", "Radeon RX 7900 XTX"]),
     ("gfx1201", ["rx 9070 xt"]),
@@ -34,7 +34,7 @@ def test_products_and_compute_capabilities_name_their_architecture(
     assert [architecture and architecture.name for architecture in found] == [name] * len(others)
 
 
-@pytest.mark.parametrize("name", ["p100", "hopper", "H100-SXM5", "rtx", "", "nvidia", "1.0"])
+@pytest.mark.parametrize("name", ["p100", "hopper", "H100-SXM5", "rtx", "", "nvidia", "1.0", "cuda 12.0", "5090", "sm_9", "a", ":"])
 def test_what_is_no_name_of_one_architecture_names_none(default: Registry, name: str) -> None:
     assert default.vocabulary.architecture(name) is None
 
@@ -43,6 +43,12 @@ HELP = [
     ("arch", "h100", "h100 is `sm90` here"),
     ("arch", "H100-SXM5-80GB", "H100 is `sm90` here"),
     ("arch", "Hopper", "Hopper is `sm90` here"),
+    ("arch", "grace-hopper-480GB", "grace hopper is `sm90` here"),
+    ("arch", "grace blackwell", "grace is `aarch64` here, blackwell is `sm100` or "),
+    ("arch", "H100 80 GB", "H100 is `sm90` here"),
+    ("arch", "5090", "5090 is `sm120` here"),
+    ("arch", "6000", "6000 is `sm75` or `sm89` or `sm120` here"),
+    ("arch", "sm_91a", "did you mean `sm90`? (also: "),
     ("arch", "ada", "ada is `sm89` here"),
     ("arch", "CDNA 3", "CDNA 3 is `gfx942` here"),
     ("arch", "blackwell", "blackwell is `sm100` or `sm103` or `sm110` or `sm120` or `sm121` here"),
