@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from attnreg.errors import Location, Problem
 
@@ -93,10 +95,13 @@ def read_json(path: Path, limit: int, label: str = "") -> object:
     return parse_json(read_text(path, limit, label), label or str(path))
 
 
-def parse_json(text: str, label: str) -> object:
-    """The value of JSON text from a file that messages call ``label``. Raises `FileError` with the place of a fault."""
+def parse_json(text: str, label: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> object:
+    """The value of JSON text from a file that messages call ``label``. Raises `FileError` with the place of a fault.
+
+    pairs: makes the value of an object from its keys and values; by default a dict, in which the last of a key counts.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as e:
         raise FileError(label, f"not JSON: {e.msg}", e.lineno, e.colno) from None
     except ValueError:

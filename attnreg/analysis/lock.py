@@ -40,6 +40,10 @@ class LockError(RegistryError):
     subject = "the lock"
 
 
+class _RepeatedKeyError(Exception):
+    """Raised for an object that has a key twice: the value of one would be lost."""
+
+
 class Locked(NamedTuple):
     """One entry of a lock: a group of a model's layers on a platform, and what it got."""
 
@@ -157,7 +161,9 @@ def read_lock(path: Path) -> Lock:
     """The contents of a lock file. Raises `LockError`, with the place, for a file that is not one."""
     try:
         text = read_text(path, MAX_BYTES)
-        data = parse_json(text, str(path))
+        data = parse_json(text, str(path), _unrepeated)
+    except _RepeatedKeyError:
+        raise _LockFile(path, text).repeated() from None
     except FileError as e:
         raise LockError([e.problem]) from None
     file = _LockFile(path, text)
@@ -184,11 +190,14 @@ def read_lock(path: Path) -> Lock:
     return Lock(*head, ends, tuple(entries))
 
 
-def drift(lock: Lock, registry: Registry, here: Platform | None = None) -> Moves:
+def drift(
+    lock: Lock, registry: Registry, here: Platform | None = None, packages: Sequence[tuple[str, str]] | None = None
+) -> Moves:
     """The locked outcomes that ``registry`` decides otherwise.
 
     here: this machine. Where a lock was written on a machine like it, its installed packages take the place of the
-    lock's, so that an upgrade of a package is a move.
+    lock's, so that an upgrade of a package is a move. packages: name and version of those that take the place of the
+    lock's on every platform.
 
     Raises `RequestError` where ``registry`` makes other requests of a model's first and last layers than the lock's
     registry did: the requests that the lock holds are then not those that such a run makes.
@@ -205,7 +214,9 @@ def drift(lock: Lock, registry: Registry, here: Platform | None = None) -> Moves
     moves, notes = [], dict[str, None]()
     for entry in lock.entries:
         platform = entry.platform
-        if lock.detected and here is not None:
+        if packages is not None:
+            platform = replace(platform, packages=tuple(packages))
+        elif lock.detected and here is not None:
             if (here.platform, here.arch) == (platform.platform, platform.arch):
                 platform = replace(platform, packages=here.packages)
             else:
@@ -244,6 +255,21 @@ class _LockFile(NamedTuple):
         expected = _EXPECTED.get(error["type"]) or error["msg"]
         return self.problem(at, f"{name}: expected {expected}, got {shown(error['input'])}")
 
+    def repeated(self) -> LockError:
+        """The error for the first key that an object has twice."""
+        inside = [_skip(self.text, 0)]
+        while inside:
+            seen = set()
+            for key, at in _members(self.text, inside.pop()):
+                if key in seen:
+                    line, column = _line_and_column(self.text, at)
+                    return LockError(
+                        [Problem(Location(str(self.path), line, column), f"the key {key!r} is given twice")]
+                    )
+                seen.add(key)
+                inside.append(at)
+        raise AssertionError("no key is repeated")
+
     def entry(self, number: int, entry: _Entry) -> Locked:
         """One entry. Raises `LockError` for a request, a platform or an outcome that there cannot be."""
         at = ("selections", number)
@@ -264,6 +290,14 @@ class _LockFile(NamedTuple):
         return Locked(asked, platform, Outcome(**{**values, **sets}))
 
 
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values. Raises `_RepeatedKeyError`."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        raise _RepeatedKeyError
+    return data
+
+
 def _place(text: str, path: tuple[str | int, ...]) -> tuple[int, int]:
     """Line and column of the value at a path in JSON, or of the value nearest above it."""
     at = _skip(text, 0)
@@ -272,6 +306,10 @@ def _place(text: str, path: tuple[str | int, ...]) -> tuple[int, int]:
         if found is None:
             break
         at = found
+    return _line_and_column(text, at)
+
+
+def _line_and_column(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 

@@ -110,6 +110,8 @@ def models(words: tuple[str, ...], as_json: bool) -> None:
     from attnreg.models.reader import bundled_families
 
     families = bundled_families()
+    if not all(words):
+        raise BadInput("an empty WORD is in every name", "without a WORD all families are listed")
     names = [name for name in families if not words or any(word.casefold() in name for word in words)]
     if not names:
         raise BadInput(f"no model family has {' or '.join(map(repr, words))} in its name")

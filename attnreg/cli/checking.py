@@ -9,8 +9,9 @@ import click
 
 from attnreg.cli.command import argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs
-from attnreg.cli.options import json_option, platform_options, registry_options
+from attnreg.cli.options import json_option, package_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
+from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
     from attnreg.analysis.check import Finding
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
 @command(short_help="Check a registry: invariants, dead data; or a lock.")
 @registry_options
 @option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
+@package_option("Of a lock: an installed package in place of those that it names; repeatable.")
 @json_option
-def check(registry_inputs: RegistryInputs, lock: str | None, as_json: bool) -> None:
+def check(registry_inputs: RegistryInputs, lock: str | None, packages: tuple[str, ...], as_json: bool) -> None:
     """Check a registry: schema, invariants, and data that is never reached."""
     if lock is not None:
-        _check_lock(registry_inputs, lock, as_json)
+        _check_lock(registry_inputs, PlatformInputs(packages=packages), lock, as_json)
         return
+    if packages:
+        raise BadInput("--package says something of a lock: a registry is checked for all packages", "give --lock too")
     from attnreg.analysis.check import check as check_registry
     from attnreg.errors import RegistryError
     from attnreg.models.reader import bundled_families
@@ -38,9 +42,7 @@ def check(registry_inputs: RegistryInputs, lock: str | None, as_json: bool) -> N
         data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
         print_json({"registry": registry.title, "findings": data})
     else:
-        for finding in findings:
-            click.echo(f"{finding}\n")
-        click.echo(_summary(registry, findings))
+        _print_lines("\n\n".join([*map(str, findings), _summary(registry, findings)]))
     # the faults of another engine's registry are reported and do not fail the command
     failed = any(registry.imports or finding.kind == "broken plugin" for finding in findings)
     raise click.exceptions.Exit(1 if failed else 0)
@@ -59,7 +61,20 @@ def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
     )
 
 
-def _check_lock(registry_inputs: RegistryInputs, file: str, as_json: bool) -> None:
+def _print_lines(text: str) -> None:
+    """Print lines of text, each wrapped at the width of the terminal below its own indentation."""
+    from rich.text import Text
+
+    from attnreg.explain.layout import emit, wrapped
+
+    console = terminal()
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        parts = wrapped(line.lstrip(), console.width, f"{indent}  ", first=indent) or [""]
+        emit(map(Text, parts), console)
+
+
+def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: str, as_json: bool) -> None:
     from pathlib import Path
 
     from attnreg.analysis.lock import drift, read_lock
@@ -68,15 +83,17 @@ def _check_lock(registry_inputs: RegistryInputs, file: str, as_json: bool) -> No
 
     lock = read_lock(Path(file))
     registry = registry_inputs.of_lock(lock)
-    moves = drift(lock, registry, detect(registry.vocabulary) if lock.detected else None)
+    packages = inputs.installed(registry.vocabulary)
+    here = detect(registry.vocabulary) if lock.detected and packages is None else None
+    moves = drift(lock, registry, here, packages)
     if as_json:
         print_json({"registry": registry.title, "locked_with": lock.fingerprint, **moves.to_dict()})
     else:
         print_moves(moves, terminal())
         if lock.fingerprint != registry.fingerprint:
-            click.echo(f"locked with {lock.registry}@{lock.fingerprint}")
+            _print_lines(f"locked with {lock.registry}@{lock.fingerprint}")
         total = len(lock.entries)
-        click.echo(f"{registry.title}: {total - len(moves.moves)} of {total} locked selections hold")
+        _print_lines(f"{registry.title}: {total - len(moves.moves)} of {total} locked selections hold")
     raise click.exceptions.Exit(1 if moves.moves else 0)
 
 
@@ -117,5 +134,5 @@ def verify(
     if as_json:
         print_json({e.backend: {**e.to_dict(), "problems": e.problems} for e in results})
     else:
-        click.echo("\n".join(line for evidence in results for line in evidence.lines()))
+        _print_lines("\n".join(line for evidence in results for line in evidence.lines()))
     raise click.exceptions.Exit(1 if any(e.problems for e in results) else 0)

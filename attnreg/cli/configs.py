@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attnreg.cli.refusals import BadInput
@@ -17,11 +17,11 @@ _HUB = ("huggingface.co", "www.huggingface.co", "hf.co")
 _SOURCES = "give a config.json, the directory of one, or a model in the hub's cache by its id (nothing is downloaded)"
 
 
-def find_config(text: str) -> str:
+def find_config(text: str, others: Iterable[str] = ()) -> str:
     """The path of the config that a text names: a path as it is, then a model in the hub's cache, then an example.
 
-    A model is named by its id (openai/gpt-oss-120b), also without its owner and with a revision behind ``@``. Raises
-    `BadInput`, with where configs come from, for what is none of them.
+    A model is named by its id (openai/gpt-oss-120b), also without its owner and with a revision behind ``@``. others:
+    words that the option takes too. Raises `BadInput`, with where configs come from, for what is none of them.
     """
     if os.path.lexists(text):
         if os.path.isdir(text) and not os.path.lexists(os.path.join(text, "config.json")):
@@ -46,7 +46,7 @@ def find_config(text: str) -> str:
     example = bundled_configs().get(text)
     if example is not None:
         return str(example)
-    near = nearest(text, model_names())
+    near = nearest(text, [*model_names(), *others])
     fetching = _fetching(text.partition("@")[0], named["revision"]) if named["owner"] else _SOURCES
     hint = f"did you mean `{near}`? Or: {fetching}" if near else fetching
     raise BadInput(f"{text}: no such file, and no such model in the hub's cache, {hub_cache()}", hint)

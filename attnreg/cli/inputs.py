@@ -100,7 +100,7 @@ class PlatformInputs:
         vocabulary = registry.vocabulary
         if self.platform is not None and self.platform not in vocabulary.words["platforms"]:
             raise BadInput(f"unknown platform {self.platform!r}", vocabulary.help_for("platform", self.platform))
-        installed = self._installed(vocabulary)
+        installed = self.installed(vocabulary)
         if not self.named:
             machine = detect(vocabulary)
             return [
@@ -144,7 +144,7 @@ class PlatformInputs:
         for flag in self.flags:
             if not any(flag in v.flags for v in both):
                 raise BadInput(f"unknown flag {flag!r}", both[0].help_for("flags", flag))
-        installed = self._installed(*both)
+        installed = self.installed(*both)
         named = [architecture(name, *both) for name in self.arch]
         shared = [name for name in known if all(name in v.architectures for v in both)]
         names = named or [name for name in shared if self.platform in (None, known[name])]
@@ -155,7 +155,7 @@ class PlatformInputs:
             for name in dict.fromkeys(names)
         ]
 
-    def _installed(self, *vocabularies: Vocabulary) -> tuple[tuple[str, str], ...] | None:
+    def installed(self, *vocabularies: Vocabulary) -> tuple[tuple[str, str], ...] | None:
         """(name, version) of each ``--package``; None without that option, which means that all are installed.
 
         ``--package none`` means that none is. Raises `BadInput` for a package that none of the vocabularies has.
@@ -263,7 +263,8 @@ class RequestInputs:
         """
         from attnreg.models.questions import MTP, ModelOptions, model_questions
 
-        path, draft = find_config(model), self.draft if self.draft in (None, MTP) else find_config(self.draft)
+        path = find_config(model)
+        draft = self.draft if self.draft in (None, MTP) else find_config(self.draft, others=(MTP,))
         if self.draft_kv_dtype is not None and draft is None:
             raise BadInput("--draft-kv-dtype says something of a draft", "give --draft too")
         kv_dtype = None if self.draft_kv_dtype == "none" else self.draft_kv_dtype
@@ -348,6 +349,8 @@ def read_inputs(
         questions: Sequence[Question] = [Question(request, what)]
         if "head_size" not in request_inputs.facets:
             notes.append(f"no --head-size and no --model: head_size {request.head_size} was assumed")
+        if request_inputs.facets.get("head_size_v") == request.head_size:
+            notes.append(f"--head-size-v {request.head_size} is --head-size, as it is without that option")
     else:
         model = request_inputs.of_model(request_inputs.model, registry)
         questions, what, memory = model.questions, model.title, model.memory

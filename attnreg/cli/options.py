@@ -36,7 +36,7 @@ def platform_options(command: Command) -> Command:
         option("--platform", metavar="WORD", help=CORE["platform"].help),
         option("--arch", multiple=True, metavar="WORD", help=CORE["arch"].help),
         option("--flag", "flags", multiple=True, metavar="WORD", help=CORE["flags"].help),
-        option("--package", "packages", multiple=True, metavar="NAME[==VERSION]", help=CORE["packages"].help),
+        package_option(CORE["packages"].help),
     ]
     return _with_options(command, options, "platform_inputs", functools.partial(_take, PlatformInputs))
 
@@ -99,6 +99,11 @@ def backend_options(command: Command) -> Command:
         option("--deny", multiple=True, help="Never this backend; repeatable."),
     ]
     return _with_options(command, options, "backend_inputs", functools.partial(_take, BackendInputs))
+
+
+def package_option(text: str) -> Option:
+    """Adds ``--package``, described by ``text``."""
+    return _option("--package", "packages", multiple=True, metavar="NAME[==VERSION]", help=text, section="Platform")
 
 
 json_option = _option("--json", "as_json", is_flag=True, help="Print JSON.")

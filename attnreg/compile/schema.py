@@ -11,6 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, S
 
 
 def _one_or_many(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise ValueError("expected a word, or a list of words")
     return [value] if isinstance(value, str) else value
 
 

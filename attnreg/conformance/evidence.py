@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnreg.files import FileError, kind_of, read_json, write_text
 from attnreg.language.facets import PROVEN
 from attnreg.version import __version__
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from attnreg.conformance.proof import Outcome
     from attnreg.conformance.trial import Case
     from attnreg.platforms import Platform
+
+# of a file of records
+MAX_BYTES = 16 << 20
 
 
 @dataclass
@@ -101,24 +105,47 @@ class Evidence:
         }
 
 
+def read_record(path: Path, device: torch.device) -> dict[str, Any]:
+    """The records of backends in the file of a device; none where there is no file yet.
+
+    Raises `attnreg.files.FileError` for a file that `save` cannot have written.
+    """
+    file = _file(path, device)
+    if not kind_of(file):
+        if not file.parent.is_dir():
+            raise FileError(str(file), f"cannot be written: there is no directory {file.parent}")
+        return {}
+    data = read_json(file, MAX_BYTES)
+    backends = data.get("backends") if isinstance(data, dict) else None
+    if not isinstance(backends, dict):
+        raise FileError(str(file), "no record of evidence: it has no object `backends`")
+    return backends
+
+
 def save(evidence: list[Evidence], path: Path, device: torch.device) -> None:
     """Writes evidence to a file, or to ``<device>.json`` in a directory, and keeps the records of other backends there.
 
-    A backend with a problem is removed from the file.
+    A backend with a problem is removed from the file. Raises as `read_record` does.
     """
-    title = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    file = path / f"{re.sub('[^a-z0-9]+', '_', title.lower())}.json" if path.is_dir() else path
-    backends: dict[str, Any] = json.loads(file.read_text())["backends"] if file.exists() else {}
+    backends = read_record(path, device)
     for record in evidence:
         backends.pop(record.backend, None)
         if not record.problems:
             backends[record.backend] = record.to_dict()
     # PyTorch for ROCm calls its devices cuda too
     machine = "rocm" if device.type == "cuda" and torch.version.hip else device.type
-    data = {"device": title, "platform": machine}
+    data = {"device": _title(device), "platform": machine}
     text = json.dumps({**data, "backends": dict(sorted(backends.items()))}, indent=2)
     # one line for each claimed value, so that a diff of evidence is readable
-    file.write_text(re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
+    write_text(_file(path, device), re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
+
+
+def _title(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _file(path: Path, device: torch.device) -> Path:
+    return path / f"{re.sub('[^a-z0-9]+', '_', _title(device).lower())}.json" if path.is_dir() else path
 
 
 def _version(distribution: str) -> str | None:

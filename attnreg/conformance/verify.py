@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from attnreg.conformance.claims import Claims, Size
-from attnreg.conformance.evidence import Evidence, save
+from attnreg.conformance.evidence import Evidence, read_record, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
 from attnreg.conformance.trial import Case
+from attnreg.conformance.workers import Workers
 from attnreg.errors import RequestError, did_you_mean
 from attnreg.loader import default_registry, load_kernel
 from attnreg.machine.probe import probe
@@ -30,6 +27,11 @@ if TYPE_CHECKING:
 
     from attnreg.registry import Registry
 
+# each takes the start of another process, with its import of torch
+_MOST_CRASHES = 5
+_CRASHED = "it ended its process"
+_CRASH = Outcome(0.0, 0.0, _CRASHED)
+
 
 def verify(
     backends: Iterable[str] = (),
@@ -39,7 +41,7 @@ def verify(
     device: torch.device | str | None = None,
     size: Size = "pairs",
     record: str | os.PathLike[str] | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     report: Callable[[str, Case, Outcome], None] | None = None,
 ) -> list[Evidence]:
     """The evidence for the claims of backends on a device.
@@ -49,7 +51,8 @@ def verify(
     only the logic of a GPU's backend is verified; Triton's kernels need ``TRITON_INTERPRET=1`` there, and the
     interpreter has no bfloat16. size: ``claims`` runs each value of each facet and each pair of features, ``pairs``
     each pair of values. record: a file, or a directory for ``<device>.json``; a refuted backend is removed from it.
-    jobs: the number of processes, for backends that compile long. report: called after every case.
+    jobs: the number of processes that run cases; a case that ends its process (a segmentation fault) is then refuted.
+    None: they run in this process. report: called after every case.
 
     Raises `RequestError` for an unknown backend, for one that cannot be verified, with the reason, and for a device
     that PyTorch cannot use.
@@ -67,6 +70,9 @@ def verify(
     if not names:
         raise RequestError(f"nothing can be verified: no row of {registry.title} for {platform.platform} has a module")
     device = _device(device, platform)
+    if record is not None:
+        # a file that cannot be written to is refused before anything is run
+        read_record(Path(record), device)
     modules = {name: registry.backends[name].module or "" for name in names}
     unfit = probe([module for module in modules.values() if module not in sys.modules])
     with _one_thread(device):
@@ -119,7 +125,7 @@ def _verify(
     claims: Claims,
     device: torch.device,
     size: Size,
-    jobs: int,
+    jobs: int | None,
     report: Callable[[str, Case, Outcome], None] | None,
 ) -> Evidence:
     """The evidence of one backend. If nothing of it can be run, the reason is the evidence's only problem."""
@@ -141,35 +147,21 @@ def _verify(
         evidence.unproven += ["bfloat16"] if skipped else []
         if not cases:
             return _failure(evidence, "all that it claims is bfloat16, which Triton's interpreter does not have")
-    try:
-        for case, outcome in _outcomes(claims, cases, device, jobs):
-            evidence.add(case, outcome)
+    with Workers(jobs, claims, device) as workers:
+        crashes = 0
+        for case, outcome in workers.map(_prove, cases):
+            evidence.add(case, outcome or _CRASH)
             if report is not None:
-                report(claims.backend, case, outcome)
-    except BrokenProcessPool:
-        ended = "a case ended its process; without --jobs its case is the last that is run"
-        evidence.problems.append(ended)
-        return evidence
-    try:
-        for _, problem in refusals(claims, device):
-            evidence.refused += 1
-            if problem:
-                evidence.problems.append(problem)
-    # what a module raises for a plain layer stands among the cases too
-    except (Exception, SystemExit) as e:
-        evidence.problems.append(f"what is not claimed could not be tried: {type(e).__name__}: {e}")
+                report(claims.backend, case, outcome or _CRASH)
+            crashes += outcome is None
+            if crashes == _MOST_CRASHES:
+                evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
+                return evidence
+        for _, refused in workers.map(_refuse, [None]):
+            count, problems = refused or (0, [_untried(_CRASHED)])
+            evidence.refused = count
+            evidence.problems += problems
     return evidence
-
-
-def _outcomes(claims: Claims, cases: list[Case], device: torch.device, jobs: int) -> Iterator[tuple[Case, Outcome]]:
-    """Each case with its outcome, in order."""
-    prove_one = partial(_prove, claims, device)
-    if jobs == 1:
-        yield from zip(cases, map(prove_one, cases), strict=True)
-        return
-    # spawned, because a forked process cannot use the GPU
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from zip(cases, pool.map(prove_one, cases), strict=True)
 
 
 def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome:
@@ -180,6 +172,23 @@ def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome:
     # an exception of a kernel refutes the claim, and becomes the problem
     except (Exception, SystemExit) as e:
         return Outcome(0.0, 0.0, f"{type(e).__name__}: {e}")
+
+
+def _refuse(claims: Claims, device: torch.device, nothing: None) -> tuple[int, list[str]]:
+    """How many requests that are not claimed were tried, and the problem of each that is not refused as it should."""
+    count, problems = 0, list[str]()
+    try:
+        for _, problem in refusals(claims, device):
+            count += 1
+            problems += [problem] if problem else []
+    # what a module raises for a plain layer stands among the cases too
+    except (Exception, SystemExit) as e:
+        problems.append(_untried(f"{type(e).__name__}: {e}"))
+    return count, problems
+
+
+def _untried(reason: str) -> str:
+    return f"what is not claimed could not be tried: {reason}"
 
 
 def _requirements(claims: Claims) -> set[str]:

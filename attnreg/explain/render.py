@@ -109,16 +109,19 @@ def _memory_lines(memory: Memory, width: int) -> list[Text]:
     from attnreg.models.groups import describe_indices
 
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
-    target, *drafts = (model.kv_dtype for model in memory.models)
+    target, *drafts = (" and ".join(model.kv_dtypes) for model in memory.models)
     title = f"KV cache of one request{rank}, kv_dtype {', draft '.join([target, *(d for d in drafts if d != target)])}"
     headings = ("bytes/token", *(f"{n:,} tokens" for n in memory.lengths))
     rows = []
     for number, model in enumerate(memory.models):
         for part in model.groups:
             name = f"{'draft ' * (number > 0)}{describe_indices(part.group.layers)}"
+            stored = part.kv_dtype if len(model.kv_dtypes) > 1 else ""
             keeps = f"keeps {part.keeps:,} tokens" if part.keeps is not None else part.what
             sizes = [f"{part.token_bytes:,}", *(readable(part.at(n)) for n in memory.lengths)]
-            rows.append([" · ".join(filter(None, (name, keeps))), *(sizes if not part.what else ["–"] * len(sizes))])
+            rows.append(
+                [" · ".join(filter(None, (name, stored, keeps))), *(sizes if not part.what else ["–"] * len(sizes))]
+            )
     total = sum(model.token_bytes for model in memory.models)
     rows.append(["total", f"{total:,}", *(readable(sum(m.at(n) for m in memory.models)) for n in memory.lengths)])
     columns = [Column("layers", wraps=True), *(Column(heading, right=True) for heading in headings)]

@@ -217,7 +217,7 @@ def plain(text: str) -> str:
 
 
 def _architecture_names(text: str) -> set[str]:
-    """The plain name of an architecture without its maker, and the compute capability where it is a compiler's target."""
+    """The plain name of an architecture without its maker, and the compute capability in a compiler's target."""
     # a driver's name goes on with its settings: gfx942:sramecc+:xnack-
     name = plain(_VENDORS.sub("", text.partition(":")[0]))
     target = _TARGET.fullmatch(name)

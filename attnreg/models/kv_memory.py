@@ -13,7 +13,8 @@ class GroupMemory(NamedTuple):
     """What the layers of one group store: ``token_bytes`` of all of them together, for each token that they keep.
 
     ``keeps`` is the number of latest tokens that are kept, None for all; ``compress`` the number of tokens for which
-    one more is kept; ``what`` says why there is nothing to count.
+    one more is kept; ``what`` says why there is nothing to count. ``kv_dtype`` is how these layers store their keys and
+    values: the first and last layers may have another than the others.
     """
 
     group: LayerGroup
@@ -21,6 +22,7 @@ class GroupMemory(NamedTuple):
     keeps: int | None = None
     what: str = ""
     compress: int | None = None
+    kv_dtype: str = ""
 
     def at(self, length: int) -> int:
         """Bytes at a request length in tokens."""
@@ -33,6 +35,11 @@ class KvMemory(NamedTuple):
 
     kv_dtype: str
     groups: tuple[GroupMemory, ...]
+
+    @property
+    def kv_dtypes(self) -> tuple[str, ...]:
+        """How the layers that are counted store their keys and values."""
+        return tuple(dict.fromkeys(g.kv_dtype for g in self.groups if g.kv_dtype)) or (self.kv_dtype,)
 
     @property
     def token_bytes(self) -> int:
@@ -99,7 +106,7 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any]) -> Kv
             size = _layer_bytes(group.request, stored, model.dtype, words) * len(group.layers)
             # a bidirectional window sees as far ahead, so nothing falls out of it
             keeps = facts.chunk or (facts.sliding_window if facts.causal else None)
-            groups.append(GroupMemory(group, size, keeps, compress=facts.compress))
+            groups.append(GroupMemory(group, size, keeps, compress=facts.compress, kv_dtype=stored))
     return KvMemory(kv_dtype, tuple(groups))
 
 

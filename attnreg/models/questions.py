@@ -123,11 +123,19 @@ def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool
         return _changed(model, options)
     layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)
     if not layers:
-        indices = describe_indices([facts.layer_idx for facts in model.layers])
-        raise ConfigError(f"{model.name} has no layer {options.layer}; it has {indices}")
+        raise ConfigError(_no_layer(model, options))
     # a group keeps its label, which says what is unlike the other layers of the model
     groups = tuple(dataclasses.replace(g, layers=(options.layer,)) for g in model.groups if options.layer in g.layers)
     return _changed(dataclasses.replace(model, layers=layers, groups=groups), options)
+
+
+def _no_layer(model: ModelLayers, options: ModelOptions) -> str:
+    """What is wrong with the index of a layer that the model does not have."""
+    indices = describe_indices([facts.layer_idx for facts in model.layers])
+    message = f"{model.name} has no layer {options.layer}; it has {indices}"
+    if options.draft is None:
+        return message
+    return f"{message} (--layer is one of the model's: those of its draft are asked about beside any)"
 
 
 def _changed(model: ModelLayers, options: ModelOptions) -> ModelLayers:

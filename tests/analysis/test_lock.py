@@ -200,6 +200,7 @@ BAD: list[tuple[str, str, str]] = [
     (entries({"request": {"head_size": 8, "features": 3}}), "2:", "selection 1: features is 3"),
     (entries({"request": {"head_size": 8, "extra": 3}}), "2:", "selection 1: extra is 3"),
     (entries({}, {"model": "n"}, {}), "4:1", "selection 3 repeats selection 1"),
+    ('{"format": 2,\n "ends": {"a": 1,\n  "a": 2}}', "3:8", "the key 'a' is given twice"),
     ('{"format": ' + "[" * 100_000, "1:1", "not JSON: nested too deeply"),
     ('{"format": 1' + "0" * 5000 + "}", "1:1", "not JSON: a number of too many digits"),
 ]

@@ -138,3 +138,13 @@ def test_doctor_names_this_machine_and_what_is_missing(run: Callable[..., Any]) 
     assert re.search(r"^(cpu|cuda|rocm|xpu) \w+", result.out, re.MULTILINE)
     data = json.loads(run("doctor", "--json").out)
     assert data["devices"][-1]["platform"] == "cpu"
+
+
+def test_an_empty_word_lists_no_families(run: Callable[..., Any]) -> None:
+    message = "attnreg: an empty WORD is in every name\n  help: without a WORD all families are listed\n"
+    assert run("models", "llama", "") == (2, "", message)
+
+
+def test_values_as_wide_as_keys_are_those_of_a_request_that_says_nothing_of_them(run: Callable[..., Any]) -> None:
+    out = run("explain", "--arch", "sm90", "--attention", "mla", "--head-size", "576", "--head-size-v", "576").out
+    assert "note: --head-size-v 576 is --head-size, as it is without that option\n" in out

@@ -204,3 +204,35 @@ def test_every_example_is_explained_soon(path: Path, run: Callable[..., Any]) ->
 def test_layers_are_counted_once(name: str, count: str, run: Callable[..., Any]) -> None:
     title = run("explain", *HOPPER, "--model", str(CONFIGS / name))[1].splitlines()[0]
     assert title.startswith(f"{name} · {count} · ")
+
+
+def test_a_draft_by_mtp_is_named_in_small_letters(run: Callable[..., Any]) -> None:
+    refused = run("explain", *HOPPER, "--model", GPT_OSS, "--draft", "MTP")
+    assert refused.status == 2
+    assert "\n  help: did you mean `mtp`? Or: give a config.json" in refused.err
+
+
+def test_the_index_of_a_drafts_layer_is_none_of_the_models(run: Callable[..., Any]) -> None:
+    model = str(CONFIGS / "DeepSeek-V3")
+    refused = run("explain", *HOPPER, "--model", model, "--draft", "mtp", "--layer", "61")
+    why = "(--layer is one of the model's: those of its draft are asked about beside any)"
+    assert refused == (2, "", f"attnreg: DeepSeek-V3 has no layer 61; it has 0–60 {why}\n")
+    refused = run("explain", *HOPPER, "--model", model, "--layer", "61")
+    assert refused.err == "attnreg: DeepSeek-V3 has no layer 61; it has 0–60\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "heading", "rows"),
+    [
+        ([], "kv_dtype auto and turboquant_k8v4", ["0–1, 34–35 · auto", "2–33 · turboquant_k8v4"]),
+        (["--layer", "0"], "kv_dtype auto", ["0  "]),
+        (["--layer", "9"], "kv_dtype turboquant_k8v4", ["9  "]),
+    ],
+)
+def test_the_table_of_the_cache_says_how_its_layers_are_stored(
+    run: Callable[..., Any], options: list[str], heading: str, rows: list[str]
+) -> None:
+    model = ["--model", str(CONFIGS / "Qwen3-8B"), "--kv-dtype", "turboquant_k8v4"]
+    lines = run("explain", *HOPPER, *model, *options).out.splitlines()
+    at = lines.index(f"KV cache of one request, {heading}")
+    assert all(line.startswith(row) for line, row in zip(lines[at + 3 :], rows, strict=False))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import ROOT
 
 from attnreg import Registry
@@ -47,3 +48,30 @@ def test_a_lock_holds_a_models_ranks_and_leaves_mixers_out(run: Callable[..., An
     assert status == 0
     (entry,) = json.loads(out)["selections"]
     assert (entry["layers"], entry["request"]["num_heads"]) == ("12 layers (3, 7, … 47)", 8)
+
+
+def test_a_lock_is_compared_for_other_packages(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = str(tmp_path / "a.lock")
+    assert run("lock", *HOPPER, "--head-size", "128", "-o", file).status == 0
+    assert run("check", "--lock", file, "--package", "flash-attn-3").status == 0
+    result = run("check", "--lock", file, "--package", "torch")
+    assert (result.status, result.err) == (1, "")
+    assert "package flash-attn-3 is not installed" in result.out
+    assert run("check", "--lock", file, "--package", "flash-atn").err.startswith(
+        "attnreg: unknown package 'flash-atn'\n  help: did you mean `flash-attn`?"
+    )
+    message = "--package says something of a lock: a registry is checked for all packages"
+    assert run("check", "--package", "torch") == (2, "", f"attnreg: {message}\n  help: give --lock too\n")
+
+
+def test_findings_are_wrapped_below_their_indentation(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlay = tmp_path / "o.yaml"
+    overlay.write_text("backends:\n  TRITON_ATTN:\n    capabilities: {add: {kv_dtypes: [turboquant_k8v4]}}\n")
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run("check", "--overlay", str(overlay)).out.splitlines()
+    assert [line for line in lines if len(line) > 40 and " " in line.strip()] == []
+    # what is wrapped stands behind the first character of its line
+    at = next(i for i, line in enumerate(lines) if line.startswith("  for example: "))
+    assert lines[at + 1].startswith("    ")

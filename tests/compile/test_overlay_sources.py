@@ -53,6 +53,7 @@ def test_an_overlay_extends_the_default_registry_by_default(tree: Path, default:
                 "over/a.yaml -> over/b.yaml -> over/../over/a.yaml"
             ),
         ),
+        ({"a": "extends: null\n"}, "over/a.yaml:1:10: extends: expected a word, or a list of words, got `null`"),
         (
             {"a": "choices: []\nextends: defualt\n"},
             (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.altered import altered
 
 from attnreg import Platform, Registry, loader
 from attnreg.conformance.verify import verify
+from attnreg.files import FileError
 from attnreg.runtime.interface import BatchMetadata
 
 
@@ -43,3 +45,25 @@ def test_evidence_is_recorded_and_what_is_refuted_is_struck_from_it(
     (refuted,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims", record=tmp_path)
     assert not refuted.proven
     assert json.loads((tmp_path / "cpu.json").read_text())["backends"].keys() == {"TORCH_SDPA"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "{file}:1:1: no record of evidence: it has no object `backends`"),
+        ('{"backends": 3}', "{file}:1:1: no record of evidence: it has no object `backends`"),
+        ('{"backends":\n', "{file}:2:1: not JSON: Expecting value"),
+        ("\0", "{file}:1:1: not JSON: Expecting value"),
+        (None, "{file}:1:1: cannot be written: there is no directory {folder}"),
+    ],
+)
+def test_a_record_that_cannot_be_kept_is_refused_before_anything_is_run(
+    default: Registry, cpu: Platform, tmp_path: Path, text: str | None, message: str
+) -> None:
+    file = tmp_path / ("cpu.json" if text is not None else "nowhere/cpu.json")
+    if text is not None:
+        file.write_text(text)
+    ran = []
+    with pytest.raises(FileError) as caught:
+        verify(["CPU_ATTN"], registry=default, platform=cpu, record=file, report=lambda *a: ran.append(a))
+    assert (str(caught.value), ran) == (message.format(file=file, folder=file.parent), [])

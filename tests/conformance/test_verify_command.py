@@ -78,3 +78,34 @@ def test_cases_side_by_side_find_what_they_find_one_by_one(capsys: pytest.Captur
         assert main(["verify", "CPU_ATTN", *CPU, "--jobs", jobs, "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[0] == found[1]
+
+
+CRASHING = """
+import os
+from attnreg.kernels import torch_sdpa
+from attnreg.kernels.torch_sdpa import forward, kv_cache_shape, write_kv
+
+def plan(spec, batch):
+    if spec.head_size == CRASH_AT:
+        os.kill(os.getpid(), 11)
+    return torch_sdpa.plan(spec, batch)
+"""
+
+
+def test_a_case_that_crashes_its_process_is_refuted_and_the_others_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["verify", "TORCH_SDPA", *CPU, "--json"]) == 0
+    sound = json.loads(capsys.readouterr().out)["TORCH_SDPA"]
+    size = max(sound["claims"]["head_size"], key=int)
+    (tmp_path / "crashing").mkdir()
+    (tmp_path / "crashing" / "kernel.py").write_text(CRASHING.replace("CRASH_AT", size))
+    monkeypatch.syspath_prepend(tmp_path)
+    overlay = tmp_path / "crashing.yaml"
+    overlay.write_text("backends:\n  TORCH_SDPA: {module: crashing.kernel, contract: 1}\n")
+    changed = ["--overlay", str(overlay), "--trust", "crashing", "--jobs", "2"]
+    assert main(["verify", "TORCH_SDPA", *CPU, *changed, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["TORCH_SDPA"]
+    assert found["cases"] == sound["cases"]
+    assert all(problem.endswith(": it ended its process") for problem in found["problems"])
+    assert len(found["problems"]) == sound["claims"]["head_size"][size]["cases"]

@@ -11,7 +11,22 @@ from attnreg import AttentionRequest, Platform, Registry, RequestError
 from attnreg.compile.bundled import help_for_registry
 
 PRODUCTS = [
-    ("sm90", ["h100", "H200", "GH200", "NVIDIA H100", "sm_90", "SM90", "9.0", "sm_90a", "compute_90", "9.0a", "grace hopper"]),
+    (
+        "sm90",
+        [
+            "h100",
+            "H200",
+            "GH200",
+            "NVIDIA H100",
+            "sm_90",
+            "SM90",
+            "9.0",
+            "sm_90a",
+            "compute_90",
+            "9.0a",
+            "grace hopper",
+        ],
+    ),
     ("sm80", ["a100", "A30", "8.0"]),
     ("sm86", ["A10G", "rtx 3090", "RTX3090", "a6000"]),
     ("sm89", ["l40s", "rtx 4090", "NVIDIA GeForce RTX 4090", "RTX 5000 Ada"]),
@@ -34,7 +49,9 @@ def test_products_and_compute_capabilities_name_their_architecture(
     assert [architecture and architecture.name for architecture in found] == [name] * len(others)
 
 
-@pytest.mark.parametrize("name", ["p100", "hopper", "H100-SXM5", "rtx", "", "nvidia", "1.0", "cuda 12.0", "5090", "sm_9", "a", ":"])
+@pytest.mark.parametrize(
+    "name", ["p100", "hopper", "H100-SXM5", "rtx", "", "nvidia", "1.0", "cuda 12.0", "5090", "sm_9", "a", ":"]
+)
 def test_what_is_no_name_of_one_architecture_names_none(default: Registry, name: str) -> None:
     assert default.vocabulary.architecture(name) is None
 
