@@ -23,6 +23,8 @@ _ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("attnreg", _ANY_TIME)
 # a tenth of the examples: make quick
 settings.register_profile("quick", _ANY_TIME, max_examples=10)
+# thirty times as many, by hand
+settings.register_profile("long", _ANY_TIME, max_examples=3000)
 settings.load_profile("attnreg")
 # where a property fails, a registry is shown by its title: Hypothesis would print it whole, which is 20,000 lines
 attnreg.Registry._repr_pretty_ = lambda self, printer, _: printer.text(repr(self))  # type: ignore[attr-defined]

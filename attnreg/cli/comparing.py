@@ -111,6 +111,7 @@ def diff(
     from attnreg.analysis.moves import compare
     from attnreg.analysis.revisions import family_texts, load_revision
     from attnreg.explain.changes import print_changes, print_model_changes
+    from attnreg.selection.wording import setting_words
 
     named = bool(request_inputs.models or "head_size" in request_inputs.facets)
     everywhere = boxes or not named
@@ -151,7 +152,8 @@ def diff(
     else:
         words = [f"only layers with {name} {' or '.join(map(_shown, values))}" for name, values in wanted.items()]
         words += ["packages installed or missing"] if any_packages else []
-        title = " · ".join([f"{old.title} → {new.title}", *request_inputs.words, *words, *platform_inputs.words])
+        settings = setting_words(platforms[0].flags, platforms[0].packages)
+        title = " · ".join([f"{old.title} → {new.title}", *request_inputs.words(), *words, *settings])
         print_changes(title, moves, difference or nothing or None, terminal(), known=not named, boxes=boxes)
         print_model_changes(families, terminal())
     changes = moves.moves or families.lines() or (difference is not None and difference.changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
     from attnreg.models.families import Families
     from attnreg.models.kv_memory import Memory
-    from attnreg.models.questions import ModelQuestions
+    from attnreg.models.questions import ModelOptions, ModelQuestions
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
     from attnreg.selection.question import Question
 
 Value = str | int | bool | None
+# a number of more digits is a word, which no facet of integers takes
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +126,6 @@ class PlatformInputs:
             )
             for name in names
         ]
-
-    @property
-    def words(self) -> list[str]:
-        """What these options say of a platform beside its architecture: ``["flags aiter"]``."""
-        words = [f"flag{'s' * (len(self.flags) > 1)} {', '.join(self.flags)}"] if self.flags else []
-        return words + ([f"only packages {', '.join(self.packages)}"] if self.packages else [])
 
     def of_both(self, before: Registry, after: Registry) -> list[Platform]:
         """A platform for each named architecture that either registry knows; else for each that both know.
@@ -246,43 +243,46 @@ class RequestInputs:
         # models of one name are told apart by their paths
         return {m.name if names.count(m.name) == 1 else path: m.questions for path, m in layers.items()}
 
-    @property
+    def options(self, families: Families | None = None) -> ModelOptions:
+        """What is asked of a model beside its config. Raises `BadInput` for what there is not."""
+        from attnreg.models.questions import MTP, ModelOptions
+
+        if self.draft_kv_dtype is not None and self.draft is None:
+            raise BadInput("--draft-kv-dtype says something of a draft", "give --draft too")
+        draft_kv_dtype = None if self.draft_kv_dtype == "none" else self.draft_kv_dtype
+        return ModelOptions(
+            given=self.request_facets,
+            features=frozenset(self.features),
+            extra=self.extra_facets,
+            ranks=self.tp,
+            layer=self.layer,
+            draft=self.draft if self.draft in (None, MTP) else find_config(self.draft, others=(MTP,)),
+            draft_given={} if self.draft_kv_dtype is None else {"kv_dtype": draft_kv_dtype},
+            lengths=tuple(sorted(set(self.lengths))),
+            families=families,
+        )
+
     def words(self) -> list[str]:
-        """What these options ask for, in words: ``["kv_dtype fp8", "TP 2"]``."""
-        words = [f"{name} {value}" for name, value in self.facets.items()]
-        words += [*self.features, *(item.replace("=", " ") for item in self.extra)]
-        words += [f"draft {self.draft}"] if self.draft else []
-        words += [f"draft kv_dtype {self.draft_kv_dtype}"] if self.draft_kv_dtype else []
-        words += [f"TP {self.tp}"] if self.tp > 1 else []
-        return words + ([f"layer {self.layer}"] if self.layer is not None else [])
+        """The question in words, without the names of models: ``["TP 2", "KV cache fp8"]``."""
+        from attnreg.models.questions import option_words
+        from attnreg.selection.wording import request_words
+
+        if not self.models and "head_size" in self.facets:
+            return request_words(self.request())
+        options = self.options()
+        return [*([f"draft {self.draft}"] if self.draft else []), *option_words(options, options.given.get("dtype"))]
 
     def of_model(self, model: str, registry: Registry, families: Families | None = None) -> ModelQuestions:
         """The questions of a model's layers.
 
         Raises `BadInput` where there is no such config, `attnreg.models.reader.ConfigError` for an unreadable one.
         """
-        from attnreg.models.questions import MTP, ModelOptions, model_questions
+        from attnreg.models.questions import model_questions
 
-        path = find_config(model)
-        draft = self.draft if self.draft in (None, MTP) else find_config(self.draft, others=(MTP,))
-        if self.draft_kv_dtype is not None and draft is None:
-            raise BadInput("--draft-kv-dtype says something of a draft", "give --draft too")
-        kv_dtype = None if self.draft_kv_dtype == "none" else self.draft_kv_dtype
-        draft_given = {} if self.draft_kv_dtype is None else {"kv_dtype": kv_dtype}
-        options = ModelOptions(
-            given=self.request_facets,
-            features=frozenset(self.features),
-            extra=self.extra_facets,
-            ranks=self.tp,
-            layer=self.layer,
-            draft=draft,
-            draft_given=draft_given,
-            lengths=tuple(sorted(set(self.lengths))),
-            families=families,
-        )
+        path, options = find_config(model), self.options(families)
         questions = model_questions(path, options, registry)
         # a name says too little of the file that answered
-        files = [f"{name} is {file}" for name, file in ((model, path), (self.draft, draft)) if name != file]
+        files = [f"{name} is {file}" for name, file in ((model, path), (self.draft, options.draft)) if name != file]
         return questions._replace(notes=(*questions.notes, *files))
 
 
@@ -366,7 +366,7 @@ def facet_value(option: str, argument: str) -> tuple[str, Value]:
     if not equals:
         raise BadInput(f"{option} {argument}: expected FACET=VALUE")
     values: dict[str, Value] = {"true": True, "false": False, "null": None}
-    return name, values[text] if text in values else int(text) if text.lstrip("-").isdigit() else text
+    return name, values[text] if text in values else int(text) if _INTEGER.fullmatch(text) else text
 
 
 def architecture(name: str, *vocabularies: Vocabulary) -> str:

@@ -85,18 +85,24 @@ def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptio
     words = [main.name, _count(main)]
     for draft in drafts:
         words += [f"draft {draft.name}", _count(draft), *([draft.dtype] if draft.dtype != main.dtype else [])]
-        kv_dtype = options.draft_given.get("kv_dtype", options.given.get("kv_dtype", "auto"))
-        words += [f"draft {cache_words(kv_dtype)}"] if "kv_dtype" in options.draft_given else []
+    return " · ".join([*words, *option_words(options, main.dtype)])
+
+
+def option_words(options: ModelOptions, dtype: str | None) -> list[str]:
+    """What is asked of a model beside its config, in words: ``["TP 2", "bfloat16", "KV cache fp8"]``.
+
+    dtype: the one that the model computes in, None where it is each model's own.
+    """
+    words = [f"draft {cache_words(options.draft_given['kv_dtype'])}"] if "kv_dtype" in options.draft_given else []
     words += [f"only layer {options.layer}"] if options.layer is not None else []
     words += [f"TP {options.ranks}"] if options.ranks > 1 else []
-    words.append(main.dtype)
+    words += [dtype] if dtype else []
     kv_dtype = options.given.get("kv_dtype", "auto")
     words += [cache_words(kv_dtype)] if kv_dtype != "auto" else []
     words += facet_words({name: v for name, v in options.given.items() if name not in ("dtype", "kv_dtype")})
     words += facet_words(dict(options.extra))
     features = feature_words(dict.fromkeys(sorted(options.features), True))
-    words += [f"with {', '.join(features)}"] if features else []
-    return " · ".join(words)
+    return words + ([f"with {', '.join(features)}"] if features else [])
 
 
 def _read_draft(config: str, draft: str, options: ModelOptions) -> ModelLayers:

@@ -128,11 +128,14 @@ def platform_words(
     words = []
     for (flags, packages), places in alike.items():
         where = " and ".join(_architectures(platform, archs, vocabulary) for platform, archs in places.items())
-        words.append(f"this machine, {where}" if here else where)
-        if flags:
-            words.append(f"flag{'s' * (len(flags) > 1)} {', '.join(map(value_words, sorted(flags)))}")
-        words.append(_package_words(packages, installed))
+        words += [f"this machine, {where}" if here else where, *setting_words(flags, packages, installed=installed)]
     return words
+
+
+def setting_words(flags: Collection[str], packages: Packages | None, *, installed: bool = False) -> list[str]:
+    """The flags and the packages of a platform in words: ``["flag aiter", "every package assumed"]``."""
+    words = [f"flag{'s' * (len(flags) > 1)} {', '.join(map(value_words, sorted(flags)))}"] if flags else []
+    return [*words, _package_words(packages, installed)]
 
 
 def _architectures(platform: str, archs: Sequence[str], vocabulary: Vocabulary) -> str:

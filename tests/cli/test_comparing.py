@@ -45,7 +45,7 @@ def test_a_registry_does_not_change_from_itself(run: Callable[..., Any]) -> None
     result = run("diff", "default", "default")
     assert result.status == 0
     title, *lines = result.out.splitlines()
-    assert re.fullmatch(r"default@(\w+) → default@\1", title)
+    assert re.fullmatch(r"default@(\w+) → default@\1 · every package assumed", title)
     assert lines == [
         "nothing changes",
         "none of 24 known models moves (25 architectures compared)",
@@ -58,7 +58,7 @@ def test_the_first_answer_says_what_moves_where_and_why(run: Callable[..., Any])
     result = run("diff", *VLLM, *HOPPER, "--model", LLAMA, "--model", BERT, "--kv-dtype", "fp8_e5m2")
     assert result.status == 1
     title, *lines = result.out.splitlines()
-    assert re.fullmatch(r"vllm-0.20.0@\w+ → vllm-0.33.0@\w+ · kv_dtype fp8_e5m2", title)
+    assert re.fullmatch(r"vllm-0.20.0@\w+ → vllm-0.33.0@\w+ · KV cache fp8_e5m2 · every package assumed", title)
     assert [re.sub(r"yaml:\d+", "yaml:N", line) for line in lines] == [
         "changes on sm90",
         "2 of 2 models move (1 architecture compared)",
@@ -206,7 +206,7 @@ def test_a_word_that_only_one_registry_knows_is_no_all_clear(run: Callable[..., 
 def test_a_flag_that_only_one_registry_has_is_left_out_and_named(run: Callable[..., Any]) -> None:
     result = run("diff", *VLLM, *HOPPER, "--flag", "trtllm_prefill", "--model", LLAMA)
     assert "note: vllm-0.33.0 has no flag trtllm_prefill: compared without it\n" in result.out
-    assert " · flag trtllm_prefill\n" in result.out
+    assert " · flag trtllm_prefill · every package assumed\n" in result.out
 
 
 def test_one_request_is_compared_without_a_model(run: Callable[..., Any]) -> None:
@@ -336,3 +336,25 @@ def test_a_family_that_changes_moves_the_layers_of_its_models(run: Callable[...,
     moved = json.loads(run("diff", "main:registry", "registry", *HOPPER, "--model", LLAMA, "--json").out)
     (move,) = moved["moves"]
     assert (move["before"]["backend"], move["request"]["features"]) == ("FLASH_ATTN", ["alibi"])
+
+
+def test_the_title_of_a_difference_is_the_question(run: Callable[..., Any]) -> None:
+    one = ["diff", "default", "default", "--arch", "gfx942"]
+    asked = [
+        "--head-size",
+        "64",
+        "--num-heads",
+        "8",
+        "--num-kv-heads",
+        "2",
+        "--feature",
+        "sinks",
+        "--set",
+        "cache_layout=SPLIT",
+    ]
+    title = run(*one, *asked, "--flag", "aiter", "--package", "none").out.split("\n\n")[0].replace("\n", " ")
+    what = "8/2 heads of 64 · bfloat16 · KV cache auto · cache_layout SPLIT · sinks · flag aiter · no package"
+    assert title.partition(" · ")[2].startswith(what)
+    model = ["--model", BERT, "--tp", "2", "--dtype", "float16", "--feature", "sinks", "--package", "torch==2.11"]
+    title = run(*one, *model).out.split("\n\n")[0].replace("\n", " ")
+    assert title.partition(" · ")[2].startswith("TP 2 · float16 · with sinks · only packages torch==2.11")
