@@ -149,7 +149,10 @@ def features_of(
     score_bias: object = None,
     mm_prefix: object = None,
     sparse_blocks: object = None,
+    tree_mask: object = None,
     per_head_quant_scales: object = None,
+    fp8_query: object = None,
+    fp8_output: object = None,
 ) -> frozenset[str]:
     """The features that a request must name for a layer, or a batch, with these arguments.
 
@@ -169,7 +172,10 @@ def features_of(
         "score_bias": score_bias,
         "mm_prefix": mm_prefix,
         "sparse_blocks": sparse_blocks,
+        "tree_mask": tree_mask,
         "per_head_quant_scales": per_head_quant_scales,
+        "fp8_query": fp8_query,
+        "fp8_output": fp8_output,
         "causal_by_request": by_request,
         "non_causal": attn_type == "decoder" and not by_request and not causal,
     }

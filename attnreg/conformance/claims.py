@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 # the features that a run on one device can prove or refute; claims of other features stay unproven
 PROVABLE = frozenset(
     {
-        "alibi", "asymmetric_window", "batch_invariant", "causal_by_request", "chunk", "kv_connector", "lse",
-        "mm_prefix", "mm_prefix_in_window", "non_causal", "per_head_quant_scales", "sinks", "sliding_window", "softcap",
+        "alibi", "asymmetric_window", "batch_invariant", "causal_by_request", "chunk", "fp8_output", "fp8_query",
+        "kv_connector", "lse", "mm_prefix", "mm_prefix_in_window", "non_causal", "per_head_quant_scales", "sinks",
+        "sliding_window", "softcap", "tree_mask",
     }
 )  # fmt: skip
 # the most common first; `Claims` adds the numbers in the row's claims

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnreg.conformance.bounds import ROUNDOFF, bounds
-from attnreg.conformance.trial import Case, Trial, prepare
+from attnreg.conformance.trial import Case, Trial, poison, prepare
 from attnreg.kernels import reference
 from attnreg.runtime.interface import BatchMetadata, KVCache
 
@@ -75,18 +75,21 @@ def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
     spec, batch = trial.layer.spec, trial.batch
     (output, padding), (lse, lse_padding) = ((x[: batch.num_tokens], x[batch.num_tokens :]) for x in (output, lse.mT))
     problems = []
-    if not (padding.isnan().all() and lse_padding.isnan().all()):
+    if not (padding.float().isnan().all() and lse_padding.isnan().all()):
         problems.append("padding of the output was written to")
     key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
     exact = reference.attention(spec, batch, trial.query, trial.cache, key=key, value=value, params=trial.layer.params)
     largest = max((float(v.abs().max()) for _, v in trial.tokens if v.numel()), default=0.0)
-    allowed, allowed_lse = bounds(spec, batch, exact, largest)
+    out_scale = trial.layer.params.out_scale
+    unit = 1.0 if out_scale is None else float(out_scale)
+    allowed, allowed_lse = bounds(spec, batch, exact, largest, unit)
     compared = [("output", output, exact.output, allowed)]
     if "lse" in spec.features:
         compared.append(("lse", lse.mT, exact.lse, allowed_lse))
     error, share = 0.0, 0.0
     for name, computed, expected, bound in compared:
         result = computed.double()
+        result = result * unit if name == "output" else result
         # the difference of equal infinities is NaN
         errors = (result - expected).masked_fill(result == expected, 0.0).abs()
         if not errors.numel():
@@ -104,7 +107,8 @@ def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
 def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
     """Output and LSE that a call wrote over poison; the LSE stays poison if the layer does not return it."""
     spec = trial.layer.spec
-    output = query.new_full((query.shape[0], spec.num_heads, spec.head_size_v), torch.nan)
+    sizes = query.shape[0], spec.num_heads, spec.head_size_v
+    output = poison(*sizes, dtype=spec.output_dtype, device=query.device)
     lse = torch.full((spec.num_heads, query.shape[0]), torch.nan, device=query.device)
     key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
     trial.layer.attend(
@@ -162,6 +166,7 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
             block_table=None if batch.block_table is None else batch.block_table[i : i + 1],
             causal=batch.causal[i : i + 1] if isinstance(batch.causal, Tensor) else batch.causal,
             mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[i : i + 1],
+            tree_mask=None if batch.tree_mask is None else batch.tree_mask[rows],
         )
         results = attend(single, alone, trial.query[rows])
         if not all(_same_bits(a, b) for a, b in zip(results, (output[rows], lse[:, rows]), strict=True)):

@@ -108,6 +108,7 @@ def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[st
     per_head = torch.ones(request.num_heads or 1, device=device)
     inputs: dict[str, Any] = {
         "sliding_window": 4, "chunk": 4, "softcap": 2.0, "sinks": per_head, "alibi_slopes": per_head,
+        "q_scale": torch.ones(1, device=device), "out_scale": torch.ones(1, device=device),
     }  # fmt: skip
     for name, value in inputs.items():
         yield name, partial(Attention.from_selection, selection, **{name: value})
@@ -143,4 +144,5 @@ def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[st
     else:
         yield "asymmetric_window", partial(Attention.from_selection, selection, sliding_window=(1, 3))
     yield "mm_prefix", lambda: call(mm_prefix=ranges)
+    yield "tree_mask", lambda: call(tree_mask=torch.ones(4, 4, dtype=torch.bool, device=device))
     yield "lse", with_lse

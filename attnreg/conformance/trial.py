@@ -155,6 +155,8 @@ def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: 
         alibi_slopes=draw.slopes(heads) if "alibi" in features else None,
         k_scale=scales[0] if quantised else None,
         v_scale=scales[1] if quantised else None,
+        q_scale=draw.scales(1)[0] if "fp8_query" in features else None,
+        out_scale=draw.scales(1)[0] if "fp8_output" in features else None,
         kv_layout=case.layout,
     )
 
@@ -198,13 +200,14 @@ def fill(
     queries, keys = [q for q, _ in lengths], [k for _, k in lengths]
     sizes = spec.head_size, spec.head_size_v
     tokens = [tuple(draw.normal(k, spec.num_kv_heads, size, dtype=spec.dtype) for size in sizes) for k in keys]
-    query = _padded(draw.normal(sum(queries), spec.num_heads, spec.head_size, dtype=spec.dtype))
+    query = _padded(draw.normal(sum(queries), spec.num_heads, spec.head_size, dtype=spec.query_dtype))
     if ranges is None and "mm_prefix" in spec.features:
         ranges = _ranges(draw, lengths)
+    tree = _tree(draw, queries) if "tree_mask" in spec.features else None
     build = partial(BatchMetadata.build, device=device, causal=causal)
     if storage == "packed":
         key, value = (_padded(torch.cat(x)) for x in zip(*tokens, strict=True))
-        return Trial(layer, build(queries, keys, mm_prefix=ranges), query, key, value, None, tokens)
+        return Trial(layer, build(queries, keys, mm_prefix=ranges, tree_mask=tree), query, key, value, None, tokens)
     assert spec.block_size is not None
     table, slots, blocks = _blocks(draw, keys, spec.block_size, unused_block)
     table = table.to(device)
@@ -223,7 +226,7 @@ def fill(
     earlier = build([0] * len(keys), keys, block_table=table, slot_mapping=where.roll(1))
     layer.write_kv(key.roll(1, 0), value.roll(1, 0), cache, earlier)
     key, value, where = part([slice(k - n, k) for k, n in zip(keys, new, strict=True)])
-    batch = build(queries, keys, block_table=table, slot_mapping=where, mm_prefix=ranges)
+    batch = build(queries, keys, block_table=table, slot_mapping=where, mm_prefix=ranges, tree_mask=tree)
     return Trial(layer, batch, query, key, value, cache, tokens)
 
 
@@ -244,8 +247,22 @@ def _blocks(draw: Draw, keys: list[int], block: int, unused: int | None) -> tupl
     return table, slots, len(ids)
 
 
+def _tree(draw: Draw, queries: list[int]) -> Tensor:
+    """For each query of a batch the queries of its request that it sees, at random."""
+    return draw.uniform(0, 1, sum(queries) + PADDING, max(queries) + 3) < 0.6
+
+
 def _padded(rows: Tensor) -> Tensor:
-    return torch.cat([rows, rows.new_full((PADDING, *rows.shape[1:]), torch.nan)])
+    return torch.cat([rows, poison(PADDING, *rows.shape[1:], dtype=rows.dtype, device=rows.device)])
+
+
+def poison(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of NaN."""
+    if dtype.itemsize > 1:
+        return torch.full(shape, torch.nan, dtype=dtype, device=device)
+    # all ones but the sign; in fnuz formats it has the bits of -0
+    nan = 0x80 if "fnuz" in str(dtype) else 0x7F
+    return torch.full(shape, nan, dtype=torch.uint8, device=device).view(dtype)
 
 
 def _poisoned_cache(layer: Layer, storage: str, blocks: int, device: torch.device) -> KVCache:

@@ -58,6 +58,10 @@ def attention(
             part = slice(first, min(first + some, len(distance)))
             rows = slice(starts[i] + part.start, starts[i] + part.stop)
             _attend(spec, query[rows], k, v, distance[part], visible[part], params, exact, rows)
+    if "fp8_output" in spec.features:
+        # what the format cannot hold is saturated
+        largest = torch.finfo(spec.output_dtype).max * (1.0 if params.out_scale is None else float(params.out_scale))
+        exact.output.clamp_(-largest, largest)
     return exact
 
 
@@ -85,6 +89,8 @@ def _attend(
         )
 
     q = query.double().transpose(0, 1)
+    if params.q_scale is not None:
+        q = q * params.q_scale.double().repeat_interleave(group)[:, None, None]
     scores = spec.softmax_scale * per_head(q, k.mT)  # [num_heads, queries, keys]
     sizes = abs(spec.softmax_scale) * per_head(q.abs(), k.abs().mT)
     if spec.softcap is not None:
@@ -135,6 +141,11 @@ def visible_keys(spec: AttentionSpec, batch: BatchMetadata, request: int) -> Ten
         for begin, end in batch.mm_prefix[request].tolist():
             together = (query_at >= begin) & (query_at < end) & (key_at >= begin) & (key_at < end)
             visible |= together & (within | (distance < 0)) if "mm_prefix_in_window" in spec.features else together
+    if batch.tree_mask is not None:
+        queries, keys = visible.shape
+        first = int(batch.query_start_loc[request])
+        own = torch.eye(queries, dtype=torch.bool, device=visible.device)
+        visible[:, keys - queries :] &= own | batch.tree_mask[first : first + queries, :queries]
     return visible
 
 

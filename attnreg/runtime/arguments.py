@@ -24,17 +24,17 @@ from attnreg.runtime.tensors import signature, table_problems, tensor_problems
 def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
     """Raises `SpecError` where the tensors of a layer do not match its spec."""
     for name, tensor, size, dtype in _params(spec, params):
-        scale = dtype is not None
+        scale, feature = dtype is not None, _FEATURES.get(name)
         if tensor is None:
-            if not scale and _feature(name) in spec.features:
-                raise SpecError(f"the request asks for {_feature(name)}; give {name}")
+            if not scale and feature in spec.features:
+                raise SpecError(f"the request asks for {feature}; give {name}")
             continue
-        if not scale and _feature(name) not in spec.features:
-            raise SpecError(f"{name} is given, and the request does not ask for {_feature(name)}")
+        if feature is not None and feature not in spec.features:
+            raise SpecError(f"{name} is given, and the request does not ask for {feature}")
         problem = next(tensor_problems(name, tensor, (size,), dtype, dense=False), None)
         if problem is not None:
             raise SpecError(problem)
-        if scale and not spec.quantised:
+        if feature is None and not spec.quantised:
             raise SpecError(f"{name} is given, and kv_dtype {spec.kv_dtype} has no scales")
 
 
@@ -44,10 +44,12 @@ def _params(spec: AttentionSpec, params: LayerParams) -> Iterator[tuple[str, Ten
     yield "alibi_slopes", params.alibi_slopes, spec.num_heads, None
     yield "k_scale", params.k_scale, spec.num_kv_heads, torch.float32
     yield "v_scale", params.v_scale, spec.num_kv_heads, torch.float32
+    yield "q_scale", params.q_scale, spec.num_kv_heads, torch.float32
+    yield "out_scale", params.out_scale, 1, torch.float32
 
 
-def _feature(name: str) -> str:
-    return name.removesuffix("_slopes")
+# the feature that a tensor of a layer belongs to; other scales belong to a quantised cache
+_FEATURES = {"sinks": "sinks", "alibi_slopes": "alibi", "q_scale": "fp8_query", "out_scale": "fp8_output"}
 
 
 def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> None:
@@ -111,11 +113,15 @@ def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
         ("slot_mapping", (None,), torch.int64),
         ("key_start_loc", (n + 1,), torch.int32),
         ("mm_prefix", (n, None, 2), torch.int32),
+        ("tree_mask", (None, None), torch.bool),
     ):
         tensor = getattr(batch, name)
         if isinstance(tensor, Tensor):
             yield from tensor_problems(name, tensor, shape, dtype, device=device, beside="seq_lens")
             yield from table_problems(name, tensor)
+    tree, rows, columns = batch.tree_mask, batch.num_tokens, batch.max_query_len
+    if tree is not None and tree.ndim == 2 and (tree.shape[0] < rows or tree.shape[1] < columns):
+        yield f"tree_mask is {tensor_words(tree)}; the batch has {rows} tokens and up to {columns} queries a request"
 
 
 def _storage_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
@@ -247,7 +253,7 @@ class Fit:
     def validate(self, given: Tensors, params: LayerParams) -> None:
         """Raises `BatchError` where the tensors of a call, or of its layer, do not fit."""
         cache = given.kv_cache or (None, None)
-        tensors = (*given[2:7], *cache, params.sinks, params.alibi_slopes, params.k_scale, params.v_scale)
+        tensors = (*given[2:7], *cache, *[x for _, x, _, _ in _params(self.spec, params)])
         try:
             known = (given.write, given.attend, *[signature(x) for x in tensors])
         except (AttributeError, RuntimeError):
@@ -278,9 +284,11 @@ class Fit:
     def _query_problems(self, given: Tensors) -> Iterator[str]:
         spec, query = self.spec, given.query
         rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
-        for name, size in (("query", spec.head_size), ("output", spec.head_size_v)):
+        for name, size, dtype in (
+            ("query", spec.head_size, spec.query_dtype), ("output", spec.head_size_v, spec.output_dtype),
+        ):  # fmt: skip
             tensor, shape = getattr(given, name), (rows, spec.num_heads, size)
-            yield from tensor_problems(name, tensor, shape, spec.dtype, device=self.device, written=name == "output")
+            yield from tensor_problems(name, tensor, shape, dtype, device=self.device, written=name == "output")
         if rows is not None and rows < self.num_tokens:
             yield f"query has {rows} rows; the batch has {self.num_tokens} tokens"
         if given.lse is not None:

@@ -50,6 +50,8 @@ class BatchMetadata:
                          no prefix sum, and its last element is not read. None: they lie one behind the other
     mm_prefix:           [num_reqs, max_ranges, 2] int32, half-open ranges [begin, end) of key positions within which
                          all tokens see each other; end <= begin is no range
+    tree_mask:           [tokens, longest query] bool: whether a query sees its request's query of a column. What it
+                         holds of the query itself, and past the request's queries, is not read
 
     Its tensors may be changed in place between calls: every call computes with what they hold. Raises `BatchError`.
     """
@@ -66,6 +68,7 @@ class BatchMetadata:
     key_start_loc: Tensor | None = None
     key_rows: int | None = None
     mm_prefix: Tensor | None = None
+    tree_mask: Tensor | None = None
     # this batch's plans by layer kind; `Attention` fills it, the layers share it
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     # each tensor, and the bytes of one in host memory
@@ -90,6 +93,7 @@ class BatchMetadata:
         slot_mapping: Tensor | None = None,
         causal: bool | Sequence[bool] | Tensor = True,
         mm_prefix: Tensor | None = None,
+        tree_mask: Tensor | None = None,
         key_starts: Sequence[int] | None = None,
         key_rows: int | None = None,
     ) -> Self:
@@ -130,6 +134,7 @@ class BatchMetadata:
             key_start_loc=begins if own_starts else None,
             key_rows=key_rows,
             mm_prefix=mm_prefix,
+            tree_mask=tree_mask,
         )
 
     @property
@@ -175,6 +180,7 @@ class BatchMetadata:
 _TENSORS = {
     "query_start_loc": False, "seq_lens": False, "query_start_loc_cpu": False, "seq_lens_cpu": False,
     "block_table": True, "slot_mapping": True, "causal": True, "key_start_loc": True, "mm_prefix": True,
+    "tree_mask": True,
 }  # fmt: skip
 
 

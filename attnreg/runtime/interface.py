@@ -4,7 +4,7 @@
 ``query_start_loc[i + 1]``. Its query j stands at position ``seq_lens[i] - query_len + j`` among its keys ``0`` to
 ``seq_lens[i] - 1``. The score of a query at position p with a key at position k is computed in this order:
 
-1. ``x = softmax_scale * (q . k)``
+1. ``x = softmax_scale * (q . k)``; queries of ``fp8_query`` are e4m3, and stand for ``q * q_scale[kv_head]``
 2. with a softcap c: ``x = c * tanh(x / c)``
 3. with ALiBi: ``x = x - slope[head] * abs(p - k)``
 4. the mask: a key takes part if all of these allow it: ``causal`` (k <= p); a window of w (p - k < w, and for a request
@@ -12,12 +12,13 @@
    of c (k // c == p // c). It also takes part if p and k lie in one of the request's mm_prefix ranges, whatever these
    say, except that with ``mm_prefix_in_window`` the window still bounds p - k. Keys at or past ``seq_lens[i]`` never
    take part, and their memory may hold anything, NaN included; keys before it are finite numbers in blocks that exist,
-   even where no query sees them.
+   even where no query sees them. With a ``tree_mask`` a query sees of the keys of this step's queries, if the above
+   allows it, those that its row of the mask has, and its own.
 5. softmax over the keys that take part; a sink adds ``exp(sink[head])`` to the denominator and nothing to the output.
 
 ``lse`` is the natural logarithm of that denominator, the sink included. With it, outputs over disjoint parts of the
 keys can be merged; then just one part includes the sink. A row without a key has the output zero and the lse -inf (with
-a sink: the sink).
+a sink: the sink). An output of ``fp8_output`` is e4m3: ``output / out_scale``, saturated and rounded to nearest even.
 
 **Memory.** The caller owns the memory that a call writes to; it may be uninitialised. Rows of query, output and
 lse past ``query_start_loc[-1]`` are padding: never read, never written. The cache is written by ``write_kv`` alone.
@@ -93,14 +94,16 @@ class LayerParams:
 
     sinks, alibi_slopes: [num_heads], any floating type and stride (a kernel computes with float32). k_scale, v_scale:
     [num_kv_heads] float32, the factors of a quantised cache; one scale for all heads is an expanded view (stride 0);
-    None is 1. sinks and alibi_slopes are given if and only if the spec has the feature; scales only with a quantised
-    cache.
+    None is 1. q_scale: the same for ``fp8_query``. out_scale: [1] float32, that of ``fp8_output``. sinks and
+    alibi_slopes are given if and only if the spec has the feature; scales only with what they scale.
     """
 
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    q_scale: Tensor | None = None
+    out_scale: Tensor | None = None
 
 
 NO_PARAMS = LayerParams()
@@ -131,10 +134,11 @@ def by_token(kv_cache: KVCache, layout: Layout) -> KVCache:
 class Call(NamedTuple):
     """The tensors of one call of a kernel module's ``forward``: its inputs, and the memory that it writes to.
 
-    query [tokens, num_heads, head_size] and output [tokens, num_heads, head_size_v] have ``spec.dtype`` and a
-    contiguous last dimension; tokens may exceed ``batch.num_tokens`` (padding). key [num_keys, num_kv_heads, head_size]
-    and value [num_keys, num_kv_heads, head_size_v] are given if and only if the batch is not paged; kv_cache is then
-    None. lse [num_heads, tokens] float32 is contiguous, and is given only where the spec has ``lse``.
+    query [tokens, num_heads, head_size] has ``spec.query_dtype``, output [tokens, num_heads, head_size_v]
+    ``spec.output_dtype``; their last dimension is contiguous, and tokens may exceed ``batch.num_tokens`` (padding). key
+    [num_keys, num_kv_heads, head_size] and value [num_keys, num_kv_heads, head_size_v] are given if and only if the
+    batch is not paged; kv_cache is then None. lse [num_heads, tokens] float32 is contiguous, and is given only where
+    the spec has ``lse``.
     """
 
     query: Tensor

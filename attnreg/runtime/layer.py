@@ -83,6 +83,8 @@ class Attention:
         alibi_slopes: Tensor | None = None,
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
+        q_scale: Tensor | None = None,
+        out_scale: Tensor | None = None,
         kv_layout: Layout | None = None,
         name: str | None = None,
     ) -> Self:
@@ -93,7 +95,8 @@ class Attention:
         keys if the request asks for asymmetric_window. chunk: the positions of a chunk. sinks, alibi_slopes:
         [num_heads], floating; kept as they are, so weights may be loaded into them later. k_scale, v_scale: the factors
         of a quantised cache, float32: one element, or [num_kv_heads] if the request asks for per_head_quant_scales;
-        None is 1. kv_layout: of the cache; None: the request's facet of this name, or NHD.
+        None is 1. q_scale, out_scale: those of fp8_query and fp8_output, one float32 element. kv_layout: of the cache;
+        None: the request's facet of this name, or NHD.
 
         Raises `UnclaimedError` for a feature that is given but not in the request, `SpecError` for one that is in the
         request but not given or, if the selection was made to run, for a device that this machine lacks;
@@ -114,6 +117,8 @@ class Attention:
             sinks=sinks,
             alibi=alibi_slopes,
             per_head_quant_scales=per_head,
+            fp8_query=q_scale,
+            fp8_output=out_scale,
         )
         _refuse_unasked(selection, features)
         layout: Layout = kv_layout or dict(request.extra).get("cache_layout") or "NHD"  # type: ignore[assignment]
@@ -134,6 +139,8 @@ class Attention:
             alibi_slopes=alibi_slopes,
             k_scale=_per_head("k_scale", k_scale, spec.num_kv_heads),
             v_scale=_per_head("v_scale", v_scale, spec.num_kv_heads),
+            q_scale=_per_head("q_scale", q_scale, spec.num_kv_heads),
+            out_scale=_per_head("out_scale", out_scale, 1),
         )
         layer = cls(selection, spec, params)
         if name is not None:
@@ -178,7 +185,9 @@ class Attention:
         state = batch.state()
         planned: _Planned | None = batch.plans.get(self._kind)
         if planned is None or planned.state != state:
-            features = features_of(attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix)
+            features = features_of(
+                attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix, tree_mask=batch.tree_mask
+            )
             _refuse_unasked(self.selection, features)
             fit = Fit.of(self.spec, batch)
             planned = batch.plans[self._kind] = _Planned(self.module.plan(self.spec, batch), fit, state)
@@ -246,7 +255,8 @@ class Attention:
             sizes = self.spec.num_heads, self.spec.head_size
             raise BatchError([f"query is {tensor_words(query)}; expected [tokens, {sizes[0]}, {sizes[1]}]"])
         heads, size = self.spec.num_heads, self.spec.head_size_v
-        return query.new_empty(query.shape[0], *((heads * size,) if query.ndim == 2 else (heads, size)))
+        sizes = query.shape[0], *((heads * size,) if query.ndim == 2 else (heads, size))
+        return query.new_empty(sizes, dtype=self.spec.output_dtype)
 
     def _validated(
         self,
@@ -373,5 +383,6 @@ def _per_head(name: str, scale: Tensor | None, num_kv_heads: int) -> Tensor | No
     if scale.numel() == 1:
         return scale.view(1).expand(num_kv_heads)
     if scale.shape != (num_kv_heads,):
-        raise SpecError(f"{name} is {tensor_words(scale)}; {expected}")
+        more = "; scales that differ by request are not served" if scale.ndim == 2 else ""
+        raise SpecError(f"{name} is {tensor_words(scale)}; {expected}{more}")
     return scale

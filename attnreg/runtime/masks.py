@@ -70,7 +70,19 @@ def seen_by_position(
         for begin, end in (pair.unbind(-1) for pair in batch.mm_prefix[request[:, 0]].unbind(1)):
             beside = together(begin[:, None, None], end[:, None, None], p, k)
             seen = seen | (beside & in_window if "mm_prefix_in_window" in spec.features else beside)
+    if batch.tree_mask is not None:
+        seen = seen & _in_tree(batch, batch.tree_mask, request, query_at, key_at)
     return seen
+
+
+def _in_tree(batch: BatchMetadata, tree: Tensor, request: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
+    """Whether the tree of a batch lets queries see keys; arguments and shapes as in `seen_by_position`."""
+    starts = batch.query_start_loc
+    context = batch.seq_lens[request] - (starts[request + 1] - starts[request])
+    query, column = query_at - context, (key_at - context)[:, None, :]
+    # positions of padding are clamped: what they see does not matter
+    row = (starts[request] + query).clamp(0, tree.shape[0] - 1).long()[:, :, None]
+    return tree[row, column.clamp(0, tree.shape[1] - 1).long()] | (column < 0) | (column == query[:, :, None])
 
 
 def together(begin: Tensor, end: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:

@@ -140,6 +140,20 @@ class AttentionSpec:
         return _FNUZ.get(dtype, dtype) if self.fnuz else dtype
 
     @property
+    def query_dtype(self) -> torch.dtype:
+        """The dtype of queries."""
+        return self._e4m3 if "fp8_query" in self.features else self.dtype
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """The dtype of the output."""
+        return self._e4m3 if "fp8_output" in self.features else self.dtype
+
+    @property
+    def _e4m3(self) -> torch.dtype:
+        return torch.float8_e4m3fnuz if self.fnuz else torch.float8_e4m3fn
+
+    @property
     def quantised(self) -> bool:
         """Whether the cache holds 8-bit numbers with a scale."""
         return self.cache_dtype.itemsize == 1
@@ -196,7 +210,7 @@ def window_of(window: Any, request: AttentionRequest) -> tuple[Any, tuple[int, i
 
 
 # features that compare the positions of queries and keys
-_OF_POSITIONS = {"alibi", "asymmetric_window", "causal_by_request", "chunk", "mm_prefix", "sliding_window"}
+_OF_POSITIONS = {"alibi", "asymmetric_window", "causal_by_request", "chunk", "mm_prefix", "sliding_window", "tree_mask"}
 
 
 def _spec_problems(spec: AttentionSpec) -> Any:

@@ -13,7 +13,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-ALL = frozenset({"sinks", "alibi"})
+ALL, FP8 = frozenset({"sinks", "alibi"}), frozenset({"fp8_query", "fp8_output"})
 CASES = {
     "one token each": Case([1, 1, 0, 1], [5, 33, 0, 300]),
     "no keys, with sinks": Case([2, 0], [0, 0], causal=False, features=frozenset({"sinks"})),
@@ -52,6 +52,14 @@ CASES = {
         [40, 70], [130, 90], window=20, chunk=32, features=frozenset({"mm_prefix", "mm_prefix_in_window"}),
         ranges=[[[80, 120], [110, 140]], [[0, 90], [3, 5]]],
     ),
+    "tree": Case([1, 40, 17, 5], [100, 90, 64, 5], features=frozenset({"tree_mask"})),
+    "tree, window, softcap, packed": Case([40, 17], [40, 17], window=9, softcap=5.0, block_size=None,
+                                          features=frozenset({"tree_mask"})),
+    "tree, not causal, sinks": Case([20, 3], [40, 17], causal=False, features=frozenset({"tree_mask", "sinks"})),
+    "fp8 queries": Case([1, 40, 17], [100, 90, 64], features=frozenset({"fp8_query", "sinks"})),
+    "fp8 queries and output, fp8 cache": Case([1, 40], [100, 90], kv_dtype="fp8", features=FP8),
+    "fp8 of gfx942": Case([1, 40], [100, 90], kv_dtype="fp8", fnuz=True, features=FP8),
+    "fp8 output": Case([1, 20, 0, 3], [5, 33, 20, 300], dtype=torch.float32, features=frozenset({"fp8_output"}) | ALL),
     "blocks of 1": Case([1, 20, 0, 3], [5, 33, 20, 150], block_size=1),
     "blocks of 4, window": Case([1, 40], [100, 90], block_size=4, window=30, layout="HND"),
     "blocks of 12, window, sinks": Case([1, 40], [100, 90], block_size=12, window=7, features=frozenset({"sinks"})),
@@ -84,7 +92,7 @@ def test_as_near_to_float64_as_rounding_allows(name: str) -> None:
 
 
 @pytest.mark.parametrize("splits", [2, 7])
-@pytest.mark.parametrize("name", ["window", "e4m3", "no keys, with sinks"])
+@pytest.mark.parametrize("name", ["window", "e4m3", "no keys, with sinks", "tree", "fp8 of gfx942"])
 def test_splits_change_nothing_but_rounding(name: str, splits: int) -> None:
     check(CASES[name], DEVICE, config=Config(16, 16, 4, 2), splits=splits)
 
@@ -94,7 +102,8 @@ def test_splits_change_nothing_but_rounding(name: str, splits: int) -> None:
     Config(16, 32, 4, 1, block_k=32, peel=True),
 ])  # fmt: skip
 @pytest.mark.parametrize(
-    "name", ["mixed lengths, not causal", "odd head size", "window", "ranges", "packed", "softcap"]
+    "name",
+    ["mixed lengths, not causal", "odd head size", "window", "ranges", "packed", "softcap", "tree", "fp8 queries"],
 )
 def test_loops_of_other_shapes_give_the_same(name: str, config: Config) -> None:
     check(CASES[name], DEVICE, config=config)

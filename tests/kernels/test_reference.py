@@ -147,6 +147,18 @@ def test_windows_chunks_and_causality_by_request(
     assert seen[0].equal(visible)
 
 
+def test_a_tree_of_queries_sees_its_ancestors() -> None:
+    # two requests; of the first the third query follows the first, beside the second
+    tree = torch.tensor([[0, 1, 1], [1, 0, 1], [1, 0, 0], [0, 1, 1]], dtype=torch.bool)
+    layer = spec("tree_mask")
+    batch = BatchMetadata.build([3, 1], [5, 2], tree_mask=tree)
+    for i, picture in enumerate((["###..", "####.", "###.#"], ["##"])):
+        visible = reference.visible_keys(layer, batch, i)
+        assert ["".join(".#"[int(v)] for v in row) for row in visible] == picture
+        at = reference.positions(batch, i)
+        assert seen_by_position(layer, batch, torch.tensor([[i]]), at[0].T, at[1][None])[0].equal(visible)
+
+
 def test_grouped_heads_and_causal_prompts_are_those_of_torch() -> None:
     torch.manual_seed(0)
     layer = AttentionSpec(

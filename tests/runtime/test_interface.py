@@ -98,6 +98,15 @@ def test_head_counts_of_a_spec_made_by_hand() -> None:
         AttentionSpec(**{**counts, "head_size_v": 0}, dtype=torch.float32, softmax_scale=1.0)
 
 
+@pytest.mark.parametrize("fnuz", [False, True])
+def test_queries_and_outputs_in_8_bits(fnuz: bool) -> None:
+    e4m3 = torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
+    both = AttentionSpec.from_request(AttentionRequest(**REQUEST, features={"fp8_query", "fp8_output"}), fnuz=fnuz)
+    assert (both.query_dtype, both.output_dtype, both.cache_dtype) == (e4m3, e4m3, torch.bfloat16)
+    none = AttentionSpec.from_request(AttentionRequest(**REQUEST), fnuz=fnuz)
+    assert (none.query_dtype, none.output_dtype) == (torch.bfloat16, torch.bfloat16)
+
+
 def test_the_shape_of_a_cache() -> None:
     request = AttentionRequest(**REQUEST, head_size_v=32, kv_dtype="fp8")
     shape = paged_cache_shape(AttentionSpec.from_request(request), 5)

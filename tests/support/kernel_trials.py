@@ -104,6 +104,8 @@ def trial_of(case: Case, device: str, **chosen: Any) -> Trial:
         alibi_slopes=draw.slopes(heads) if "alibi" in spec.features else None,
         k_scale=scales[0] if spec.quantised else None,
         v_scale=scales[1] if spec.quantised else None,
+        q_scale=draw.scales(1)[0].expand(kv_heads) if "fp8_query" in spec.features else None,
+        out_scale=draw.scales(1)[0] if "fp8_output" in spec.features else None,
     )
     lengths = list(zip(case.queries, case.keys, strict=True))
     ranges = None if case.ranges is None else torch.tensor(case.ranges, dtype=torch.int32, device=device)

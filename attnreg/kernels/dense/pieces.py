@@ -118,7 +118,8 @@ def _piece(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> Pie
     # a cache may hold fewer keys than the host knows of, but no fewer than the queries' own; or none, for padding
     cross = spec.attn_type == "encoder_decoder"
     bounds = not certain and (cross or any(s.keys.stop > len(s.queries) for s in spans))
-    special = batch.mm_prefix is not None or spec.chunk is not None or isinstance(batch.causal, Tensor)
+    masks = (batch.mm_prefix, batch.tree_mask, spec.chunk)
+    special = any(x is not None for x in masks) or isinstance(batch.causal, Tensor)
     plain = not ragged and not bounds and not special and not _window_hides(spec, batch, spans)
     square = plain and batch.causal is True and queries == keys
     keyless = None if certain else (batch.seq_lens[request] == 0).expand_as(query_at)

@@ -15,8 +15,18 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from attnreg.kernels.triton.fp8 import fp8_to_float16, stored_as
 from attnreg.kernels.triton.layout import head_offset, load_blocks, load_tile, times
-from attnreg.kernels.triton.rows import find_tile, phase_of_span, program_span, rows_of_tile, whole_tiles, with_ranges
+from attnreg.kernels.triton.rows import (
+    find_tile,
+    in_tree,
+    phase_of_span,
+    program_span,
+    rows_of_tile,
+    tree_of_rows,
+    whole_tiles,
+    with_ranges,
+)
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores, with_sink
 from attnreg.kernels.triton.splits import store_part
 
@@ -43,10 +53,14 @@ class Scoring(NamedTuple):
 
 
 @triton.jit
-def _load_query(query_ptr, exists, first_column, SIZE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+def _load_query(
+    query_ptr, exists, first_column, Q: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
     """Returns BLOCK columns of the tile's queries [BLOCK_M, BLOCK], in the dtype of the dots."""
     offs_d = first_column + tl.arange(0, BLOCK)
     query = tl.load(query_ptr + offs_d[None, :], mask=exists[:, None] & (offs_d < SIZE)[None, :], other=0.0)
+    if query.dtype.primitive_bitwidth == 8:
+        query = fp8_to_float16(query, Q.fp8)
     if tl.float16 == DTYPE and query.dtype != tl.float16:
         query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0)
     return query.to(DTYPE)
@@ -54,16 +68,19 @@ def _load_query(query_ptr, exists, first_column, SIZE: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def _scale(
-    softmax_scale, softcap, k_scale_ptr, kv_head, STRIDE: tl.constexpr, COUNT: tl.constexpr, SOFTCAP: tl.constexpr
+    softmax_scale, softcap, q_scale_ptr, k_scale_ptr, kv_head,
+    Q: tl.constexpr, K: tl.constexpr, COUNT: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Returns the factor of products and the softcap of scores, in powers of 2; k_scale_ptr [num_kv_heads]."""
+    """Returns the factor of products and the softcap of scores, in powers of 2; the scales [num_kv_heads]."""
     scale = softmax_scale * (1.0 if SOFTCAP else LOG2_E)
     if SOFTCAP:
         # the argument of the hyperbolic tangent, which is made of powers of 2
         scale = softmax_scale / softcap * LOG2_E
         softcap = softcap * LOG2_E
     if k_scale_ptr is not None:
-        scale *= tl.load(k_scale_ptr + times(kv_head, STRIDE, COUNT))
+        scale *= tl.load(k_scale_ptr + times(kv_head, K.stride_scale, COUNT))
+    if q_scale_ptr is not None:
+        scale *= tl.load(q_scale_ptr + times(kv_head, Q.scale, COUNT))
     return scale, softcap
 
 
@@ -89,7 +106,7 @@ def _last_block(block_table_ptr, span, BLOCK_SIZE: tl.constexpr):
 @triton.jit
 def _products(
     query, query_ptr, exists, keys, block, n, stop, head_size,
-    K: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, WHOLE: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Returns the products [BLOCK_M, BLOCK_N] of the rows with the keys from n on, and the next tile's cache blocks.
 
@@ -108,7 +125,7 @@ def _products(
         # registers cannot hold the whole query. A compiler that knew head_size would unroll the loop and spill
         s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for d in tl.range(0, head_size, TILE.block_k, disable_licm=True):
-            some_q = _load_query(query_ptr, exists, d, K.size, TILE.block_k, COMPUTE_DTYPE)
+            some_q = _load_query(query_ptr, exists, d, Q, K.size, TILE.block_k, COMPUTE_DTYPE)
             some_k = load_tile(
                 keys.key_ptr, block, keys.first_row, n, stop, d, K, WHOLE, BLOCK_N, TILE.block_k, COMPUTE_DTYPE
             )
@@ -133,18 +150,20 @@ def _scores(s, rows, offs_n, scoring, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def _masked(s, rows, offs_n, BEGINS: tl.constexpr):
+def _masked(s, rows, offs_n, tree, BEGINS: tl.constexpr):
     """Returns the scores, -inf where a row does not see the key at a position. BEGINS: some see none of the first."""
     visible = offs_n[None, :] < rows.end[:, None]  # [BLOCK_M, BLOCK_N]
     if BEGINS:
         visible &= offs_n[None, :] >= rows.begin[:, None]
+    if tree is not None:
+        visible &= in_tree(tree, rows, offs_n, visible)
     return tl.where(visible, s, float("-inf"))
 
 
 @triton.jit
 def _attend_tile(
-    state, block, n, query, query_ptr, rows, keys, span, scoring, head_size,
-    K: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    state, block, n, query, query_ptr, rows, keys, span, tree, scoring, head_size,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
     BEGINS: tl.constexpr, SOFTCAP: tl.constexpr, PEEL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Returns the state after the BLOCK_N keys from n on, which are in `block`, and the next tile's cache blocks.
@@ -153,14 +172,14 @@ def _attend_tile(
     """
     offs_n = n + tl.arange(0, TILE.block_n)
     s, next_block = _products(
-        query, query_ptr, rows.exists, keys, block, n, span.stop, head_size, K, TILE, COMPUTE_DTYPE, WHOLE
+        query, query_ptr, rows.exists, keys, block, n, span.stop, head_size, Q, K, TILE, COMPUTE_DTYPE, WHOLE
     )
     s, unit = _scores(s, rows, offs_n, scoring, SOFTCAP)
     hides = not WHOLE
     if not PEEL:
         hides = (n < span.whole_start) | (n + TILE.block_n > span.whole_stop)
     if hides:
-        s = _masked(s, rows, offs_n, BEGINS)
+        s = _masked(s, rows, offs_n, tree, BEGINS)
     p, state = with_scores(state, s, unit)
     # [BLOCK_N, BLOCK_DV]
     v = load_tile(
@@ -181,7 +200,7 @@ def _scale_values(state, v_scale_ptr, kv_head, STRIDE: tl.constexpr, COUNT: tl.c
 
 @triton.jit
 def _store_output(
-    state, rows, first_token, output_ptr, lse_ptr, sinks_ptr, stride_lse, OUT: tl.constexpr,
+    state, rows, first_token, output_ptr, lse_ptr, sinks_ptr, out_scale_ptr, stride_lse, OUT: tl.constexpr,
     HEADS: tl.constexpr, NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Stores the rows' outputs, and the natural logarithms of their weights' sums."""
@@ -195,7 +214,8 @@ def _store_output(
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     output = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
     output_offs = (first_token + rows.token) * OUT.token + times(rows.head, OUT.head, NUM_HEADS)  # [BLOCK_M]
-    tl.store(output_ptr + output_offs[:, None] + offs_dv[None, :], output.to(output_ptr.dtype.element_ty),
+    out_scale = 1.0 if out_scale_ptr is None else tl.load(out_scale_ptr)
+    tl.store(output_ptr + output_offs[:, None] + offs_dv[None, :], stored_as(output, out_scale, output_ptr, OUT.fp8),
              mask=rows.exists[:, None] & is_dv)  # fmt: skip
     if lse_ptr is not None:
         lse = tl.where(has_keys, (state.row_max + tl.log2(row_sum)) * LN_2, float("-inf"))
@@ -205,20 +225,22 @@ def _store_output(
 @triton.jit(
     do_not_specialize=[
         "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "head_size",
-        "stride_table", "stride_ranges", "stride_range", "stride_lse", "stride_key_head", "stride_value_head",
-        "softmax_scale", "softcap",
+        "stride_table", "stride_ranges", "stride_range", "stride_tree", "stride_lse", "stride_key_head",
+        "stride_value_head", "softmax_scale", "softcap",
     ],
     do_not_specialize_on_alignment=[
         "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
-        "causal_ptr", "block_table_ptr", "ranges_ptr", "sinks_ptr", "slopes_ptr", "k_scale_ptr", "v_scale_ptr",
+        "causal_ptr", "block_table_ptr", "ranges_ptr", "tree_ptr", "sinks_ptr", "slopes_ptr", "q_scale_ptr",
+        "k_scale_ptr", "v_scale_ptr", "out_scale_ptr",
     ],
 )  # fmt: skip
 def _attention_kernel(
     query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr,
     query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
-    sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr,
+    tree_ptr, sinks_ptr, slopes_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, out_scale_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size,
-    stride_table, stride_ranges, stride_range, stride_lse, stride_key_head, stride_value_head, softmax_scale, softcap,
+    stride_table, stride_ranges, stride_range, stride_tree, stride_lse, stride_key_head, stride_value_head,
+    softmax_scale, softcap,
     Q: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -231,7 +253,7 @@ def _attention_kernel(
     ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
     PEEL: tiles that all rows see whole have a loop of their own. head_size: K.size, unknown to the compiler.
-    The optional pointers (lse, causal, ranges, sinks, slopes, scales) are None where the feature is not used.
+    The optional pointers (lse, causal, ranges, tree, sinks, slopes, scales) are None where the feature is not used.
     """
     if DEPENDENT_LAUNCH:
         # the merge may be set up while this kernel still runs; it waits for the results itself
@@ -252,13 +274,16 @@ def _attention_kernel(
     rows, span = rows_of_tile(tile, kv_head, head_tile % HEAD_TILES, query_len, kv_len, causal, TILE, GROUP, MASK)
     if ranges_ptr is not None:
         rows, span = with_ranges(rows, span, req, ranges_ptr, num_ranges, stride_ranges, stride_range, kv_len, MASK)
+    tree = None
+    if tree_ptr is not None:
+        tree, span = tree_of_rows(tree_ptr, stride_tree, first_token, rows, span, kv_len - query_len)
     span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)
 
     query_ptr += (first_token + rows.token)[:, None] * Q.token + times(rows.head[:, None], Q.head, NUM_HEADS)
     query = None
     if TILE.block_k == TILE.block_d:
-        query = _load_query(query_ptr, rows.exists, 0, K.size, TILE.block_d, COMPUTE_DTYPE)  # [BLOCK_M, BLOCK_D]
-    scale, softcap = _scale(softmax_scale, softcap, k_scale_ptr, kv_head, K.stride_scale, NUM_KV_HEADS, SOFTCAP)
+        query = _load_query(query_ptr, rows.exists, 0, Q, K.size, TILE.block_d, COMPUTE_DTYPE)  # [BLOCK_M, BLOCK_D]
+    scale, softcap = _scale(softmax_scale, softcap, q_scale_ptr, k_scale_ptr, kv_head, Q, K, NUM_KV_HEADS, SOFTCAP)
     slopes = None
     if slopes_ptr is not None:
         slopes_ptr += times(rows.head, HEADS.slope, NUM_HEADS)  # [BLOCK_M]
@@ -280,8 +305,8 @@ def _attention_kernel(
         first, last = phase_of_span(span, first_whole, last_whole, PHASE)
         for n in tl.range(first, last, TILE.block_n, num_stages=1 if PEEL and PHASE != 1 else None):
             state, block = _attend_tile(
-                state, block, n, query, query_ptr, rows, keys, span, scoring, head_size, K, V, TILE, COMPUTE_DTYPE,
-                BEGINS, SOFTCAP, PEEL, PHASE == 1,
+                state, block, n, query, query_ptr, rows, keys, span, tree, scoring, head_size, Q, K, V, TILE,
+                COMPUTE_DTYPE, BEGINS, SOFTCAP, PEEL, PHASE == 1,
             )  # fmt: skip
 
     state = _scale_values(state, v_scale_ptr, kv_head, V.stride_scale, NUM_KV_HEADS)
@@ -291,5 +316,17 @@ def _attention_kernel(
         )
     else:
         _store_output(
-            state, rows, first_token, output_ptr, lse_ptr, sinks_ptr, stride_lse, OUT, HEADS, NUM_HEADS, V.size, TILE
+            state,
+            rows,
+            first_token,
+            output_ptr,
+            lse_ptr,
+            sinks_ptr,
+            out_scale_ptr,
+            stride_lse,
+            OUT,
+            HEADS,
+            NUM_HEADS,
+            V.size,
+            TILE,
         )

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
+from attnreg.kernels.triton.fp8 import stored_as
 from attnreg.kernels.triton.launch import Kernel, Variant
 from attnreg.kernels.triton.layout import FP8, Cache, Strides, columns
 from attnreg.kernels.triton.target import Target, target_of
@@ -20,20 +20,6 @@ from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, KVCache, LayerPa
 
 # the dimension of a cache of keys that holds the tokens of a block
 _BLOCK_SIZE_AT: dict[Layout, int] = {"NHD": 1, "HND": 2, "SPLIT": 3}
-
-
-@triton.jit
-def _to_cache(x, scale, cache_ptr, FP8: tl.constexpr):
-    """A tile in the cache's dtype: cast, or divided by its rows' scales and rounded to 8 bits."""
-    DTYPE: tl.constexpr = cache_ptr.dtype.element_ty
-    LARGEST: tl.constexpr = 448.0 if FP8 == "e4m3fn" else 57344.0
-    if DTYPE.primitive_bitwidth > 8:
-        y = x.to(DTYPE)
-    elif tl.uint8 == DTYPE:
-        y = float32_to_fp8_bits(tl.div_rn(x.to(tl.float32), scale), FP8)
-    else:
-        y = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -LARGEST, LARGEST).to(DTYPE)
-    return y
 
 
 @triton.jit(
@@ -65,13 +51,13 @@ def _write_kv_kernel(
     key = tl.load(key_ptr + (token * KEY.token + head * KEY.head)[:, None] + offs_d, mask=mask, other=0.0)
     key_offs = block * K.stride_block + offset * K.stride_token + head * K.stride_head
     key_offs = key_offs[:, None] + columns(offs_d, K)
-    tl.store(key_cache_ptr + key_offs, _to_cache(key, k_scale, key_cache_ptr, FP8), mask=mask)
+    tl.store(key_cache_ptr + key_offs, stored_as(key, k_scale, key_cache_ptr, FP8), mask=mask)
 
     mask = stored & (offs_d < V.size)
     value = tl.load(value_ptr + (token * VALUE.token + head * VALUE.head)[:, None] + offs_d, mask=mask, other=0.0)
     value_offs = block * V.stride_block + offset * V.stride_token + head * V.stride_head
     value_offs = value_offs[:, None] + columns(offs_d, V)
-    tl.store(value_cache_ptr + value_offs, _to_cache(value, v_scale, value_cache_ptr, FP8), mask=mask)
+    tl.store(value_cache_ptr + value_offs, stored_as(value, v_scale, value_cache_ptr, FP8), mask=mask)
 
 
 _WRITE = Kernel(

@@ -57,3 +57,17 @@ def float32_to_fp8_bits(x, FORMAT: tl.constexpr):
         # the bits of -0 are its NaN
         sign = tl.where(found == 0, 0, sign)
     return (found | sign).to(tl.uint8)
+
+
+@triton.jit
+def stored_as(x, scale, ptr, FORMAT: tl.constexpr):
+    """A tile in the dtype that a pointer has: cast, or divided by a scale and rounded to 8 bits."""
+    DTYPE: tl.constexpr = ptr.dtype.element_ty
+    LARGEST: tl.constexpr = 448.0 if FORMAT == "e4m3fn" else 57344.0
+    if DTYPE.primitive_bitwidth > 8:
+        y = x.to(DTYPE)
+    elif tl.uint8 == DTYPE:
+        y = float32_to_fp8_bits(tl.div_rn(x.to(tl.float32), scale), FORMAT)
+    else:
+        y = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -LARGEST, LARGEST).to(DTYPE)
+    return y

@@ -26,10 +26,15 @@ GIVEN, UNIT = tl.constexpr(-1), tl.constexpr(16)
 
 
 class Strides(NamedTuple):
-    """The strides of queries, of outputs, or of new keys or values: of a token and of a head."""
+    """The strides of queries, of outputs, or of new keys or values: of a token and of a head.
+
+    fp8: the format of 8-bit elements, else "". scale: the stride of the KV heads' scales.
+    """
 
     token: int
     head: int
+    fp8: str = ""
+    scale: int = 0
 
 
 class PerHead(NamedTuple):

@@ -31,11 +31,11 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 # of the launch, then those of its parts
 _BATCH = (
     "query_start_loc_ptr", "num_reqs", "key_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr",
-    "ranges_ptr", "num_ranges", "stride_table", "stride_ranges", "stride_range",
+    "ranges_ptr", "tree_ptr", "num_ranges", "stride_table", "stride_ranges", "stride_range", "stride_tree",
 )  # fmt: skip
 _CALL = (
-    "query_ptr", "key_ptr", "value_ptr", "output_ptr", "lse_ptr", "sinks_ptr", "slopes_ptr", "k_scale_ptr",
-    "v_scale_ptr", "stride_lse", "stride_key_head", "stride_value_head",
+    "query_ptr", "key_ptr", "value_ptr", "output_ptr", "lse_ptr", "sinks_ptr", "slopes_ptr", "q_scale_ptr",
+    "k_scale_ptr", "v_scale_ptr", "out_scale_ptr", "stride_lse", "stride_key_head", "stride_value_head",
 )  # fmt: skip
 _LAUNCH = ("min_query_len", "max_query_len", "min_split", "head_size", "softmax_scale", "softcap")
 _PARTS = ("partial_ptr", "partial_lse_ptr", "slots")
@@ -43,7 +43,7 @@ _NO_PARTS = (None, None, 0)
 _ATTENTION = Kernel(_attention_kernel, (*_BATCH, *_CALL, *_LAUNCH, *_PARTS))
 _MERGE = Kernel(
     _merge_splits_kernel,
-    ("query_start_loc_ptr", "num_reqs", "output_ptr", "lse_ptr", "sinks_ptr", "stride_lse",
+    ("query_start_loc_ptr", "num_reqs", "output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "stride_lse",
      "min_query_len", "max_query_len", "num_splits", *_PARTS),
 )  # fmt: skip
 _TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -72,15 +72,17 @@ class AttentionPlan:
         """config, splits: override the chosen ones, for measurements."""
         starts, table = batch.query_start_loc, batch.block_table
         ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
-        causal, by_request = (batch.causal, None) if isinstance(batch.causal, bool) else (None, batch.causal)
+        causal, by_request = (batch.causal, None) if isinstance(batch.causal, bool) else (None, _bytes(batch.causal))
+        tree = _bytes(batch.tree_mask) if "tree_mask" in spec.features else None
         self.launches = _launches(
             spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
-            ranges is not None, causal, content(batch.query_start_loc_cpu), batch.max_query_len,
+            ranges is not None, tree is not None, causal, content(batch.query_start_loc_cpu), batch.max_query_len,
             -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits,
         )  # fmt: skip
         self._values = (
             starts, batch.num_reqs, batch.key_start_loc, batch.seq_lens, by_request, table,
-            ranges, 0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0), _stride(ranges, 1),
+            ranges, tree, 0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0),
+            _stride(ranges, 1), _stride(tree, 0),
         )  # fmt: skip
 
     def run(self, call: Call) -> None:
@@ -93,7 +95,10 @@ class AttentionPlan:
         assert value is not None
         if key.dtype in FP8 and not target_of(key.device).converts(key.dtype):
             key, value = key.view(torch.uint8), value.view(torch.uint8)
+        if query.dtype in FP8 or output.dtype in FP8:
+            query, output = _convertible(query), _convertible(output)
         sinks, slopes, k_scale, v_scale = params.sinks, params.alibi_slopes, params.k_scale, params.v_scale
+        q_scale, out_scale = params.q_scale, params.out_scale
         key_strides, value_strides = key.stride(), value.stride()
         key_head = value_head = 0
         if kv_cache is None:
@@ -104,12 +109,14 @@ class AttentionPlan:
             query.stride(), output.stride(), key_strides, value_strides,
             None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
             None if sinks is None else (sinks.stride(0), sinks.dtype),
-            None if slopes is None else (slopes.stride(0), slopes.dtype), lse is None,
+            None if slopes is None else (slopes.stride(0), slopes.dtype),
+            None if q_scale is None else q_scale.stride(0), out_scale is None, lse is None,
         )  # fmt: skip
         # contiguous; a tensor of one head may have any stride
         stride_lse = 0 if lse is None else lse.shape[1]
         values = (
-            query, key, value, output, lse, sinks, slopes, k_scale, v_scale, stride_lse, key_head, value_head
+            query, key, value, output, lse, sinks, slopes, q_scale, k_scale, v_scale, out_scale, stride_lse,
+            key_head, value_head,
         )  # fmt: skip
         for planned in self.launches:
             planned.run(variant_key, query.shape[0], self._values, values)
@@ -119,9 +126,12 @@ class _Code(NamedTuple):
     """The facts that the attention kernel's code depends on, apart from strides and optional tensors."""
 
     dtype: torch.dtype
+    query_dtype: torch.dtype
+    output_dtype: torch.dtype
     cache: Cache
     own_key_starts: bool
     ranges: bool
+    tree: bool
     num_kv_heads: int
     group: int
     heads: int
@@ -140,7 +150,7 @@ class _Code(NamedTuple):
         return {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        query, output, keys, values, k_scale, v_scale, sinks, slopes, _ = key
+        query, output, keys, values, k_scale, v_scale, sinks, slopes, q_scale, *_ = key
         tile = Tile(
             heads=self.heads,
             block_m=self.config.block_m,
@@ -150,8 +160,8 @@ class _Code(NamedTuple):
             block_dv=self.block_dv,
         )
         return {
-            "Q": Strides(token=query[0], head=query[1]),
-            "OUT": Strides(token=output[0], head=output[1]),
+            "Q": Strides(query[0], query[1], FP8.get(self.query_dtype, ""), q_scale or 0),
+            "OUT": Strides(output[0], output[1], FP8.get(self.output_dtype, "")),
             "K": self.cache.keys(keys, k_scale),
             "V": self.cache.values(values, v_scale),
             "HEADS": PerHead(sink=sinks[0] if sinks else 1, slope=slopes[0] if slopes else 1),
@@ -205,6 +215,7 @@ def _launches(
     paged: bool,
     own_key_starts: bool,
     ranges: bool,
+    tree: bool,
     causal: bool | None,
     starts: bytes,
     max_query_len: int,
@@ -240,7 +251,7 @@ def _launches(
         paged=paged,
         split=cache.layout == "SPLIT",
         window=mask.chunk or (max(mask.left, mask.right) + 1 if min(mask.left, mask.right) >= 0 else 0),
-        extras=ranges or "alibi" in spec.features or bool(spec.softcap),
+        extras=ranges or tree or "alibi" in spec.features or bool(spec.softcap),
     )
     sums = memoryview(starts).cast("i")
     launches = schedule(
@@ -259,9 +270,12 @@ def _launches(
     for one in launches:
         code = _Code(
             dtype=spec.dtype,
+            query_dtype=spec.query_dtype,
+            output_dtype=spec.output_dtype,
             cache=cache,
             own_key_starts=own_key_starts,
             ranges=ranges,
+            tree=tree,
             num_kv_heads=spec.num_kv_heads,
             group=shape.group,
             heads=one.heads,
@@ -277,6 +291,17 @@ def _launches(
         )
         planned.append(_PlannedLaunch(spec, one, shape, len(sums) - 1, device, code))
     return tuple(planned)
+
+
+def _bytes(tensor: Tensor | None) -> Tensor | None:
+    """Truth values as bytes, which kernels load."""
+    return None if tensor is None else tensor.view(torch.uint8)
+
+
+def _convertible(tensor: Tensor) -> Tensor:
+    """A tensor as a kernel takes it: bytes where the device does not convert its 8-bit floats."""
+    converts = tensor.dtype not in FP8 or target_of(tensor.device).converts(tensor.dtype)
+    return tensor if converts else tensor.view(torch.uint8)
 
 
 def _stride(tensor: Tensor | None, dim: int) -> int:
@@ -301,7 +326,7 @@ class _MergeCode(NamedTuple):
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         output, sinks = key[1], key[6]
         return {
-            "OUT": Strides(token=output[0], head=output[1]),
+            "OUT": Strides(output[0], output[1], FP8.get(self.dtype, "")),
             "SINK_STRIDE": sinks[0] if sinks else 1,
             "HEAD_SIZE_V": self.head_size_v,
             "DEPENDENT_LAUNCH": self.dependent_launch,
@@ -328,12 +353,11 @@ class _PlannedMerge:
         block_s = min(32, 4096 // block_dv)
         if "batch_invariant" not in spec.features:
             block_s = min(block_s, power_of_2(chosen.splits))
-        self.variants = [
-            _MERGE.variant(
-                device, _MergeCode(spec.dtype, spec.head_size_v, code.dependent_launch, by_row, block_s, block_dv)
-            )
+        codes = (
+            _MergeCode(code.output_dtype, spec.head_size_v, code.dependent_launch, by_row, block_s, block_dv)
             for by_row in (False, True)
-        ]
+        )
+        self.variants = [_MERGE.variant(device, one) for one in codes]
 
     def parts(self, rows: int) -> tuple[Tensor, Tensor, int]:
         """Memory for the parts of so many rows, and where each row's are: values of both kernels."""
@@ -354,7 +378,7 @@ class _PlannedMerge:
     ) -> None:
         """Merges parts into the output."""
         starts, requests, *_ = batch
-        _, _, _, output, lse, sinks, _, _, _, stride_lse, *_ = call
+        _, _, _, output, lse, sinks, _, _, _, _, out_scale, stride_lse, *_ = call
         grid = (min(rows, self.by_request), self.num_heads, 1)
-        values = (starts, requests, output, lse, sinks, stride_lse, *self.values, *parts)
+        values = (starts, requests, output, lse, sinks, out_scale, stride_lse, *self.values, *parts)
         self.variants[rows < self.by_request].launch(variant_key, grid, values)

@@ -177,6 +177,30 @@ def with_ranges(
     return rows, Span(start, stop, span.whole_start, span.whole_stop)
 
 
+class Tree(NamedTuple):
+    """The tree of a request's queries: pointers [BLOCK_M] to what each row sees of them, and the keys before them."""
+
+    pointers: tl.tensor
+    context: tl.tensor
+
+
+@triton.jit
+def tree_of_rows(tree_ptr, stride_tree, first_token, rows, span, context):
+    """Returns the tree of the rows, and their span; tree_ptr: [tokens, queries of a request] uint8."""
+    pointers = tree_ptr + (first_token + rows.token) * stride_tree
+    # which of the queries' own keys are seen differs from row to row
+    whole_stop = tl.minimum(span.whole_stop, context)
+    return Tree(pointers, context), Span(span.start, span.stop, span.whole_start, whole_stop)
+
+
+@triton.jit
+def in_tree(tree, rows, offs_n, visible):
+    """Returns whether the rows' tree has the keys at offs_n; all keys before the queries, and a row's own, it has."""
+    column = (offs_n - tree.context)[None, :]
+    is_other = visible & rows.exists[:, None] & (column >= 0) & (column != rows.token[:, None])
+    return tl.load(tree.pointers[:, None] + column, mask=is_other, other=1) != 0
+
+
 @triton.jit
 def program_span(span, min_split, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
     """Returns the span that this program walks: all of it, or its share where SPLIT; in whole tiles of keys.

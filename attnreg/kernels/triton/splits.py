@@ -10,6 +10,7 @@ Where slots are 0, parts are by row: [rows, num_heads, splits, head_size_v].
 import triton
 import triton.language as tl
 
+from attnreg.kernels.triton.fp8 import stored_as
 from attnreg.kernels.triton.rows import request_of_row
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
 
@@ -46,10 +47,17 @@ def store_part(
 
 @triton.jit(
     do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "slots", "num_splits", "stride_lse"],
-    do_not_specialize_on_alignment=["lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "sinks_ptr"],
+    do_not_specialize_on_alignment=[
+        "lse_ptr",
+        "partial_ptr",
+        "partial_lse_ptr",
+        "query_start_loc_ptr",
+        "sinks_ptr",
+        "out_scale_ptr",
+    ],
 )
 def _merge_splits_kernel(
-    output_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_start_loc_ptr, sinks_ptr,
+    output_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_start_loc_ptr, sinks_ptr, out_scale_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_splits, stride_lse,
     OUT: tl.constexpr, SINK_STRIDE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     BY_ROW: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -101,7 +109,8 @@ def _merge_splits_kernel(
     has_keys = row_sum > 0
     row_sum = tl.where(has_keys, row_sum, 1.0)
     output_offs = (first_token + token) * OUT.token + head * OUT.head + offs_dv
-    tl.store(output_ptr + output_offs, (acc / row_sum).to(output_ptr.dtype.element_ty),
+    out_scale = 1.0 if out_scale_ptr is None else tl.load(out_scale_ptr)
+    tl.store(output_ptr + output_offs, stored_as(acc / row_sum, out_scale, output_ptr, OUT.fp8),
              mask=is_row & (offs_dv < HEAD_SIZE_V))  # fmt: skip
     if lse_ptr is not None:
         lse = tl.where(has_keys, (row_max + tl.log2(row_sum)) * LN_2, float("-inf"))
