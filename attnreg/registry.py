@@ -63,14 +63,16 @@ class KernelBlocks(NamedTuple):
 class Consequence:
     """What follows where ``when`` holds once a variant is chosen; selection does not look at it.
 
-    ``fails`` is the reason why the engine then stops; ``workspace`` the bytes that the backend takes on each GPU beside
-    the KV cache, or ``per_query_element`` for each element of a step's queries, if that is more; ``kernel_blocks`` the
-    blocks that the kernel reads: the largest that divides a page. ``says`` is a remark on the last two.
+    ``fails`` is the reason why the engine then stops; ``runs`` the kernel that runs, of several; ``workspace`` the
+    bytes that the backend takes on each GPU beside the KV cache, or ``per_query_element`` for each element of a step's
+    queries, if that is more; ``kernel_blocks`` the blocks that the kernel reads: the largest that divides a page.
+    ``says`` is a remark on the last two.
     """
 
     when: Condition
     where: Location
     fails: str = ""
+    runs: str = ""
     workspace: int | None = None
     per_query_element: int | None = None
     kernel_blocks: KernelBlocks | None = None

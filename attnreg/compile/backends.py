@@ -298,21 +298,22 @@ class RowCompiler(Reporter):
         out = []
         for i, data in enumerate(stated):
             here = ("consequences", i)
-            kinds = {"fails": data.fails, "workspace": data.workspace, "kernel_blocks": data.kernel_blocks}
-            given = [kind for kind, value in kinds.items() if value is not None]
+            kinds = ("fails", "runs", "workspace", "kernel_blocks")
+            given = [kind for kind in kinds if getattr(data, kind) is not None]
             if len(given) != 1:
                 message = f"states {' and '.join(given) or 'nothing that follows'}"
                 self.report(part, here, message, f"state one of {', '.join(kinds)}; the list may have several items")
                 continue
             if data.per_query_element is not None and data.workspace is None:
                 self.report(part, (*here, "per_query_element"), "is about a workspace, which is not stated", key=True)
-            if data.says is not None and data.fails is not None:
-                self.report(part, (*here, "says"), "`fails` is the whole sentence", "put it there", key=True)
+            if data.says is not None and given[0] in ("fails", "runs"):
+                self.report(part, (*here, "says"), f"`{given[0]}` is the whole sentence", "put it there", key=True)
             self.source(part, data.source, *here)
             consequence = Consequence(
                 when=self.condition(part, data.when, *here, "when"),
                 where=part.at(*here),
                 fails=data.fails or "",
+                runs=data.runs or "",
                 workspace=self._size(part, data.workspace, *here, "workspace"),
                 per_query_element=data.per_query_element,
                 kernel_blocks=None if data.kernel_blocks is None else _blocks(data.kernel_blocks),

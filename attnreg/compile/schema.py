@@ -157,11 +157,12 @@ _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is thi
 class ConsequenceData(DataModel):
     """What follows once the backend is chosen, which selection does not look at.
 
-    One of `fails`, `workspace` and `kernel_blocks`.
+    One of `fails`, `runs`, `workspace` and `kernel_blocks`.
     """
 
     when: Condition | None = None
     fails: str | None = Field(default=None, description="The sentence that a user reads: why the engine stops.")
+    runs: str | None = Field(default=None, description="The kernel that runs, of those that the backend has, and why.")
     workspace: str | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
     per_query_element: int | None = Field(default=None, ge=1, description=_PER_ELEMENT)
     kernel_blocks: Blocks | None = Field(default=None, description=_KERNEL_BLOCKS)

@@ -1,4 +1,4 @@
-"""What follows once a backend is chosen: a failure that is known before, its workspace, the blocks that it reads."""
+"""What follows once a backend is chosen: a known failure, which kernel runs, its workspace, the blocks it reads."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _WITHOUT_CACHE = ("encoder", "encoder_only")
 class Following(NamedTuple):
     """One thing that follows from a choice: a sentence, its line of data, and the number that the sentence states.
 
-    ``value`` is the bytes of a workspace, or the block in tokens that the kernel reads; None for a failure.
+    ``value`` is the bytes of a workspace, or the block in tokens that the kernel reads; None for a failure
+    and for the kernel that runs.
     """
 
-    kind: Literal["fails", "workspace", "kernel_block"]
+    kind: Literal["fails", "runs", "workspace", "kernel_block"]
     text: str
     where: Location
     value: int | None = None
@@ -39,6 +40,8 @@ def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]
             continue
         if consequence.fails:
             yield Following("fails", consequence.fails, consequence.where, None, consequence.source)
+        elif consequence.runs:
+            yield Following("runs", consequence.runs, consequence.where, None, consequence.source)
         elif consequence.workspace is not None:
             yield _workspace(consequence, consequence.workspace, point)
         elif not blocks_known:
@@ -51,6 +54,8 @@ def consequence_words(consequence: Consequence) -> str:
     """A consequence in words, for any request: ``takes a workspace of 394 MiB on each GPU``."""
     if consequence.fails:
         return f"fails: {consequence.fails}"
+    if consequence.runs:
+        return f"runs {consequence.runs}"
     if consequence.workspace is not None:
         each = consequence.per_query_element
         more = f", or of {each} B for each element of a step's queries, if that is more" if each is not None else ""

@@ -12,13 +12,13 @@ WRONG = {
         "{when: {dtype: float16}}",
         """\
 10:7: backends.A.consequences: states nothing that follows
-  help: state one of fails, workspace, kernel_blocks; the list may have several items""",
+  help: state one of fails, runs, workspace, kernel_blocks; the list may have several items""",
     ),
     "two things at once": (
         '{fails: "it does", workspace: 1 MiB}',
         """\
 10:7: backends.A.consequences: states fails and workspace
-  help: state one of fails, workspace, kernel_blocks; the list may have several items""",
+  help: state one of fails, runs, workspace, kernel_blocks; the list may have several items""",
     ),
     "a size without a unit": (
         "{workspace: '394'}",
