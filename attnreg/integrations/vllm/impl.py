@@ -79,7 +79,6 @@ class AttnregImpl(AttentionImpl):
             raise ValueError("attnreg's kernels write no quantised output")
         if attn_metadata is None:
             # vLLM measures the memory of everything else
-            self._refuse(layer)
             return output.fill_(0)
         batch = attn_metadata.batch(paged=not self.packed)
         if self.packed:
@@ -108,7 +107,9 @@ class AttnregImpl(AttentionImpl):
         scales = (layer._k_scale, layer._v_scale) if self.kv_cache_dtype.startswith("fp8") else (None, None)
         shape = head_size_v, block_size
         if self._layer is None or shape != self._shape or scales[0] is not self._scales[0]:
-            self._refuse(layer)
+            clamps = getattr(layer, "mm_prefix_clamp_sliding_window", False)
+            if clamps and self.sliding_window is not None and "mm_prefix" in self.features:
+                self.features |= {"mm_prefix_in_window"}
             selection = select_kernel(self._request(head_size_v, block_size, scales[0]))
             self._layer = Attention.from_selection(
                 selection,
@@ -153,18 +154,10 @@ class AttnregImpl(AttentionImpl):
             )
         )
         if self.attn_type == "decoder":
-            # vLLM says of each batch, and not of the layer, whether it is causal
-            features.add("non_causal")
+            # vLLM says of each batch, or of its requests, and not of the layer, whether it is causal
+            features |= {"causal_by_request", "non_causal"}
             config = get_current_vllm_config_or_none()
             model = None if config is None else config.model_config
             features |= {"mm_prefix"} if model is not None and model.is_mm_prefix_lm else set()
         features |= {"batch_invariant"} if envs.VLLM_BATCH_INVARIANT else set()
         return frozenset(features)
-
-    def _refuse(self, layer: Any) -> None:
-        """Raises ValueError for what vLLM says of a layer only after it has made it."""
-        clamped = getattr(layer, "mm_prefix_clamp_sliding_window", False)
-        if clamped and self.sliding_window is not None and "mm_prefix" in self.features:
-            raise ValueError(
-                "attnreg's multimodal ranges reach past a sliding window, and this model clamps them to it"
-            )

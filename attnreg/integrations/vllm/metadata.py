@@ -31,7 +31,7 @@ class AttnregMetadata(AttentionMetadata):
     seq_lens_cpu: Tensor
     block_table: Tensor
     slot_mapping: Tensor
-    causal: bool
+    causal: bool | Tensor
     mm_prefix: Tensor | None = None
     made: BatchMetadata | None = None
 
@@ -77,9 +77,7 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnregMetadata:
         common = common_attn_metadata
-        if not isinstance(common.causal, bool):
-            raise ValueError("attnreg: causality belongs to a batch, and this one has a flag for each request")
-        requests = common.num_reqs
+        requests, causal = common.num_reqs, common.causal
         # numpy's integers among them
         lengths, max_seq_len = common.seq_lens_cpu_upper_bound, int(common.max_seq_len)
         if lengths is None or not self.exact_bounds:
@@ -98,7 +96,7 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
             seq_lens_cpu=lengths,
             block_table=_first(common.block_table_tensor, requests),
             slot_mapping=common.slot_mapping,
-            causal=common.causal,
+            causal=_first(causal, requests) if isinstance(causal, Tensor) else causal,
             mm_prefix=_ranges(common.mm_req_doc_ranges, requests, common.seq_lens.device),
         )
 

@@ -30,12 +30,14 @@ class Layer:
     scale: float = 0.3
     scales: tuple[Any, Any] = (1.0, 1.0)
     attn_type: str = "decoder"
-    causal: bool = True
+    causal: bool | list[bool] = True
     # what vLLM's metadata says, where a wrapper of vLLM's makes another thing of it
     says_causal: bool = False
     # a query sees the keys of its own chunk of so many positions alone
     chunk: int = 0
     ranges: dict[int, list[tuple[int, int]]] | None = None
+    # ranges end at the window, as Gemma 4 says of its layers
+    clamps: bool = False
     encoder_lens: list[int] | None = None
     # vLLM's wrapper for cross attention is told the decoder's lengths, and puts the encoder's in their place
     wrapped: bool = False
@@ -93,6 +95,7 @@ class Layer:
             _k_scale=torch.tensor(self.scales[0], dtype=torch.float32),
             _v_scale=torch.tensor(self.scales[1], dtype=torch.float32),
             kv_sharing_target_layer_name="other" if self.shares else None,
+            mm_prefix_clamp_sliding_window=self.clamps,
         )
         given = (None, None) if self.shares else (new_keys, new_values)
         self.impl.forward(layer, self.query, *given, self.cache, metadata, output)
@@ -208,10 +211,15 @@ class Layer:
             max_seq_len=int(bounds.max()),
             block_table_tensor=table,
             slot_mapping=slots,
-            causal=self.says_causal or (self.causal and self.attn_type == "decoder"),
+            causal=self.says_causal or self._causal(),
             mm_req_doc_ranges=self.ranges,
             **self._of_the_encoder(),
         )
+
+    def _causal(self) -> Any:
+        if isinstance(self.causal, list):
+            return torch.tensor([*self.causal, *[True] * self.padding])
+        return self.causal and self.attn_type == "decoder"
 
     def _of_the_encoder(self) -> dict[str, Any]:
         if self.encoder_lens is None:
@@ -256,7 +264,8 @@ class Layer:
         if self.slopes:
             x = x - torch.tensor(self.slopes).double()[:, None, None] * distance.abs()
         seen = torch.ones_like(distance, dtype=torch.bool)
-        if self.attn_type == "decoder" and self.causal:
+        causal = self.causal[request] if isinstance(self.causal, list) else self.causal
+        if self.attn_type == "decoder" and causal:
             seen = distance >= 0
         if self.chunk:
             own = (torch.arange(len(q)) + first)[:, None] // self.chunk
@@ -265,7 +274,8 @@ class Layer:
             seen = seen & (distance.abs() < self.window)
         for begin, last in (self.ranges or {}).get(request, ()):
             position, key = (torch.arange(len(q)) + first)[:, None], torch.arange(len(k))
-            seen = seen | ((position >= begin) & (position <= last) & (key >= begin) & (key <= last))
+            beside = (position >= begin) & (position <= last) & (key >= begin) & (key <= last)
+            seen = seen | (beside & (distance < self.window) if self.clamps and self.window else beside)
         x = x.masked_fill(~seen, -torch.inf)
         if self.sink_values is not None:
             x = torch.cat([x, self.sink_values.double()[:, None, None].expand(-1, len(q), 1)], -1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,6 +156,8 @@ def test_multimodal_ranges_include_their_last_position(window: int | None, on_cp
         close(Layer([(33, 0), (5, 0), (16, 0)], window=window, ranges=RANGES))
         close(Layer([(33, 0), (5, 0), (16, 0)], window=window, ranges={0: [], 1: []}))
         close(Layer([(13, 20), (5, 0), (1, 16)], window=window, ranges=RANGES))
+        close(Layer([(33, 0), (5, 0), (16, 0)], window=window, ranges=RANGES, clamps=True))
+        close(Layer([(13, 20), (5, 0), (1, 16)], window=window, ranges=RANGES, clamps=True))
     finally:
         on_cpu.config.model_config = before
 
@@ -170,14 +171,10 @@ def test_a_step_that_replays_a_graph_plans_nothing(on_cpu: Engine) -> None:
     assert builder.build(0, layer.common()).made is None
 
 
-def test_a_flag_of_causality_for_each_request_is_refused(on_cpu: Engine) -> None:
-    from attnreg.integrations.vllm.backend import AttnregBackend
-
-    layer = Layer(DECODE)
-    layer.table = layer._block_table()
-    builder = AttnregBackend.get_builder_cls()(layer.spec(), ["layer"], on_cpu.config, torch.device("cpu"))
-    with pytest.raises(ValueError, match="this one has a flag for each request"):
-        builder.build(0, replace(layer.common(), causal=torch.ones(4, dtype=torch.bool)))
+@pytest.mark.parametrize("window", [None, 9])
+def test_requests_that_differ_in_causality(window: int | None, on_cpu: Engine) -> None:
+    close(Layer(MIXED, causal=[True, False, False, True], window=window, padding=1))
+    close(Layer(VERIFY, causal=[False, True, False], window=window))
 
 
 # refused --------------------------------------------------------------------------------------------------------------
@@ -195,17 +192,6 @@ def test_a_layer_that_the_kernels_do_not_serve_is_refused_when_it_is_made(on_cpu
         ValueError, match=r"attnreg \(ATTNREG\): (.|\n)*positions of queries and keys are not comparable"
     ):
         AttnregImpl(4, 32, 0.3, 2, None, 7, "auto", None, "encoder_decoder")
-
-
-def test_ranges_that_a_model_clamps_to_its_window_are_refused_before_there_is_a_cache(on_cpu: Engine) -> None:
-    from attnreg.integrations.vllm.impl import AttnregImpl
-
-    on_cpu.config.model_config = SimpleNamespace(is_mm_prefix_lm=True)  # type: ignore[assignment]
-    impl = AttnregImpl(4, 32, 0.3, 2, None, 7)
-    x = torch.zeros(2, 4, 32)
-    clamps = SimpleNamespace(mm_prefix_clamp_sliding_window=True)
-    with pytest.raises(ValueError, match="this model clamps them to it"):
-        impl.forward(clamps, x, x[:, :2], x[:, :2], torch.zeros(0), None, x)
 
 
 def test_a_run_that_measures_memory_computes_nothing(on_cpu: Engine) -> None:
