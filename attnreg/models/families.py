@@ -1,9 +1,9 @@
-"""The files of model families -> `Family`, each read when it is asked for.
+"""Reads the files of model families and compiles each to a `Family`, at its first use.
 
-One file says one family, `models/<model_type>.yaml`, as far as it differs from the one that it is ``like``: another
-family, or a template, whose file's name begins with ``_``. All lie at last over `_general`; models whose family has no
-file are read by `_unknown`. A file's statements are laid over those of the file below before they are compiled, and
-each keeps its own place, so that a fault is told where it stands and not where it is inherited.
+The file `models/<model_type>.yaml` describes one family by its differences from its base. The key ``like`` names the
+base: another family, or a template, whose file name begins with ``_``. The base of every chain is `_general`. Models
+whose family has no file are read by `_unknown`. Before compilation the statements of a file replace those of its base.
+Each statement keeps its location, so that an error names the file that has the fault and not the file that inherits it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from attnreg.models.values import ConfigCondition, Literal, Value, compile_condi
 GENERAL = "_general"
 UNKNOWN = "_unknown"
 SOURCES = "_sources"
-# what is said of a file, or of where a part stands, and not of layers
+# keys that describe the file, or the place of a part, and not layers
 _OWN = {"like", *schema.OF_FILE, *schema.OF_PART}
 _FACTS = [name for name in schema.CallData.model_fields if name in CHECKS]
-# laid over key by key; everything else replaces what is below
+# mappings that are merged with the base's, key by key; any other value replaces the base's
 _MAPS = ("names", "defaults", "words", "also")
 _FIELDS = OpenFacets()
 T = TypeVar("T")
-# one statement of a file: its path in the family's description -> what it says, and where
+# path in the family's description -> the value of that statement, and its place in a file
 Statements = dict[Path_, Piece[Any]]
 
 
 class Families:
-    """The families of a directory; raises `RegistryError` for what is wrong in the files that are asked for.
+    """The families of a directory. Its methods raise `RegistryError` for faults in the files that they read.
 
-    ``read(name)`` gives the document of one of the files, which are named without their suffix; ``label`` is what
-    messages name the directory, ``strays`` what else is in it.
+    files: the names of the files, without their suffix. read: returns the document of a file. label: the name of the
+    directory in messages. strays: the names of its other entries.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Families:
 
     @classmethod
     def load(cls, directory: Path, label: str) -> Families:
-        """The families of a directory, which messages name ``label``."""
+        """The families of a directory. label: its name in messages."""
         try:
             found = [name for name in os.listdir(directory) if not name.startswith(".")]
         except OSError as e:
@@ -71,7 +71,7 @@ class Families:
 
     @classmethod
     def of(cls, texts: Mapping[str, str], label: str) -> Families:
-        """The families of some files' texts, by the names of the files without their suffix."""
+        """The families of a mapping from file names, without their suffix, to the files' texts."""
         return cls(texts, lambda name: Document(texts[name], f"{label}/{name}.yaml"), label)
 
     def __iter__(self) -> Iterator[str]:
@@ -84,27 +84,27 @@ class Families:
         return len(self._names)
 
     def where(self, name: str) -> Location:
-        """The file of a family or a template."""
+        """The place of the file of a family or a template."""
         return Location(f"{self.label}/{name}.yaml", 1, 1)
 
     def text(self, name: str) -> str:
-        """The file of a family or a template as it is written."""
+        """The text of the file of a family or a template."""
         return self._file(name).document.text.rstrip()
 
     def source(self, name: str) -> str:
-        """Where the family's rule was read."""
+        """The source in which the family's rule was read, as ``<source>:<path>#<symbol>``."""
         return self._file(name).model.source or ""
 
     def note(self, name: str) -> str:
-        """What the file says beside its facts."""
+        """The sentence that is printed with every model of the family."""
         return self._file(name).model.note
 
     def like(self, name: str) -> str:
-        """The family or the template that this one says it is like, or ""."""
+        """The base that the file names: a family or a template; "" where it names none."""
         return self._file(name).model.like or ""
 
     def lineage(self, name: str) -> tuple[str, ...]:
-        """The files that a family's description is laid of, its own first and `_general` last."""
+        """The files of a family: its own first, then each base, `_general` last."""
         chain = [name]
         while chain[-1] != GENERAL:
             file = self._file(chain[-1])
@@ -119,7 +119,7 @@ class Families:
         return tuple(chain)
 
     def statements(self, name: str) -> Mapping[Path_, Piece[Any]]:
-        """Everything that is said of a family: its own statements over those of what it is like.
+        """All statements that describe a family: its own, and those of its bases that it does not replace.
 
         A key is a path: ``("window",)``, ``("defaults", "head_dim")`` or ``("words", "full_attention", "kind")``.
         """
@@ -133,13 +133,13 @@ class Families:
         return self._laid[name]
 
     def get(self, name: str) -> Family:
-        """The family, compiled; `_unknown` is the rule for a family that has no file."""
+        """The compiled family. The name `_unknown` gives the rule for models whose family has no file."""
         if name not in self._compiled:
             self._compiled[name] = self._compile(name, self.statements(name))
         return self._compiled[name]
 
     def check(self) -> list[Problem]:
-        """Everything that is wrong in the directory."""
+        """The problems of all files of the directory."""
         problems: dict[Problem, None] = {}
         message, help_ = "no file of a family: their names end in .yaml", "rename it, or take it away"
         for stray in self._strays:
@@ -167,10 +167,8 @@ class Families:
             help_ = did_you_mean(source.partition(":")[0], sources)
             raise RegistryError([file.document.problem(("source",), message, help_)])
 
-    # reading ---------------------------------------------------------------------------------------------------------
-
     def _file(self, name: str) -> Piece[schema.FamilyData]:
-        """What one file says by itself."""
+        """The contents of one file, without its bases."""
         if name not in self._read:
             self._must_exist(name)
             document = self._document(name)
@@ -187,15 +185,13 @@ class Families:
             raise RegistryError([Problem(Location(f"{self.label}/{name}.yaml", 1, 1), "the file is missing")])
 
     def _sources(self) -> Iterable[str]:
-        """The sources that the families were read in, by name."""
+        """The names of the sources in which families were read."""
         self._must_exist(SOURCES)
         document = self._document(SOURCES)
         data = validate(schema.SourcesFile, document.data, document)
         if data is None or document.problems:
             raise RegistryError(document.problems)
         return data.sources
-
-    # compiling -------------------------------------------------------------------------------------------------------
 
     def _compile(self, name: str, said: Mapping[Path_, Piece[Any]]) -> Family:
         compiler = _Compiler()
@@ -213,7 +209,10 @@ class Families:
     def _part(
         self, whole: str, said: Mapping[Path_, Piece[Any]], part: Piece[schema.FamilyData], compiler: _Compiler
     ) -> Part:
-        """A part of ``whole``; one that stands where the whole stands is like the whole, unless it says otherwise."""
+        """One part of the family ``whole``.
+
+        A part that names no base and has its config in the same place has the statements of the whole as its base.
+        """
         data, like, parser = part.model, part.model.like, compiler.parser(part)
         for key in schema.OF_FILE:
             if key in data.model_fields_set:
@@ -239,7 +238,7 @@ class Families:
 
 
 class _Compiler:
-    """Turns a family's statements into its description, and collects what is wrong with them."""
+    """Compiles the statements of a family, and collects their problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -248,7 +247,7 @@ class _Compiler:
         return Parser(_FIELDS, piece.document, self.problems)
 
     def family(self, name: str, said: Mapping[Path_, Piece[Any]]) -> Family:
-        """The description that the statements make, without its parts."""
+        """The `Family` of these statements, without its parts."""
         plain = _under(said)
         words = {word: self._calls(piece, said) for word, piece in _under(said, "words").items()}
         pattern = None
@@ -287,7 +286,7 @@ class _Compiler:
         return pattern
 
     def _calls(self, piece: Piece[list[schema.CallData]], said: Mapping[Path_, Piece[Any]]) -> tuple[Call, ...]:
-        """The calls of a word; the facts of one that has a single call are statements of their own."""
+        """The attention calls of a word. The facts of a single call are separate statements, which a base may have."""
         word = piece.path[-1]
         if len(piece.model) == 1:
             return (self._call(_under(said, "words", word)),)
@@ -329,7 +328,7 @@ class _Compiler:
 
 
 def _under(said: Mapping[Path_, Piece[Any]], *above: str | int) -> dict[str, Piece[Any]]:
-    """The statements right below a path, by their last key."""
+    """The statements directly below a path, by their last key."""
     depth = len(above)
     return {str(p[-1]): piece for p, piece in said.items() if len(p) == depth + 1 and p[:depth] == above}
 
@@ -339,13 +338,13 @@ def _items(piece: Piece[list[T]] | None) -> list[Piece[T]]:
 
 
 def _facts(call: Piece[schema.CallData]) -> dict[str, Piece[Any]]:
-    """The facts that a call says, by name."""
+    """The facts that the data of a call states, by name."""
     said = call.model.model_fields_set
     return {name: call.piece(getattr(call.model, name), name) for name in type(call.model).model_fields if name in said}
 
 
 def _statements(file: Piece[Any]) -> Statements:
-    """What a file, or a part in it, says by itself, by its path in the family's description."""
+    """The statements of a file or of a part, without its bases, by their path in the family's description."""
     out: Statements = {}
     for key, piece in _facts(file).items():
         if key in _MAPS:
@@ -360,13 +359,16 @@ def _statements(file: Piece[Any]) -> Statements:
 
 
 def _lay(below: Statements, own: Statements) -> Statements:
-    """``own`` over ``below``: a word of several calls replaces what is below, a note is not inherited."""
+    """The statements ``own`` merged over those of a base: a word with several calls replaces the base's word.
+
+    A note is not inherited.
+    """
     several = {path for path, piece in own.items() if path[0] == "words" and len(path) == 2 and len(piece.model) != 1}
     return {path: piece for path, piece in below.items() if path != ("note",) and path[:2] not in several} | own
 
 
 def _introduced(name: str, file: schema.FamilyData, document: Document) -> None:
-    """Report what a file should say of itself and does not, and what it has no business to say."""
+    """Report keys that a file of this kind, family or template, must have and lacks, and keys that it must not have."""
     template = name.startswith("_")
     kind, needed, foreign = "a family", ["model_type", "source"], ["summary", *schema.OF_PART]
     if template:

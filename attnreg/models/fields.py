@@ -19,20 +19,21 @@ _OBJECT = "expected an object with fields such as num_hidden_layers"
 
 
 class ConfigError(ValueError):
-    """A config that cannot be read, or that contradicts itself; the message names the field, its value and the cure."""
+    """Raised for a config that cannot be read or contradicts itself; the message has field, value and cure."""
 
     def __init__(self, message: str) -> None:
         super().__init__(escaped(message))
 
 
 class ConfigFields:
-    """The fields of a config, or of a part of it, as one layer sees them.
+    """The fields of a config, or of a part of it, for one layer.
 
-    A name may be dotted (``attn_config.softmax_scale``); ``..name`` is a field of the ``whole`` config. ``names`` gives
-    the other names under which a family's files hold a field, and ``defaults`` what its class puts for one that is
-    missing (a null is not missing: it is None); ``defaulted`` keeps those that were put, ``read`` those that were asked
-    for, and ``notes`` what was assumed. ``layer`` is the layer's index and ``own`` the fields that it has to itself.
-    ``where`` is what error messages put before a field's name.
+    A dotted name is a nested field (``attn_config.softmax_scale``); ``..name`` is a field of the ``whole`` config.
+
+    where: the text before a field's name in error messages. names: field -> other names of it in the family's files.
+    defaults: field -> the value that the family's class gives a missing field; a field that is null is not missing, its
+    value is None. While fields are read, ``read`` collects their names, ``defaulted`` the defaults that were used, and
+    ``notes`` the assumptions. ``layer`` is the index of the layer, and ``own`` the fields of that layer alone.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class ConfigFields:
         self.own: Mapping[str, Any] = {}
 
     def value(self, name: str) -> Any:
-        """What the config holds, else the default of the family, else None."""
+        """The value in the config, or the default of the family, or None."""
         if name.startswith(".."):
             return self.whole.value(name[2:]) if self.whole is not None else None
         self.read.add(name)
@@ -71,34 +72,36 @@ class ConfigFields:
         return value
 
     def given(self, name: str) -> bool:
-        """Whether the config itself says something of the field, and not null."""
+        """Whether the config has the field, with a value other than null."""
         return any(_find(self.data, spelling)[1] is not None for spelling in (name, *self.names.get(name, ())))
 
     def holds(self, name: str) -> bool:
-        """Whether the config says anything of the field, be it null, or the family has a default for it."""
+        """Whether the config has the field, null included, or the family has a default for it."""
         spellings = (name, *self.names.get(name, ()))
         return self.defaults.get(name) is not None or any(s in self.own or _find(self.data, s)[0] for s in spellings)
 
     def spelt(self, name: str) -> str:
-        """The field as the config spells it."""
+        """The name under which the config has the field."""
         for spelling in (name, *self.names.get(name, ())):
             if spelling in self.own or _find(self.data, spelling)[0]:
                 return spelling
         return name
 
     def error(self, name: str, expected: str) -> ConfigError:
+        """The error of a field whose value is not what is ``expected``."""
         value = self.value(name)
-        # the commonest slip, and the one whose cure is the easiest to miss
+        # a number in quotes is the commonest mistake
         quoted = f" (write {value}, without quotes)" if isinstance(value, str) and value.isdecimal() else ""
         at = f" (of layer {self.layer})" if self.layer is not None and name in self.own else ""
         return ConfigError(f"{self.where}{self.spelt(name)}{at} is {show(value)}; {expected}{quoted}")
 
     def nested(self, name: str) -> Mapping[str, Any] | None:
-        """A part of the config, None where there is no such part."""
+        """The object in a field, None where the config has none. Raises `ConfigError` for another value."""
         value = self.value(name)
         return None if value is None else mapping(value, f"{self.where}{name}", "expected an object")
 
     def word(self, name: str) -> str:
+        """The text in a field, "" where the config has none. Raises `ConfigError` for another value."""
         value = self.value(name)
         if not isinstance(value, str | None):
             raise self.error(name, "expected a word")
@@ -109,7 +112,7 @@ Check = Callable[[ConfigFields, str, Any], Any]
 
 
 def integer(least: int) -> Check:
-    """The check of a field that holds an integer of at least ``least``."""
+    """Returns the check of a field for an integer of at least ``least``."""
 
     def check(fields: ConfigFields, name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -123,33 +126,33 @@ def integer(least: int) -> Check:
 
 
 def number(fields: ConfigFields, name: str, value: Any) -> float:
-    """A number, of any sign."""
+    """The value, a number of any sign. Raises `ConfigError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise fields.error(name, f"expected a number of at most {MAX_NUMBER}")
     return value
 
 
 def positive(fields: ConfigFields, name: str, value: Any) -> float:
-    """A number above 0."""
+    """The value, a number above 0. Raises `ConfigError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_NUMBER:
         raise fields.error(name, f"expected a number above 0 and at most {MAX_NUMBER}")
     return value
 
 
 def flag(fields: ConfigFields, name: str, value: Any) -> bool:
-    """True or false."""
+    """The value, true or false. Raises `ConfigError`."""
     if not isinstance(value, bool):
         raise fields.error(name, "expected true or false")
     return value
 
 
 def anything(fields: ConfigFields, name: str, value: Any) -> Any:
-    """Whatever it is."""
+    """The value, of any kind."""
     return value
 
 
 def read_config(config: object) -> tuple[str, Mapping[str, Any]]:
-    """The path that the config was read from, "" for a mapping or an object, and its fields."""
+    """The path of a config and its fields. The path is "" where the config is a mapping or an object."""
     if not isinstance(config, str | os.PathLike):
         return "", mapping(config, "config", _ACCEPTED)
     path = Path(os.fsdecode(config))
@@ -163,7 +166,7 @@ def read_config(config: object) -> tuple[str, Mapping[str, Any]]:
 
 
 def show(value: object) -> str:
-    """The value as Python writes it, cut short."""
+    """The value as Python writes it, shortened."""
     try:
         return reprlib.repr(value)
     except ValueError:
@@ -171,7 +174,7 @@ def show(value: object) -> str:
 
 
 def mapping(value: object, what: str, expected: str) -> Mapping[str, Any]:
-    """``value`` as a mapping; `ConfigError` saying that ``what`` is none."""
+    """The value as a mapping. Raises `ConfigError` for another value; the message calls it ``what``."""
     if hasattr(value, "to_dict") and not isinstance(value, type | Mapping):
         value = value.to_dict()
     if not isinstance(value, Mapping):

@@ -13,7 +13,7 @@ from attnreg.selection.wording import cache_words, facet_words, feature_words, h
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """The layers that are alike: their indices, their request, and the facts of the first."""
+    """Layers that are alike: their indices, their common request, and the facts of the first."""
 
     label: str
     layers: tuple[int, ...]
@@ -23,9 +23,10 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class ModelLayers:
-    """A model's layers in order, and in groups by first layer; ``assumptions`` says what the config left open.
+    """A model's layers in order, and in groups in the order of their first layers.
 
-    ``max_length`` is the longest request in tokens that the config names, None where it names none.
+    ``assumptions`` are sentences about what the config leaves open. ``max_length`` is the longest request, in tokens,
+    that the config names; None where it names none.
     """
 
     name: str
@@ -38,7 +39,10 @@ class ModelLayers:
 
 
 def group(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
-    """The layers in groups, in the order of their first; which layer's KV is shared makes no group of its own."""
+    """The layers in groups of like ones, in the order of their first layers.
+
+    Layers that read the KV of different layers are alike.
+    """
     alike: dict[LayerFacts, list[LayerFacts]] = {}
     for layer in layers:
         shared = None if layer.kv_shared_from is None else -1
@@ -54,7 +58,7 @@ def group(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
 
 
 def _label_beside(facts: LayerFacts, several: bool) -> str:
-    """What a layer computes; with its KV dtype, if the model's layers have ``several``, and facets of the registry."""
+    """The label of a layer, with its facets of the registry, and with its KV dtype where the model has ``several``."""
     request = facts.request
     words = [label(facts)]
     if request is not None:
@@ -71,7 +75,7 @@ def label(facts: LayerFacts) -> str:
 
 
 def changed_label(facts: LayerFacts, request: AttentionRequest) -> str:
-    """What a layer computes whose request is not that of its facts: the request, and what only the facts say."""
+    """The label of a layer whose request differs from its facts: the request, and what only the facts state."""
     words = request_words(request, _scores(facts), without=("dtype", "model"))
     return " · ".join(dict.fromkeys([*words, *feature_words(_scores(facts)), *_keys(facts), *_place(facts)]))
 
@@ -94,7 +98,7 @@ def _latent(facts: LayerFacts, mla: MlaDims) -> Iterator[str]:
 
 
 def _scores(facts: LayerFacts) -> dict[str, object]:
-    """What bounds the scores, or is done to them; which keys they are of."""
+    """Feature -> its number: the bounds on the keys of a layer, and what changes its scores."""
     window = facts.sliding_window
     return {
         "sliding_window": f"±{window}" if window is not None and not facts.causal else window,

@@ -1,18 +1,22 @@
-"""Which word each layer of a stack has: the patterns of a family's file.
+"""Patterns: they give each layer of a stack its word, by which the family's file describes the layer.
 
-A pattern is a word for all layers; a list, of which the first that applies counts; or a mapping with one of
+A pattern is a word, which all layers have; a list of patterns, of which the first that applies is taken; or a mapping
+with one of these keys:
 
-    list: FIELD        one entry a layer (a list, or the letters of a string), turned into words by ``means``;
-                       ``decides_count``: its length is the number of layers; ``longer_is_cut``: what is over is dropped
-    runs: FIELD        a list of [words, times], each of which is these words so many times over, turned by ``means``
-    repeat: [...]      these words over and over (or a field that holds them), turned into words by ``means``
-    every: N           layer i is ``is`` where i % N is ``at`` (the last of each N, if left out), else ``others``
-    layers: [...]      these layers are ``is``, counted from ``from`` (0, if left out; a negative one from the end)
-    below: N           the first N layers are ``is``, else ``others``
+    list: FIELD        The field has one entry for each layer: a list, or the letters of a string. ``means`` maps
+                       entries to words. With ``decides_count`` the length is the number of layers; with
+                       ``longer_is_cut`` entries beyond the number of layers are dropped.
+    runs: FIELD        The field is a list of [entries, times]: the entries, repeated so often. ``means`` maps them.
+    repeat: [...]      A list of words, or a field that holds one, repeated up to the number of layers. ``means`` maps
+                       the entries of a field.
+    every: N           Layer i has the word of ``is`` where i % N is ``at`` (N - 1 by default), else that of ``others``.
+    layers: [...]      The layers of these indices have the word of ``is``, the rest that of ``others``. Indices count
+                       from ``from`` (0 by default); negative ones count from the end.
+    below: N           The first N layers have the word of ``is``, the rest that of ``others``.
 
-and perhaps ``when``, the condition under which it applies, and ``note``, what it assumes of a family not known. It does
-not apply where the field that it names is missing, null or an empty list. N, ``at`` and ``layers`` are values; ``is``
-and ``others`` are patterns.
+``when`` is the condition under which the mapping applies. ``note`` is the assumption that it makes about a family that
+is not known. A mapping whose field is missing, null or an empty list does not apply. N, ``at`` and ``layers`` are
+values (`attnreg.models.values`); ``is`` and ``others`` are patterns.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from attnreg.compile.yaml_source import Path_
 from attnreg.models.fields import ConfigError, ConfigFields, anything, integer, show
 from attnreg.models.values import ConfigCondition, compile_condition, compile_value
 
-# each form's keys, the first of which names it, and what stands under them; what ends in ? may be left out
+# form -> its keys and the kind of value of each; the first key names the form, a kind that ends in ? is optional
 PATTERNS: Mapping[str, Mapping[str, str]] = {
     "list": {"list": "field", "means": "words?", "decides_count": "boolean?", "longer_is_cut": "boolean?"},
     "runs": {"runs": "field", "means": "words?"},
@@ -34,19 +38,19 @@ PATTERNS: Mapping[str, Mapping[str, str]] = {
     "layers": {"layers": "indices", "from": "value?", "is": "pattern", "others": "pattern"},
     "below": {"below": "value", "is": "pattern", "others": "pattern"},
 }
-# what every form may have beside its own
+# keys that every form may have
 BESIDE: Mapping[str, str] = {"when": "condition?", "note": "text?"}
 _INDEX = integer(-(2**31))
 Words = Sequence[str]
-# of so many layers: whether the layer of an index is meant; None where the pattern does not apply
+# (fields, number of layers) -> the test of a layer's index, None where the pattern does not apply
 Chosen = Callable[[ConfigFields, int], Callable[[int], bool] | None]
 
 
 class Pattern(NamedTuple):
-    """``words(fields, count)`` is one word a layer, or None where the pattern does not apply.
+    """A compiled pattern. ``words(fields, count)`` returns the word of each layer, None where it does not apply.
 
-    A ``count`` of None asks for as many as the config itself says. ``vocabulary`` holds the words that the pattern can
-    give by itself, whatever the config says.
+    With a ``count`` of None only a pattern that decides the number of layers returns words. ``vocabulary`` holds the
+    words that the data itself names; a config may hold others. ``fields`` are the fields that the pattern reads.
     """
 
     words: Callable[[ConfigFields, int | None], Words | None]
@@ -55,7 +59,7 @@ class Pattern(NamedTuple):
 
 
 def compile_pattern(raw: Any, parser: Parser, path: Path_) -> Pattern:
-    """The pattern that ``raw`` says; what is wrong with it goes to the parser's problems."""
+    """The pattern that the data describes. Adds its faults to the parser's problems."""
     if isinstance(raw, str):
         return Pattern(lambda _, count: None if count is None else [raw] * count, frozenset({raw}))
     if isinstance(raw, list) and raw:
@@ -77,7 +81,7 @@ def compile_pattern(raw: Any, parser: Parser, path: Path_) -> Pattern:
 
 
 def _has_the_keys_of(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> bool:
-    """Whether a mapping has the keys of its form, and under the plain ones what belongs there; reported if not."""
+    """Whether a mapping has the keys of its form, with plain values of the right kind. Reports each fault."""
     before, keys = len(parser.problems), {**PATTERNS[kind], **BESIDE}
     for key in raw:
         if key not in keys:
@@ -97,7 +101,7 @@ def _is_words(raw: object) -> bool:
     return isinstance(raw, list) and bool(raw) and all(isinstance(word, str) for word in raw)
 
 
-# what stands under a key that is no value, pattern or condition: in words, and the test of it
+# kind of a plain value (no value expression, pattern or condition) -> its name in messages, and its test
 _PLAIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "field": ("the name of a field", lambda raw: isinstance(raw, str)),
     "text": ("text", lambda raw: isinstance(raw, str)),
@@ -197,7 +201,7 @@ def _repeat(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> P
 
 
 def _split(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> Pattern:
-    """The patterns that say of some layers one thing and of the others another."""
+    """The pattern of a form that gives some layers the word of ``is`` and the rest the word of ``others``."""
     inside, outside = (compile_pattern(raw[k], parser, (*path, k)) for k in ("is", "others"))
     chosen, names = (_indices if kind == "layers" else _counted)(kind, raw, parser, path)
 
@@ -213,7 +217,7 @@ def _split(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> Pa
 
 
 def _counted(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> tuple[Chosen, tuple[str, ...]]:
-    """The layers that ``every`` and ``below`` mean, and the fields that say it."""
+    """The test of the layers that ``every`` or ``below`` selects, and the fields that it reads."""
     least = integer(0 if kind == "below" else 1)
     limit = compile_value(raw[kind], parser, (*path, kind), least)
     at = compile_value(raw["at"], parser, (*path, "at"), _INDEX) if "at" in raw else None
@@ -222,7 +226,7 @@ def _counted(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> 
         number = limit.get(fields, least)
         if number is None:
             return None
-        # arithmetic may come to less than 0, below which there is no layer; but every one of 0 layers is none
+        # the result of arithmetic: a negative `below` selects no layer, an `every` below 1 is an error
         number = (_INDEX if kind == "below" else least)(fields, (*limit.names, kind)[0], number)
         if kind == "below":
             return lambda i: bool(i < number)
@@ -233,7 +237,10 @@ def _counted(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> 
 
 
 def _indices(kind: str, raw: Mapping[str, Any], parser: Parser, path: Path_) -> tuple[Chosen, tuple[str, ...]]:
-    """The layers that ``layers`` means, and the fields that say it; a list there is one of indices, not of values."""
+    """The test of the layers that ``layers`` selects, and the fields that it reads.
+
+    A list in the data is a list of indices, not a list of alternative values.
+    """
     fixed = raw[kind] if isinstance(raw[kind], list) else None
     if fixed is not None and not _are_indices(fixed):
         parser.problem((*path, kind), "expected a list of the indices of layers, or the name of a field that holds it")

@@ -105,7 +105,7 @@ def requests_from_model(
 
 @dataclass(eq=False, repr=False)
 class _Reading:
-    """What has been read of one config: the layers in order, and what was assumed."""
+    """The state of the reading of one config: its layers in order, and the assumptions."""
 
     families: Families
     where: str
@@ -155,7 +155,7 @@ class _Reading:
         self.read(inner, f"{where}{text}.", depth + 1)
 
     def by_architecture(self, data: Mapping[str, Any]) -> tuple[str, str] | None:
-        """The class that a config is for, and the family whose class it is: a model_type may be renamed."""
+        """The architecture class that a config names, and the family that has this class under another model_type."""
         architectures = data.get("architectures")
         first = architectures[0] if isinstance(architectures, list) and architectures else None
         stem = re.match(r"(\w+?)(?:For[A-Z]\w*|LMHeadModel|Model)$", first) if isinstance(first, str) else None
@@ -167,7 +167,7 @@ class _Reading:
         return next(((first, name) for name in sorted(names, key=len, reverse="text_config" not in data)), None)
 
     def strange_stack(self, data: Mapping[str, Any], where: str, stranger: str) -> None:
-        """Read a config by the general rules, and say what they take for granted."""
+        """Read a config by the general rules, and note what they assume."""
         self.notes.append(
             f"{stranger}; its layers are read as those of a Llama-like decoder: of one geometry, without "
             "attention sinks or score bias, and causal unless is_causal is false."
@@ -178,7 +178,7 @@ class _Reading:
         self.stack(_fields(data, where, unknown), unknown, "", stranger)
 
     def strange_tower(self, data: Mapping[str, Any], where: str, name: str, depth: int) -> None:
-        """Read a tower beside the text model of a family that is not known, if its own is."""
+        """Read a tower beside the text model of an unknown family, if the tower's own family is known."""
         if data.get("model_type") not in self.families:
             self.notes.append(f"{name} is not read, because its model_type is not a known family.")
             return
@@ -211,14 +211,14 @@ class _Reading:
             self.part(own, how, "" if at == "." or at in _TEXT else at, depth)
 
     def part(self, fields: ConfigFields, family: Family, part: str, depth: int) -> None:
-        """Read a part of a model, whose layers are marked with where its config stands."""
+        """Read a part of a model. ``part``, the field of its config, marks its layers."""
         begun = len(self.layers)
         self.stacks(fields, family, family.name, depth + 1)
         if part:
             self.layers[begun:] = [(i, replace(x, part=x.part or part), t, s) for i, x, t, s in self.layers[begun:]]
 
     def stack(self, fields: ConfigFields, family: Family, name: str, stranger: str = "") -> None:
-        """Read one stack of layers, and note what was put in for the config and what of it is not looked at."""
+        """Read one stack of layers, and note the defaults that were used and the fields that were ignored."""
         self.described.append(family)
         stack = Stack(family, fields, stranger)
         self.layers += stack.mtp_layers() if self.mtp else stack.layers()
@@ -244,7 +244,7 @@ def _fields(data: Mapping[str, Any], where: str, family: Family, whole: ConfigFi
 
 
 def _name(source: str, named: object) -> str:
-    """The model's name: its directory's, a file's that is not called config.json, or what the config says."""
+    """The model's name: that of its directory, of a file with another name than config.json, or in the config."""
     if not source:
         return named.rstrip("/").rpartition("/")[2] if isinstance(named, str) else ""
     path = Path(os.path.abspath(source))

@@ -22,9 +22,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Call(NamedTuple):
-    """The facts of one attention call of a layer, as far as they are said; a fact that is not said is not here.
+    """The facts of one attention call of a layer that a family's file states.
 
-    ``fields`` are what the layers have to themselves where no ``per_layer_config`` says it.
+    ``fields`` are fields of these layers alone, unless the config's ``per_layer_config`` has them.
     """
 
     kind: str | None = None
@@ -34,17 +34,18 @@ class Call(NamedTuple):
     fields: Mapping[str, Value] = _NOTHING
 
     def over(self, below: Call) -> Call:
-        """This call's facts, and those of ``below`` that it does not say."""
+        """The facts of this call, and those of ``below`` that this call does not state."""
         kind, attn_type = self.kind or below.kind, self.attn_type or below.attn_type
         facts, fields = {**below.facts, **self.facts}, {**below.fields, **self.fields}
         return Call(kind, attn_type, self.when or below.when, facts, fields)
 
 
 class Part(NamedTuple):
-    """A stack of a model of several: where its config stands, and ``family(name)``, how it maps to layers.
+    """One stack of a model that has several: ``at`` has the fields that may hold its config.
 
-    ``name`` is the family that the part's own config names, or None for the one that the data says. ``absent`` is the
-    part's config where the file has none, ``only`` the index of the only part of that family that stands here.
+    ``family(name)`` returns its family: that of the part's own config, or with None the one that the data names.
+    ``absent`` is the part's config where the file has none. ``only`` is the index of the part of that family that is
+    taken, where not all are.
     """
 
     at: tuple[str, ...]
@@ -57,9 +58,9 @@ class Part(NamedTuple):
 class Family(NamedTuple):
     """How a family's config, or a part of it, maps to a stack of layers; with ``parts``, to several stacks.
 
-    ``refuse`` holds what contradicts itself, with the sentence for its user; ``watch`` are fields that mean something
-    in other families, so that a reader is told where this one does not look at them; ``renamed`` are older words of a
-    pattern and what they mean now. ``mtp`` is the number of layers behind the others that predict further tokens.
+    ``refuse`` has the conditions of configs that contradict themselves, each with its message. ``watch`` has fields
+    that mean something in other families: a note says that this family ignores them. ``renamed`` maps older words of
+    a pattern to their present ones. ``mtp`` is the number of layers behind the others that predict further tokens.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Family(NamedTuple):
 class Stack:
     """One stack of layers: a family's rules and the fields that they are applied to.
 
-    ``endless`` says that some layer slides and that there is no window for it, so that it sees everything.
+    ``endless`` is whether some sliding layer has no window, so that it sees every key.
     """
 
     family: Family
@@ -294,7 +295,7 @@ class Stack:
         return MlaDims(rank, q_rank, nope, rope, v_head_dim, latent, self.indexer(call))
 
     def latent(self, call: Call, form: str, kv_heads: int, head_size: int, head_size_v: int) -> MlaDims:
-        """A latent that is attended to as it is, without an expanded form."""
+        """The dimensions of a latent that has no expanded form: queries attend to the latent itself."""
         q_rank, rope = self.maybe(call, "mla.q_lora_rank"), self.maybe(call, "mla.qk_rope_head_dim")
         stored = AbsorbedMla(kv_heads, head_size, head_size_v)
         return MlaDims(None, q_rank, None, rope or 0, None, stored, self.indexer(call), form)
@@ -327,12 +328,12 @@ class Stack:
         return value
 
     def maybe(self, call: Call, fact: str) -> Any:
-        """A fact's value, null where nothing says it."""
+        """The value of a fact, None where neither the family nor the config states it."""
         rule = call.facts.get(fact)
         return None if rule is None else rule.checked(self.fields, CHECKS[fact], fact)
 
     def missing(self, value: Value, fact: str) -> ConfigError:
-        """The error for a fact that the config does not say."""
+        """The error for a fact that the config does not state."""
         fields, first = self.fields, (*value.names, fact)[0]
         names = [n for n in dict.fromkeys((*value.names, *value.decided_by)) if fields.holds(n)]
         if not names or not fields.holds(first):

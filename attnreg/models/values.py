@@ -1,18 +1,18 @@
-"""Where a family's file takes a value from: a small language of values and conditions over the fields of a config.
+"""Values and conditions over the fields of a config, a small language of the families' files.
 
-A value is a literal number or truth value; the name of a field; a list, of which the first that is not null counts; or
-a mapping with one of
+A value is a literal number or truth value; the name of a field; a list of values, of which the first that is not null
+is taken; or a mapping with one of these keys:
 
-    when: CONDITION    then ``value``, else ``otherwise`` (null, if left out)
-    note: SENTENCE     ``value``, which is an assumption where the family is not known
-    item: FIELD        this layer's entry of a list; of what is no list, the whole
-    index: START       this layer's index, counted from START
-    word: TEXT         a literal
-    not: VALUE         of a truth value
-    sum, difference, product, quotient (which must come out even), floor_quotient, power, least: a list of values
+    when: CONDITION    ``value`` where the condition holds, else ``otherwise`` (null by default)
+    note: SENTENCE     ``value``; the sentence states an assumption, and is printed for families that are not known
+    item: FIELD        the layer's entry where the field is a list, else the field's value
+    index: START       the index of the layer, counted from START
+    word: TEXT         a literal text
+    not: VALUE         the opposite of a truth value
+    sum, difference, product, quotient (without remainder), floor_quotient, power, least: of a list of values
 
-A value that needs a field which is missing or null is null itself. A condition is the registry's own
-(`attnreg.language.conditions`), over the config's fields.
+A value is null where a field that it needs is missing or null. Conditions are those of the registry
+(`attnreg.language.conditions`), with the fields of the config as their facets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from attnreg.compile.yaml_source import Float, Path_, as_data
 from attnreg.language.conditions import Condition
 from attnreg.models.fields import Check, ConfigError, ConfigFields, anything, flag, number, positive, show
 
-# each form's keys, the first of which names it, and what stands under them; what ends in ? may be left out
+# form -> its keys and the kind of value of each; the first key names the form, a kind that ends in ? is optional
 FORMS: Mapping[str, Mapping[str, str]] = {
     "when": {"when": "condition", "value": "value", "otherwise": "value?"},
     "note": {"note": "text", "value": "value"},
@@ -42,34 +42,40 @@ FORMS: Mapping[str, Mapping[str, str]] = {
 
 
 class Value(ABC):
-    """A value of the data: ``get`` computes it from a config's fields, each of which ``check`` has looked at."""
+    """A value expression of a family's file; ``get`` computes it from a config's fields."""
 
     @property
     def parts(self) -> tuple[Value, ...]:
-        """The values that it is made of."""
+        """The operands: the values inside this one."""
         return ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields that it may be, in their order."""
+        """The fields whose value it can have, in the order in which they are tried."""
         return tuple(name for part in self.parts for name in part.names)
 
     @property
     def decided_by(self) -> tuple[str, ...]:
-        """The fields that its conditions look at."""
+        """The fields that its conditions read."""
         return tuple(name for part in self.parts for name in part.decided_by)
 
     @property
     def itemised(self) -> bool:
-        """Whether it takes a layer's entry of a list."""
+        """Whether its value may differ from layer to layer."""
         return any(part.itemised for part in self.parts)
 
     @abstractmethod
     def get(self, fields: ConfigFields, check: Check) -> Any:
-        """What it is for this config; null where a field that it needs is missing or null."""
+        """The value for a config, None where a field that it needs is missing or null.
+
+        check: validates the value of each field that is read.
+        """
 
     def checked(self, fields: ConfigFields, check: Check, name: str) -> Any:
-        """What it is, what arithmetic makes of the fields being checked as well; ``name`` is for what has no field."""
+        """The value as `get` returns it, after ``check`` has validated the result of arithmetic too.
+
+        name: the name in the error of a value that has no field.
+        """
         value = self.get(fields, check)
         return None if value is None else check(fields, (*self.names, name)[0], value)
 
@@ -97,7 +103,7 @@ class Field(Value):
 
 
 class Item(Field):
-    """This layer's entry of a list; of what is no list, the whole."""
+    """The entry of the current layer where a field is a list, else the field's value."""
 
     @property
     def itemised(self) -> bool:
@@ -119,7 +125,7 @@ class Item(Field):
 
 @dataclass(eq=False, repr=False)
 class Index(Value):
-    """The index of this layer, counted from ``start``; null for what is the same for all layers."""
+    """The index of the current layer, counted from ``start``; None where a value is computed for all layers at once."""
 
     start: int
 
@@ -251,8 +257,8 @@ class Operation(Value):
 class ConfigCondition:
     """A condition over a config's fields.
 
-    A field that is compared with numbers or with truth values alone is checked as it is read: a config that holds
-    anything else there is refused. A word beside true and false (gemma4's "all") is no flag that is on.
+    A field that is compared only with numbers or only with truth values is validated when it is read: a config with
+    another value there is refused. A field of truth values may also hold a word (gemma4's "all"), which is not true.
     """
 
     def __init__(self, condition: Condition) -> None:
@@ -261,12 +267,12 @@ class ConfigCondition:
         self._checks = _checks(condition)
 
     def holds(self, fields: ConfigFields) -> bool:
-        """Whether a config is as the condition says. Raises `ConfigError` for a field of another type."""
+        """Whether the condition holds for a config. Raises `ConfigError` for a field of another type."""
         return self.condition.holds(_Point(fields, self._checks))
 
 
 class _Point(Mapping[str, Any]):
-    """A config's fields as a condition sees them: each is read, and checked, when a clause asks for it."""
+    """The fields of a config as the facets of a condition; each is read and validated when a clause needs it."""
 
     def __init__(self, fields: ConfigFields, checks: Mapping[str, Check]) -> None:
         self._fields = fields
@@ -289,7 +295,7 @@ def _flag_or_word(fields: ConfigFields, name: str, value: Any) -> Any:
 
 
 def _checks(condition: Condition) -> dict[str, Check]:
-    """The fields of which the type is known, by what they are compared with."""
+    """Field -> the check of its type, for fields whose type follows from the values that they are compared with."""
     found: dict[str, set[Check]] = {}
     for clause in condition.walk():
         words = clause.matcher.mentions
@@ -305,15 +311,12 @@ def _is_flag(value: object) -> bool:
 
 
 def compile_condition(raw: Any, parser: Parser, path: Path_) -> ConfigCondition:
-    """The condition that ``raw`` says; what is wrong with it goes to the parser's problems."""
+    """The condition that the data describes. Adds its faults to the parser's problems."""
     return ConfigCondition(parser.condition(raw, path))
 
 
-# values --------------------------------------------------------------------------------------------------------------
-
-
 def compile_value(raw: Any, parser: Parser, path: Path_, check: Check = anything) -> Value:
-    """The value that ``raw`` says; what is wrong with it, or with a literal in it, goes to the parser's problems."""
+    """The value that the data describes. Adds its faults, and those of its literals, to the parser's problems."""
     if isinstance(raw, str) and not isinstance(raw, Float):
         return Field(raw)
     if isinstance(raw, list):

@@ -227,7 +227,7 @@ def test_a_part_may_be_like_its_whole() -> None:
         ("mla: 3", "2:6: mla: expected true, false or a mapping, got `3`"),
         ("mla: {rank: kv_rank}", "2:7: mla: unknown key `rank`"),
         ("mla: {kv_lora_rank: {sum: 3}}", "2:27: mla.kv_lora_rank.sum: expected a list of two values or more"),
-        ("names: {layers: 3}", "2:17: names.layers: expected a list, got `3`"),
+        ("names: {layers: 3}", "2:17: names.layers: expected a word, or a list of words, got `3`"),
         ("fields: {size: {sum: 3}}", "2:22: fields.size.sum: expected a list of two values or more"),
         ("also: {x: {pattern: full}}", "2:8: also.x: `words` is missing; every entry of this kind must have it"),
         ("also: {x: {pattern: half, words: {full: {}}}}", "2:21: also.x.pattern: `half` is none of the family's words"),
