@@ -86,6 +86,8 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
 
     families = bundled_families()
     if name in families:
+        if registry_inputs != RegistryInputs():
+            raise BadInput(f"{name} is a model family, which is read alike with every registry", "give its name alone")
         if as_json:
             print_json(family_dict(families, name))
         else:

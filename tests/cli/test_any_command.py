@@ -170,7 +170,9 @@ def lines(draw: st.DrawFn) -> list[str]:
             line.append(name)
             continue
         value = draw(UNWRITABLE if name in WRITTEN else VALUES)
-        line += draw(st.sampled_from([[name, value], [f"{name}={value}"], [name]]))
+        line += draw(st.sampled_from([[name, value], [f"{name}={value}"]]))
+    # the last option may lack its value
+    line += [draw(st.sampled_from(options)).opts[0]] if options and draw(st.integers(0, 9)) == 0 else []
     return line + draw(st.lists(VALUES, max_size=2)) if draw(st.integers(0, 3)) == 0 else line
 
 

@@ -148,3 +148,9 @@ def test_an_empty_word_lists_no_families(run: Callable[..., Any]) -> None:
 def test_values_as_wide_as_keys_are_those_of_a_request_that_says_nothing_of_them(run: Callable[..., Any]) -> None:
     out = run("explain", "--arch", "sm90", "--attention", "mla", "--head-size", "576", "--head-size-v", "576").out
     assert "note: --head-size-v 576 is --head-size, as it is without that option\n" in out
+
+
+@pytest.mark.parametrize("option", ["--registry", "--overlay", "--trust"])
+def test_a_model_family_is_of_no_registry(run: Callable[..., Any], option: str) -> None:
+    message = "attnreg: llama is a model family, which is read alike with every registry\n  help: give its name alone\n"
+    assert run("show", "llama", option, "vllm-0.33.0") == (2, "", message)
