@@ -47,6 +47,10 @@ def paged(**changes: Any) -> BatchMetadata:
         ({"block_table": integers([0], [2])}, ["block_table has 1 blocks of 4 tokens, which hold 4; a request has 5"]),
         ({"block_table": integers(0, 1)}, ["block_table is [2] int32; expected [2, any] int32"]),
         ({"block_table": integers([0, 2], [1, 9]).T}, ["block_table has stride 2 in its last dimension; expected 1"]),
+        ({"causal": torch.tensor([True])}, ["causal is [1] bool; expected [2] bool"]),
+        ({"causal": integers(1, 0)}, ["causal is [2] int32; expected [2] bool"]),
+        ({"tree_mask": torch.ones(3, 1, dtype=torch.bool)}, ["tree_mask is [3, 1] bool; the batch has 3 tokens and"]),
+        ({"tree_mask": integers([1, 0])}, ["tree_mask is [1, 2] int32; expected [any, any] bool"]),
         ({"slot_mapping": integers(3, 4, 8)}, ["slot_mapping is [3] int32; expected [any] int64"]),
         (
             {"seq_lens": torch.empty(2, dtype=torch.int32, device="meta")},
@@ -63,7 +67,7 @@ def paged(**changes: Any) -> BatchMetadata:
 )
 def test_a_batch_that_does_not_fit(make: Make, changes: dict[str, Any], messages: list[str]) -> None:
     with pytest.raises(BatchError) as caught:
-        make().plan(paged(**changes))
+        make(features={"causal_by_request", "tree_mask"}).plan(paged(**changes))
     assert len(caught.value.problems) >= len(messages)
     for message in messages:
         assert message in str(caught.value)

@@ -21,9 +21,10 @@ KINDS = ["paged", "quantised", "packed"]
 WALKS = [
     *((backend, "paged", name) for backend in ("CPU_ATTN", "TORCH_SDPA", "TRITON_ATTN", "FLEX_ATTENTION")
       for name in (*walk.CALL, *walk.BATCH, "sinks", "alibi_slopes")
-      if (backend, name) != ("FLEX_ATTENTION", "mm_prefix")),
+      if (backend, name) not in [("FLEX_ATTENTION", x) for x in ("mm_prefix", "causal", "tree_mask")]),
     *((backend, "quantised", name) for backend in ("CPU_ATTN", "TRITON_ATTN")
       for name in ("key", "value", "key_cache", "value_cache", "k_scale", "v_scale")),
+    *(("TRITON_ATTN", "quantised", name) for name in ("query", "q_scale")),
     *((backend, "packed", name) for backend in ("CPU_ATTN", "TORCH_SDPA", "TRITON_ATTN")
       for name in ("query", "key", "value", "output", "key_start_loc", "query_start_loc", "seq_lens", "seq_lens_cpu")),
     # the kernels of TRITON_ATTN, and sinks of its own

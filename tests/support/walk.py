@@ -26,18 +26,18 @@ PLATFORMS = {
     "ROCM_ATTN": Platform(platform="rocm", arch="gfx950"),
 }
 FEATURES = {
-    "CPU_ATTN": {"sinks", "alibi", "lse", "mm_prefix"},
-    "TORCH_SDPA": {"alibi", "mm_prefix"},
+    "CPU_ATTN": {"sinks", "alibi", "lse", "mm_prefix", "causal_by_request", "tree_mask"},
+    "TORCH_SDPA": {"alibi", "mm_prefix", "causal_by_request", "tree_mask"},
     "FLEX_ATTENTION": {"sinks", "alibi", "lse", "mm_prefix"},
-    "TRITON_ATTN": {"sinks", "alibi", "lse", "mm_prefix"},
+    "TRITON_ATTN": {"sinks", "alibi", "lse", "mm_prefix", "causal_by_request", "tree_mask", "fp8_query"},
     "ROCM_ATTN": {"sinks", "alibi"},
 }
 # the tensors of a call by where they are handed over
 CALL = ("query", "key", "value", "key_cache", "value_cache", "output", "lse")
-LAYER = ("sinks", "alibi_slopes", "k_scale", "v_scale")
+LAYER = ("sinks", "alibi_slopes", "k_scale", "v_scale", "q_scale")
 BATCH = (
     "query_start_loc", "seq_lens", "query_start_loc_cpu", "seq_lens_cpu", "block_table", "slot_mapping", "mm_prefix",
-    "key_start_loc",
+    "key_start_loc", "causal", "tree_mask",
 )  # fmt: skip
 # others than these may be named where the lengths do not fit
 LENGTHS = ("query_start_loc", "seq_lens", "query_start_loc_cpu", "seq_lens_cpu", "block_table")
@@ -70,6 +70,10 @@ def tensors(features: set[str], *, quantised: bool, paged: bool) -> dict[str, Te
         given["lse"] = torch.full((HEADS, rows), 7.0)
     if "mm_prefix" in features:
         given["mm_prefix"] = integers([[2, 9], [17, 20]], [[0, 0], [4, 6]], [[0, 0], [0, 0]])
+    if "causal_by_request" in features:
+        given["causal"] = torch.tensor([False, True, True])
+    if "tree_mask" in features:
+        given["tree_mask"] = torch.tensor([[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0]], dtype=torch.bool)
     if "sinks" in features:
         given["sinks"] = normal(HEADS)
     if "alibi" in features:
@@ -77,6 +81,8 @@ def tensors(features: set[str], *, quantised: bool, paged: bool) -> dict[str, Te
     if quantised:
         given |= {name: normal(KV_HEADS).abs() + 0.5 for name in ("k_scale", "v_scale")}
         given |= {name: given[name].to(torch.float8_e4m3fn) for name in ("key_cache", "value_cache")}
+        if "fp8_query" in features:
+            given |= {"query": given["query"].to(torch.float8_e4m3fn), "q_scale": torch.tensor([0.7])}
     return given
 
 
@@ -143,6 +149,9 @@ def forward(
     features = {"alibi"} if "alibi_slopes" in given else set()
     features |= {name for name in ("sinks", "lse", "mm_prefix") if name in given}
     features |= {"per_head_quant_scales"} if quantised else set()
+    features |= {"causal_by_request"} if "causal" in given else set()
+    features |= {"tree_mask"} if "tree_mask" in given else set()
+    features |= {"fp8_query"} if "q_scale" in given else set()
     request = AttentionRequest(
         head_size=SIZE, num_heads=HEADS, num_kv_heads=KV_HEADS, dtype="float32", block_size=BLOCK,
         kv_dtype="fp8_e4m3" if quantised else "auto", features=features,
