@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
-from ctypes import string_at
+from ctypes import c_char
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import index
+from operator import attrgetter, index
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from attnreg.runtime.lengths import LONGEST, prefix_sums
+
 if TYPE_CHECKING:
     from typing import Self
 
-# a position and a window, or two positions, fit into 32 bits together
-LONGEST = 2**30
 _INT32 = 2**31 - 1
 
 
@@ -71,16 +71,13 @@ class BatchMetadata:
     tree_mask: Tensor | None = None
     # this batch's plans by layer kind; `Attention` fills it, the layers share it
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    # each tensor, and the bytes of one in host memory
-    _watched: tuple[tuple[Tensor, int | None], ...] = field(default=(), init=False, repr=False)
+    # the tensors in host memory, with their address and the bytes from there on; and those whose changes PyTorch counts
+    _watched: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         problems = [*_field_problems(self)]
         if problems:
             raise BatchError(problems)
-        tensors = [x for name in _TENSORS if isinstance(x := getattr(self, name), Tensor)]
-        watched = [(x, _reach(x) if x.device.type == "cpu" else None) for x in tensors]
-        object.__setattr__(self, "_watched", tuple([(x, n) for x, n in watched if n or not x.is_inference()]))
 
     @classmethod
     def build(
@@ -103,8 +100,10 @@ class BatchMetadata:
         ``key_rows`` rows of packed keys.
         """
         problems: list[str] = []
-        queries = _lengths("query_lens", query_lens, problems)
-        keys = queries if seq_lens is None else _lengths("seq_lens", seq_lens, problems)
+        queries, most_queries = _lengths("query_lens", query_lens, problems)
+        keys, most_keys = queries, most_queries
+        if seq_lens is not None:
+            keys, most_keys = _lengths("seq_lens", seq_lens, problems)
         if problems:
             raise BatchError(problems)
         if (key_starts is None) != (key_rows is None) or (key_starts is not None and len(key_starts) != len(keys)):
@@ -112,20 +111,21 @@ class BatchMetadata:
             raise BatchError(problems)
         own_starts = block_table is None and (keys != queries or key_starts is not None)
         key_begins = [] if not own_starts else prefix_sums(keys) if key_starts is None else [*key_starts, 0]
-        starts = prefix_sums(queries)
-        # one tensor, so that one copy takes all numbers to the device
-        numbers = [*starts, *keys, *key_begins]
-        # whatever PyTorch's default device is
-        host = torch.tensor(numbers, dtype=torch.int32, device="cpu")
-        sizes = [len(starts), len(keys), len(host) - len(starts) - len(keys)]
-        there = host.to(device, non_blocking=True)
-        query_start_loc, lengths, begins = torch.split(there, sizes)
-        host_starts, host_lens, _ = torch.split(host, sizes)
+        try:
+            # one tensor, so that one copy takes all numbers to the device
+            numbers = array("i", [*prefix_sums(queries), *keys, *key_begins])
+        except (TypeError, OverflowError) as e:
+            raise BatchError([f"key_starts is {tensor_words(key_starts)}; expected integers up to {_INT32}"]) from e
+        # an array is a tensor of host memory in a third of the time of a list
+        host = torch.frombuffer(numbers, dtype=torch.int32)
+        sizes = (len(queries) + 1, len(keys), len(key_begins))
+        query_start_loc, lengths, begins = host.to(device, non_blocking=True).split_with_sizes(sizes)
+        host_starts, host_lens, _ = host.split_with_sizes(sizes)
         return cls(
             query_start_loc=query_start_loc,
             seq_lens=lengths,
-            max_query_len=max(queries, default=0),
-            max_seq_len=max(keys, default=0),
+            max_query_len=most_queries,
+            max_seq_len=most_keys,
             query_start_loc_cpu=host_starts,
             seq_lens_cpu=host_lens,
             block_table=block_table,
@@ -141,6 +141,12 @@ class BatchMetadata:
     def num_reqs(self) -> int:
         """The number of requests."""
         return self.seq_lens_cpu.shape[0]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors of the batch; None in the place of one that it lacks."""
+        causal = self.causal
+        return (causal if isinstance(causal, Tensor) else None, *_others(self))
 
     @property
     def num_tokens(self) -> int:
@@ -167,33 +173,45 @@ class BatchMetadata:
         """The best that the host knows of ``seq_lens``: the tensor itself where it is in host memory, else bounds."""
         return self.seq_lens if self.on_host else self.seq_lens_cpu
 
-    def state(self) -> tuple[Any, ...]:
+    def state(self) -> list[Any]:
         """A value that differs after a tensor of the batch was changed in place.
 
         What is in host memory is compared by content, because arrays may share it. Of a device's tensors PyTorch counts
         the changes, except of those made in inference mode.
         """
-        return tuple([x._version if n is None else string_at(x.data_ptr(), n) for x, n in self._watched])
+        if not self._watched:
+            self._watched[:] = _watched(self)
+        read, counted = self._watched
+        state: list[Any] = [x._version for x in counted]
+        for tensor, address, memory in read:
+            # other memory may have been put in its place
+            state.append(memory.raw if tensor.data_ptr() == address else (tensor.data_ptr(), _bytes_of(tensor).raw))
+        return state
 
 
 # the tensors of a batch, and whether each is optional
 _TENSORS = {
-    "query_start_loc": False, "seq_lens": False, "query_start_loc_cpu": False, "seq_lens_cpu": False,
-    "block_table": True, "slot_mapping": True, "causal": True, "key_start_loc": True, "mm_prefix": True,
-    "tree_mask": True,
+    "causal": True, "query_start_loc": False, "seq_lens": False, "query_start_loc_cpu": False, "seq_lens_cpu": False,
+    "block_table": True, "slot_mapping": True, "key_start_loc": True, "mm_prefix": True, "tree_mask": True,
 }  # fmt: skip
+_others = attrgetter(*[name for name in _TENSORS if name != "causal"])
+_STRIDED = torch.strided
 
 
-def content(tensor: Tensor) -> bytes:
-    """The elements of a tensor in host memory, in order."""
-    whole = tensor.contiguous()
-    return string_at(whole.data_ptr(), whole.numel() * whole.itemsize)
+def _watched(batch: BatchMetadata) -> tuple[list[tuple[Tensor, int, Any]], list[Tensor]]:
+    tensors = [x for x in batch.tensors if x is not None]
+    read = [(x, x.data_ptr(), _bytes_of(x)) for x in tensors if x.is_cpu]
+    return read, [x for x in tensors if not x.is_cpu and not x.is_inference()]
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """The memory of a tensor as ctypes' array of bytes, which is read the fastest."""
+    size = tensor.nbytes if tensor.is_contiguous() else _reach(tensor)
+    return (c_char * size).from_address(tensor.data_ptr()) if size else (c_char * 0)()
 
 
 def _reach(tensor: Tensor) -> int:
     """The bytes from a tensor's first element to the end of its last."""
-    if tensor.is_contiguous():
-        return tensor.numel() * tensor.itemsize
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
 
@@ -209,11 +227,8 @@ def _field_problems(batch: BatchMetadata) -> Iterator[str]:
         yield "key_rows is given, which is for packed keys that key_start_loc places"
     if type(batch.causal) is not bool and not isinstance(batch.causal, Tensor):
         yield f"causal is {tensor_words(batch.causal)}; expected True, False, or a tensor [num_reqs] bool"
-    for name, optional in _TENSORS.items():
-        value = getattr(batch, name)
-        if name == "causal" and not isinstance(value, Tensor):
-            continue
-        if not ((isinstance(value, Tensor) and value.layout is torch.strided) or (optional and value is None)):
+    for (name, optional), value in zip(_TENSORS.items(), batch.tensors, strict=True):
+        if not ((optional and value is None) or (isinstance(value, Tensor) and value.layout is _STRIDED)):
             cure = "a tensor with strides" + (" or None" if optional else "")
             yield f"{name} is {tensor_words(value)}; expected {cure}"
 
@@ -225,20 +240,28 @@ def _by_request(causal: Any, device: torch.device | str) -> Any:
     return causal
 
 
-def _lengths(name: str, lengths: Any, problems: list[str]) -> list[int]:
-    """Lengths as integers. What is none goes to ``problems``."""
+def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[list[int], int]:
+    """Lengths as integers, and the largest. What is none goes to ``problems``."""
     try:
         values = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        kinds = set(map(type, values))
     except TypeError:
         problems.append(f"{name} is {tensor_words(lengths)}; expected a sequence of integers")
-        return []
-    if set(map(type, values)) - {int}:
+        return [], 0
+    if kinds - {int}:
         values = [_integer(value) for value in values]
-    wrong = [(i, value) for i, value in enumerate(values) if type(value) is not int or not 0 <= value <= LONGEST]
+        wrong = [(i, value) for i, value in enumerate(values) if type(value) is not int or not 0 <= value <= LONGEST]
+    elif not values or (min(values) >= 0 and max(values) <= LONGEST):
+        wrong = []
+    else:
+        wrong = [(i, value) for i, value in enumerate(values) if not 0 <= value <= LONGEST]
     problems += [f"{name}[{i}] is {value!r}; expected an integer from 0 to {LONGEST}" for i, value in wrong]
-    if not wrong and sum(values) > _INT32:
+    if wrong:
+        return values, 0
+    most = max(values, default=0)
+    if most * len(values) > _INT32 < sum(values):
         problems.append(f"{name} are {sum(values)} tokens together; prefix sums hold up to {_INT32}")
-    return values
+    return values, most
 
 
 def _integer(value: Any) -> Any:
@@ -249,11 +272,6 @@ def _integer(value: Any) -> Any:
         return index(value)
     except TypeError:
         return value
-
-
-def prefix_sums(lengths: Sequence[int]) -> list[int]:
-    """Where each of some lengths begins, and where the last ends."""
-    return [0, *accumulate(lengths)]
 
 
 def tensor_words(value: Any) -> str:

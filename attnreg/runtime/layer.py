@@ -46,7 +46,7 @@ class _Planned(NamedTuple):
 
     plan: Any
     fit: Fit
-    state: tuple[Any, ...]
+    state: list[Any]
 
 
 class Attention:
@@ -67,6 +67,8 @@ class Attention:
         self.name: str | None = None
         self.module = cast("KernelModule", selection.backend.load())
         self._kind = _KINDS.setdefault((self.backend, spec), object())
+        # the masks of batches that the request asks for: causal (None: by request), without ranges, without a tree
+        self._served: set[tuple[bool | None, bool, bool]] = set()
         # a captured graph reads the tensors of its plan for as long as it can be replayed
         self._captured: list[Any] = []
 
@@ -173,7 +175,7 @@ class Attention:
         """The plan for a batch as it is now: a tensor of it may have been changed since it was planned."""
         if not isinstance(batch, BatchMetadata):
             raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
-        capturing = _capturing(batch.seq_lens.device)
+        capturing = _capturing(batch.seq_lens)
         if capturing and not getattr(self.module, "CAPTURABLE", False):
             problem = (
                 f"a CUDA graph is being captured, and {self.backend} computes from the host's lengths, which a replay "
@@ -185,10 +187,15 @@ class Attention:
         state = batch.state()
         planned: _Planned | None = batch.plans.get(self._kind)
         if planned is None or planned.state != state:
-            features = features_of(
-                attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix, tree_mask=batch.tree_mask
-            )
-            _refuse_unasked(self.selection, features)
+            causal = batch.causal if isinstance(batch.causal, bool) else None
+            mask = causal, batch.mm_prefix is None, batch.tree_mask is None
+            if mask not in self._served:
+                features = features_of(
+                    attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix,
+                    tree_mask=batch.tree_mask,
+                )  # fmt: skip
+                _refuse_unasked(self.selection, features)
+                self._served.add(mask)
             fit = Fit.of(self.spec, batch)
             planned = batch.plans[self._kind] = _Planned(self.module.plan(self.spec, batch), fit, state)
         if capturing:
@@ -255,8 +262,8 @@ class Attention:
             sizes = self.spec.num_heads, self.spec.head_size
             raise BatchError([f"query is {tensor_words(query)}; expected [tokens, {sizes[0]}, {sizes[1]}]"])
         heads, size = self.spec.num_heads, self.spec.head_size_v
-        sizes = query.shape[0], *((heads * size,) if query.ndim == 2 else (heads, size))
-        return query.new_empty(sizes, dtype=self.spec.output_dtype)
+        shape = (query.shape[0], heads * size) if query.ndim == 2 else (query.shape[0], heads, size)
+        return torch.empty(shape, dtype=self.spec.output_dtype, device=query.device)
 
     def _validated(
         self,
@@ -271,21 +278,11 @@ class Attention:
         attend: bool,
     ) -> Tensors:
         """The tensors of a call with heads apart, validated."""
-        spec = self.spec
-        if lse is not None and "lse" not in spec.features:
+        if lse is not None and "lse" not in self.spec.features:
             _refuse_unasked(self.selection, {"lse"})
-        given = Tensors(
-            write,
-            attend,
-            _by_head(query, spec.num_heads),
-            _by_head(output, spec.num_heads),
-            lse,
-            _by_head(key, spec.num_kv_heads),
-            _by_head(value, spec.num_kv_heads),
-            kv_cache if kv_cache is None or isinstance(kv_cache, KVCache) else arguments.as_cache(kv_cache),
-        )
-        planned.fit.validate(given, self.params)
-        return given
+        if kv_cache is not None and type(kv_cache) is not KVCache:
+            kv_cache = arguments.as_cache(kv_cache)
+        return planned.fit.validate(Tensors(write, attend, query, output, lse, key, value, kv_cache), self.params)
 
     def _write(self, planned: _Planned, given: Tensors) -> None:
         key, value, slots = given.key, given.value, planned.fit.num_slots
@@ -315,15 +312,8 @@ class Attention:
         return f"attnreg: {answer_sentence(self.selection)}"
 
 
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _by_head(x: Any, heads: int) -> Any:
-    """[rows, heads * size] as [rows, heads, size]; anything else is returned as it is, for validation to report."""
-    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] % heads:
-        return x
-    return x.view(x.shape[0], heads, x.shape[1] // heads)
+def _capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _validate_device(platform: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from attnreg.runtime.batch import LONGEST
+from attnreg.runtime.lengths import LONGEST
 
 if TYPE_CHECKING:
     from typing import Self

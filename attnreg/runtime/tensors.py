@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,9 @@ from attnreg.runtime.batch import tensor_words
 _INT32 = 2**31 - 1
 
 
-def signature(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """The facts about a tensor that `tensor_problems` depends on. Raises RuntimeError for a tensor without strides."""
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg()
+def signatures(tensors: Iterable[Tensor | None]) -> list[tuple[Any, ...] | None]:
+    """The facts about each tensor that `tensor_problems` depends on. Raises RuntimeError for one without strides."""
+    return [None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in tensors]
 
 
 def tensor_problems(

@@ -4,6 +4,7 @@ import inspect
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ LOOK = (
     "runtime/jit.py does. Compare the two in the new release, run the other tests here and tests/gpu with it, then "
     "widen the bound in pyproject.toml and READ in this test."
 )
+STREAM = 7
 # what a launcher is called with, before the kernel's own arguments
 LAUNCHER = [
     "self", "gridX", "gridY", "gridZ", "stream", "function", "kernel_metadata", "launch_metadata", "launch_enter_hook",
@@ -50,6 +52,29 @@ def test_launchers_take_what_they_took(vendor: str, launcher: str) -> None:
     module = __import__(f"triton.backends.{vendor}.driver", fromlist=[launcher])
     found = list(inspect.signature(getattr(module, launcher).__call__).parameters)
     assert found == LAUNCHER, f"{launcher} takes {found}. {LOOK}"
+
+
+def test_a_launcher_that_is_gone_around_would_do_the_same() -> None:
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    calls: list[tuple[Any, ...]] = []
+    launcher = object.__new__(CudaLauncher)
+    attributes = {
+        "launch": lambda *arguments: calls.append(arguments), "launch_cooperative_grid": "cooperative",
+        "launch_pdl": "dependent", "global_scratch_size": 0, "global_scratch_align": 1, "profile_scratch_size": 0,
+        "profile_scratch_align": 1, "num_ctas": 1,
+    }  # fmt: skip
+    if version("triton").startswith("3.7."):
+        attributes |= {"arg_annotations": "annotations", "kernel_signature": b"signature"}
+    vars(launcher).update(attributes)
+    compiled = SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
+    launcher(1, 2, 3, STREAM, "function", "metadata", None, None, None, 64, None, "constant")
+    launch.starter(compiled)(1, 2, 3, STREAM, (64, None, "constant"))
+    assert calls[0] == calls[1], LOOK
+    # one with scratch memory is not gone around
+    launcher.global_scratch_size, launcher.launch = 16, None
+    with pytest.raises(RuntimeError, match="allocat"):
+        launch.starter(compiled)(1, 2, 3, STREAM, (64, None, "constant"))
 
 
 def test_hooks_can_be_seen() -> None:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import Kernel, Variant
+from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import FP8, Cache, Strides, columns
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import power_of_2
@@ -119,31 +119,47 @@ def write_kv(
     num_tokens = min(num_tokens, slot_mapping.shape[0])
     if num_tokens == 0:
         return
-    block_size = key_cache.shape[_BLOCK_SIZE_AT[layout]]
-    variant, block_rows, as_bits = _variant(
-        key.device, target_of(key.device), key.dtype, num_kv_heads, layout, block_size, head_size, value.shape[2],
-        key_cache.dtype,
-    )  # fmt: skip
-    if as_bits:
-        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
-    variant_key = (
-        key.stride(), value.stride(), key_cache.stride(), value_cache.stride(),
-        None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
-    )  # fmt: skip
-    grid = (-(-num_tokens * num_kv_heads // block_rows), 1, 1)
-    values = (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, num_tokens)
-    variant.launch(variant_key, grid, values)
+    cache = Cache(layout, key_cache.shape[_BLOCK_SIZE_AT[layout]], head_size, value.shape[2], key_cache.dtype)
+    writer = _writer(key.device, target_of(key.device), _Code(key.dtype, num_kv_heads, cache))
+    writer.write(num_tokens, key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+
+
+class _Writer:
+    """The kernel that stores keys and values of one kind on a device."""
+
+    def __init__(self, device: torch.device, target: Target, code: _Code) -> None:
+        self.variant, self.num_kv_heads, self.block_rows = (
+            _WRITE.variant(device, code),
+            code.num_kv_heads,
+            code.block_rows,
+        )
+        # without the hardware's conversions, the kernel is given the bits
+        self.as_bits = code.cache.dtype in FP8 and not target.converts(code.cache.dtype)
+
+    def write(
+        self, num_tokens: int, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
+        k_scale: Tensor | None, v_scale: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Stores the first rows of key and value; the arguments of `write_kv`."""
+        if self.as_bits:
+            key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
+        variant_key = (
+            key.stride(), value.stride(), key_cache.stride(), value_cache.stride(),
+            None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
+        )  # fmt: skip
+        grid = (-(-num_tokens * self.num_kv_heads // self.block_rows), 1, 1)
+        values = (key, value, key_cache, value_cache, slots, k_scale, v_scale, num_tokens)
+        self.variant.launch(variant_key, grid, values)
+
+
+_writer = functools.lru_cache(maxsize=256)(_Writer)
 
 
 @functools.lru_cache(maxsize=256)
-def _variant(
-    device: torch.device, target: Target, dtype: torch.dtype, num_kv_heads: int, layout: Layout, block_size: int,
-    head_size: int, head_size_v: int, cache_dtype: torch.dtype,
-) -> tuple[Variant, int, bool]:  # fmt: skip
-    """The kernel for such keys and values, the rows of a program, and whether the kernel is given the cache's bits."""
-    code = _Code(dtype, num_kv_heads, Cache(layout, block_size, head_size, head_size_v, cache_dtype))
-    as_bits = cache_dtype in FP8 and not target.converts(cache_dtype)
-    return _WRITE.variant(device, code), code.block_rows, as_bits
+def _writer_of(spec: AttentionSpec, dtype: torch.dtype, device: torch.device, target: Target) -> _Writer:
+    """The writer of new keys and values of a dtype, for the layers of a spec."""
+    cache = Cache(spec.kv_layout, spec.block_size or 0, spec.head_size, spec.head_size_v, spec.cache_dtype)
+    return _writer(device, target, _Code(dtype, spec.num_kv_heads, cache))
 
 
 class _Plan(Protocol):
@@ -157,14 +173,8 @@ def write_new_kv(
     spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
 ) -> None:
     """Store a batch's new keys and values in the cache: ``write_kv`` of the kernel modules that use this kernel."""
-    if plan.slot_mapping is not None:
-        write_kv(
-            key,
-            value,
-            kv_cache.key,
-            kv_cache.value,
-            plan.slot_mapping,
-            layout=spec.kv_layout,
-            k_scale=params.k_scale,
-            v_scale=params.v_scale,
-        )
+    slots, device = plan.slot_mapping, key.device
+    if slots is None or not (num_tokens := min(key.shape[0], slots.shape[0])):
+        return
+    writer = _writer_of(spec, key.dtype, device, target_of(device))
+    writer.write(num_tokens, key, value, *kv_cache, slots, params.k_scale, params.v_scale)

@@ -80,7 +80,7 @@ class Variant:
         self.device = device.index or 0
         self._on_gpu = device.type == "cuda"
         self._in_order, self._pointers, self._aligned = kernel.in_order, len(kernel.pointers), len(kernel.aligned)
-        self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+        self._compiled: dict[Hashable, tuple[Any, ...]] = {}
 
     def launch(self, key: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
         """Runs the kernel on ``values``, which are in the order of the kernel's names, on the variant's device.
@@ -90,9 +90,27 @@ class Variant:
         """
         if self._on_gpu and _current_device() != self.device:
             with torch.cuda.device(self.device):
-                self._launch(key, grid, self._in_order(values))
+                self.launch(key, grid, values)
+            return
+        values = self._in_order(values)
+        tensors = values[: self._pointers]
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        odd = 0
+        for address in addresses[: self._aligned]:
+            odd |= address  # type: ignore[operator]
+        full_key = key, self.pointer_facts(tensors) if odd % 16 or _AMD else None
+        entry = self._compiled.get(full_key)
+        if entry is None:
+            self._compile(full_key, grid, values)
+            return
+        compiled, start, constants = entry
+        if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+            # a profiler is active, and needs Triton's description of the launch
+            compiled[grid](*values, *constants)
         else:
-            self._launch(key, grid, self._in_order(values))
+            # Triton takes an address as it is, and would ask the driver about every tensor
+            stream = triton.runtime.driver.active.get_current_stream(self.device)
+            start(*grid, stream, (*addresses, *values[self._pointers :], *constants))
 
     def pointer_facts(self, tensors: Sequence[Tensor | None]) -> Hashable:
         """The facts about each pointer, in the kernel's order, for which Triton compiles; None: all are aligned.
@@ -104,31 +122,6 @@ class Variant:
         far = [x is None or x.untyped_storage().size() > _NEAR for x in tensors] if _AMD else []
         return (*odd, *far) if any(odd) or far else None
 
-    def _launch(self, key: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
-        tensors = values[: self._pointers]
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        odd = 0
-        for address in addresses[: self._aligned]:
-            odd |= address  # type: ignore[operator]
-        key = key, self.pointer_facts(tensors) if odd % 16 or _AMD else None
-        entry = self._compiled.get(key)
-        if entry is None:
-            self._compile(key, grid, values)
-            return
-        compiled, constants = entry
-        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-        if enter.calls or leave.calls:
-            # a profiler is active, and needs Triton's description of the launch
-            compiled[grid](*values, *constants)
-        else:
-            # Triton's internal call, which may change: tests/kernels/test_launch.py compares the two. It takes an
-            # address as it is, and would ask the driver about every tensor
-            stream = triton.runtime.driver.active.get_current_stream(self.device)
-            compiled.run(
-                *grid, stream, compiled.function, compiled.packed_metadata, None, None, None,
-                *addresses, *values[self._pointers :], *constants,
-            )  # fmt: skip
-
     def _compile(self, key: tuple[Any, Any], grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
         """Launches through Triton, which compiles. Raises TypeError where the constants are not the kernel's."""
         constants = self.code.constants(key[0])
@@ -138,4 +131,37 @@ class Variant:
         compiled = self.function[grid](*values, *constants.values(), **self.code.options)
         # Triton's interpreter compiles nothing
         if isinstance(self.function, triton.JITFunction):
-            self._compiled[key] = compiled, tuple(constants.values())
+            self._compiled[key] = compiled, starter(compiled), tuple(constants.values())
+
+
+def starter(compiled: Any) -> Callable[..., None]:
+    """A function that starts a compiled kernel: of the grid's three sizes, the stream, and the kernel's arguments.
+
+    These are Triton's internal calls, which may change: tests/kernels/test_launch.py compares them with Triton's own.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def plainly(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+        run(x, y, z, stream, function, metadata, None, None, None, *arguments)
+
+    if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
+        return plainly
+    # without scratch memory, a CudaLauncher does no more than to call this
+    launch, cooperative, dependent = run.launch, run.launch_cooperative_grid, run.launch_pdl
+    if not hasattr(run, "kernel_signature"):
+
+        def as_in_3_6(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+            launch(
+                x, y, z, stream, function, cooperative, dependent, None, None, metadata, None, None, None, *arguments
+            )  # fmt: skip
+
+        return as_in_3_6
+    annotations, signature = run.arg_annotations, run.kernel_signature
+
+    def as_in_3_7(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+        launch(
+            x, y, z, stream, function, cooperative, dependent, metadata, None, None, None, None, None,
+            annotations, signature, arguments,
+        )  # fmt: skip
+
+    return as_in_3_7

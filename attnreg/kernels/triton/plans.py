@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from operator import sub
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +23,8 @@ from attnreg.kernels.triton.schedule import Launch, schedule
 from attnreg.kernels.triton.splits import _merge_splits_kernel
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
-from attnreg.runtime.batch import LONGEST, content
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
+from attnreg.runtime.lengths import LONGEST, content, queries_of
 
 # the values of a launch, in the order in which they are put together: those of the batch and of the call, then those
 # of the launch, then those of its parts
@@ -253,11 +252,11 @@ def _launches(
         window=mask.chunk or (max(mask.left, mask.right) + 1 if min(mask.left, mask.right) >= 0 else 0),
         extras=ranges or tree or "alibi" in spec.features or bool(spec.softcap),
     )
-    sums = memoryview(starts).cast("i")
+    queries = queries_of(starts).each
     launches = schedule(
         target,
         shape,
-        list(map(sub, sums[1:], sums)),
+        queries,
         num_kv_heads=spec.num_kv_heads,
         max_query_len=max_query_len,
         max_seq_len=max_seq_len,
@@ -289,7 +288,7 @@ def _launches(
             split=one.splits > 1,
             dependent_launch=one.splits > 1 and target.dependent_launch,
         )
-        planned.append(_PlannedLaunch(spec, one, shape, len(sums) - 1, device, code))
+        planned.append(_PlannedLaunch(spec, one, shape, len(queries), device, code))
     return tuple(planned)
 
 

@@ -1,0 +1,45 @@
+"""The lengths of a batch's requests in host memory, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import string_at
+from functools import lru_cache
+from itertools import accumulate
+from operator import sub
+from typing import NamedTuple
+
+from torch import Tensor
+
+# a position and a window, or two positions, fit into 32 bits together
+LONGEST = 2**30
+
+
+class Queries(NamedTuple):
+    """The queries of each request, from their prefix sums: their first number, the sum, the least and the most."""
+
+    each: list[int]
+    begin: int
+    total: int
+    least: int
+    most: int
+
+
+def content(tensor: Tensor) -> bytes:
+    """The elements of a tensor in host memory, in order."""
+    whole = tensor.contiguous()
+    return string_at(whole.data_ptr(), whole.numel() * whole.itemsize)
+
+
+# the steps of a decode have the same queries
+@lru_cache(maxsize=128)
+def queries_of(starts: bytes) -> Queries:
+    """The queries of each request, from the `content` of their prefix sums, an int32 tensor with an element or more."""
+    sums = memoryview(starts).cast("i").tolist()
+    each = list(map(sub, sums[1:], sums))
+    return Queries(each, sums[0], sums[-1], min(each, default=0), max(each, default=0))
+
+
+def prefix_sums(lengths: Sequence[int]) -> list[int]:
+    """Where each of some lengths begins, and where the last ends."""
+    return [0, *accumulate(lengths)]

@@ -1,0 +1,248 @@
+"""Validates a batch for a layer; one error states every problem.
+
+What is like a batch that fitted is not looked at as closely again: only its lengths are. Validation reads host memory
+and the tensors' metadata, never device memory. With ``ATTNREG_DEBUG=1`` it also reads device memory; a batch on the
+processor is in host memory as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator
+from operator import gt, sub
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnreg.environment import DEBUG_VARIABLE
+from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
+from attnreg.runtime.interface import AttentionSpec
+from attnreg.runtime.lengths import LONGEST, content, prefix_sums, queries_of
+from attnreg.runtime.tensors import signatures, table_problems, tensor_problems
+
+
+def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Places | None:
+    """The places that a batch names, None if they cannot be read without waiting for the device.
+
+    Raises `BatchError` where the batch contradicts itself or does not fit a layer.
+    """
+    facts, problems = _facts(spec, batch), []
+    capacity = _CAPACITIES.get(facts)
+    if capacity is None or not _lengths_fit(spec, batch, capacity):
+        problems = [*_host_problems(spec, batch)]
+        # the other validations compute with the lengths
+        if not problems:
+            problems = [*_device_tensor_problems(batch), *_storage_problems(spec, batch), *_mask_problems(spec, batch)]
+        if not problems and facts is not None:
+            if len(_CAPACITIES) >= MOST_REMEMBERED:
+                _CAPACITIES.clear()
+            _CAPACITIES[facts] = _capacity(spec, batch)
+    read = batch.on_host or debugging()
+    if not problems and read:
+        problems = [*_content_problems(spec, batch)]
+    refuse(problems)
+    return _places(spec, batch) if read else None
+
+
+# the facts of batches whose tensors fitted a layer, and the keys of a request for which their block table has room
+_CAPACITIES: dict[Hashable, int] = {}
+MOST_REMEMBERED = 4096
+
+
+def _facts(spec: AttentionSpec, batch: BatchMetadata) -> Hashable:
+    """All that the validation of a batch's tensors depends on, apart from lengths; None for tensors without strides."""
+    try:
+        tensors = signatures(batch.tensors)
+    except RuntimeError:
+        return None
+    # causality by request is a tensor, among the others
+    causal = batch.causal if isinstance(batch.causal, bool) else None
+    return (spec, causal, batch.key_rows is None, *tensors)
+
+
+def _capacity(spec: AttentionSpec, batch: BatchMetadata) -> int:
+    """The keys for which a row of the block table has room."""
+    if batch.block_table is None or spec.block_size is None:
+        return LONGEST
+    return batch.block_table.shape[1] * spec.block_size
+
+
+def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int) -> bool:
+    """Whether lengths are right, of a batch whose tensors are; of some that are right, `_host_problems` has to tell."""
+    queries, keys = queries_of(content(batch.query_start_loc_cpu)), batch.seq_lens_cpu.tolist()
+    tree = batch.tree_mask
+    return (
+        queries.begin == 0 <= queries.least
+        and queries.most <= batch.max_query_len
+        and min(keys, default=0) >= 0
+        and max(keys, default=0) <= min(batch.max_seq_len, capacity)
+        # a single query and no key is padding
+        and (queries.most < 2 or spec.attn_type == "encoder_decoder" or not any(map(gt, queries.each, keys)))
+        and (batch.paged or batch.key_start_loc is not None or keys == queries.each)
+        and (tree is None or (tree.shape[0] >= batch.num_tokens and tree.shape[1] >= batch.max_query_len))
+    )
+
+
+def _host_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
+    starts, lengths = batch.query_start_loc_cpu, batch.seq_lens_cpu
+    for name, tensor in (("query_start_loc_cpu", starts), ("seq_lens_cpu", lengths)):
+        if tensor.device.type != "cpu" or tensor.dtype != torch.int32 or tensor.ndim != 1:
+            yield f"{name} is {tensor_words(tensor)}; expected a one-dimensional int32 tensor in host memory"
+            return
+    if len(starts) != len(lengths) + 1:
+        yield f"query_start_loc_cpu has {len(starts)} elements for {len(lengths)} requests; expected {len(lengths) + 1}"
+        return
+    yield from _length_problems(spec, batch, starts.tolist(), lengths.tolist(), "_cpu")
+
+
+def _length_problems(
+    spec: AttentionSpec, batch: BatchMetadata, starts: list[int], lengths: list[int], suffix: str
+) -> Iterator[str]:
+    """The problems of the numbers themselves; suffix: of the names of their tensors."""
+    queries = list(map(sub, starts[1:], starts))
+    if starts[0] != 0 or min(queries, default=0) < 0:
+        yield f"query_start_loc{suffix} is {_short_list(starts)}; expected prefix sums that begin with 0"
+        return
+    longest, most = max(lengths, default=0), max(queries, default=0)
+    if min(lengths, default=0) < 0 or longest > LONGEST:
+        yield f"seq_lens{suffix} is {_short_list(lengths)}; expected lengths of at least 0 and at most {LONGEST}"
+    if spec.attn_type != "encoder_decoder":
+        # padding of a graph has queries and no keys
+        short = any(map(gt, queries, lengths))
+        for i in [i for i, (q, k) in enumerate(zip(queries, lengths, strict=True)) if 0 < k < q][:1] if short else ():
+            yield (
+                f"request {i} has seq_len {lengths[i]} and {queries[i]} queries; seq_lens count this step's tokens too"
+            )
+    if not batch.paged and batch.key_start_loc is None and lengths != queries:
+        yield "key_start_loc is None, which says that keys and queries are the same tokens, and seq_lens says otherwise"
+    for name, bound, actual in (
+        ("max_query_len", batch.max_query_len, most),
+        ("max_seq_len", batch.max_seq_len, longest),
+    ):
+        if bound < actual:
+            yield f"{name} is {bound}; a request has {actual}"
+
+
+def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
+    n, device = batch.num_reqs, batch.seq_lens.device
+    for name, shape, dtype in (
+        ("query_start_loc", (n + 1,), torch.int32),
+        ("seq_lens", (n,), torch.int32),
+        ("causal", (n,), torch.bool),
+        ("block_table", (n, None), torch.int32),
+        ("slot_mapping", (None,), torch.int64),
+        ("key_start_loc", (n + 1,), torch.int32),
+        ("mm_prefix", (n, None, 2), torch.int32),
+        ("tree_mask", (None, None), torch.bool),
+    ):
+        tensor = getattr(batch, name)
+        if isinstance(tensor, Tensor):
+            yield from tensor_problems(name, tensor, shape, dtype, device=device, beside="seq_lens")
+            yield from table_problems(name, tensor)
+    tree, rows, columns = batch.tree_mask, batch.num_tokens, batch.max_query_len
+    if tree is not None and tree.ndim == 2 and (tree.shape[0] < rows or tree.shape[1] < columns):
+        yield f"tree_mask is {tensor_words(tree)}; the batch has {rows} tokens and up to {columns} queries a request"
+
+
+def _storage_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
+    table = batch.block_table
+    if spec.block_size is None and batch.slot_mapping is not None:
+        yield "there is a slot_mapping, and the layer has no block_size; give it in the request"
+    if table is None:
+        return
+    if spec.attn_type in ("encoder", "encoder_only"):
+        yield f"there is a block_table, and {spec.attn_type} attention keeps no cache; give packed keys and values"
+    if spec.block_size is None:
+        yield "there is a block_table, and the layer has no block_size; give it in the request"
+    elif batch.num_reqs and table.ndim == 2:
+        longest = int(batch.seq_lens_cpu.max())
+        capacity = table.shape[1] * spec.block_size
+        if capacity < longest:
+            yield (
+                f"block_table has {table.shape[1]} blocks of {spec.block_size} tokens, which hold {capacity}; "
+                f"a request has {longest}"
+            )
+
+
+def _mask_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
+    if batch.causal is not False and spec.attn_type != "decoder":
+        yield f"the batch is causal, and {spec.attn_type} attention is not; build it with causal=False"
+
+
+def _content_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
+    """Problems of what a device's memory holds: its copies of the lengths, and the slots."""
+    starts, lengths = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+    if starts != batch.query_start_loc_cpu.tolist() and debugging():
+        on_host = _short_list(batch.query_start_loc_cpu.tolist())
+        yield f"query_start_loc is {_short_list(starts)} on the device and {on_host} on the host"
+    if any(a > b for a, b in zip(lengths, batch.seq_lens_cpu.tolist(), strict=True)):
+        on_host = _short_list(batch.seq_lens_cpu.tolist())
+        yield f"seq_lens is {_short_list(lengths)} on the device and {on_host} on the host, which is no upper bound"
+    yield from _length_problems(spec, batch, starts, lengths, "")
+    if batch.key_start_loc is not None and batch.key_rows is not None:
+        ends = zip(batch.key_start_loc.tolist(), lengths, strict=False)
+        for i, (begin, length) in enumerate(ends):
+            if length and not 0 <= begin <= batch.key_rows - length:
+                yield f"key_start_loc[{i}] is {begin} for {length} keys; key_rows is {batch.key_rows}"
+                break
+    elif batch.key_start_loc is not None and batch.key_start_loc.tolist() != prefix_sums(lengths):
+        begins = _short_list(batch.key_start_loc.tolist())
+        yield f"key_start_loc is {begins}; expected the prefix sums of seq_lens, {_short_list(prefix_sums(lengths))}"
+    if batch.slot_mapping is not None:
+        slots = batch.slot_mapping[batch.slot_mapping >= 0].sort().values
+        repeated = slots[1:][slots.diff() == 0]
+        if len(repeated):
+            yield f"slot_mapping writes slot {int(repeated[0])} twice"
+
+
+class Places(NamedTuple):
+    """The largest and the smallest block id of the keys that a batch reads, with their requests; the largest slot."""
+
+    most: tuple[int, int]
+    least: tuple[int, int]
+    slot: int
+
+    def problems(self, blocks: int, block_size: int) -> Iterator[str]:
+        """The problems of places outside a cache of so many blocks."""
+        block, request = self.least if self.least[0] < 0 else self.most
+        if not -1 < block < max(blocks, 1):
+            yield f"block_table of request {request} names block {block}; the cache has {blocks}"
+        if self.slot >= blocks * block_size:
+            yield f"slot_mapping names slot {self.slot}; the cache has {blocks * block_size}"
+
+
+def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
+    """The places that a batch names. This reads the device."""
+    most, least, slot = (0, 0), (0, 0), -1
+    if batch.block_table is not None and spec.block_size is not None and batch.block_table.numel():
+        table, lengths = batch.block_table.cpu(), batch.seq_lens.cpu()
+        # freed blocks before a window are not read, unless a prefix range reaches there
+        first = torch.zeros_like(lengths)
+        left = spec.sides(batch.causal)[0]
+        if left >= 0 and batch.mm_prefix is None:
+            first = (lengths - batch.query_start_loc.cpu().diff() - left).clamp(min=0)
+        column = torch.arange(table.shape[1], device="cpu")
+        used = (column >= (first // spec.block_size)[:, None]) & (column < -(-lengths // spec.block_size)[:, None])
+        highest, lowest = table.masked_fill(~used, 0).amax(1), table.masked_fill(~used, 0).amin(1)
+        most = int(highest.max()), int(highest.argmax())
+        least = int(lowest.min()), int(lowest.argmin())
+    if batch.slot_mapping is not None and batch.slot_mapping.numel():
+        slot = int(batch.slot_mapping.max())
+    return Places(most, least, slot)
+
+
+def debugging() -> bool:
+    """Whether validation may read the device; not while a graph is captured, which allows no such copy."""
+    if os.environ.get(DEBUG_VARIABLE) != "1":
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def refuse(problems: list[str]) -> None:
+    if problems:
+        raise BatchError(problems)
+
+
+def _short_list(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, …]"
