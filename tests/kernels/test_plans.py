@@ -35,8 +35,9 @@ def test_alike_batches_share_their_launches_and_no_tensor() -> None:
     first, second = batch_of([1, 20], [40, 150]), batch_of([1, 20], [33, 160])
     one, other = AttentionPlan(SPEC, first), AttentionPlan(SPEC, second)
     assert one.launches is other.launches
-    assert one._values[:4] == (first.query_start_loc, None, first.seq_lens, first.block_table)
-    assert other._values[:4] == (second.query_start_loc, None, second.seq_lens, second.block_table)
+    for plan, batch in ((one, first), (other, second)):
+        tensors = [x for x in plan._values if isinstance(x, torch.Tensor)]
+        assert list(map(id, tensors)) == list(map(id, (batch.query_start_loc, batch.seq_lens, batch.block_table)))
     held = [x for planned in one.launches for x in (*planned.values, *vars(planned).values())]
     assert not any(isinstance(x, torch.Tensor) for x in held)
 
@@ -50,6 +51,7 @@ def test_a_batch_that_differs_in_anything_has_launches_of_its_own() -> None:
         batch_of([1, 20], [40, 150], max_query_len=40),
         batch_of([1, 20], [40, 150], max_seq_len=300),
         batch_of([1, 20], [40, 150], causal=False),
+        batch_of([1, 20], [40, 150], causal=torch.tensor([True, False])),
         batch_of([1, 20], [40, 150], mm_prefix=ranges),
         BatchMetadata.build([1, 20], [40, 150]),
         BatchMetadata.build([1, 20]),
@@ -68,6 +70,14 @@ def test_a_batch_that_differs_in_anything_has_launches_of_its_own() -> None:
         assert [(x.chosen, x.requests, x.values, x.variant) for x in before] == [
             (x.chosen, x.requests, x.values, x.variant) for x in anew
         ]
+
+
+def test_causality_by_request_is_each_batchs_own() -> None:
+    first, second = (batch_of([1, 2], [40, 15], causal=torch.tensor(flags)) for flags in ([True, False], [False, True]))
+    one, other = AttentionPlan(SPEC, first), AttentionPlan(SPEC, second)
+    assert one.launches is other.launches
+    assert any(x is first.causal for x in one._values)
+    assert any(x is second.causal for x in other._values)
 
 
 def test_queries_changed_in_place_are_planned_for() -> None:
