@@ -166,3 +166,20 @@ def test_threads_validate_and_plan_at_once(make: Make) -> None:
     with ThreadPoolExecutor(4) as pool:
         plans = list(pool.map(lambda _: layer.plan(shared), range(50)))
     assert len(plans) == 50
+
+
+def test_a_tree_that_fitted_other_lengths_is_refused(make: Make) -> None:
+    spec = replace(make().spec, features=frozenset({"tree_mask"}))
+
+    def problems(queries: list[int], **changes: Any) -> tuple[str, ...]:
+        batch = replace(batch_of(queries, [8, 8]), tree_mask=torch.ones(3, 2, dtype=torch.bool), **changes)
+        try:
+            validation.validate_batch(spec, batch)
+        except BatchError as e:
+            return e.problems
+        return ()
+
+    for _ in range(2):
+        assert problems([2, 1]) == ()
+        assert "the batch has 4 tokens" in str(problems([2, 2]))
+        assert "up to 3 queries" in str(problems([2, 1], max_query_len=3))
