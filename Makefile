@@ -9,7 +9,7 @@ VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu docs bench bench-gpu fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu fuzz-gpu sanitize-gpu docs bench bench-gpu fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,9 +50,15 @@ test-models: .venv/dev  ## observe a seventh of the recorded configs anew in tra
 test-sweep: .venv/dev  ## every architecture of transformers through attnreg and by eager (PART=3/7, RESUME=1), held against the record
 	$(BIN)/python tests/transformers_sweep/sweep.py --check $(if $(PART),--part $(PART)) $(if $(RESUME),--resume)
 
-# with the python that has a torch for this machine's GPU, and pytest
+# with the python that has a torch for this GPU, and pytest; JOBS: processes that compile side by side
 test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden synchronisation
-	$(PYTHON) -m pytest tests/gpu
+	$(PYTHON) -m pytest tests/gpu $(if $(JOBS),--numprocesses $(JOBS) --dist worksteal)
+
+fuzz-gpu:  ## random batches on a GPU against the reference: MINUTES=10 SEED=1 JOBS=8
+	$(PYTHON) tests/gpu/fuzz.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --jobs $(or $(JOBS),8)
+
+sanitize-gpu:  ## compute-sanitizer over a part of the GPU's tests: memcheck, racecheck, initcheck
+	$(PYTHON) tests/gpu/sanitize.py
 
 docs: .venv/dev  ## write the generated docs, schemas and picture
 	$(BIN)/python tools/gen_docs.py

@@ -18,7 +18,22 @@ def evidence_block(registry: Registry) -> str:
     runs = [row for row in registry.backends.values() if row.module and registry.imports]
     rows = [line for row in runs for line in _summaries(row, records)]
     columns = (("backend", 26), ("device", 14), ("cases", 5), ("refusals", 8), ("worst error", 30), ("with", 40))
-    return "\n".join([table(columns, rows), *(_details(row, records) for row in runs)])
+    return "\n".join([table(columns, rows), *_tools(records), *(_details(row, records) for row in runs)])
+
+
+def _tools(records: list[dict[str, Any]]) -> list[str]:
+    """A table of the runs of all kernels under a tool, if there are any."""
+    rows = []
+    for record in records:
+        for name, run in record.get("runs", {}).items():
+            counts = [f"{run[what]} {what}" for what in ("minutes", "cases", "batches", "tests") if what in run]
+            if "kernels" in run:
+                counts.append(f"{sum(run['kernels'].values())} variants of {len(run['kernels'])} kernels")
+            versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items() if k != "attnreg")
+            errors = str(run["errors"])
+            rows.append([name, str(record["device"]), ", ".join(counts), errors, versions, run["commit"][:9]])
+    columns = (("run", 9), ("device", 11), ("of", 40), ("errors", 6), ("with", 40), ("commit", 9))
+    return ["", table(columns, rows)] if rows else []
 
 
 def _summaries(row: Backend, records: list[dict[str, Any]]) -> list[list[str]]:

@@ -95,7 +95,7 @@ class Evidence:
             for facet, tallies in sorted(self.claims.items())
         }
         return {
-            "versions": {"attnreg": __version__, "torch": torch.__version__, "triton": _version("triton")},
+            "versions": _versions(),
             "for": f"{self.platform.platform} {self.platform.arch}",
             "size": self.size,
             "cases": self.cases,
@@ -105,8 +105,8 @@ class Evidence:
         }
 
 
-def read_record(path: Path, device: torch.device) -> dict[str, Any]:
-    """The records of backends in the file of a device; none where there is no file yet.
+def read_record(path: Path, device: torch.device) -> dict[str, dict[str, Any]]:
+    """The records in the file of a device: of backends, and of the runs of tools. Empty where there is no file yet.
 
     Raises `attnreg.files.FileError` for a file that `save` cannot have written.
     """
@@ -114,30 +114,49 @@ def read_record(path: Path, device: torch.device) -> dict[str, Any]:
     if not kind_of(file):
         if not file.parent.is_dir():
             raise FileError(str(file), f"cannot be written: there is no directory {file.parent}")
-        return {}
+        return {"backends": {}, "runs": {}}
     data = read_json(file, MAX_BYTES)
-    backends = data.get("backends") if isinstance(data, dict) else None
-    if not isinstance(backends, dict):
-        raise FileError(str(file), "no record of evidence: it has no object `backends`")
-    return backends
+    parts = {"backends": data.get("backends"), "runs": data.get("runs", {})} if isinstance(data, dict) else {}
+    for name in ("backends", "runs"):
+        if not isinstance(parts.get(name), dict):
+            raise FileError(str(file), f"no record of evidence: it has no object `{name}`")
+    return parts
 
 
 def save(evidence: list[Evidence], path: Path, device: torch.device) -> None:
-    """Writes evidence to a file, or to ``<device>.json`` in a directory, and keeps the records of other backends there.
+    """Writes evidence to a file, or to ``<device>.json`` in a directory, and keeps the other records there.
 
     A backend with a problem is removed from the file. Raises as `read_record` does.
     """
-    backends = read_record(path, device)
+    parts = read_record(path, device)
     for record in evidence:
-        backends.pop(record.backend, None)
+        parts["backends"].pop(record.backend, None)
         if not record.problems:
-            backends[record.backend] = record.to_dict()
+            parts["backends"][record.backend] = record.to_dict()
+    _write(parts, path, device)
+
+
+def save_run(name: str, result: dict[str, Any], path: Path, device: torch.device, versions: dict[str, str]) -> None:
+    """Writes the result of a tool that ran all kernels, a sanitizer or the fuzzer, as `save` writes evidence.
+
+    versions: of the tool, beside those of the packages.
+    """
+    parts = read_record(path, device)
+    parts["runs"][name] = {"versions": {**_versions(), **versions}, **result}
+    _write(parts, path, device)
+
+
+def _write(parts: dict[str, dict[str, Any]], path: Path, device: torch.device) -> None:
     # PyTorch for ROCm calls its devices cuda too
     machine = "rocm" if device.type == "cuda" and torch.version.hip else device.type
-    data = {"device": _title(device), "platform": machine}
-    text = json.dumps({**data, "backends": dict(sorted(backends.items()))}, indent=2)
+    known = {name: dict(sorted(part.items())) for name, part in parts.items() if part or name == "backends"}
+    text = json.dumps({"device": _title(device), "platform": machine, **known}, indent=2)
     # one line for each claimed value, so that a diff of evidence is readable
     write_text(_file(path, device), re.sub(r"\{[^{}]*\}", lambda m: " ".join(m[0].split()), text) + "\n")
+
+
+def _versions() -> dict[str, str | None]:
+    return {"attnreg": __version__, "torch": torch.__version__, "triton": _version("triton")}
 
 
 def _title(device: torch.device) -> str:

@@ -128,9 +128,23 @@ class Fuzzer:
         for one in watchers:
             one.join()
         print(f"seed {self.options.seed}: {self.cases} cases, {self.batches} batches right, {len(self.failures)} wrong")
+        if self.options.record is not None and not self.failures:
+            self.keep()
         for name, _ in self.failures[:3]:
             print(f"  python tests/gpu/fuzz.py --case {name}{shrunk(name, self.options.device)}", flush=True)
         return 1 if self.failures else 0
+
+    def keep(self) -> None:
+        """Records what was run, in the evidence of this device."""
+        import torch
+        from support.commits import commit
+
+        from attnreg.conformance.evidence import save_run
+
+        o = self.options
+        result = {"cases": self.cases, "batches": self.batches, "minutes": o.minutes, "seed": o.seed, "errors": 0}
+        result |= {"commit": o.commit or commit()}
+        save_run("fuzz", result, o.record, torch.device(o.device), {})
 
 
 def fails(name: str, device: str, plain: list[str]) -> tuple[bool, list[str]]:
@@ -169,6 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=4, help="processes; a case compiles for longer than it runs")
     parser.add_argument("--backends", type=lambda text: text.split(","), default=list(SHARES))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--record", type=Path, metavar="FILE|DIR", help="where the evidence of this device is kept")
+    parser.add_argument("--commit", help="the commit that runs, where git cannot say it")
     parser.add_argument("--case", help="BACKEND:SEED:NUMBER, one case in full")
     parser.add_argument(
         "--plain", type=lambda text: frozenset(text.split(",")), default=frozenset(), help="its choices to leave out"

@@ -23,7 +23,7 @@ from attnreg.loader import default_registry
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import KVCache
 from attnreg.runtime.layer import Attention
-from support.placing import Memory, Place, spread
+from support.placing import Memory, Place, halved, spread
 from support.replaying import Replayed
 
 # entries of block tables past a request's last block
@@ -54,7 +54,7 @@ class Scale:
         return value is None or name not in limits or value <= limits[name]
 
 
-GPU = Scale(steps=6, requests=40, keys=6000, queries=700, rows=2500, heads=128, head_size=512, elements=2**26)
+GPU = Scale(steps=16, requests=40, keys=6000, queries=700, rows=2500, heads=128, head_size=512, elements=2**26)
 PROCESSOR = Scale(steps=2, requests=4, keys=50, queries=20, rows=30, heads=6, head_size=32, elements=2**16)
 
 
@@ -364,11 +364,8 @@ def stage(choices: Choices, backend: str, device: str, scale: Scale) -> Stage:
     case = draw_case(choices, claims, scale, interpreted=device == "cpu" and backend in ("TRITON_ATTN", "ROCM_ATTN"))
     where, random = torch.device(device), choices.random
     layer = draw_layer(choices, case, claims, Numbers(choices.seed, where), scale)
-    own = replace(layer.params, **{
-        name: tensor * 0.5
-        for name in ("sinks", "alibi_slopes", "k_scale", "v_scale")
-        if (tensor := getattr(layer.params, name)) is not None and name not in ("k_scale", "v_scale")
-    })  # fmt: skip
+    halves = {name: halved(x) for name in ("sinks", "alibi_slopes") if (x := getattr(layer.params, name)) is not None}
+    own = replace(layer.params, **halves)
     decoder = layer.spec.attn_type == "decoder"
     both = decoder and "non_causal" in layer.spec.features
     causal = decoder and not (both and choices("not causal", choices.some(0.5), False))

@@ -1,0 +1,12 @@
+"""Several processes of tests share a machine: none of them starts many threads or compilers of its own."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+    # each process of PyTorch's compiler would start a pool as large as the machine
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
