@@ -60,7 +60,7 @@ def _load(
     # whose names are not known: one that is chosen by name is not among them
     left_out += unreadable if names is None and not os.environ.get(PLUGINS_VARIABLE) else []
     reading = Reading(set(trusted), plugins)
-    reading.parts.left_out += [plugin.sentence for plugin in left_out]
+    reading.parts.left_out += [plugin.text for plugin in left_out]
     try:
         registry = _read(reading, source, overlays)
     # data of another package may show a fault of attnreg's own, and must not take everything down either
@@ -70,7 +70,7 @@ def _load(
         plugins, broken_ones = _sound(reading.extended, plugins, trusted)
         left_out += broken_ones
         reading = Reading(set(trusted), plugins)
-        reading.parts.left_out += [plugin.sentence for plugin in left_out]
+        reading.parts.left_out += [plugin.text for plugin in left_out]
         registry = _read(reading, source, overlays)
     return replace(registry, left_out=tuple(left_out))
 
@@ -97,7 +97,7 @@ def _sound(bundled: str, plugins: Sequence[Plugin], trusted: frozenset[str]) -> 
     broken_ones: list[LeftOut] = []
     for plugin in plugins:
         reading = Reading(set(trusted), [*sound, plugin])
-        reading.parts.left_out += [other.sentence for other in broken_ones]
+        reading.parts.left_out += [other.text for other in broken_ones]
         try:
             _read(reading, bundled, ())
         except RegistryError as e:

@@ -40,13 +40,18 @@ class Plugin:
 class LeftOut:
     """A plugin without a part in a registry, and why: it is broken, it was not let in, or it is not installed.
 
-    ``problems`` are those of a plugin that is broken.
+    ``sentence`` says so. ``problems`` are those of a plugin that is broken.
     """
 
     plugin: str
     why: Literal["broken", "not let in", "not installed"]
     sentence: str
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The sentence, as it stands alone in a message."""
+        return self.sentence if self.why == "not installed" else f"left out: {self.sentence}"
 
 
 def broken(name: str, problems: Iterable[Problem]) -> LeftOut:

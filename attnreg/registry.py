@@ -317,14 +317,12 @@ class Registry:
     @property
     def plugin_problems(self) -> tuple[str, ...]:
         """A sentence for each plugin that is broken, or that was named and is not installed."""
-        return tuple(
-            f"left out: {p.sentence}" if p.problems else p.sentence for p in self.left_out if p.why != "not let in"
-        )
+        return tuple(p.text for p in self.left_out if p.why != "not let in")
 
     @property
     def missed(self) -> str:
         """What help for an unknown backend ends with: the plugins that are left out, which may have it."""
-        return "".join(f"; left out: {p.sentence}" for p in self.left_out if p.why != "not installed")
+        return "".join(f"; {p.text}" for p in self.left_out if p.why != "not installed")
 
     @property
     def kept(self) -> tuple[Invariant, ...]:

@@ -124,7 +124,7 @@ class Reporter:
             return True
         if not isinstance(name, str) or name not in self.broken:
             what = f"unknown {noun} " if isinstance(name, str) else f"expected a {noun}, got "
-            missing = [f"left out: {sentence}" for sentence in self.left_out if noun == "backend"]
+            missing = self.left_out if noun == "backend" else ()
             help_ = "; ".join([did_you_mean(as_written(name), known), *missing])
             self.report(part, path, what + shown(name), help_, key=key)
         return False

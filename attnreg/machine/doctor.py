@@ -75,7 +75,7 @@ class Report:
 def examine(registry: Registry) -> Report:
     """The report on this machine. Kernel modules are imported, in another process: those of rows that lack nothing."""
     problems = environment_problems(os.environ, registry.vocabulary)
-    problems += [p.sentence if p.why == "not installed" else f"left out: {p.sentence}" for p in registry.left_out]
+    problems += [plugin.text for plugin in registry.left_out]
     devices: list[tuple[Platform, tuple[Usability, ...]]] = []
     for platform in detect_all(registry.vocabulary):
         unknown_flags = sorted(platform.flags - set(registry.vocabulary.flags))

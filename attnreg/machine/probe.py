@@ -62,10 +62,12 @@ def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], s
         except OSError as e:
             return {}, None, f"Python cannot be started to probe it: {e}"
         with child:
+            stuck = False
             try:
                 # the process ends itself after the limit; this is for one that cannot
                 child.communicate(given.encode(), timeout=limit * len(modules) + LIMIT)
             except subprocess.TimeoutExpired:
+                stuck = True
                 child.kill()
         out.seek(0)
         err.seek(0)
@@ -78,19 +80,19 @@ def _run(modules: Sequence[str], limit: float) -> tuple[dict[str, str | None], s
             answers[module], begun = reason[0], None
         else:
             begun = module
-    return answers, begun, _ending(child.returncode, errors, limit)
+    return answers, begun, _ending(child.returncode, errors, limit, stuck)
 
 
-def _ending(status: int, errors: str, limit: float) -> str:
-    """How a process ended that did not come to its last answer."""
+def _ending(status: int, errors: str, limit: float, stuck: bool) -> str:
+    """How a process ended that did not come to its last answer. stuck: whether `_run` had to kill it."""
     _, timeout, traceback = errors.rpartition("Timeout (")
-    # 9: killed by `_run`, because it did not end itself
-    if timeout or status == -9:
+    if timeout or stuck:
         frame = _FRAME.search(traceback)
         where = escaped(f" (in {frame[1]}:{frame[2]})") if frame else ""
         return f"its import did not end within {limit:g} s{where}"
     if status < 0:
-        return f"its import crashed the process: {signal.Signals(-status).name}"
+        name = next((s.name for s in signal.Signals if s == -status), f"signal {-status}")
+        return f"its import crashed the process: {name}"
     return f"its import ended the process with exit status {status}"
 
 

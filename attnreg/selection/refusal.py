@@ -47,7 +47,8 @@ def select(
     Every candidate of the first order that applies is evaluated completely. The first that serves the request natively
     is chosen, else the first that accepts it by emulating a feature. ``backend`` names the only backend to evaluate, or
     one variant of it (``FLASH_ATTN/FA3``); no other is chosen in its place, unless a fallback of the registry says so.
-    With ``to_run`` the kernel module must load here too.
+    With ``to_run`` the kernel module must load here too. It is imported in this process: an import that hangs or
+    crashes takes the process with it. `attnreg doctor` tries each import in a process of its own.
 
     Deterministic, thread-safe and without side effects; the registry caches selections.
 

@@ -55,3 +55,10 @@ def test_where_no_process_can_be_started_the_reason_is_said(monkeypatch: pytest.
     assert probe(["good"]) == {"good": "its import ended the process with exit status 7"}
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     assert probe(["good"])["good"].startswith("Python cannot be started to probe it: ")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (40, "signal 40")])
+def test_a_signal_that_ends_an_import_is_named(site: Path, number: int, name: str) -> None:
+    # the system kills a process that takes too much memory: that is no import without an end
+    (site / "dying.py").write_text(f"import os\n\nos.kill(os.getpid(), {number})\n")
+    assert probe(["dying", "good"]) == {"dying": f"its import crashed the process: {name}", "good": None}
