@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from attnreg.analysis.moves import Asked, Move, Moves, moved, paired, why
-from attnreg.analysis.outcome import Decided, Outcome, decide
+from attnreg.analysis.outcome import SETS, Decided, Outcome, decide
 from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, RegistryError, RequestError
 from attnreg.files import FileError, parse_json, read_text
@@ -87,6 +87,7 @@ class _Platform(_Strict):
 class _Outcome(_Strict):
     backend: str | None
     variant: str | None
+    fails: list[str] = []
     emulates: list[str]
     unchecked: list[str]
     kv_cache: dict[str, str]
@@ -285,7 +286,7 @@ class _LockFile(NamedTuple):
             message = f"selection {number + 1}: an outcome without a backend has nothing else"
             raise self.problem((*at, "outcome"), message)
         values = entry.outcome.model_dump()
-        sets = {name: tuple(values[name]) for name in ("emulates", "unchecked", "needs")}
+        sets = {name: tuple(values[name]) for name in SETS}
         asked = Asked(entry.model, entry.layers, entry.label, (request, request))
         return Locked(asked, platform, Outcome(**{**values, **sets}))
 

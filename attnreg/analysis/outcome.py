@@ -22,20 +22,23 @@ if TYPE_CHECKING:
 
 # the facets whose claims say how an engine must lay out the KV cache for a backend
 KV_CACHE = ("block_size", "cache_layout")
+# the fields of an outcome that are lists in JSON
+SETS = ("fails", "emulates", "unchecked", "needs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What is chosen, and what it brings with it; all of it is empty where nothing is chosen.
 
-    ``emulates`` are the features that it serves slowly, ``unchecked`` what it accepts without looking, ``kv_cache`` its
-    claims on the blocks and the layout of the KV cache, ``needs`` the packages that it requires, ``packages`` the
-    versions of those, where they are known. ``problem`` says why a registry cannot judge: it lacks a word that is asked
-    for.
+    ``fails`` are the reasons why the engine is known to stop with it, ``emulates`` the features that it serves slowly,
+    ``unchecked`` what it accepts without looking, ``kv_cache`` its claims on the blocks and the layout of the KV cache,
+    ``needs`` the packages that it requires, ``packages`` the versions of those, where they are known. ``problem`` says
+    why a registry cannot judge: it lacks a word that is asked for.
     """
 
     backend: str | None = None
     variant: str | None = None
+    fails: tuple[str, ...] = ()
     emulates: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     kv_cache: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +55,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """The outcome as JSON-ready values."""
-        return asdict(self) | {name: list(getattr(self, name)) for name in ("emulates", "unchecked", "needs")}
+        return asdict(self) | {name: list(getattr(self, name)) for name in SETS}
 
 
 class Decided(NamedTuple):
@@ -95,6 +98,7 @@ def _outcome(selection: Selection) -> Outcome:
     return Outcome(
         backend=chosen.name,
         variant=chosen.variant,
+        fails=tuple(follows.text for follows in selection.consequences if follows.kind == "fails"),
         emulates=chosen.emulates,
         unchecked=tuple(sorted(unchecked_words(variant, selection.request.facts()))),
         kv_cache={claim.facet: claim.matcher.text for claim in variant.claims if claim.facet in KV_CACHE},
@@ -122,14 +126,19 @@ def _has_version(package: str, requirements: list[Requirement]) -> bool:
 
 
 def changes(before: Outcome, after: Outcome) -> tuple[str, ...]:
-    """What changes beside the name of the backend and its variant, in words; nothing where one side chooses nothing.
+    """What changes beside the name of the backend and its variant, in words.
+
+    Where one side chooses nothing it is nothing, but for a choice that is known to fail.
 
     What a backend did not check and now checks is no change: no answer gets worse by it. What packages a backend needs
     is a change only under the same name.
     """
+    failing = after.fails and not before.fails
+    out = [f"is chosen, and then fails: {'; '.join(after.fails)}"] if failing else []
     if before.backend is None or after.backend is None:
-        return ()
-    out = []
+        return tuple(out)
+    if before.fails and not after.fails:
+        out.append("is no longer known to fail")
     if slower := [w for w in after.emulates if w not in before.emulates]:
         out.append(f"emulates {', '.join(slower)} (slow)")
     if faster := [w for w in before.emulates if w not in after.emulates]:

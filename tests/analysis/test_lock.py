@@ -35,9 +35,10 @@ def test_a_lock_says_what_every_group_gets(lock: Path) -> None:
     assert data["selections"][0]["outcome"] == {
         "backend": "TRITON_ATTN",
         "variant": None,
+        "fails": [],
         "emulates": [],
         "unchecked": [],
-        "kv_cache": {"block_size": "multiples of 16", "cache_layout": "NHD, HND"},
+        "kv_cache": {"cache_layout": "NHD, HND"},
         "needs": ["torch", "triton"],
         "packages": {},
     }
@@ -67,6 +68,21 @@ def test_a_change_is_shown_with_its_reasons(lock: Path, tmp_path: Path, capsys: 
     data = json.loads(capsys.readouterr().out)
     assert (data["compared"], data["moved"], data["locked_with"]) == (2, 1, fingerprint)
     assert data["moves"][0]["after"]["backend"] == "ROCM_ATTN"
+
+
+def test_a_choice_that_is_known_to_fail_by_now_is_a_drift(
+    lock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # as locks were written before data knew of failures
+    data = json.loads(lock.read_text())
+    for selection in data["selections"]:
+        del selection["outcome"]["fails"]
+    lock.write_text(json.dumps(data))
+    assert main(["check", "--lock", str(lock)]) == 0
+    overlay = tmp_path / "o.yaml"
+    overlay.write_text("backends: {TRITON_ATTN: {consequences: [{fails: it was seen to}]}}\n")
+    assert main(["check", "--lock", str(lock), "--overlay", str(overlay)]) == 1
+    assert "  is chosen, and then fails: it was seen to" in capsys.readouterr().out.splitlines()
 
 
 def test_a_lock_is_compared_with_its_overlays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

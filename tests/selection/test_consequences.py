@@ -47,6 +47,12 @@ LATE = {
         {"kv_dtype": "fp8", "attention": "mla", "head_size": 576, "num_kv_heads": 1},
         "read an fp8 cache from SM 8.9",
     ),
+    "ALiBi on Hopper": (
+        "sm90",
+        "FLASH_ATTN",
+        {"kv_dtype": "fp8", "features": {"alibi"}},
+        "falls back to FlashAttention 2",
+    ),
     "a softcap": ("sm90", "FLEX_ATTENTION", {"features": {"softcap"}}, "takes neither ALiBi nor a softcap"),
     "a page that no block divides": (
         "xe2",
