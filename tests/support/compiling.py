@@ -36,6 +36,7 @@ class Case:
     block_size: int = 16
     layout: str = "NHD"
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     causal: bool = True
     features: tuple[str, ...] = ()
@@ -58,6 +59,14 @@ DEFAULT = (
     Case("split decode fp8", layout="SPLIT", cache="float8_e4m3fn"),
     Case("split prefill", queries=2048, layout="SPLIT", causal=False),
     Case("split 16 queries, fp8 of gfx942", queries=16, layout="SPLIT", cache="float8_e4m3fnuz", causal=False),
+    Case(
+        "tree of 16, fp8 in and out",
+        queries=16,
+        requests=8,
+        cache="float8_e4m3fn",
+        features=("tree_mask", "fp8_query", "fp8_output"),
+    ),
+    Case("chunks by request", queries=300, chunk=256, features=("causal_by_request",)),
     Case(
         "head 256 all features", queries=300, heads=(8, 2), head_size=256, window=2048, softcap=30.0, features=FEATURES
     ),
@@ -231,16 +240,17 @@ def _run(case: Case) -> None:
     def tensor(*shape: int, dtype: Any = torch.int32) -> Any:
         return torch.empty(shape, dtype=dtype, device="meta").as_subclass(Aligned)
 
-    features = {name for name in ("sinks", "alibi", "lse") if name in case.features}
+    features = {*case.features} - {"ranges"}
     features |= {"mm_prefix"} if "ranges" in case.features else set()
     features |= {"sliding_window"} if case.window else set()
     features |= {"softcap"} if case.softcap else set()
+    features |= {"chunk"} if case.chunk else set()
     fnuz = case.cache.endswith("fnuz")
     spec = AttentionSpec(
         num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=size_v, dtype=dtype,
         kv_dtype=_KV_DTYPES[case.cache], fnuz=fnuz, softmax_scale=0.1, block_size=case.block_size or None,
-        sliding_window=case.window or None, softcap=case.softcap or None, features=frozenset(features),
-        kv_layout=case.layout,
+        sliding_window=case.window or None, chunk=case.chunk or None, softcap=case.softcap or None,
+        features=frozenset(features), kv_layout=case.layout,
     )  # fmt: skip
     paged = case.block_size > 0
     starts = torch.arange(case.requests + 1, dtype=torch.int32) * case.queries
@@ -249,7 +259,8 @@ def _run(case: Case) -> None:
         max_seq_len=case.keys, query_start_loc_cpu=starts, seq_lens_cpu=torch.full((case.requests,), case.keys),
         block_table=tensor(case.requests, case.keys // case.block_size) if paged else None,
         mm_prefix=tensor(case.requests, 2, 2) if "ranges" in case.features else None,
-        causal=case.causal,
+        causal=tensor(case.requests, dtype=torch.bool) if "causal_by_request" in features else case.causal,
+        tree_mask=tensor(tokens, case.queries, dtype=torch.bool) if "tree_mask" in features else None,
     )  # fmt: skip
     rows = (64, case.block_size) if paged else (tokens,)
     key = tensor(*rows, kv_heads, case.head_size, dtype=cache_dtype)
@@ -269,12 +280,14 @@ def _run(case: Case) -> None:
     per_head = tensor(heads, dtype=torch.float32)
     params = LayerParams(
         sinks=per_head if "sinks" in features else None, alibi_slopes=per_head if "alibi" in features else None,
-        k_scale=scale, v_scale=scale,
+        k_scale=scale, v_scale=scale, q_scale=scale if "fp8_query" in features else None,
+        out_scale=tensor(1, dtype=torch.float32) if "fp8_output" in features else None,
     )  # fmt: skip
     call = Call(
-        query=tensor(tokens, heads, case.head_size, dtype=dtype), kv_cache=KVCache(key, value) if paged else None,
+        query=tensor(tokens, heads, case.head_size, dtype=spec.query_dtype),
+        kv_cache=KVCache(key, value) if paged else None,
         key=None if paged else key, value=None if paged else value,
-        output=tensor(tokens, heads, size_v, dtype=dtype),
+        output=tensor(tokens, heads, size_v, dtype=spec.output_dtype),
         lse=tensor(heads, tokens, dtype=torch.float32) if "lse" in features else None, params=params,
     )  # fmt: skip
     AttentionPlan(spec, batch).run(call)

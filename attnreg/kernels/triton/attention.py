@@ -60,7 +60,8 @@ def _load_query(
     offs_d = first_column + tl.arange(0, BLOCK)
     query = tl.load(query_ptr + offs_d[None, :], mask=exists[:, None] & (offs_d < SIZE)[None, :], other=0.0)
     if query.dtype.primitive_bitwidth == 8:
-        query = fp8_to_float16(query, Q.fp8)
+        FP8: tl.constexpr = Q.fp8
+        query = fp8_to_float16(query, FP8)
     if tl.float16 == DTYPE and query.dtype != tl.float16:
         query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0)
     return query.to(DTYPE)
@@ -214,8 +215,9 @@ def _store_output(
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     output = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
     output_offs = (first_token + rows.token) * OUT.token + times(rows.head, OUT.head, NUM_HEADS)  # [BLOCK_M]
+    FP8: tl.constexpr = OUT.fp8
     out_scale = 1.0 if out_scale_ptr is None else tl.load(out_scale_ptr)
-    tl.store(output_ptr + output_offs[:, None] + offs_dv[None, :], stored_as(output, out_scale, output_ptr, OUT.fp8),
+    tl.store(output_ptr + output_offs[:, None] + offs_dv[None, :], stored_as(output, out_scale, output_ptr, FP8),
              mask=rows.exists[:, None] & is_dv)  # fmt: skip
     if lse_ptr is not None:
         lse = tl.where(has_keys, (state.row_max + tl.log2(row_sum)) * LN_2, float("-inf"))

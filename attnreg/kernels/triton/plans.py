@@ -250,7 +250,8 @@ def _launches(
         paged=paged,
         split=cache.layout == "SPLIT",
         window=mask.chunk or (max(mask.left, mask.right) + 1 if min(mask.left, mask.right) >= 0 else 0),
-        extras=ranges or tree or "alibi" in spec.features or bool(spec.softcap),
+        extras=ranges or tree or causal is None or "alibi" in spec.features or bool(spec.softcap),
+        mask=tree or causal is None,
     )
     queries = queries_of(starts).each
     launches = schedule(

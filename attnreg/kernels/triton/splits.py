@@ -109,8 +109,9 @@ def _merge_splits_kernel(
     has_keys = row_sum > 0
     row_sum = tl.where(has_keys, row_sum, 1.0)
     output_offs = (first_token + token) * OUT.token + head * OUT.head + offs_dv
+    FP8: tl.constexpr = OUT.fp8
     out_scale = 1.0 if out_scale_ptr is None else tl.load(out_scale_ptr)
-    tl.store(output_ptr + output_offs, stored_as(acc / row_sum, out_scale, output_ptr, OUT.fp8),
+    tl.store(output_ptr + output_offs, stored_as(acc / row_sum, out_scale, output_ptr, FP8),
              mask=is_row & (offs_dv < HEAD_SIZE_V))  # fmt: skip
     if lse_ptr is not None:
         lse = tl.where(has_keys, (row_max + tl.log2(row_sum)) * LN_2, float("-inf"))

@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
     rows: `tile_rows` of the longest request of the launch. short: its requests are to be decoded.
     itemsize: of the dots. split: the cache's layout is SPLIT. extras: scores are more than products (softcap, ALiBi,
-    ranges), which takes registers.
+    ranges), which takes registers. mask: queries form trees, or requests differ in causality.
     """
 
     rows: int
@@ -61,6 +61,7 @@ class Shape(NamedTuple):
     split: bool
     window: int
     extras: bool
+    mask: bool = False
 
     @property
     def width(self) -> int:
@@ -79,6 +80,7 @@ FACTS: Mapping[str, str] = {
     "width": "of a head's keys or values, the wider, as a power of 2",
     "quantised": "the cache holds 8-bit numbers",
     "extras": "scores are more than products (softcap, ALiBi, ranges), which takes registers",
+    "mask": "queries form trees, or requests differ in causality",
     "paged": "keys are in a paged cache",
     "split": "the cache has the layout SPLIT",
     "window": "of a sliding window, in keys; 0: none",
@@ -98,6 +100,7 @@ def facts(target: Target, shape: Shape) -> dict[str, Any]:
         "width": shape.width,
         "quantised": shape.cache_itemsize < shape.itemsize,
         "extras": shape.extras,
+        "mask": shape.mask,
         "paged": shape.paged,
         "split": shape.split,
         "window": shape.window,
@@ -146,6 +149,7 @@ TABLE: tuple[Row, ...] = (
     _row({"gpu": "rdna", "width": {"min": 256}}, Config(16, 16, 8, 2, block_k=64),
          because="the matrix units want every row of an operand twice: a wide query would fill the registers"),
     _row({"gpu": "rdna", "split": True}, Config(16, 16, 8, 2, block_k=64)),
+    _row({"gpu": "rdna", "mask": True}, Config(16, 16, 8, 2, block_k=64)),
     _row({"gpu": "rdna", "extras": True}, Config(UpTo(32), 32, 8, 2)),
     _row({"gpu": "rdna"}, Config(UpTo(64), 32, 8, 2)),
     _row({"gpu": "cdna", "width": {"min": 256}}, Config(UpTo(32), 32, 4, 2)),
