@@ -91,9 +91,9 @@ class Engine:
         """transformers' attention function: [batch, queries, heads, size_v], and no weights.
 
         query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. The output of a query
-        without a key is zero. s_aux: [heads] sinks. sinks: [batch, heads, queries, 1] a sink for each query. indices:
-        [batch, queries, chosen] the keys that an indexer chose for each query; no other key takes part. Raises
-        `NoBackendError` and `UnclaimedError`.
+        without a key is zero, under a bias the mean of all values. s_aux: [heads] sinks. sinks: [batch, heads, queries,
+        1] a sink for each query. indices: [batch, queries, chosen] the keys that an indexer chose for each query; no
+        other key takes part. Raises `NoBackendError` and `UnclaimedError`.
         """
         self.refuse_unknown(module, dropout, more)
         if is_causal is None:

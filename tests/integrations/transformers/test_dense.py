@@ -10,9 +10,11 @@ import torch
 from support import small_models as models
 from support.small_models import by, close, tokens
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 import attnreg.integrations.transformers as attention
 from attnreg import NoBackendError, Registry, UnclaimedError
+from attnreg.integrations.transformers import dense
 
 
 def logits(**inputs: Any) -> Callable[[Any], Tensor]:
@@ -117,8 +119,26 @@ def test_padding_between_tokens() -> None:
     inputs = tokens(11, 11)
     inputs["attention_mask"][0, 4:6] = 0
     rows = inputs["attention_mask"].bool()
-    for make, dense in ((models.llama, False), (models.gemma3, True)):
+    for make, densely in ((models.llama, False), (models.gemma3, True)):
         model = make()
         expected, found = (by(name, model, logits(**inputs)) for name in ("eager", "attnreg"))
         close(found[rows], expected[rows])
-        assert any(run.dense for run in attention.runs(model)) is dense
+        assert any(run.dense for run in attention.runs(model)) is densely
+
+
+@pytest.mark.parametrize("keys", [1, 5])
+def test_a_mask_of_any_strides_is_one_that_cuda_takes(monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
+    strides: list[int] = []
+
+    def attend(*tensors: Tensor, attn_mask: Tensor, **more: Any) -> Tensor:
+        strides.append(attn_mask.stride(-1))
+        return scaled_dot_product_attention(*tensors, attn_mask=attn_mask, **more)
+
+    monkeypatch.setattr(dense, "scaled_dot_product_attention", attend)
+    query, key, value = torch.randn(2, 4, 3, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
+    mask = (torch.rand(2, 1, keys, 3) < 0.7).transpose(2, 3)
+    for given in (mask, mask[:, :, :, :1].expand(-1, -1, -1, keys)):
+        more: dict[str, Any] = {"bias": None, "scale": 0.25, "softcap": None, "sinks": None}
+        found = dense.dense_attention(query, key, value, mask=given, **more)
+        torch.testing.assert_close(found, dense.dense_attention(query, key, value, mask=given.clone(), **more))
+    assert set(strides) == {1}
