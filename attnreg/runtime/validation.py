@@ -34,6 +34,8 @@ def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Places | None:
         # the other validations compute with the lengths
         if not problems:
             problems = [*_device_tensor_problems(batch), *_storage_problems(spec, batch), *_mask_problems(spec, batch)]
+        if not problems:
+            problems = [*_tree_problems(batch)]
         if not problems and facts is not None:
             if len(_CAPACITIES) >= MOST_REMEMBERED:
                 _CAPACITIES.clear()
@@ -140,9 +142,16 @@ def _device_tensor_problems(batch: BatchMetadata) -> Iterator[str]:
         if isinstance(tensor, Tensor):
             yield from tensor_problems(name, tensor, shape, dtype, device=device, beside="seq_lens")
             yield from table_problems(name, tensor)
-    tree, rows, columns = batch.tree_mask, batch.num_tokens, batch.max_query_len
-    if tree is not None and tree.ndim == 2 and (tree.shape[0] < rows or tree.shape[1] < columns):
-        yield f"tree_mask is {tensor_words(tree)}; the batch has {rows} tokens and up to {columns} queries a request"
+
+
+def _tree_problems(batch: BatchMetadata) -> Iterator[str]:
+    """The problems of a tree's size, for a batch whose lengths can be read."""
+    tree, columns = batch.tree_mask, batch.max_query_len
+    if tree is not None and (tree.shape[0] < batch.num_tokens or tree.shape[1] < columns):
+        yield (
+            f"tree_mask is {tensor_words(tree)}; the batch has {batch.num_tokens} tokens and up to {columns} queries "
+            "a request"
+        )
 
 
 def _storage_problems(spec: AttentionSpec, batch: BatchMetadata) -> Iterator[str]:
