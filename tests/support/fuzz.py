@@ -18,13 +18,13 @@ from torch import Tensor
 
 from attnreg.conformance.claims import LARGEST, PROVABLE, Claims
 from attnreg.conformance.proof import compare, examine
-from attnreg.conformance.trial import Case, Draw, Trial, fill, make_layer
+from attnreg.conformance.trial import Case, Draw, Trial, fill, make_layer, poison
 from attnreg.loader import default_registry
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import KVCache
 from attnreg.runtime.layer import Attention
 from support.placing import Memory, Place, halved, spread
-from support.replaying import Replayed
+from support.replaying import Replayed, bits
 
 # entries of block tables past a request's last block
 NOWHERE = (2**30, -1, 2**31 - 1, -(2**31))
@@ -213,6 +213,11 @@ class Stage:
     replayed: Replayed | None = None
 
     @property
+    def by_request(self) -> bool:
+        """Whether the requests of a batch may differ in causality."""
+        return "causal_by_request" in self.layer.spec.features
+
+    @property
     def blocks(self) -> int:
         """The blocks of the largest cache."""
         spec = self.layer.spec
@@ -237,8 +242,12 @@ class Stage:
 
     def trial(self, draw: Draw, lengths: list[tuple[int, int]], memory: Memory) -> Trial:
         """The trial of one batch, its tensors placed."""
-        made = fill(self.layer, lengths, draw, storage=self.case.storage, causal=self.causal, unused_block=2**30)
-        batch, random = made.batch, self.choices.random
+        random = self.choices.random
+        causal: bool | list[bool] = self.causal
+        if self.by_request and self.choices("causal by request", self.choices.some(0.6), False):
+            causal = [random.random() < 0.5 for _ in lengths]
+        made = fill(self.layer, lengths, draw, storage=self.case.storage, causal=causal, unused_block=2**30)
+        batch = made.batch
         if batch.block_table is not None:
             table = batch.block_table
             unused = torch.tensor(random.choices(NOWHERE, k=table.numel()), dtype=torch.int32, device=table.device)
@@ -261,8 +270,8 @@ class Stage:
     def attend(self, memory: Memory, trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
         """Output and LSE of a call, over poison, in guarded memory."""
         spec = trial.layer.spec
-        poison = query.new_full((query.shape[0], spec.num_heads, spec.head_size_v), torch.nan)
-        output = self.placed(memory, "output", poison)
+        sizes = query.shape[0], spec.num_heads, spec.head_size_v
+        output = self.placed(memory, "output", poison(*sizes, dtype=spec.output_dtype, device=query.device))
         lse = torch.full((spec.num_heads, query.shape[0]), torch.nan, device=query.device)
         packed = {"key": trial.key, "value": trial.value} if trial.cache is None else {}
         trial.layer.attend(query, trial.cache, batch, output, lse=lse if "lse" in spec.features else None, **packed)
@@ -285,6 +294,8 @@ class Stage:
                 limit = batch.block_table.shape[1] * room
                 known, most = known.clamp(max=limit), min(most, limit)
             longest = batch.max_query_len + self.choices.random.choice((0, 3, 40))
+            # a tree is as wide as its longest request
+            longest = longest if batch.tree_mask is None else min(longest, batch.tree_mask.shape[1])
             return plain(trial, replace(batch, seq_lens_cpu=known, max_seq_len=most, max_query_len=longest), query)
 
         def changed(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -307,7 +318,8 @@ class Stage:
             return output, lse
 
         def streams(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
-            flipped = replace(trial, query=-query)
+            # the same numbers for other heads
+            flipped = replace(trial, query=self.placed(memory, "query", bits(query).flip(1).view(query.dtype)))
             sides = torch.cuda.Stream(), torch.cuda.Stream()
             trial.layer.plan(batch)
             torch.cuda.synchronize()
@@ -371,6 +383,8 @@ def stage(choices: Choices, backend: str, device: str, scale: Scale) -> Stage:
     causal = decoder and not (both and choices("not causal", choices.some(0.5), False))
     made = Stage(choices, case, layer, Attention(layer.selection, layer.spec, own), causal, scale, where, {})
     captures = getattr(layer.module, "CAPTURABLE", False) and device == "cuda" and decoder and case.storage != "packed"
+    # of these the batch has tensors that `Replayed` does not keep
+    captures = captures and not layer.spec.features & {"causal_by_request", "tree_mask"}
     if captures and choices("graph", choices.some(0.4), False):
         made.replayed = Replayed(
             layer,
