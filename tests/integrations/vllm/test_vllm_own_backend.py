@@ -101,16 +101,14 @@ def test_named_by_the_user_it_serves_every_layer_and_refuses_by_the_registrys_re
 @pytest.mark.parametrize(
     ("model", "asked", "reason"),
     [
-        ("gemma4_text", {"use_mm_prefix": True, "has_sliding_window": True}, "Gemma 4 keeps multimodal ranges within"),
         ("rnj1", {"has_sliding_window": True}, "Rnj-1's windows begin at multiples"),
         ("step1", {}, "Step-1 takes the root"),
-        ("diffusion", {}, "has a causal flag for each sequence"),
     ],
 )
 def test_what_only_the_model_says_is_known_too(model: str, asked: dict[str, Any], reason: str, on: Engine) -> None:
     config = SimpleNamespace(
         get_num_attention_heads=lambda ranks: 8, get_num_kv_heads=lambda ranks: 2, get_head_size=lambda: 128,
-        hf_text_config=SimpleNamespace(model_type=model), attn_type="decoder", is_diffusion=model == "diffusion",
+        hf_text_config=SimpleNamespace(model_type=model), attn_type="decoder", is_diffusion=False,
         is_mm_prefix_lm=False, rswa_window=None,
     )  # fmt: skip
     on.config.model_config = config  # type: ignore[assignment]
@@ -171,7 +169,7 @@ def test_the_row_claims_what_the_kernels_row_does() -> None:
         texts = {c.facet: c.matcher.text for c in left.claims if c.facet != "block_size"}
         assert texts == {c.facet: c.matcher.text for c in right.claims}
         # and for what no layer of vLLM asks for
-        asked = {*claims.FEATURES.values(), "alibi", "lse", "softcap"}
+        asked = {*claims.FEATURES.values(), "alibi", "causal_by_request", "lse", "mm_prefix_in_window", "softcap"}
         assert left.features.keys() == right.features.keys() & asked
         assert left.open.keys() | {"block_sizes"} == right.open.keys()
         assert {rule.reject for rule in right.rules} <= {rule.reject for rule in left.rules}
