@@ -93,17 +93,21 @@ def test_greedy_tokens_are_those_of_eager(make: Callable[..., Any], cache: str |
     assert explained.count("12 calls") == len({str(run.asked.request) for run in runs})
 
 
+@pytest.mark.parametrize("graphs", [False, True], ids=["launches", "graphs"])
+@pytest.mark.parametrize("window", [4, 16])
 @pytest.mark.parametrize("make", [models.llama, models.gpt_oss, models.gemma2])
-def test_continuous_batching_gives_each_prompt_its_own_tokens(make: Callable[..., Any]) -> None:
+def test_continuous_batching_gives_each_prompt_its_own_tokens(
+    make: Callable[..., Any], window: int, graphs: bool
+) -> None:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    model = make(**WIDE).cuda()
-    prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 40, 17)]
-    greedy = GenerationConfig(max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    model = make(**WIDE, **({} if make is models.llama else {"sliding_window": window})).cuda()
+    prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 40, 17, 1)]
+    greedy = GenerationConfig(max_new_tokens=24, do_sample=False, pad_token_id=0, eos_token_id=-1)
     # what of it this version of transformers knows
     known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
     settings = {
-        "auto_switch_to_flash": False, "use_cuda_graph": False, "num_blocks": 16, "page_size": 16, "block_size": 16,
+        "auto_switch_to_flash": False, "use_cuda_graph": graphs, "num_blocks": 16, "page_size": 16, "block_size": 16,
         "max_batch_tokens": 16,
     }  # fmt: skip
     small = ContinuousBatchingConfig(**{k: v for k, v in settings.items() if k in known})

@@ -75,8 +75,10 @@ def continuous_batching(model: Any = None, *, name: str = NAME) -> AbstractConte
 
     transformers accepts only its own names there, so attnreg replaces "sdpa" and "paged|eager" and passes calls without
     a paged cache on to the originals. ``model``, if given, is switched to "paged|eager" inside the block, because
-    transformers refuses "sdpa" for some models. CUDA graphs must be off:
-    ``ContinuousBatchingConfig(use_cuda_graph=False)``.
+    transformers refuses "sdpa" for some models. The paged cache is read in place; two things are copied: the window of
+    a layer with a sliding window while a request has several new tokens, because transformers stores a window as a ring
+    that these overwrite, and a cache with pages that no backend reads. CUDA graphs
+    (``ContinuousBatchingConfig(use_cuda_graph=True)``) may be captured by backends that follow the device's lengths.
     """
     return _continuous_batching(_engine(name), model)
 

@@ -65,7 +65,7 @@ class Engine:
         self._platforms: dict[torch.device, Platform] = {}
         self._layers: WeakKeyDictionary[torch.nn.Module, dict[Asked, Attention]] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[Asked, str], Run]] = WeakKeyDictionary()
-        self._sites = Sites()
+        self.sites = Sites()
         self._told: set[Any] = set()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -102,7 +102,7 @@ class Engine:
         trained = query, key, value, attention_mask, s_aux, position_bias, sinks, scaling, softcap
         site = question = None
         if position_bias is None and indices is None and sinks is None and more.get("cu_seq_lens_q") is None:
-            site = self._sites.of(module)
+            site = self.sites.of(module)
             numbers = scaling, sliding_window, softcap
             question = site.question(query, key, value, attention_mask, causal, numbers, s_aux is None)
             found = None if question is None else site.found.get(question.facts)
@@ -135,7 +135,7 @@ class Engine:
         refuse_sequences(module, len(query), more.get("cu_seq_lens_q"))
         layer, run = self.layer(call, packed)
         if site is not None and question is not None:
-            site.keep(question, Found(layer, run, packed if attention_mask is None else None))
+            site.keep(question.facts, Found(layer, run, packed if attention_mask is None else None))
         return self._attend(layer, packed, call.query, call.key, call.value, trained), None
 
     def _attend(
@@ -149,7 +149,10 @@ class Engine:
 
     def layer(self, call: TransformersCall, packed: Packed) -> tuple[Attention, Run]:
         """The layer that runs a call, by the selected backend, and the record of its calls. Raises `NoBackendError`."""
-        asked = call.asked(packed)
+        return self.layer_of(call, call.asked(packed))
+
+    def layer_of(self, call: TransformersCall, asked: Asked) -> tuple[Attention, Run]:
+        """The layer of `layer` for what a call is known to ask for."""
         layers = self._layers.setdefault(call.module, {})
         layer = layers.get(asked)
         if layer is None or layer.params.sinks is not call.sinks:

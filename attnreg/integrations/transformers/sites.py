@@ -106,13 +106,13 @@ class Site:
             return None
         return Question((*layer, packed.band, packed.crossed, packed.mm_prefix is None), packed)
 
-    def keep(self, question: Question, found: Found) -> None:
+    def keep(self, facts: tuple[Any, ...], found: Found) -> None:
         """Keeps what was found for a call."""
-        if any(isinstance(fact, Tensor) for fact in question.facts):
+        if any(isinstance(fact, Tensor) for fact in facts):
             return
         if len(self.found) >= _MOST:
             self.found.clear()
-        self.found[question.facts] = found
+        self.found[facts] = found
 
 
 class Sites:

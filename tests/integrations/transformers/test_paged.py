@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from support import small_models as models
 from support.small_models import by, tokens
 from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching import PagedAttentionCache
 
 import attnreg.integrations.transformers as attention
 
@@ -19,19 +21,22 @@ SMALL = ContinuousBatchingConfig(
     auto_switch_to_flash=False, use_cuda_graph=False, num_blocks=8, page_size=16, max_batch_tokens=8
 )
 NEW = 6
+# prompts that fit into a step and one that does not; so many tokens that a ring of 8 is filled again and again
+LONG = 21
 
 
-def alone(prompts: list[list[int]]) -> Callable[[Any], list[list[int]]]:
+def alone(prompts: list[list[int]], new: int = NEW) -> Callable[[Any], list[list[int]]]:
     return lambda model: [
-        model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)[0, len(prompt) :].tolist()
+        model.generate(torch.tensor([prompt]), max_new_tokens=new, do_sample=False)[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
 
 
-def together(prompts: list[list[int]]) -> Callable[[Any], list[list[int]]]:
+def together(prompts: list[list[int]], new: int = NEW, **config: Any) -> Callable[[Any], list[list[int]]]:
     def generate(model: Any) -> list[list[int]]:
-        greedy = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=-1)
-        found = model.generate_batch(inputs=prompts, generation_config=greedy, continuous_batching_config=SMALL)
+        greedy = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=-1)
+        settings = dataclasses.replace(SMALL, **config)
+        found = model.generate_batch(inputs=prompts, generation_config=greedy, continuous_batching_config=settings)
         by_number = sorted(found.values(), key=lambda one: int(one.request_id.rpartition("_")[2]))
         return [one.generated_tokens for one in by_number]
 
@@ -40,7 +45,7 @@ def together(prompts: list[list[int]]) -> Callable[[Any], list[list[int]]]:
 
 # models with a softcap or with sinks are among them: transformers refuses them its sdpa
 @pytest.mark.parametrize("make", [models.llama, models.gemma2, models.gpt_oss])
-def test_tokens_of_a_batch_that_changes(make: Callable[[], Any]) -> None:
+def test_tokens_of_a_batch_that_changes(make: Callable[..., Any]) -> None:
     model = make()
     prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 17, 9)]
     expected = by("eager", model, alone(prompts))
@@ -49,16 +54,45 @@ def test_tokens_of_a_batch_that_changes(make: Callable[[], Any]) -> None:
     before = {name: interface[name] for name in ("sdpa", "paged|eager")}
     with attention.continuous_batching(model):
         assert together(prompts)(model) == expected
+        # pages of a size that no kernel of a GPU has, and many prompts at once
+        assert together(prompts, page_size=5, max_batch_tokens=64)(model) == expected
     assert model.config._attn_implementation == "attnreg"
     assert {name: interface[name] for name in before} == before
     runs = attention.runs(model)
     assert {run.backend for run in runs} == {"CPU_ATTN"}
-    assert len(runs) == models.LAYERS
+    # once for each size of pages
+    assert len(runs) == 2 * models.LAYERS
     # what ran through attnreg is told of a model that stands on another implementation otherwise
     model.set_attn_implementation("eager")
     text = attention.explanation(model)
     assert "CPU_ATTN" in text
     assert "decides nothing" not in text
+
+
+# a window of two pages, of one, of no whole number, and below one
+@pytest.mark.parametrize(("window", "page"), [(16, 8), (8, 8), (12, 8), (4, 8)])
+@pytest.mark.parametrize("make", [models.gemma2, models.gpt_oss])
+def test_a_ring_is_read_in_place_where_one_token_is_new(
+    make: Callable[..., Any], window: int, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(sliding_window=window)
+    prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 17, 1, 30)]
+    expected = by("eager", model, alone(prompts, LONG))
+    copied, update = [], PagedAttentionCache.update
+
+    def recorded(self: Any, *args: Any, **more: Any) -> Any:
+        new = more["key_states"].shape[2]
+        copied.append((more["layer_idx"], new))
+        return update(self, *args, **more)
+
+    monkeypatch.setattr(PagedAttentionCache, "update", recorded)
+    model.set_attn_implementation("attnreg")
+    with attention.continuous_batching(model):
+        assert together(prompts, LONG, page_size=page, num_blocks=40, max_batch_tokens=16)(model) == expected
+    # of layers that keep every key nothing is copied, nor where each request has one token, if pages fit the window
+    assert {layer for layer, _ in copied} == {0}
+    steps = [new for _, new in copied]
+    assert (sum(new <= 4 for new in steps) > 4) == (window % page != 0)
 
 
 def test_sdpa_without_a_paged_cache_stays_transformers_own() -> None:

@@ -1,0 +1,130 @@
+"""Continuous batching: attnreg in the place of transformers' own functions while ``generate_batch`` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.calls import TransformersCall
+from attnreg.integrations.transformers.engine import Engine
+from attnreg.integrations.transformers.paged.batches import Group, group_of, step_of
+from attnreg.integrations.transformers.sites import Found
+from attnreg.runtime.masks import Band
+
+# the names that transformers accepts for continuous batching beside flash kernels; it refuses "sdpa" to models with
+# sinks or softcap
+_NAMES = ("sdpa", "paged|eager")
+# arguments of continuous batching that are read, or that say what these say; transformers 5.17 and some before name the
+# longest query and the most keys ``max_seqlen_*``
+_PAGED = frozenset(
+    {
+        "block_table", "cache", "logits_indices", "logits_processor_args", "max_seqlen_k", "max_seqlen_q", "read_index",
+        "write_index",
+    }
+)  # fmt: skip
+
+
+@contextmanager
+def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
+    """A context in which attnreg serves calls with a paged cache, and ``model`` makes such calls."""
+    originals = {name: ALL_ATTENTION_FUNCTIONS[name] for name in _NAMES}
+    before = None if model is None else model.config._attn_implementation
+    for name, original in originals.items():
+        AttentionInterface.register(name, _instead_of(original, engine))
+    try:
+        if model is not None:
+            model.set_attn_implementation("paged|eager")
+        yield
+    finally:
+        for name, original in originals.items():
+            AttentionInterface.register(name, original)
+        if model is not None:
+            model.set_attn_implementation(before)
+
+
+def _instead_of(original: Any, engine: Engine) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def paged(*args: Any, **kwargs: Any) -> Any:
+        return _attend(engine, *args, **kwargs)
+
+    def attend(module: torch.nn.Module, *args: Any, cache: Any = None, **kwargs: Any) -> Any:
+        if cache is None:
+            return original(module, *args, **kwargs)
+        return paged(module, *args, cache=cache, **kwargs)
+
+    return attend
+
+
+def _attend(
+    engine: Engine,
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *,
+    cache: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Packed queries [1, heads, tokens, size] against the paged cache, where their keys and values are stored first.
+
+    The mask, of queries times keys elements, is not read: the lengths and the window of the layer's cache say the same.
+    """
+    engine.refuse_unknown(module, dropout, {k: v for k, v in kwargs.items() if k not in _PAGED})
+    layer_idx: Any = module.layer_idx
+    group = group_of(cache, layer_idx)
+    found = _found(engine, module, group, query, key, value, scaling, softcap, s_aux)
+    step = step_of(group, kwargs, query.device, copied=found.layer.spec.block_size is None)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # rows after the last request are padding, which the model still multiplies
+    output = query.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+    if step.in_place:
+        found.layer.forward(q, k, v, group.cache, step.batch, output)
+    else:
+        key, value = group.update(key, value, kwargs)
+        found.layer.forward(q, key, value, None, step.batch, output)
+    return output[None], None
+
+
+def _found(
+    engine: Engine,
+    module: torch.nn.Module,
+    group: Group,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: Any,
+    softcap: Any,
+    sinks: Tensor | None,
+) -> Found:
+    """The layer that runs a module's calls on its paged cache, and the record of its calls."""
+    site = engine.sites.of(module)
+    facts = (
+        "paged", group.block_size, group.window, query.shape[1], *key.shape[1::2], value.shape[3], query.dtype,
+        query.device, scale, scale.__class__, softcap, softcap.__class__,
+    )  # fmt: skip
+    found = site.found.get(facts)
+    if found is not None and found.layer.params.sinks is sinks:
+        found.run.calls += 1
+        return found
+    call = TransformersCall(module, query, key, value, None, True, scale, group.window, softcap, sinks)
+    asked = call.asked(Packed(Band(True, group.window), False, query.device, [], [], None, None, None, 0))
+    in_place = replace(asked.request, block_size=group.block_size)
+    if engine.evaluate(in_place, query.device).backend is not None:
+        asked = replace(asked, request=in_place)
+    found = Found(*engine.layer_of(call, asked), None)
+    site.keep(facts, found)
+    return found

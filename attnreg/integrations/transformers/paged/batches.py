@@ -1,0 +1,209 @@
+"""The batches of a step of continuous batching, from the arguments that transformers passes with its paged cache.
+
+transformers says where each key lies, one index a key, and gives no block table to attention without a flash kernel's
+name. A block table is one index in ``block_size`` of these. It is computed on the device, once a step and group of
+layers, so a captured CUDA graph computes it from what the indices hold at each replay.
+
+Layers with a window store a ring of as many tokens as the window has. One new token a request takes the place of the
+token that has just left its window, so the ring is read in place: it is a block table whose first block begins up to a
+block before the window. Several new tokens of a request would overwrite keys that the first of them still see, so
+transformers reads the window before it writes, and so does this module (`Group.update`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache as cached
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.batch import BatchMetadata
+from attnreg.runtime.interface import KVCache
+
+
+class Group(NamedTuple):
+    """The layers that share block tables, which have a number, and one layer's cache.
+
+    window: of the ring, None where all keys are kept.
+    kind: transformers' name of the group. sentinel: the index that stands for a new key in what is read of a ring.
+    trash: the index where nothing is stored for good.
+    """
+
+    paged: Any
+    layer: int
+    number: int
+    kind: str
+    block_size: int
+    window: int | None
+    cache: KVCache
+    sentinel: int
+    trash: int
+
+    def update(self, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Stores new keys and values, and returns copies of those of all requests: [keys, heads, size]."""
+        if _fills_kwargs(self.paged.__class__):
+            more = dict(kwargs, block_table=None)
+            stored = self.paged.update(key_states=key, value_states=value, layer_idx=self.layer, kwargs=more)
+            return tuple(x[0].transpose(0, 1) for x in stored)
+        # transformers 5.17 and some before
+        places = {name: kwargs[name] for name in ("read_index", "write_index")}
+        stored = self.paged.update(key_states=key, value_states=value, layer_idx=self.layer, **places)
+        return stored[0], stored[1]
+
+
+@cached
+def _fills_kwargs(kind: type[Any]) -> bool:
+    """Whether a cache class takes all arguments of a call, and puts the layer's lengths into them."""
+    return "kwargs" in inspect.signature(kind.update).parameters
+
+
+def group_of(paged: Any, layer: int) -> Group:
+    """The group of a layer in transformers' paged cache, found once for each cache."""
+    groups: dict[int, Group] = paged.__dict__.setdefault("_attnreg_groups", {})
+    group = groups.get(layer)
+    if group is None:
+        group = groups[layer] = _group_of(paged, layer)
+    return group
+
+
+def _group_of(paged: Any, layer: int) -> Group:
+    allocators = getattr(paged, "layer_to_allocator", None)
+    if allocators is not None:
+        one = allocators[layer]
+        window = getattr(one, "sliding_window", None)
+        pages = KVCache(*one._kv_page_views[layer])
+        return Group(
+            paged, layer, one.index, one.layer_type, one.tokens_per_page, window, pages, one.sentinel_index,
+            one.write_trash_index,
+        )  # fmt: skip
+    # transformers 5.17 and some before, which say 1 where there is no window
+    index, place = paged.layer_index_to_group_indices[layer]
+    window = None if paged.sliding_windows[layer] == 1 else paged.sliding_windows[layer]
+    pages = KVCache(
+        *(
+            caches[place].view(-1, paged.block_size, *caches[place].shape[1:])
+            for caches in (paged.key_cache, paged.value_cache)
+        )
+    )
+    kind = "full_attention" if window is None else "sliding_attention"
+    return Group(
+        paged, layer, index, kind, paged.block_size, window, pages, paged.sentinel_index, paged.write_trash_index
+    )
+
+
+class Step(NamedTuple):
+    """One step of a group. in_place: keys are stored and then read in the cache; else the batch is of copies."""
+
+    batch: BatchMetadata
+    in_place: bool
+
+
+class _Sizes(NamedTuple):
+    """The lengths of a step: on the device, and what the host knows; exact: the host's are no upper bounds."""
+
+    query_start_loc: Tensor
+    key_start_loc: Tensor
+    queries: list[int]
+    keys: list[int]
+    max_queries: int
+    max_keys: int
+    exact: bool
+
+
+def step_of(group: Group, kwargs: dict[str, Any], device: torch.device, *, copied: bool) -> Step:
+    """The batch of a step for the layers of a group, kept on a tensor that is made for the step.
+
+    copied: no backend reads the cache in place. What a captured graph replays is computed while it is captured, not
+    before.
+    """
+    starts: Tensor = kwargs["cu_seq_lens_q"]
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if not hasattr(starts, "_attnreg_steps"):
+        starts._attnreg_steps = {}  # type: ignore[attr-defined]
+    steps: dict[Any, Step] = starts._attnreg_steps  # type: ignore[attr-defined]
+    kind = group.number, capturing, copied
+    step = steps.get(kind)
+    if step is None:
+        step = steps[kind] = _step(group, _sizes(group, kwargs, capturing), kwargs, copied)
+    return step
+
+
+def _sizes(group: Group, kwargs: dict[str, Any], capturing: bool) -> _Sizes:
+    starts, key_starts = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+    most: int = kwargs["max_length_q"] if "max_length_q" in kwargs else kwargs["max_seqlen_q"]
+    most_keys = kwargs["max_length_k"] if "max_length_k" in kwargs else kwargs["max_seqlen_k"]
+    if isinstance(key_starts, dict):
+        key_starts = key_starts[group.kind]
+    if isinstance(most_keys, dict):
+        most_keys = most_keys[group.kind]
+    requests = len(starts) - 1
+    if capturing or most == 1:
+        # bounds: a graph is replayed with other lengths, and decoding needs no more
+        return _Sizes(starts, key_starts, [1] * requests, [most_keys] * requests, most, most_keys, False)
+    # one transfer
+    both = torch.cat([starts, key_starts]).diff().tolist()
+    queries, keys = both[:requests], both[requests + 1 :]
+    return _Sizes(starts, key_starts, queries, keys, max(queries), max(keys), True)
+
+
+def _step(group: Group, sizes: _Sizes, kwargs: dict[str, Any], copied: bool) -> Step:
+    read, write = kwargs["read_index"][group.number], kwargs["write_index"][group.number]
+    ring = group.window is not None and (sizes.max_queries > 1 or group.window % group.block_size > 0)
+    if copied or (ring and read.numel()):
+        return Step(_batch(sizes, sizes.key_start_loc.diff(), key_rows=max(read.numel(), write.numel())), False)
+    slots = torch.where(write == group.trash, -1, write)
+    if not read.numel():
+        # every key is new
+        return Step(_batch(sizes, sizes.key_start_loc.diff(), slot_mapping=slots), True)
+    if group.window is None:
+        first = torch.zeros_like(sizes.key_start_loc[:-1])
+        table = _table(group, sizes, read, first)
+        return Step(_batch(sizes, sizes.key_start_loc.diff(), slot_mapping=slots, block_table=table), True)
+    # the key of the one new token is where it was written
+    new = torch.nn.functional.pad(write, (0, 1))[sizes.query_start_loc[:-1].long()]
+    begins = read[sizes.key_start_loc[:-1].long().clamp(max=len(read) - 1)]
+    first = torch.where(begins == group.sentinel, new, begins) % group.block_size
+    lengths = sizes.key_start_loc.diff()
+    table = _table(group, sizes, read, first, new)
+    lengths = torch.where(lengths > 0, lengths + first, 0)
+    sizes = sizes._replace(
+        keys=[n + group.block_size - 1 for n in sizes.keys], max_keys=sizes.max_keys + group.block_size - 1
+    )
+    return Step(_batch(sizes, lengths, slot_mapping=slots, block_table=table), True)
+
+
+def _table(group: Group, sizes: _Sizes, read: Tensor, first: Tensor, new: Tensor | None = None) -> Tensor:
+    """The block table: the blocks of every ``block_size``-th key; ``first`` keys of the first block are not read.
+
+    Entries past a request's last block are those of other keys. new: the index that stands for the sentinel.
+    """
+    size = group.block_size
+    blocks = -(-(sizes.max_keys + size - 1) // size)
+    at = torch.arange(0, blocks * size, size, device=read.device) - first[:, None]
+    last = (sizes.key_start_loc[1:] - 1)[:, None]
+    places = torch.minimum(sizes.key_start_loc[:-1, None] + at.clamp(min=0), last).clamp(0, len(read) - 1)
+    index = read[places]
+    if new is not None:
+        index = torch.where(index == group.sentinel, new[:, None], index)
+    return (index // size).int()
+
+
+def _batch(sizes: _Sizes, seq_lens: Tensor, key_rows: int | None = None, **more: Any) -> BatchMetadata:
+    """A batch with the host's lengths; without a block table keys lie one behind the other."""
+    host = torch.tensor([0, *sizes.queries, *sizes.keys], dtype=torch.int32, device="cpu")
+    queries = len(sizes.queries) + 1
+    packed = "block_table" not in more
+    own = packed and key_rows is not None
+    return BatchMetadata(
+        query_start_loc=sizes.query_start_loc.int(),
+        seq_lens=seq_lens.int(),
+        max_query_len=sizes.max_queries,
+        max_seq_len=sizes.max_keys,
+        query_start_loc_cpu=host[:queries].cumsum(0, dtype=torch.int32),
+        seq_lens_cpu=host[queries:],
+        key_start_loc=sizes.key_start_loc.int() if own else None,
+        key_rows=None if sizes.exact else key_rows,
+        **more,
+    )
