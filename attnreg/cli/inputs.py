@@ -65,7 +65,9 @@ class RegistryInputs:
         except RegistryError as e:
             wrong = next((p for p in e.problems if choices and p.where.file == "<overlay>"), None)
             if wrong is not None:
-                raise BadInput(wrong.message.replace("choices.", "--"), wrong.help) from None
+                # a text that YAML cannot hold is refused before its key is known
+                option = "" if wrong.message.startswith("choices.") else "--prefer or --deny: "
+                raise BadInput(option + wrong.message.replace("choices.", "--"), wrong.help) from None
             raise
         for problem in () if quiet else environment_problems(os.environ, loaded.vocabulary):
             click.echo(f"attnreg: {problem}", err=True)

@@ -43,7 +43,13 @@ def _parts(error: click.ClickException | ValueError | OSError) -> tuple[str, str
         name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
         if isinstance(error, click.MissingParameter):
             return f"{path.rpartition(' ')[2]} needs {name}", f"`{path} --help` describes it"
+        if isinstance(param.type, click.types.IntParamType):
+            least = f" of at least {param.type.min}" if isinstance(param.type, click.IntRange) else ""
+            return f"{name} is {error.message.partition(' is not ')[0]}; expected an integer{least}", ""
         return f"{name}: {error.message.rstrip('.')}", ""
+    if isinstance(error, click.BadOptionUsage):
+        needs = "needs a value" if "requires" in error.message else "takes no value"
+        return f"{error.option_name} {needs}", ""
     message = error.format_message().rstrip(".")
     return message[:1].lower() + message[1:], ""
 

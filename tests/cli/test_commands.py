@@ -43,7 +43,7 @@ BAD_INPUT = [
     (["--arch", "sm90", "--feature", "sink"], "features names 'sink'"),
     (["--arch", "gfx942", "--flag", "aitr"], "flags names 'aitr'"),
     (["--arch", "sm90", "--head-size", "0"], "head_size is 0; expected at least 1"),
-    (["--arch", "sm90", "--head-size", "wide"], "'wide' is not a valid integer"),
+    (["--arch", "sm90", "--head-size", "wide"], "--head-size is 'wide'; expected an integer\n"),
     (["--arch", "sm90", "--num-heads", "6", "--num-kv-heads", "4"], "the second must divide the first"),
     (["--arch", "sm90", "--backend", "FLASH_ATN"], "unknown backend 'FLASH_ATN'\n  help: did you mean `FLASH_ATTN`?"),
     (

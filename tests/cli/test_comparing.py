@@ -169,8 +169,8 @@ WRONG: list[tuple[str, str]] = [
     (f"--arch sm90 --model {LLAMA} --layer 99", "Llama-3.1-8B has no layer 99"),
     (f"--arch sm90 --draft {LLAMA}", "--draft says something of a model"),
     ("--arch sm90 --kv-dtype octave_k3v3 --boxes", "kv_dtype octave_k3v3: only one of the registries knows it"),
-    ("--arch sm90 --limit 0 --boxes", "--limit: 0 is not in the range x>=1"),
-    ("--arch sm90 --limit -3 --boxes", "--limit: -3 is not in the range x>=1"),
+    ("--arch sm90 --limit 0 --boxes", "--limit is 0; expected an integer of at least 1"),
+    ("--arch sm90 --limit -3 --boxes", "--limit is -3; expected an integer of at least 1"),
     (f"--facet head_size=wide --model {LLAMA}", "--facet head_size: expected an integer, got wide"),
     ("--arch sm90 --tp 2 --tp 4", "--tp given twice: 2, 4"),
 ]
