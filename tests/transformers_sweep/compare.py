@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers_sweep import tiny
+from transformers_sweep.arguments import search
 from transformers_sweep.inputs import Inputs, inputs_of
 from transformers_sweep.record import Row
 from transformers_sweep.scenarios import Outputs, Scenario, floats, scenarios
@@ -49,28 +50,51 @@ def difference(expected: Outputs, found: Outputs, rows: Tensor | None = None) ->
     return worst
 
 
-def first_that_runs(model: PreTrainedModel) -> tuple[Inputs, Outputs] | str:
-    """Arguments of a plain call and what comes of it; or why none is known."""
-    errors = ["no inputs are known for it"]
-    for given in inputs_of(model):
+class NothingRunsError(Exception):
+    """No arguments are known that a class runs with by eager."""
+
+
+def first_that_runs(cls: type[PreTrainedModel], model_type: str) -> tuple[PreTrainedModel, Row, Inputs, Outputs]:
+    """A small model by eager, its configuration, arguments of a plain call and what comes of it.
+
+    Raises NothingRunsError where a model can be built and none runs, and the error of building where none can be built.
+    What is said is of the smallest copy and of the likeliest arguments.
+    """
+    if cls.forward is torch.nn.Module.forward:
+        raise NothingRunsError("it has no forward: its parts are called one by one")
+    unbuilt: list[Exception] = []
+    errors: list[str] = []
+    for data in tiny.copies(default(model_type)):
+        if (unbuilt or errors) and not tiny.is_buildable(cls, data):
+            continue
         try:
-            return given, floats(model(**given))
+            model = tiny.build(cls, data)
         except Exception as e:
-            errors.append(_line(e))
-    # the first inputs are the likeliest
-    return errors[min(1, len(errors) - 1)]
+            unbuilt.append(e)
+            continue
+        for given in inputs_of(model):
+            try:
+                return model, data, given, floats(model(**given))
+            except Exception as e:
+                errors.append(_line(e))
+        found = search(model, lambda given, model=model: floats(model(**given)))
+        if found:
+            return model, data, *found
+        errors.append("no inputs are known for it")
+    if unbuilt and not errors:
+        raise unbuilt[0]
+    raise NothingRunsError(errors[0])
 
 
 def sweep_class(model_type: str, cls: type[PreTrainedModel]) -> Row:
     """What a class does in each scenario: a row of the record."""
-    data = tiny.small(default(model_type))
     row: Row = {"family": model_type, "class": cls.__name__, "by": "", "outcomes": {}}
     outcomes: dict[str, list[str]] = row["outcomes"]
-    eager = tiny.build(cls, data)
     with torch.no_grad():
-        plain = first_that_runs(eager)
-        if isinstance(plain, str):
-            outcomes["plain"] = ["not run", f"by eager: {plain}"]
+        try:
+            eager, data, given, found = first_that_runs(cls, model_type)
+        except NothingRunsError as e:
+            outcomes["plain"] = ["not run", f"by eager: {e}"]
             return row
         try:
             attention.register(registry=attnreg.load_registry("default"))
@@ -82,7 +106,7 @@ def sweep_class(model_type: str, cls: type[PreTrainedModel]) -> Row:
             outcomes["build"] = ["broken", _line(e)]
             return row
         sdpa = functools.cache(lambda: _by_sdpa(cls, data, eager))
-        for scenario in scenarios(eager, *plain):
+        for scenario in scenarios(eager, given, found):
             outcomes[scenario.name] = _outcome(eager, sdpa, ours, scenario)
         row["by"] = _by(ours, {outcome for outcome, *_ in outcomes.values()})
     return row
@@ -98,9 +122,10 @@ def _by(model: PreTrainedModel, outcomes: set[str]) -> str:
 
 def _made(cls: type[PreTrainedModel], data: Row, like: PreTrainedModel, name: str) -> PreTrainedModel:
     config = transformers.CONFIG_MAPPING[data["model_type"]].from_dict(copy.deepcopy(data))
-    made: PreTrainedModel = cls._from_config(config, attn_implementation=name, experts_implementation="eager")
+    with torch.device("cpu"):
+        made: PreTrainedModel = cls._from_config(config, attn_implementation=name, experts_implementation="eager")
     made.load_state_dict(like.state_dict())
-    return made.eval()
+    return made.to(torch.get_default_device()).eval()
 
 
 def _by_sdpa(cls: type[PreTrainedModel], data: Row, eager: PreTrainedModel) -> PreTrainedModel | None:

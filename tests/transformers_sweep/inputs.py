@@ -17,12 +17,17 @@ Inputs = dict[str, Any]
 
 def text(rows: int = BATCH, length: int = TOKENS, seed: int = 1, words: int = VOCABULARY) -> Tensor:
     """[rows, length] tokens of plain text, of a vocabulary of this many words."""
-    low, high = TEXT_TOKENS[0], min(TEXT_TOKENS[1], words)
-    return torch.randint(low, high, (rows, length), generator=torch.Generator().manual_seed(seed))
+    low, high = (TEXT_TOKENS[0] if words > TEXT_TOKENS[0] else 0), min(TEXT_TOKENS[1], words)
+    return torch.randint(
+        low, high, (rows, length), generator=torch.Generator("cpu").manual_seed(seed), device="cpu"
+    ).to(torch.get_default_device())
 
 
-def _noise(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+def noise(*shape: int) -> Tensor:
+    """Random numbers, the same for the same shape."""
+    return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(3), device="cpu").to(
+        torch.get_default_device()
+    )
 
 
 def inputs_of(model: PreTrainedModel) -> Iterator[Inputs]:
@@ -40,8 +45,8 @@ def inputs_of(model: PreTrainedModel) -> Iterator[Inputs]:
     if "input_values" in names:
         more = {"decoder_input_ids": text(seed=2)[:, :8]} if "decoder_input_ids" in names else {}
         for shape in ((BATCH, 4000), (BATCH, 1, 4000), (BATCH, 1, 3840), (BATCH, 64, 16), (BATCH, 1024, 128)):
-            yield {"input_values": _noise(*shape), **more}
-        yield {"input_ids": ids, "input_values": _noise(BATCH, 1, 3840)}
+            yield {"input_values": noise(*shape), **more}
+        yield {"input_ids": ids, "input_values": noise(BATCH, 1, 3840)}
     if "input_features" in names:
         yield from _features(model, names)
     if "pixel_values" in names:
@@ -53,7 +58,7 @@ def inputs_of(model: PreTrainedModel) -> Iterator[Inputs]:
     if "input_ids" in names:
         yield {"input_ids": ids}
     if "inputs_embeds" in names:
-        yield {"inputs_embeds": _noise(BATCH, TOKENS, getattr(model.config, "hidden_size", 64))}
+        yield {"inputs_embeds": noise(BATCH, TOKENS, getattr(model.config, "hidden_size", 64))}
 
 
 def _features(model: PreTrainedModel, names: Any) -> Iterator[Inputs]:
@@ -61,7 +66,7 @@ def _features(model: PreTrainedModel, names: Any) -> Iterator[Inputs]:
     bins = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", 16)
     more = {"decoder_input_ids": text(seed=2)[:, :8]} if "decoder_input_ids" in names else {}
     for rows, columns in ((bins, 256), (64, bins), (64, 160), (64, 128), (64, 80)):
-        given: Inputs = {"input_features": _noise(BATCH, rows, columns), **more}
+        given: Inputs = {"input_features": noise(BATCH, rows, columns), **more}
         yield given
         mask = next((n for n in ("input_features_mask", "attention_mask") if n in names), None)
         if mask is not None:
@@ -79,10 +84,10 @@ def _images(model: PreTrainedModel, names: Any, ids: Tensor) -> Iterator[Inputs]
     channels = channels if isinstance(channels, int) else 3
     if "spatial_shapes" in names:
         grid = {"pixel_attention_mask": torch.ones(BATCH, 4).long(), "spatial_shapes": torch.full((BATCH, 2), 2)}
-        patches = {"pixel_values": _noise(BATCH, 4, channels * vision.patch_size**2), **grid}
+        patches = {"pixel_values": noise(BATCH, 4, channels * vision.patch_size**2), **grid}
         yield {"input_ids": ids, **patches} if "input_ids" in names else patches
     for shape in ((channels, height, width), (channels, 64, 64), (2, channels, height, width)):
-        images = _noise(BATCH, *shape)
+        images = noise(BATCH, *shape)
         yield {"pixel_values": images}
         if "input_ids" in names:
             yield {"input_ids": ids, "pixel_values": images}
@@ -97,24 +102,24 @@ def _patches(model: PreTrainedModel, names: Any) -> Iterator[Inputs]:
     patch = getattr(config, "patch_size", 14)
     patch = patch if isinstance(patch, int) else patch[0]
     for frames in (getattr(config, "temporal_patch_size", 1), 1, 2):
-        yield {name: _noise(32, channels * frames * patch * patch), **grid}
-    yield {name: _noise(32, channels, patch, patch), **grid}
-    yield {name: _noise(1, 32, channels * patch * patch), **grid}
+        yield {name: noise(32, channels * frames * patch * patch), **grid}
+    yield {name: noise(32, channels, patch, patch), **grid}
+    yield {name: noise(1, 32, channels * patch * patch), **grid}
 
 
 def _series(model: PreTrainedModel) -> Iterator[Inputs]:
     config = model.config
     context = int(getattr(config, "context_length", None) or 32)
-    yield {"past_values": _noise(BATCH, context, int(getattr(config, "num_input_channels", 1)))}
+    yield {"past_values": noise(BATCH, context, int(getattr(config, "num_input_channels", 1)))}
     lags = getattr(config, "lags_sequence", None)
     if lags:
         before, after = context + max(lags), int(config.prediction_length)
         times = int(config.num_time_features)
         yield {
-            "past_values": _noise(BATCH, before),
-            "past_time_features": _noise(BATCH, before, times),
+            "past_values": noise(BATCH, before),
+            "past_time_features": noise(BATCH, before, times),
             "past_observed_mask": torch.ones(BATCH, before),
-            "future_values": _noise(BATCH, after),
-            "future_time_features": _noise(BATCH, after, times),
+            "future_values": noise(BATCH, after),
+            "future_time_features": noise(BATCH, after, times),
         }
-    yield {"past_values": [_noise(64), _noise(64)]}
+    yield {"past_values": [noise(64), noise(64)]}

@@ -53,6 +53,7 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="the I-th of N parts")
     parser.add_argument("--resume", action="store_true", help="leave out what the last run of the same part came to")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="where models run: cpu, as the record, or cuda")
     parser.add_argument("-v", action="store_true", help="print every row")
     return parser.parse_args(given)
 
@@ -62,12 +63,13 @@ def main(given: Sequence[str] | None = None) -> int:
     options = _options(given)
     asked = options.family or families(*options.part)
     recorded = by_family(read_record()[1])
-    journal = Journal("family" if options.family else "{}-of-{}".format(*options.part), versions())
+    name = "family" if options.family else "{}-of-{}".format(*options.part)
+    journal = Journal(f"{options.device}-{name}", versions())
     found = journal.read() if options.resume else journal.begin()
     unlike = {family: stale for family, rows in found.items() if (stale := changes(rows, recorded.get(family, [])))}
     left = [family for family in asked if family not in found]
     with Progress(len(asked), len(found)) as progress:
-        for family, rows in sweep(left, options.workers, lambda busy: progress.tell(busy, len(unlike))):
+        for family, rows in sweep(left, options.workers, options.device, lambda busy: progress.tell(busy, len(unlike))):
             found[family] = rows
             journal.add(family, rows)
             stale = changes(rows, recorded.get(family, []))

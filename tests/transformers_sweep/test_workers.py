@@ -35,9 +35,9 @@ def test_a_class_that_ends_its_process_is_named(family: str, said: str) -> None:
 
 @pytest.mark.slow("processes that import torch and transformers")
 def test_a_sweep_goes_on_after_a_class_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "Worker", lambda: Worker(end))
+    monkeypatch.setattr(workers, "Worker", lambda **more: Worker(end, **more))
     told: list[int] = []
-    found = dict(workers.sweep(["one", "signal", "two"], 1, lambda busy: told.append(len(busy))))
+    found = dict(workers.sweep(["one", "signal", "two"], 1, "cpu", lambda busy: told.append(len(busy))))
     outcomes = {family: rows[0]["outcomes"]["build"][0] for family, rows in found.items()}
     assert outcomes == {"one": "not built", "signal": "died", "two": "not built"}
     assert max(told) == 1
@@ -67,9 +67,9 @@ def test_a_run_that_was_cut_is_resumed(
         return ((family, end(family, lambda name: None)) for family in left)
 
     monkeypatch.setattr(sweep, "sweep", swept)
-    Journal("1-of-1", sweep.versions()).begin()
-    Journal("1-of-1", sweep.versions()).add("a", end("a", lambda name: None))
-    with (tmp_path / "1-of-1.jsonl").open("a") as file:
+    Journal("cpu-1-of-1", sweep.versions()).begin()
+    Journal("cpu-1-of-1", sweep.versions()).add("a", end("a", lambda name: None))
+    with (tmp_path / "cpu-1-of-1.jsonl").open("a") as file:
         file.write('["b", [{"fam')
     # 1: the record has no such families
     assert sweep.main(["--check", "--resume"]) == 1
@@ -78,6 +78,6 @@ def test_a_run_that_was_cut_is_resumed(
     sweep.main([])
     assert asked.pop() == ["a", "b"]
     # what was found with other versions is of no use
-    Journal("1-of-1", {"transformers": "0"}).begin()
+    Journal("cpu-1-of-1", {"transformers": "0"}).begin()
     sweep.main(["--resume"])
     assert asked.pop() == ["a", "b"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from transformers.models.auto import modeling_auto
 
 Config = dict[str, Any]
 VOCABULARY = 128
+# parameters of a model whose sizes cannot all be made small
+LARGEST = 30_000_000
 # what a text may hold: above it are the special tokens of composites, below it padding and the like
 TEXT_TOKENS = (5, 96)
 _HEADS, _HEAD_SIZE = 4, 16
@@ -72,6 +74,11 @@ _SIZES = {
     "num_queries num_latents num_query_tokens query_length n_queries": 4,
 }
 _SMALL = {name: size for names, size in _SIZES.items() for name in names.split()}
+_FEW = {name: _SMALL[name] for name in f"{_LAYERS} {_WORDS}".split()}
+_BACKBONE: Config = {
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1],
+    "layer_type": "basic", "out_features": ["stage1", "stage2", "stage3", "stage4"], "out_indices": [1, 2, 3, 4],
+}  # fmt: skip
 # wide: scores of several units, so that attention looks at some tokens and not at their mean
 _RANGES = re.compile(r"(initializer_range|init_std|init_range|initializer_factor)\Z")
 _TOKEN = re.compile(r"_(token_id|token_index|id)\Z|\A(boi|eoi|image_token|audio_token).*(id|index)\Z")
@@ -134,25 +141,45 @@ _KINDS = ("layer_types", "layers_block_type")
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
-def small(data: Config) -> Config:
-    """The content of a config.json with its sizes made small; what is derived from sizes is left to the class."""
-    out: Config = PreTrainedConfig._decode_special_floats(copy.deepcopy(data))
+def copies(data: Config) -> Iterator[Config]:
+    """Small copies of the content of a config.json, the smallest first; the others keep what the class needs of it.
+
+    The first has every size made small; what is derived from sizes is left to the class. The second has few layers and
+    words, and widths as they are. The last is the original.
+    """
+    original: Config = PreTrainedConfig._decode_special_floats(copy.deepcopy(data))
+    _without_timm(original)
     if data["model_type"] not in _AS_THEY_ARE:
-        _shrink(out, iter(range(TEXT_TOKENS[1], VOCABULARY)))
-    return out
+        for sizes in (_SMALL, _FEW):
+            out = copy.deepcopy(original)
+            _shrink(out, sizes, iter(range(TEXT_TOKENS[1], VOCABULARY)))
+            yield out
+    yield original
 
 
-def _shrink(data: Config, ids: Iterator[int]) -> None:
+def _without_timm(data: Config) -> None:
+    """A backbone that a library would bring is one of transformers' own."""
+    for name, value in data.items():
+        if isinstance(value, dict):
+            data[name] = copy.deepcopy(_BACKBONE) if value.get("model_type") == "timm_backbone" else value
+            _without_timm(data[name])
+
+
+def _shrink(data: Config, sizes: Mapping[str, int], ids: Iterator[int]) -> None:
+    every = sizes is _SMALL
     per_layer = data.pop("per_layer_config", None)
-    for name in _DERIVED:
-        data.pop(name, None)
-    if any(name in data for name in ("num_attention_heads", "n_head", "num_heads")):
+    for name in _DERIVED if every else ():
+        if data.get("model_type") != "resnet":
+            data.pop(name, None)
+    if every and any(name in data for name in ("num_attention_heads", "n_head", "num_heads")):
         data |= {k: v for k, v in _NULLS.items() if k in data and data[k] is None}
     for name, value in list(data.items()):
-        data[name] = _smaller(name, value, ids)
+        data[name] = _smaller(name, value, sizes, ids)
     for name in _KINDS:
         if isinstance(kinds := data.get(name), list) and kinds:
             _layer_types(data, name, kinds, per_layer)
+    if not every:
+        return
     if "qk_rope_head_dim" in data and "head_dim" in data:
         data["head_dim"] = data["qk_rope_head_dim"]
     if "kv_lora_rank" in data and "num_key_value_heads" in data:
@@ -163,16 +190,18 @@ def _shrink(data: Config, ids: Iterator[int]) -> None:
         data["rope_parameters"]["mrope_section"] = list(_SECTIONS[model_type])
 
 
-def _smaller(name: str, value: Any, ids: Iterator[int]) -> Any:
-    if isinstance(value, dict):
-        (_rope if name in ("rope_parameters", "rope_scaling") else lambda part: _shrink(part, ids))(value)
+def _smaller(name: str, value: Any, sizes: Mapping[str, int], ids: Iterator[int]) -> Any:
+    if isinstance(value, dict) and name not in ("rope_parameters", "rope_scaling"):
+        _shrink(value, sizes, ids)
+    elif isinstance(value, dict):
+        _rope(value) if sizes is _SMALL else None
     elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
         for item in value:
-            _shrink(item, ids)
+            _shrink(item, sizes, ids)
     elif isinstance(value, list) and name in _INNER.split():
-        return [_number(name, v, ids) for v in value]
+        return [_number(name, v, sizes, ids) for v in value]
     elif isinstance(value, int) and not isinstance(value, bool):
-        return _number(name, value, ids)
+        return _number(name, value, sizes, ids)
     elif isinstance(value, float) and _RANGES.match(name):
         return 0.2 if name != "initializer_factor" else 1.0
     elif isinstance(value, float) and "drop" in name:
@@ -180,10 +209,10 @@ def _smaller(name: str, value: Any, ids: Iterator[int]) -> Any:
     return value
 
 
-def _number(name: str, value: int, ids: Iterator[int]) -> int:
+def _number(name: str, value: int, sizes: Mapping[str, int], ids: Iterator[int]) -> int:
     if _TOKEN.search(name):
         return value if 0 <= value < TEXT_TOKENS[0] or value < 0 else next(ids, value % VOCABULARY)
-    return min(value, _SMALL[name]) if name in _SMALL and value > 0 else value
+    return min(value, sizes[name]) if name in sizes and value > 0 else value
 
 
 def _layer_types(data: Config, key: str, kinds: list[Any], per_layer: Config | None) -> None:
@@ -261,11 +290,24 @@ def _in_its_module(config: type[PreTrainedConfig]) -> dict[str, type[PreTrainedM
     return {}
 
 
+def is_buildable(cls: type[PreTrainedModel], data: Config) -> bool:
+    """Whether a class can be built of a configuration, and is small enough for that."""
+    try:
+        config = CONFIG_MAPPING[data["model_type"]].from_dict(copy.deepcopy(data))
+        with torch.device("meta"):
+            model = cls._from_config(config, attn_implementation="eager", experts_implementation="eager")
+    except Exception:
+        return False
+    return sum(parameter.numel() for parameter in model.parameters()) <= LARGEST
+
+
 def build(cls: type[PreTrainedModel], data: Config, seed: int = 0) -> PreTrainedModel:
     """The model with random weights, attention by eager."""
     config = CONFIG_MAPPING[data["model_type"]].from_dict(copy.deepcopy(data))
     torch.manual_seed(seed)
-    model = cls._from_config(config, attn_implementation="eager", experts_implementation="eager")
-    randomise(model, seed)
-    made: PreTrainedModel = model.eval()
+    # the same weights on every device
+    with torch.device("cpu"):
+        model = cls._from_config(config, attn_implementation="eager", experts_implementation="eager")
+        randomise(model, seed)
+    made: PreTrainedModel = model.to(torch.get_default_device()).eval()
     return made

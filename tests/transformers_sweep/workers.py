@@ -35,9 +35,9 @@ _START = multiprocessing.get_context("spawn")
 class Worker:
     """A process that sweeps one family after another. family, name: the family and the class that it is at."""
 
-    def __init__(self, one: SweepOne = sweep_family, seconds: float = PROCESSOR_SECONDS) -> None:
+    def __init__(self, one: SweepOne = sweep_family, seconds: float = PROCESSOR_SECONDS, device: str = "cpu") -> None:
         self.pipe, theirs = _START.Pipe()
-        self._process = _START.Process(target=_work, args=(theirs, one, seconds), daemon=True)
+        self._process = _START.Process(target=_work, args=(theirs, one, seconds, device), daemon=True)
         self._process.start()
         theirs.close()
         self.family = self.name = ""
@@ -82,13 +82,15 @@ class Worker:
         self._process.join()
 
 
-def sweep(asked: Sequence[str], count: int, tell: Callable[[list[Worker]], None]) -> Iterator[tuple[str, list[Row]]]:
+def sweep(
+    asked: Sequence[str], count: int, device: str, tell: Callable[[list[Worker]], None]
+) -> Iterator[tuple[str, list[Row]]]:
     """The rows of each family, in the order in which they end; ``tell`` is called every second with the workers."""
     waiting, busy = deque(asked), list[Worker]()
     try:
         while waiting or busy:
             while waiting and len(busy) < count:
-                busy.append(Worker())
+                busy.append(Worker(device=device))
                 busy[-1].ask(waiting.popleft())
             ready = wait([worker.pipe for worker in busy], timeout=1)
             for worker in [worker for worker in busy if worker.pipe in ready]:
@@ -107,13 +109,17 @@ def sweep(asked: Sequence[str], count: int, tell: Callable[[list[Worker]], None]
             worker.stop()
 
 
-def _work(pipe: Connection, one: SweepOne, seconds: float) -> None:
+def _work(pipe: Connection, one: SweepOne, seconds: float, device: str) -> None:
     """What a process does: a family is asked, the name of each of its classes and then their rows are answered."""
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
+    torch.set_default_device(device)
+    # the rounding of convolutions, amplified, is no difference of attention
+    torch.backends.cudnn.allow_tf32 = False
+    if device == "cpu":
+        resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
 
     def begin(name: str) -> None:
         pipe.send(name)
