@@ -84,9 +84,8 @@ def _attend(
 
     def per_head(x: Tensor, y: Tensor) -> Tensor:
         """The products [num_heads, queries, size] of each query head's matrix with that of its KV head."""
-        return (x.reshape(spec.num_kv_heads, group * queries, x.shape[-1]) @ y).view(
-            spec.num_heads, queries, y.shape[-1]
-        )
+        products = x.reshape(spec.num_kv_heads, group * queries, x.shape[-1]) @ y
+        return products.view(spec.num_heads, queries, y.shape[-1])
 
     q = query.double().transpose(0, 1)
     if params.q_scale is not None:

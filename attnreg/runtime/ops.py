@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from attnreg.runtime.interface import BatchMetadata, KVCache
+from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache
 
 __all__ = [
     "SPLITTING_OPS",
@@ -148,10 +148,12 @@ def attention(
 
     query [tokens, num_heads * head_size] or [tokens, num_heads, head_size], the output likewise. key and value are
     written to ``kv_cache``; without a cache, attention reads them directly. Raises ValueError for a layer without a
-    name.
+    name, `BatchError` for a key without a value.
     """
     if layer.name is None:
         raise ValueError("the ops find a layer by its name; give one to Attention.from_selection")
+    if (key is None) != (value is None):
+        raise BatchError([f"{'key' if key is None else 'value'} is None; expected key and value, or neither"])
     output = layer.new_output(query)
     if kv_cache is None:
         unified_attention_with_output(query, None, None, output, layer.name, key=key, value=value)

@@ -15,7 +15,7 @@ from torch.fx.passes.split_module import split_module
 
 import attnreg
 from attnreg import ops
-from attnreg.runtime.interface import BatchMetadata, KVCache
+from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache
 from attnreg.runtime.layer import Attention
 
 Make = Callable[..., Attention]
@@ -62,6 +62,18 @@ def a_step() -> Iterator[None]:
     )
     with torch.inference_mode(), ops.forward_context(batch):
         yield
+
+
+@pytest.mark.parametrize("missing", ["key", "value"])
+def test_a_key_without_a_value_is_refused_and_nothing_is_written(make: Make, missing: str) -> None:
+    layer = make(name="half")
+    cache = layer.new_kv_cache(3)
+    for tensor in cache:
+        tensor.fill_(torch.nan)
+    given = {"query": torch.zeros(6, 64), "key": torch.zeros(6, 32), "value": torch.zeros(6, 32), missing: None}
+    with a_step(), pytest.raises(BatchError, match=f"{missing} is None; expected key and value, or neither"):
+        ops.attention(layer, given["query"], given["key"], given["value"], cache)  # type: ignore[arg-type]
+    assert all(tensor.isnan().all() for tensor in cache)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
