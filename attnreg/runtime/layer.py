@@ -263,7 +263,7 @@ class Attention:
             raise BatchError([f"query is {tensor_words(query)}; expected [tokens, {sizes[0]}, {sizes[1]}]"])
         heads, size = self.spec.num_heads, self.spec.head_size_v
         shape = (query.shape[0], heads * size) if query.ndim == 2 else (query.shape[0], heads, size)
-        return torch.empty(shape, dtype=self.spec.output_dtype, device=query.device)
+        return query.new_empty(shape, dtype=self.spec.output_dtype)
 
     def _validated(
         self,

@@ -19,7 +19,7 @@ from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides, packed_strides
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import Launch, schedule
+from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
 from attnreg.kernels.triton.splits import _merge_splits_kernel
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
@@ -48,8 +48,8 @@ _MERGE = Kernel(
 _TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-# a tile of keys, whatever its size, is a multiple of so many: lengths up to the same multiple are split alike
-_ALIKE = 16
+# no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
+_ALIKE = SMALLEST_SPLIT
 
 
 def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
