@@ -99,7 +99,6 @@ CASES = (
         head_size=64, window=128, sinks=True,
     ),
 )  # fmt: skip
-HOST_MARK = 20
 # ROCM_ATTN may be a tenth slower than TRITON_ATTN; the marks are set from TRITON_ATTN's times in the same run
 ROCM_CASES = tuple(
     Case(name=name, mark=math.inf, requests=requests, queries=queries, context=context)
@@ -231,18 +230,6 @@ def time_us(call: Callable[[], Any], samples: int = 40) -> float:
     return statistics.median(times)
 
 
-def host_us(call: Callable[[], Any], calls: int = 300) -> float:
-    """The host's time for one call without a CUDA graph: the median of short bursts."""
-    bursts = []
-    for _ in range(21):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(calls // 20):
-            call()
-        bursts.append((time.perf_counter() - begin) / (calls // 20) * 1e6)
-    return statistics.median(bursts)
-
-
 def peers(data: Data) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(name, call) of torch's own attention on the same numbers in dense tensors, without the cost of paging."""
     case = data.case
@@ -335,15 +322,6 @@ def measure_rocm(case: Case, limits: dict[str, float]) -> dict[str, Any]:
     return {**row, "peers": {"TRITON_ATTN": triton_us, "ROCM_ATTN in the layout SPLIT": split["us"]}}
 
 
-def host_row() -> dict[str, Any]:
-    """The host's cost of a forward with split keys, which has two launches."""
-    data = Data(Case(name="", mark=0, requests=1, queries=1, context=4095))
-    data.forward()
-    us = host_us(data.forward)
-    return {"case": "host cost of a forward, split", "us": round(us, 1), "mark": HOST_MARK, "met": us <= HOST_MARK,
-            "floor": None, "error": None, "correct": True, "peers": {}}  # fmt: skip
-
-
 # as they are recorded, and above a narrow column
 PEERS = {
     "sdpa flash": "sdpa flash", "sdpa cuDNN": "sdpa cuDNN", "flex": "flex", "TRITON_ATTN": "TRITON_ATTN",
@@ -391,8 +369,6 @@ def main() -> None:
         if options.case in f"ROCM_ATTN {case.name}":
             rows.append(measure_rocm(case, limits))
             print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
-    if options.case in "host":
-        rows.append(host_row())
     show(rows, machine)
     if options.record:
         result = {"machine": machine, "ceilings": limits, "figures": rows}

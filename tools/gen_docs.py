@@ -98,7 +98,11 @@ def outputs(root: Path) -> dict[str, str]:
         if name != "default":
             pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
     pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
-    pages["docs/running.md"] = {"speed": docs_speed.speed_block(root), "tiles": docs_tiles.tiles_block()}
+    pages["docs/running.md"] = {
+        "speed": docs_speed.speed_block(root),
+        "host": docs_speed.host_block(root),
+        "tiles": docs_tiles.tiles_block(),
+    }
     pages["docs/python_api.md"] = docs_api.api_blocks()
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)
