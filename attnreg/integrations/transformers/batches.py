@@ -165,10 +165,10 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         return f"its {source.queries} queries begin at {source.begin} of {source.keys} keys"
     # a static cache is longer than the tokens: what lies behind the last query is no key yet
     stop = source.keys if crossed else end
-    padding = None if source.padding is None else source.padding[:, :stop]
-    if padding is None or bool(padding.all()):
+    padding = source.padding_before(stop)
+    if padding is None:
         query_lens, seq_lens = [source.queries] * source.batch, [stop] * source.batch
-        rows = rest = padding = None
+        rows = rest = None
     else:
         if (band.window is not None or ranges is not None) and _has_holes(padding):
             return "its padding lies between tokens, where a window or a prefix counts"

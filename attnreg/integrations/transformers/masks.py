@@ -64,12 +64,31 @@ class MaskSource:
             self.memo["padding"] = self._padding()
         return self.memo["padding"]  # type: ignore[no-any-return]
 
-    def _padding(self) -> Tensor | None:
-        mask: Tensor | None = self.arguments["attention_mask"]
-        if mask is None:
+    def padding_before(self, stop: int) -> Tensor | None:
+        """The first columns of `padding`, up to ``stop``; None where each of these keys is a token."""
+        if stop <= self.whole or self.padding is None:
             return None
+        padding = self.padding[:, :stop]
+        return None if bool(padding.all()) else padding
+
+    @property
+    def whole(self) -> int:
+        """So many first keys are tokens of every request, where all keys are that transformers' mask tells of; else 0.
+
+        The device is asked for one number, as in transformers' own functions: a mask in host memory would be read there
+        by as many threads as the host has.
+        """
+        if "whole" not in self.memo:
+            mask, offset = self.arguments["attention_mask"], self.arguments["kv_offset"]
+            told = None if mask is None else mask[:, offset : offset + self.keys]
+            self.memo["whole"] = self.keys if told is None else told.shape[1] if bool(told.all()) else 0
+        return self.memo["whole"]  # type: ignore[no-any-return]
+
+    def _padding(self) -> Tensor | None:
+        if self.whole == self.keys:
+            return None
+        mask: Tensor = self.arguments["attention_mask"]
         offset: int = self.arguments["kv_offset"]
-        # one transfer for each mask, as in transformers' own functions, which look for padding too
         host = mask[:, offset : offset + self.keys].bool().cpu()
         # keys past the end of transformers' mask are no tokens
         host = torch.cat([host, host.new_zeros(len(host), self.keys - host.shape[1])], 1).expand(self.batch, -1)
