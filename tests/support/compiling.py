@@ -66,7 +66,7 @@ DEFAULT = (
         cache="float8_e4m3fn",
         features=("tree_mask", "fp8_query", "fp8_output"),
     ),
-    Case("chunks by request", queries=300, chunk=256, features=("causal_by_request",)),
+    Case("chunks by request", queries=300, chunk=256, causal=False, features=("causal_by_request",)),
     Case(
         "head 256 all features", queries=300, heads=(8, 2), head_size=256, window=2048, softcap=30.0, features=FEATURES
     ),
