@@ -99,7 +99,12 @@ class Fit:
         cache = kv_cache or (None, None)
         more = _tensors_of(params)
         try:
-            known = (given.write, given.attend, *signatures((query, output, lse, key, value, *cache, *more)))
+            known = (
+                given.write,
+                given.attend,
+                cache[0] is cache[1],
+                *signatures((query, output, lse, key, value, *cache, *more)),
+            )
         except (AttributeError, RuntimeError, TypeError):
             # no tensor, or one without strides
             known = None
@@ -170,6 +175,8 @@ class Fit:
             problems += tensor_problems(
                 f"kv_cache.{name}", tensor, sizes, shape.dtype, device=self.device, written=written
             )
+        if written and not problems and key.numel() and key.data_ptr() == kv_cache[1].data_ptr():
+            problems.append("kv_cache.value is the memory of kv_cache.key; both are written, so give each its own")
         yield from problems
         if not problems and self.places is not None and self.spec.block_size is not None:
             used = self.places if written else self.places._replace(slot=-1)

@@ -209,3 +209,16 @@ def test_what_belongs_to_a_layer_is_where_its_batch_is(make: Make) -> None:
     q, k = torch.ones(3, 4, 16), torch.ones(3, 2, 16)
     with pytest.raises(BatchError, match="sinks is on meta, the batch on cpu"):
         layer.forward(q, k, k, None, BatchMetadata.build([3]))
+
+
+def test_a_cache_whose_keys_and_values_are_one_memory_is_read_and_not_written(make: Make) -> None:
+    layer = make(head_size=32, num_heads=2, num_kv_heads=1, block_size=4)
+    one, other = (layer.new_kv_cache(10).key.zero_() for _ in range(2))
+    query, key = torch.zeros(3, 2, 32), torch.ones(3, 1, 32)
+    layer.forward(query, key, key, KVCache(one, other), paged())
+    for shared in (KVCache(one, one), KVCache(other, other.view(other.shape))):
+        before = [x.clone() for x in shared]
+        with pytest.raises(BatchError, match=r"kv_cache.value is the memory of kv_cache.key; both are written"):
+            layer.forward(query, key, key, shared, paged())
+        assert all(torch.equal(x, y) for x, y in zip(shared, before, strict=True))
+        layer.attend(query, shared, paged(), torch.empty(3, 2, 32))
