@@ -118,9 +118,9 @@ class BatchMetadata:
             raise BatchError([f"key_starts is {tensor_words(key_starts)}; expected integers up to {_INT32}"]) from e
         # an array is a tensor of host memory in a third of the time of a list
         host = torch.frombuffer(numbers, dtype=torch.int32)
-        sizes = (len(queries) + 1, len(keys), len(key_begins))
-        query_start_loc, lengths, begins = host.to(device, non_blocking=True).split_with_sizes(sizes)
-        host_starts, host_lens, _ = host.split_with_sizes(sizes)
+        sizes = [len(queries) + 1, len(keys), *([len(key_begins)] if own_starts else ())]
+        query_start_loc, lengths, *begins = host.to(device, non_blocking=True).split_with_sizes(sizes)
+        host_starts, host_lens, *_ = host.split_with_sizes(sizes)
         return cls(
             query_start_loc=query_start_loc,
             seq_lens=lengths,
@@ -131,7 +131,7 @@ class BatchMetadata:
             block_table=block_table,
             slot_mapping=slot_mapping,
             causal=_by_request(causal, device),
-            key_start_loc=begins if own_starts else None,
+            key_start_loc=begins[0] if begins else None,
             key_rows=key_rows,
             mm_prefix=mm_prefix,
             tree_mask=tree_mask,

@@ -65,14 +65,20 @@ def test_no_two_runs_share_the_memory_that_they_write(monkeypatch: pytest.Monkey
     trial = trial_of(Case([1, 1], [900, 700], heads=(1, 1)), DEVICE)
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
     made: list[torch.Tensor] = []
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, **options: made.append(empty(*size, **options)) or made[-1])
+    parts = plans._PlannedMerge.parts
+
+    def kept(merge: Any, rows: int, query: torch.Tensor) -> Any:
+        given = parts(merge, rows, query)
+        made.append(given[0])
+        return given
+
+    monkeypatch.setattr(plans._PlannedMerge, "parts", kept)
     for _ in range(2):
         attend(trial, trial.batch, trial.query)
     # an output and a sum for each part, together
     assert len(made) == 2
     assert len({part.data_ptr() for part in made}) == 2
-    ends = sorted((part.data_ptr(), part.data_ptr() + part.nbytes) for part in made)
+    ends = sorted((x.data_ptr(), x.data_ptr() + x.untyped_storage().nbytes()) for x in made)
     assert ends[0][1] <= ends[1][0]
 
 
@@ -83,8 +89,8 @@ def test_parts_take_memory_for_the_rows_that_there_are(monkeypatch: pytest.Monke
     sizes: list[int] = []
     parts = plans._PlannedMerge.parts
 
-    def counted(merge: Any, rows: int) -> Any:
-        made = parts(merge, rows)
+    def counted(merge: Any, rows: int, query: torch.Tensor) -> Any:
+        made = parts(merge, rows, query)
         sizes.append(len(made[1]) // (merge.num_heads * merge.splits))
         return made
 

@@ -183,7 +183,7 @@ class _PlannedLaunch:
     def __init__(
         self, spec: AttentionSpec, chosen: Launch, shape: Shape, requests: int, device: torch.device, code: _Code
     ) -> None:
-        self.chosen, self.requests, self.device = chosen, requests, device
+        self.chosen, self.requests = chosen, requests
         self.merge = _PlannedMerge(spec, chosen, shape.block_dv, requests, device, code) if code.split else None
         self.programs = spec.num_kv_heads * -(-shape.group // chosen.heads)
         self.values = (
@@ -201,7 +201,7 @@ class _PlannedLaunch:
         if self.merge is None:
             self.variant.launch(variant_key, grid, batch + call + self.values + _NO_PARTS)
             return
-        parts = self.merge.parts(rows)
+        parts = self.merge.parts(rows, call[0])
         self.variant.launch(variant_key, grid, batch + call + self.values + parts)
         self.merge.run(variant_key, rows, batch, call, parts)
 
@@ -346,7 +346,7 @@ class _PlannedMerge:
         self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, code: _Code
     ) -> None:
         self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
-        self.slots, self.device = chosen.max_query_len, device
+        self.slots = chosen.max_query_len
         self.by_request = requests * self.slots
         self.values = (chosen.min_query_len, chosen.max_query_len, chosen.splits)
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
@@ -359,12 +359,12 @@ class _PlannedMerge:
         )
         self.variants = [_MERGE.variant(device, one) for one in codes]
 
-    def parts(self, rows: int) -> tuple[Tensor, Tensor, int]:
-        """Memory for the parts of so many rows, and where each row's are: values of both kernels."""
+    def parts(self, rows: int, query: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Memory beside the query for the parts of so many rows, and where each row's are: values of both kernels."""
         by_row = rows < self.by_request
         sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
         # one allocation is half the time of two
-        memory = torch.empty(sums * (self.head_size_v + 1), dtype=torch.float32, device=self.device)
+        memory = query.new_empty(sums * (self.head_size_v + 1), dtype=torch.float32)
         outputs, sums_of_weights = memory.split_with_sizes((sums * self.head_size_v, sums))
         return outputs, sums_of_weights, 0 if by_row else self.slots
 
