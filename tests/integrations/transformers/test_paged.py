@@ -11,10 +11,11 @@ import pytest
 import torch
 from support import small_models as models
 from support.small_models import by, tokens
+from torch import Tensor
 from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching import PagedAttentionCache
 
 import attnreg.integrations.transformers as attention
+from attnreg.integrations.transformers.paged.batches import Group
 
 # few tokens a step: the longest prompt comes in parts, beside tokens of others
 SMALL = ContinuousBatchingConfig(
@@ -78,14 +79,13 @@ def test_a_ring_is_read_in_place_where_one_token_is_new(
     model = make(sliding_window=window)
     prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 17, 1, 30)]
     expected = by("eager", model, alone(prompts, LONG))
-    copied, update = [], PagedAttentionCache.update
+    copied, update = [], Group.update
 
-    def recorded(self: Any, *args: Any, **more: Any) -> Any:
-        new = more["key_states"].shape[2]
-        copied.append((more["layer_idx"], new))
-        return update(self, *args, **more)
+    def recorded(self: Group, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        copied.append((self.layer, key.shape[2]))
+        return update(self, key, value, kwargs)
 
-    monkeypatch.setattr(PagedAttentionCache, "update", recorded)
+    monkeypatch.setattr(Group, "update", recorded)
     model.set_attn_implementation("attnreg")
     with attention.continuous_batching(model):
         assert together(prompts, LONG, page_size=page, num_blocks=40, max_batch_tokens=16)(model) == expected
