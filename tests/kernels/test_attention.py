@@ -60,6 +60,10 @@ CASES = {
     "fp8 queries and output, fp8 cache": Case([1, 40], [100, 90], kv_dtype="fp8", features=FP8),
     "fp8 of gfx942": Case([1, 40], [100, 90], kv_dtype="fp8", fnuz=True, features=FP8),
     "fp8 output": Case([1, 20, 0, 3], [5, 33, 20, 300], dtype=torch.float32, features=frozenset({"fp8_output"}) | ALL),
+    "ranges in a window without a left side, chunks": Case(
+        [40, 70], [130, 90], window=(-1, 2), chunk=3, causal=False, ranges=[[[80, 120], [110, 140]], [[0, 90], [3, 5]]],
+        features=frozenset({"mm_prefix", "mm_prefix_in_window"}),
+    ),
     "blocks of 1": Case([1, 20, 0, 3], [5, 33, 20, 150], block_size=1),
     "blocks of 4, window": Case([1, 40], [100, 90], block_size=4, window=30, layout="HND"),
     "blocks of 12, window, sinks": Case([1, 40], [100, 90], block_size=12, window=7, features=frozenset({"sinks"})),

@@ -167,7 +167,7 @@ def with_ranges(
         begin, end = tl.load(ranges_ptr), tl.minimum(tl.load(ranges_ptr + 1), kv_len)
         ranges_ptr += stride_range
         inside = (rows.position >= begin) & (rows.position < end)
-        if MASK.ranges_in_window:
+        if MASK.ranges_in_window and MASK.left >= 0:
             begin = tl.maximum(begin, rows.position - MASK.left)
         row_begin = tl.where(inside, tl.minimum(row_begin, begin), row_begin)
         row_end = tl.where(inside, tl.maximum(row_end, end), row_end)
