@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import UnclaimedError
@@ -24,6 +25,18 @@ def platform_of(device: torch.device, registry: Registry) -> Platform:
     if not platforms:
         raise UnclaimedError(f"the tensors are on {device}, and attnreg finds no such platform here", word)
     return platforms[0]
+
+
+def refuse_tangents(*inputs: Any, cure: str) -> None:
+    """Raises `UnclaimedError` where an input carries a tangent of forward-mode differentiation.
+
+    A kernel writes its output without one, and the derivative of everything after it would silently be another.
+    """
+    if forward_ad._current_level < 0:
+        return
+    unpack: Any = forward_ad.unpack_dual
+    if any(isinstance(x, Tensor) and unpack(x).tangent is not None for x in inputs):
+        raise UnclaimedError(f"attnreg computes no derivatives in forward mode; {cure}", "attnreg")
 
 
 class _NoBackward(torch.autograd.Function):

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attnreg.integrations.tensors import platform_of, without_gradient
+from attnreg.integrations.tensors import platform_of, refuse_tangents, without_gradient
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
     refuse_no_mask,
@@ -100,6 +100,7 @@ class Engine:
             refuse_no_mask(module, query.shape[2], attention_mask)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         trained = query, key, value, attention_mask, s_aux, position_bias, sinks, scaling, softcap
+        refuse_tangents(*trained, cure=_CURE)
         site = question = None
         if position_bias is None and indices is None and sinks is None and more.get("cu_seq_lens_q") is None:
             site = self.sites.of(module)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.transformers_calls import call
+from support.transformers_calls import Layer, call
 from torch import Tensor
+from torch.autograd import forward_ad
+from transformers import AttentionInterface
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, UnclaimedError
@@ -126,3 +128,18 @@ def test_boundaries_of_sequences_that_the_mask_does_not_tell_apart_are_refused()
         call(cu_seq_lens_q=torch.tensor([0, 1, 3]), cu_seq_lens_k=torch.tensor([0, 1, 3]))
     # packed position_ids make a mask that does
     assert call(cu_seq_lens_q=torch.tensor([0, 1, 3]), attention_mask=BOOLS.tril()).shape == (1, 3, 4, 16)
+
+
+# of torch itself, which compiles decompositions for forward mode
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["query", "key", "value", "s_aux"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_tangent_is_refused_that_a_kernel_would_drop(name: str, grad: bool) -> None:
+    tensors = {key: torch.randn(1, heads, 3, 16) for key, heads in (("query", 4), ("key", 2), ("value", 2))}
+    tensors["s_aux"] = torch.randn(4)
+    attend = AttentionInterface()["attnreg"]  # type: ignore[no-untyped-call]
+    with torch.set_grad_enabled(grad), forward_ad.dual_level():
+        attend(Layer(), **tensors, is_causal=True)
+        tensors[name] = forward_ad.make_dual(tensors[name], torch.ones_like(tensors[name]))
+        with pytest.raises(UnclaimedError, match="no derivatives in forward mode; train with another"):
+            attend(Layer(), **tensors, is_causal=True)
