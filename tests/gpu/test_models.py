@@ -99,6 +99,8 @@ def test_greedy_tokens_are_those_of_eager(make: Callable[..., Any], cache: str |
 def test_continuous_batching_gives_each_prompt_its_own_tokens(
     make: Callable[..., Any], window: int, graphs: bool
 ) -> None:
+    if graphs and make is models.gpt_oss:
+        pytest.skip("transformers' experts copy to the host, which no capture allows")
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = make(**WIDE, **({} if make is models.llama else {"sliding_window": window})).cuda()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from attnreg.runtime.batch import BatchMetadata
-from attnreg.runtime.interface import KVCache
+from attnreg.runtime.interface import KVCache, UnclaimedError
 
 
 class Group(NamedTuple):
@@ -118,6 +118,8 @@ def step_of(group: Group, kwargs: dict[str, Any], device: torch.device, *, copie
     copied: no backend reads the cache in place. What a captured graph replays is computed while it is captured, not
     before.
     """
+    if kwargs.get("block_table") is not None:
+        raise UnclaimedError("block_table is given, which transformers fills for its flash kernels alone", "attnreg")
     starts: Tensor = kwargs["cu_seq_lens_q"]
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if not hasattr(starts, "_attnreg_steps"):
@@ -156,7 +158,8 @@ def _step(group: Group, sizes: _Sizes, kwargs: dict[str, Any], copied: bool) -> 
     slots = torch.where(write == group.trash, -1, write)
     if not read.numel():
         # every key is new
-        return Step(_batch(sizes, sizes.key_start_loc.diff(), slot_mapping=slots), True)
+        sizes = sizes._replace(keys=sizes.queries, max_keys=sizes.max_queries)
+        return Step(_batch(sizes, sizes.query_start_loc.diff(), slot_mapping=slots), True)
     if group.window is None:
         first = torch.zeros_like(sizes.key_start_loc[:-1])
         table = _table(group, sizes, read, first)
