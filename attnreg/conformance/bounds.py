@@ -7,7 +7,8 @@ float32, D the head size and S the keys of a row:
   ``E = (D + C) * r * abs_score + C * r * softcap``. C stands for the elementary functions and the few operations around
   them: exp, tanh and log are good to 20 units in the last place or better in the libraries in use;
 - a weight is the exp of a score, so it is off by the factor ``exp(2 * E)`` (for its own score and for the denominator).
-  It is rounded to the dtype before it meets the values: u, but never less than half the smallest number of the dtype;
+  It is rounded to the dtype before it meets the values: u, but never less than half the smallest number of the dtype,
+  nor than the smallest normal one of float32, below which GPUs may flush to zero;
 - the denominator and the output are float32 sums of S terms, rescaled as the maximum moves: ``(2 * S + C) * r``;
 - a cached key or value is multiplied by a scale and rounded to the dtype, where the cache has another: u for the keys,
   which is ``u * abs_score`` for a score, and u for the values;
@@ -58,7 +59,7 @@ def bounds(
     lse = score + summed + 4 * r * exact.lse.abs().nan_to_num(posinf=0.0)
 
     weight = torch.expm1(2 * score) + u + summed + converted  # [num_heads, num_tokens]
-    smallest = torch.finfo(spec.dtype).smallest_normal * u
+    smallest = max(torch.finfo(spec.dtype).smallest_normal * u, torch.finfo(torch.float32).smallest_normal)
     floor = smallest * (keys * largest_value + 1)
     output = weight.mT[..., None] * exact.abs_output + u * exact.output.abs() + floor[:, None, None]
     if spec.output_dtype != spec.dtype:

@@ -63,6 +63,9 @@ def examine(trial: Trial, call: Call | None = None) -> Outcome:
         problems.append("an input was written to")
     error, share, wrong = compare(trial, output, lse)
     problems += [wrong] if wrong else []
+    if call is not None:
+        # bits are compared with those of the same way to attend
+        output, lse = attend(trial, batch, trial.query)
     if "batch_invariant" in spec.features:
         problems += _invariance_problems(trial, output, lse)
     if "kv_connector" in spec.features and trial.cache is not None:

@@ -228,7 +228,11 @@ class Stage:
     def placed(self, memory: Memory, name: str, tensor: Tensor) -> Tensor:
         """A tensor at the place of its name."""
         if name not in self.places:
-            room = tuple(max(size, self.scale.rows + 8 if dim == 0 else size) for dim, size in enumerate(tensor.shape))
+            # packed keys are as many as there are elements for
+            spec = self.layer.spec
+            keys = self.scale.elements // (spec.num_kv_heads * (spec.head_size + spec.head_size_v))
+            rows = self.scale.rows + 8 + (keys if name in ("key", "value") else 0)
+            room = (max(tensor.shape[0], rows), *tensor.shape[1:])
             room = (max(tensor.shape[0], self.blocks), *room[1:]) if name.startswith("cache") else room
             shuffle = not name.startswith(("table", "ranges"))
             place = Place.draw(self.choices.random, room, shuffle=shuffle)
