@@ -32,7 +32,7 @@ def _tools(records: list[dict[str, Any]]) -> list[str]:
             versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items() if k != "attnreg")
             errors = str(run["errors"])
             rows.append([name, str(record["device"]), ", ".join(counts), errors, versions, run["commit"][:9]])
-    columns = (("run", 9), ("device", 11), ("of", 40), ("errors", 6), ("with", 40), ("commit", 9))
+    columns = (("run", 9), ("device", 11), ("of", 34), ("errors", 6), ("with", 62), ("commit", 9))
     return ["", table(columns, rows)] if rows else []
 
 
