@@ -9,10 +9,10 @@ VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu fuzz-gpu sanitize-gpu docs bench bench-gpu fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs bench bench-gpu bench-vllm fix clean
 
 help:  ## show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/core  ## install, and explain a real model on AMD and on Hopper
 	@$(BIN)/attnreg explain --platform rocm --arch gfx942 --model $(MODEL)
@@ -54,6 +54,10 @@ test-sweep: .venv/dev  ## every architecture of transformers through attnreg and
 test-gpu:  ## everything that needs a GPU: the claims, CUDA graphs, no hidden synchronisation
 	$(PYTHON) -m pytest tests/gpu $(if $(JOBS),--numprocesses $(JOBS) --dist worksteal)
 
+# with a python in which vLLM and attnreg are installed
+test-vllm-gpu:  ## whole engines of vLLM on a GPU, with its own kernels and with attnreg's: the same tokens
+	$(PYTHON) -m pytest tests/vllm_gpu $(if $(JOBS),--numprocesses $(JOBS))
+
 fuzz-gpu:  ## random batches on a GPU against the reference: MINUTES=10 SEED=1 JOBS=8
 	$(PYTHON) tests/gpu/fuzz.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --jobs $(or $(JOBS),8)
 
@@ -70,6 +74,9 @@ bench-gpu:  ## measure attention and transformers on this machine's GPU beside t
 	$(PYTHON) benchmarks/attention.py --record
 	$(PYTHON) benchmarks/host.py --record
 	$(PYTHON) benchmarks/serving.py --record
+
+bench-vllm:  ## measure vLLM's engine on this machine's GPU, with its own kernels and with attnreg's; write benchmarks/results
+	$(PYTHON) benchmarks/vllm_engine.py --record
 
 fix: .venv/dev  ## format, and mend what the linter can
 	$(BIN)/ruff format .

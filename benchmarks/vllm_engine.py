@@ -1,0 +1,258 @@
+"""Measure vLLM's whole engine on a GPU with attnreg's kernels beside vLLM's own: TRITON_ATTN, FLASH_ATTN and attnreg.
+
+python benchmarks/vllm_engine.py                  print a table
+python benchmarks/vllm_engine.py --model llama    only this model: llama, gpt-oss, gemma-2
+python benchmarks/vllm_engine.py --record         write benchmarks/results/vllm_engine.json
+
+Each model is eight layers of its real widths with random weights. The engine runs in a process of its own for each
+backend, with its own defaults: CUDA graphs, torch.compile, chunked prefill. The models run side by side where there are
+several GPUs, the backends of one model one after the other on the same GPU. Every load runs twice; the second counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results" / "vllm_engine.json"
+CONFIGS = {"llama": "Llama-3.1-8B", "gpt-oss": "gpt-oss-20b", "gemma-2": "gemma-2-9b"}
+# what those files leave to transformers' defaults, which are another model's
+WIDTHS = {
+    "llama": {"intermediate_size": 14336},
+    "gpt-oss": {"intermediate_size": 2880, "num_local_experts": 32, "num_experts_per_tok": 4},
+    "gemma-2": {"intermediate_size": 14336},
+}
+LAYERS = 8
+BACKENDS = ("TRITON_ATTN", "FLASH_ATTN", "attnreg")
+MINUTES = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Requests that are given to the engine at once."""
+
+    name: str
+    requests: int
+    prompt: int
+    output: int
+
+
+LOADS = (
+    Load(name="64 of 2k + 256", requests=64, prompt=2048, output=256),
+    Load(name="8 of 32k + 128", requests=8, prompt=32768, output=128),
+    Load(name="1 of 32k, first token", requests=1, prompt=32768, output=1),
+    Load(name="1 of 128k + 32", requests=1, prompt=128 * 1024 - 64, output=32),
+)
+# output tokens a second, as a multiple of TRITON_ATTN's; time to first token, as a part of it; Llama alone
+MARKS = {"64 of 2k + 256": ("tokens/s", 1.15), "8 of 32k + 128": ("tokens/s", 2.5),
+         "1 of 32k, first token": ("first token s", 1 / 3)}  # fmt: skip
+
+
+def write_model(name: str, folder: Path) -> Path:
+    """A config of eight layers: vLLM makes up the weights."""
+    config = json.loads((ROOT / "examples" / "configs" / CONFIGS[name] / "config.json").read_text())
+    config |= {"num_hidden_layers": LAYERS, "torch_dtype": "bfloat16", "vocab_size": 32768} | WIDTHS[name]
+    config.pop("quantization_config", None)
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:LAYERS]
+    # room for the longest load: positions have no part in what attention costs
+    config["max_position_embeddings"] = 2 * LOADS[-1].prompt
+    config.pop("rope_scaling", None)
+    path = folder / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def child(spec: dict[str, Any]) -> None:
+    """Run the loads in one engine, and print a line of JSON for each."""
+    import random
+
+    import torch
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=spec["model"], load_format="dummy", skip_tokenizer_init=True, gpu_memory_utilization=0.85, seed=0,
+        max_model_len=LOADS[-1].prompt + 64, max_num_seqs=64, enable_prefix_caching=False,
+        disable_log_stats=False, **spec["engine"],
+    )  # fmt: skip
+    spent = llm.collective_rpc(_watch_builders)[0]
+    used = llm.collective_rpc(_backends)[0]
+    draw = random.Random(0)
+    for load in LOADS:
+        row: dict[str, Any] = {}
+        for _ in range(2):
+            spent.clear()
+            prompts = [
+                {"prompt_token_ids": [draw.randrange(3, 32000) for _ in range(load.prompt)]}
+                for _ in range(load.requests)
+            ]
+            sampling = SamplingParams(temperature=0, max_tokens=load.output, ignore_eos=True, detokenize=False)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            outputs = llm.generate(prompts, sampling, use_tqdm=False)
+            took = time.perf_counter() - began
+            first = [output.metrics.first_token_ts - output.metrics.queued_ts for output in outputs]
+            last = [output.metrics.last_token_ts - output.metrics.first_token_ts for output in outputs]
+            tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+            row = {
+                "load": load.name, "seconds": round(took, 3), "tokens/s": round(tokens / took, 1),
+                "first token s": round(statistics.mean(first), 4),
+                "builder us": round(1e6 * statistics.median(spent), 1),
+                "ms a token": round(1e3 * statistics.mean(last) / max(1, load.output - 1), 3), "backends": used,
+            }  # fmt: skip
+        print("ROW " + json.dumps(row), flush=True)
+
+
+def _watch_builders(worker: Any) -> list[float]:
+    """From now on, the seconds that each call of an attention metadata builder takes."""
+    spent: list[float] = []
+    for group in (group for groups in worker.model_runner.attn_groups for group in groups):
+        for builder in group.metadata_builders:
+            builder.build = _timed(builder.build, spent)
+    return spent
+
+
+def _timed(build: Any, spent: list[float]) -> Any:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        built = build(*args, **kwargs)
+        spent.append(time.perf_counter() - began)
+        return built
+
+    return timed
+
+
+def _backends(worker: Any) -> list[str]:
+    groups = (group for groups in worker.model_runner.attn_groups for group in groups)
+    return sorted({f"{group.backend.__module__}.{group.backend.__qualname__}" for group in groups})
+
+
+def measure(name: str, backends: tuple[str, ...], device: str, folder: Path) -> list[dict[str, Any]]:
+    """The figures of one model with each backend, on this GPU."""
+    model = write_model(name, folder)
+    rows: list[dict[str, Any]] = []
+    for backend in backends:
+        ours = backend == "attnreg"
+        spec = {"model": str(model), "engine": {"attention_backend": "ATTNREG" if ours else backend}}
+        environment = os.environ | {
+            "CUDA_VISIBLE_DEVICES": device, "ATTNREG_VLLM": "attnreg" if ours else "0",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        }  # fmt: skip
+        output = folder / f"{name}-{backend}.log"
+        problem = ""
+        with output.open("w") as log:
+            try:
+                subprocess.run(
+                    [sys.executable, __file__, "--child", json.dumps(spec)],
+                    stdout=log, stderr=log, env=environment, timeout=MINUTES * 60, check=False, cwd=folder,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                problem = f"stopped after {MINUTES} minutes"
+        text = output.read_text()
+        found = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
+        new = [{"model": name, "backend": backend, **row} for row in found]
+        if len(found) < len(LOADS):
+            new.append({"model": name, "backend": backend, "load": "", "problem": problem or text[-1500:]})
+        rows += new
+        for row in new:
+            print(json.dumps(row), flush=True)
+    return rows
+
+
+def marks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How attnreg stands against its marks."""
+    by = {(row["model"], row["backend"], row["load"]): row for row in rows}
+    found: list[dict[str, Any]] = []
+    for load, (figure, mark) in MARKS.items():
+        ours, theirs = by.get(("llama", "attnreg", load)), by.get(("llama", "TRITON_ATTN", load))
+        if ours and theirs:
+            ratio = ours[figure] / theirs[figure]
+            met = ratio >= mark if mark > 1 else ratio <= mark
+            found.append({"load": load, "figure": figure, "ratio": round(ratio, 3), "mark": round(mark, 3), "met": met})
+    for model in CONFIGS:
+        ours, theirs = by.get((model, "attnreg", LOADS[0].name)), by.get((model, "FLASH_ATTN", LOADS[0].name))
+        if ours and theirs:
+            ratio = ours["ms a token"] / theirs["ms a token"]
+            found.append({"load": f"{model}, decode beside FLASH_ATTN", "figure": "ms a token",
+                          "ratio": round(ratio, 3), "mark": 1, "met": ratio <= 1})  # fmt: skip
+    return found
+
+
+def show(rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    columns = ("model", "load", "backend", "tokens/s", "first token s", "ms a token", "builder us")
+    for column in columns:
+        table.add_column(column, justify="left" if column in columns[:3] else "right", no_wrap=True)
+    order = [load.name for load in LOADS]
+    for row in sorted((row for row in rows if row["load"]), key=lambda row: (row["model"], order.index(row["load"]))):
+        table.add_row(*(str(row[column]) for column in columns))
+    console = Console(width=130)
+    console.print(table)
+    for row in found:
+        console.print(
+            f"{row['load']}: {row['ratio']} of {row['figure']}, mark {row['mark']}: {'met' if row['met'] else 'missed'}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=CONFIGS, help="only this model")
+    parser.add_argument("--backend", choices=BACKENDS, help="only this backend")
+    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child)
+        return
+    import torch
+    import triton  # type: ignore[import-untyped]
+
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/vllm_engine.py measures a GPU, and torch sees none")
+    models = (options.model,) if options.model else tuple(CONFIGS)
+    backends = (options.backend,) if options.backend else BACKENDS
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = seen.split(",") if seen else [str(i) for i in range(torch.cuda.device_count())]
+    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+               "vllm": _version(), "date": date.today().isoformat()}  # fmt: skip
+    print(machine, flush=True)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(devices)) as pool:
+        jobs = [
+            pool.submit(measure, name, backends, devices[i % len(devices)], Path(folder))
+            for i, name in enumerate(models)
+        ]
+        rows = [row for job in jobs for row in job.result()]
+    found = marks(rows)
+    show(rows, found)
+    if options.record:
+        result = {"machine": machine, "marks": found, "figures": rows}
+        options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        sys.exit("benchmarks/vllm_engine.py measures vLLM's engine, and no vLLM is installed here")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""One run of the whole engine in a process of its own: python child.py SPEC.json RESULT.json
+
+The spec names the model's folder, the engine's options, the prompts and the sampling; the result has the tokens, the
+log probabilities, the backend of each layer and vLLM's own counts (of preemptions, of drafts that were accepted, ...).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def backends(worker: Any) -> dict[str, str]:
+    """The class of the backend of each layer, as the model runner of this worker has it."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    layers = get_layers_from_vllm_config(worker.vllm_config, AttentionLayerBase)
+    found = {name: layer.get_attn_backend() for name, layer in layers.items()}
+    # vLLM derives classes of its own from a backend, for cross attention and for encoders
+    return {
+        name: " ".join(f"{c.__module__}.{c.__qualname__}" for c in backend.__mro__) for name, backend in found.items()
+    }
+
+
+def prompts(spec: dict[str, Any]) -> list[Any]:
+    """Token ids, drawn anew for each request from a seed; the first `shared` of them are the same for all."""
+    draw = random.Random(spec.get("seed", 0))
+    shared = [draw.randrange(3, 1000) for _ in range(spec.get("shared", 0))]
+    found: list[Any] = []
+    for length in spec["lengths"]:
+        ids = shared + [draw.randrange(3, 1000) for _ in range(length - len(shared))]
+        found.append({"prompt_token_ids": ids})
+    if spec.get("audio"):
+        import numpy as np
+
+        tone = [np.sin(np.arange(16000 * 2) * (0.01 + 0.003 * i)).astype("float32") for i in range(len(found))]
+        return [
+            {
+                "encoder_prompt": {"prompt_token_ids": [], "multi_modal_data": {"audio": (tone[i], 16000)}},
+                "decoder_prompt": prompt,
+            }
+            for i, prompt in enumerate(found)
+        ]
+    return found
+
+
+def main(spec_file: str, result_file: str) -> None:
+    spec = json.loads(Path(spec_file).read_text())
+    from vllm import LLM, SamplingParams
+
+    began = time.monotonic()
+    llm = LLM(model=spec["model"], disable_log_stats=False, **spec["engine"])
+    started = time.monotonic() - began
+    sampling = SamplingParams(
+        temperature=0, max_tokens=spec["max_tokens"], logprobs=5, detokenize=False, ignore_eos=True
+    )
+    requests: list[dict[str, Any]] = []
+    # more than once where what the first round left in the cache is to be used by the second
+    for _ in range(spec.get("rounds", 1)):
+        for output in llm.generate(prompts(spec), sampling, use_tqdm=False):
+            one = output.outputs[0]
+            scores = [{str(token): value.logprob for token, value in step.items()} for step in one.logprobs or []]
+            requests.append(
+                {"tokens": list(one.token_ids), "logprobs": scores, "cached": output.num_cached_tokens or 0}
+            )
+    result = {
+        "requests": requests,
+        "backends": llm.collective_rpc(backends)[0],
+        "counts": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
+        "started": round(started, 1),
+        "took": round(time.monotonic() - began - started, 1),
+    }
+    Path(result_file).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

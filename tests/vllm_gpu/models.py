@@ -1,0 +1,106 @@
+"""Tiny random models, written as vLLM reads them: one for each thing that a layer can ask of its backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 1024
+# weights of this spread give logits that differ: with the usual 0.02 every token is nearly as likely as any other
+SPREAD = 0.08
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192,
+    "initializer_range": SPREAD, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+
+
+def llama(**changes: Any) -> transformers.PreTrainedConfig:
+    return transformers.LlamaConfig(**COMMON | changes)
+
+
+def qwen3() -> transformers.PreTrainedConfig:
+    return transformers.Qwen3Config(**COMMON | {"head_dim": 128})
+
+
+def gpt_oss() -> transformers.PreTrainedConfig:
+    """Sinks in every layer, a window of 128 in every other."""
+    return transformers.GptOssConfig(
+        **COMMON | {"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 256}
+    )
+
+
+def gemma2() -> transformers.PreTrainedConfig:
+    """A softcap in every layer, a window in every other."""
+    return transformers.Gemma2Config(**COMMON | {"sliding_window": 256, "query_pre_attn_scalar": 64})
+
+
+def gemma3() -> transformers.PreTrainedConfig:
+    """Five layers with a window, then one without."""
+    return transformers.Gemma3TextConfig(
+        **COMMON | {"sliding_window": 256, "query_pre_attn_scalar": 64, "num_hidden_layers": 6}
+    )
+
+
+def bloom() -> transformers.PreTrainedConfig:
+    """ALiBi."""
+    return transformers.BloomConfig(
+        vocab_size=VOCABULARY, hidden_size=512, n_layer=4, n_head=8, initializer_range=SPREAD, bos_token_id=0,
+        eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+
+
+def draft() -> transformers.PreTrainedConfig:
+    """A draft for the Llama above: fewer layers."""
+    return llama(num_hidden_layers=1)
+
+
+def whisper() -> transformers.PreTrainedConfig:
+    """An encoder that looks both ways, and layers that attend to what it gives."""
+    return transformers.WhisperConfig(
+        vocab_size=51865, d_model=256, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=512, decoder_ffn_dim=512, init_std=SPREAD,
+    )  # fmt: skip
+
+
+MODELS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "llama": llama, "qwen3": qwen3, "gpt-oss": gpt_oss, "gemma2": gemma2, "gemma3": gemma3, "bloom": bloom,
+    "draft": draft, "whisper": whisper,
+}  # fmt: skip
+
+
+def write(name: str, folder: Path) -> Path:
+    """Write the model, once: the folder of what `transformers` saves."""
+    path = folder / name
+    if not (path / "done").exists():
+        torch.manual_seed(sum(map(ord, name)))
+        config = MODELS[name]()
+        model = getattr(transformers, _classes(config))(config).to(torch.bfloat16)
+        # the draft is its target's first layer, so that some of what it proposes is accepted
+        if name == "draft":
+            target = transformers.LlamaForCausalLM.from_pretrained(write("llama", folder), dtype=torch.bfloat16)
+            model.load_state_dict(target.state_dict(), strict=False)
+        model.save_pretrained(path)
+        if name == "whisper":
+            _write_processor(path)
+        (path / "done").touch()
+    return path
+
+
+def _classes(config: transformers.PreTrainedConfig) -> str:
+    suffix = "ForConditionalGeneration" if config.is_encoder_decoder else "ForCausalLM"
+    return type(config).__name__.removesuffix("TextConfig").removesuffix("Config") + suffix
+
+
+def _write_processor(path: Path) -> None:
+    """What reads Whisper's audio, with a tokenizer of single letters: the tests give and read token ids."""
+    transformers.WhisperFeatureExtractor().save_pretrained(path)
+    tokens = {f"t{i}": i for i in range(51865)}
+    (path / "vocab.json").write_text(json.dumps(tokens))
+    (path / "merges.txt").write_text("#version: 0.2\n")
+    transformers.WhisperTokenizer(str(path / "vocab.json"), str(path / "merges.txt")).save_pretrained(path)
