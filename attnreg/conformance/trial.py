@@ -162,10 +162,9 @@ def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: 
 
 
 def _window(features: frozenset[str], block: int, draw: Draw) -> int | tuple[int, int] | None:
-    # none that leaves one key to a query: its weight is 1, whatever the scores are
     if "asymmetric_window" in features:
-        return ((1, 3), (5, 0), (block, -1), (-1, 2))[draw.integer(0, 4)]
-    return (2, 5, block, 40)[draw.integer(0, 4)] if "sliding_window" in features else None
+        return ((0, 3), (5, 0), (block, -1), (-1, 2))[draw.integer(0, 4)]
+    return (1, 5, block, 40)[draw.integer(0, 4)] if "sliding_window" in features else None
 
 
 def _block(case: Case) -> int:

@@ -279,7 +279,9 @@ def test_boxes_come_last_and_on_demand(run: Callable[..., Any], overlay: Callabl
     models, _, boxes = result.out.partition("all configurations: ")
     assert "\nFLASHINFER/XQA → TRITON_ATTN\n" in models
     assert "denied by the overlay" in models
-    assert re.match(r"[\d,]+ of [\d,]+ distinguishable configurations change, between\s+\d+\s+pairs of backends", boxes)
+    assert re.match(
+        r"[\d,]+ of [\d,]+ distinguishable configurations\s+change,\s+between\s+\d+\s+pairs\s+of\s+backends", boxes
+    )
     assert re.search(r"^FLASHINFER/native → TRITON_ATTN   changes · [\d,]+ configurations$", boxes, re.MULTILINE)
     assert "configurations" not in models
     data = json.loads(run("diff", "default", after, "--arch", "sm120", "--json", "--boxes", "--limit", "2").out)

@@ -36,7 +36,9 @@ def test_evidence_is_recorded_and_what_is_refuted_is_struck_from_it(
     assert entry["for"] == "cpu x86_64"
     assert entry["cases"] == len(seen) == evidence.cases > 8
     assert entry["versions"]["torch"] == torch.__version__
-    assert 0 < entry["claims"]["dtype"]["bfloat16"]["share"] <= 1
+    # the one case in bfloat16 has a window of one key, whose weight is 1 whatever the scores are: it may be exact
+    assert entry["claims"]["dtype"]["bfloat16"]["cases"] >= 1
+    assert 0 < entry["claims"]["dtype"]["float32"]["share"] <= 1
     assert entry["claims"]["features"]["sinks"]["cases"] >= 1
 
     verify(["TORCH_SDPA"], registry=default, platform=cpu, size="claims", record=tmp_path)

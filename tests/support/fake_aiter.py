@@ -76,18 +76,13 @@ class Fake:
             monkeypatch.setitem(sys.modules, name, module)
 
 
-def write_kv(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    *,
-    layout: str = "NHD",
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:
+def write(
+    writer: Any, num_tokens: int, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
+    k_scale: Tensor | None, v_scale: Tensor | None,
+) -> None:  # fmt: skip
     """The cache write of attnreg's Triton kernel in torch: Triton needs a GPU, and its interpreter has no bfloat16."""
+    layout, slot_mapping = writer.variant.code.cache.layout, slots[:num_tokens]
+    key, value = key[:num_tokens], value[:num_tokens]
     for x, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
         tokens = cache if layout == "NHD" else cache.transpose(1, 2)
         stored = x
