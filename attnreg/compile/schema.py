@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, StrictInt, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    RootModel,
+    StrictInt,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 
 def _one_or_many(value: Any) -> Any:
@@ -22,6 +33,14 @@ def _legend_only(value: Any) -> Any:
     return {"legend": value} if isinstance(value, str) else value
 
 
+def _tokens(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return valid(value)
+    except ValidationError:
+        # one error, where the union would report one for each of its members
+        raise ValueError("expected tokens, 1 or more, or {multiple_of: 16}") from None
+
+
 _WORDS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
 Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
@@ -29,6 +48,8 @@ Words = Annotated[list[str], BeforeValidator(_one_or_many), WithJsonSchema(_WORD
 Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabilities"})]
 CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
 _OPTION = {"type": ["string", "number", "boolean"]}
+# what a user reads: a text with something in it
+Sentence = Annotated[str, Field(pattern=r"\S")]
 Options = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _OPTION})]
 
 
@@ -102,7 +123,7 @@ class FacetData(DataModel):
 class CaseData(DataModel):
     when: Condition | None = None
     value: str | int | bool | None
-    because: str | None = None
+    because: Sentence | None = None
 
 
 class DerivedData(DataModel):
@@ -138,7 +159,7 @@ class SourceData(DataModel):
 
 class RuleData(DataModel):
     when: Condition
-    reject: str = Field(description="The sentence that a user reads.")
+    reject: Sentence = Field(description="The sentence that a user reads.")
     facets: list[str] = Field(default=[], description="What the refusal is about; by default what `when` names.")
     source: str | None = None
 
@@ -149,7 +170,7 @@ class MultipleData(DataModel):
 
 _Block = Annotated[StrictInt, Field(ge=1)]
 _LISTED = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
-Blocks = Annotated[list[_Block | MultipleData], _LISTED, Field(min_length=1)]
+Blocks = Annotated[list[Annotated[_Block | MultipleData, WrapValidator(_tokens)]], _LISTED, Field(min_length=1)]
 _KERNEL_BLOCKS = "The blocks that the kernel reads, where they are not the pages: the largest that divides the page."
 _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is this, where it is more."
 
@@ -161,12 +182,12 @@ class ConsequenceData(DataModel):
     """
 
     when: Condition | None = None
-    fails: str | None = Field(default=None, description="The sentence that a user reads: why the engine stops.")
-    runs: str | None = Field(default=None, description="The kernel that runs, of those that the backend has, and why.")
+    fails: Sentence | None = Field(default=None, description="The sentence that a user reads: why the engine stops.")
+    runs: Sentence | None = Field(default=None, description="Which of the backend's kernels runs, and why.")
     workspace: str | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
     per_query_element: int | None = Field(default=None, ge=1, description=_PER_ELEMENT)
     kernel_blocks: Blocks | None = Field(default=None, description=_KERNEL_BLOCKS)
-    says: str | None = Field(default=None, description="What else is to be said of the workspace or the blocks.")
+    says: Sentence | None = Field(default=None, description="What else is to be said of the workspace or the blocks.")
     source: str | None = None
 
 
@@ -237,7 +258,7 @@ class FallbackData(DataModel):
 
     when: Condition
     only: list[str] = Field(min_length=1, description="Facets; everything against the backend is about these.")
-    because: str
+    because: Sentence
     source: str | None = None
 
 
@@ -246,7 +267,7 @@ class WaiverData(DataModel):
 
     when: Condition
     unchecked: list[str] = Field(min_length=1, description="Facets; no row's claim on one of them is looked at.")
-    because: str = Field(description="The sentence that a user reads of a backend that is chosen so.")
+    because: Sentence = Field(description="The sentence that a user reads of a backend that is chosen so.")
     source: str | None = None
 
 
@@ -279,7 +300,7 @@ class OrderData(DataModel):
     name: str
     when: Condition | None = None
     order: list[Annotated[EntryData, BeforeValidator(_entry), WithJsonSchema(_ENTRY)]] = Field(min_length=1)
-    because: str | None = None
+    because: Sentence | None = None
     source: str | None = None
 
 
@@ -303,7 +324,7 @@ class KnownData(DataModel):
     """A finding of `attnreg check` that stays as it is, and why; one that is found no longer is a finding itself."""
 
     finding: str = Field(description="How the finding's message begins.")
-    because: str
+    because: Sentence
 
 
 class InvariantsFile(DataModel):
@@ -323,7 +344,7 @@ class ChoiceData(DataModel):
     require: str | None = Field(default=None, description="This backend, or an error.")
     prefer: str | None = Field(default=None, description="This backend if it is valid, else the order.")
     deny: Annotated[Words | None, WithJsonSchema(_WORDS)] = Field(default=None, description="Never these.")
-    because: str | None = None
+    because: Sentence | None = None
 
 
 class PlaceData(DataModel):

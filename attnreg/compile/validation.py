@@ -61,6 +61,7 @@ _EXPECTED = {
     "int_type": "an integer",
     "list_type": "a list",
     "model_type": "a mapping",
+    "string_pattern_mismatch": "a text with something in it",
     "string_type": "text",
     "too_short": "at least one item",
 }

@@ -43,6 +43,21 @@ WRONG = {
 10:24: backends.A.consequences.says: `fails` is the whole sentence
   help: put it there""",
     ),
+    "a failure without a word": (
+        "{fails: ''}",
+        """\
+10:15: backends.A.consequences.fails: expected a text with something in it, got ``""",
+    ),
+    "a kernel that is only spaces": (
+        "{runs: '  '}",
+        """\
+10:14: backends.A.consequences.runs: expected a text with something in it, got `  `""",
+    ),
+    "blocks of no size": (
+        "{kernel_blocks: [16, any]}",
+        """\
+10:28: backends.A.consequences.kernel_blocks: expected tokens, 1 or more, or {multiple_of: 16}, got `any`""",
+    ),
     "an unknown word in its condition": (
         "{when: {dtype: float61}, fails: it does}",
         """\
@@ -72,3 +87,10 @@ def test_blocks_are_sizes_or_multiples(blocks: str, tmp_path: Path) -> None:
     message = refusal(write(tmp_path, backends=row("capabilities: {}", f"consequences: [{{kernel_blocks: {blocks}}}]")))
     assert "backends.yaml:9:" in message
     assert "kernel_blocks" in message
+    assert "Data" not in message
+    assert "constrained" not in message
+
+
+def test_a_rule_says_something(tmp_path: Path) -> None:
+    text = row("capabilities: {}", "rules: [{when: {dtype: float16}, reject: ''}]")
+    assert "rules.reject: expected a text with something in it" in refusal(write(tmp_path, backends=text))
