@@ -234,7 +234,7 @@ def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Se
     new = variant_of(after.registry, was.backend, now.variant)
     assert new is not None
     if was.variant == now.variant:
-        yield Why("after", f"the row of {now.title}", new.where)
+        yield from _why_fails(was, now, before, after) or [Why("after", f"the row of {now.title}", new.where)]
         return
     if after.choice is not None and after.choice.strength != "deny" and after.chosen and after.chosen.rank == 1:
         yield Why("after", f"{now.title}: {how_chosen(after)}", after.choice.where)
@@ -254,6 +254,15 @@ def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Se
         yield Why("before", f"{was.backend} has no variant {now.variant}")
     else:
         yield Why("after", f"{now.title} is tried before {was.title}", new.where)
+
+
+def _why_fails(was: Outcome, now: Outcome, before: Selection | None, after: Selection) -> list[Why]:
+    """The failures that one side alone knows of, where nothing else changes."""
+    if len(changes(was, now)) > 1 or bool(was.fails) == bool(now.fails):
+        return []
+    side, selection, title = ("after", after, now.title) if now.fails else ("before", before, was.title)
+    failures = [f for f in selection.consequences if f.kind == "fails"] if selection else []
+    return [Why(side, f"{title} fails", f.where) for f in failures]
 
 
 def _reasons(selection: Selection, name: str, variant: Variant) -> list[Reason]:

@@ -238,7 +238,7 @@ WHY: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, list[s
         {},
         "A → A",
         ["is chosen, and then fails: no kernel was built"],
-        ["after: the row of A"],
+        ["after: A fails"],
     ),
     (
         "it is no longer known to fail",
@@ -247,7 +247,7 @@ WHY: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, list[s
         {},
         "A → A",
         ["is no longer known to fail"],
-        ["after: the row of A"],
+        ["before: A fails"],
     ),
     (
         "it needs a newer package",
@@ -268,6 +268,17 @@ def test_why_it_moves(
     before: Any, after: Any, facets: dict[str, Any], titles: str, changes: list[str], reasons: list[str]
 ) -> None:
     assert why(tiny.load(**before), tiny.load(**after), ask(**facets)) == (titles, changes, reasons)
+
+
+def test_a_failure_is_cited_where_it_stands(tmp_path: Path) -> None:
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text("backends:\n  TRITON_ATTN:\n    consequences: [{fails: it was seen to}]\n", encoding="utf-8")
+    after = load_registry("default", overlays=[overlay])
+    item, platform = ask(Platform(platform="cuda", arch="sm75"), head_size=64)
+    (move,) = compare([item], [platform], load_registry("default"), after).moves
+    assert [str(w) for w in move.why] == ["after: TRITON_ATTN fails  [mine.yaml:3]"]
+    (move,) = compare([item], [platform], after, load_registry("default")).moves
+    assert [str(w) for w in move.why] == ["before: TRITON_ATTN fails  [mine.yaml:3]"]
 
 
 def test_what_a_backend_checks_at_last_is_no_move() -> None:
