@@ -234,22 +234,23 @@ def _spec_problems(spec: AttentionSpec) -> Any:
         yield f"head_size is {spec.head_size}, and the layout SPLIT holds keys by {x}; take a multiple of it"
     if not 0 < spec.softmax_scale < math.inf:
         yield f"softmax_scale is {spec.softmax_scale}; expected more than 0"
-    for name in ("sliding_window", "asymmetric_window", "chunk", "softcap"):
-        value = getattr(spec, name)
-        if (value is not None) != (name in spec.features):
-            yield (
-                f"{name} is {value} and the request "
-                + (f"does not ask for {name}; add the feature" if value is not None else f"asks for {name}; give it")
-            )
-        if value is not None and name != "asymmetric_window" and not 0 < value < math.inf:
-            yield f"{name} is {value}; expected more than 0 (None for none)"
-    yield from _mask_problems(spec)
-
-
-def _mask_problems(spec: AttentionSpec) -> Any:
     windows = spec.features & {"sliding_window", "asymmetric_window"}
     if len(windows) > 1:
         yield "a layer has a sliding_window or an asymmetric_window, not both; ask for one of the features"
+    for name in ("sliding_window", "asymmetric_window", "chunk", "softcap"):
+        value = getattr(spec, name)
+        if (value is not None) != (name in spec.features):
+            give = "give sliding_window=(left, right)" if name == "asymmetric_window" else "give it"
+            yield (
+                f"{name} is {value} and the request "
+                + (f"does not ask for {name}; add the feature" if value is not None else f"asks for {name}; {give}")
+            )
+        if value is not None and name != "asymmetric_window" and not 0 < value < math.inf:
+            yield f"{name} is {value}; expected more than 0 (None for none)"
+    yield from _mask_problems(spec, windows)
+
+
+def _mask_problems(spec: AttentionSpec, windows: frozenset[str]) -> Any:
     if "mm_prefix_in_window" in spec.features and not (windows and "mm_prefix" in spec.features):
         yield "mm_prefix_in_window bounds the ranges of mm_prefix by a window; ask for both, or for neither"
     if spec.sliding_window is not None and spec.sliding_window > 2 * LONGEST:

@@ -38,7 +38,12 @@ def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
         (
             {"features": {"sliding_window", "asymmetric_window", "non_causal"}},
             {"sliding_window": (1, 2)},
-            "sliding_window is None and the request asks for sliding_window; give it",
+            "a layer has a sliding_window or an asymmetric_window, not both; ask for one of the features",
+        ),
+        (
+            {"features": {"asymmetric_window"}},
+            {},
+            "asymmetric_window is None and the request asks for asymmetric_window; give sliding_window=(left, right)",
         ),
         (
             {"features": {"non_causal"}},
