@@ -95,10 +95,12 @@ def extra_facets(registry: Registry, _: str) -> Iterator[Named]:
 
 
 def registries(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Bundled registries, and files."""
-    from attnreg.compile.bundled import bundled_registries
+    """Bundled registries and overlays, and files."""
+    from attnreg.compile.bundled import bundled_overlays, bundled_registries
 
-    return _or_files(((name, "a bundled registry") for name in bundled_registries()), incomplete)
+    words = [(name, "a bundled registry") for name in bundled_registries()]
+    words += [(name, "a bundled overlay") for name in bundled_overlays()]
+    return _or_files(words, incomplete)
 
 
 def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -58,6 +58,9 @@ def bundled_configs() -> dict[str, Path]:
 def help_for_registry(name: str) -> str:
     """Help for a name that no bundled registry has: the versions of an engine and the nearest, or the nearest name."""
     bundled = bundled_registries()
+    base, plus, _ = name.partition("+")
+    if plus and (overlays := [other for other in bundled_overlays() if other.startswith(f"{base}+")]):
+        return did_you_mean(name, [base, *overlays])
     engine, version = _parted(name)
     versions = {other: _parted(other)[1] for other in bundled if _parted(other)[0] == engine}
     if not engine or not any(versions.values()):

@@ -31,7 +31,7 @@ COMPLETED: list[tuple[list[str], set[str], set[str]]] = [
     (["explain", "--backend", "FLASH_ATTN"], {"FLASH_ATTN", "FLASH_ATTN/FA3"}, {"FLASHINFER"}),
     (["explain", "--deny", "flash_attn/"], {"FLASH_ATTN/FA3", "FLASH_ATTN/FA2"}, {"FLASH_ATTN"}),
     (["explain", "--prefer", "TRIT"], {"TRITON_ATTN"}, set()),
-    (["explain", "--registry", "v"], {"vllm-0.20.0", "vllm-0.33.0"}, {"default"}),
+    (["explain", "--registry", "v"], {"vllm-0.20.0", "vllm-0.33.0", "vllm-0.33.0+attnreg"}, {"default"}),
     (["explain", "--kv-dtype", "fp8_e"], {"fp8_e4m3", "fp8_e5m2"}, {"fp8"}),
     (["explain", "--dtype", ""], {"bfloat16", "float16", "float32"}, {"auto"}),
     (["explain", "--feature", "s"], {"sinks", "softcap"}, {"alibi"}),
@@ -80,6 +80,7 @@ def test_files_and_directories_are_offered_where_they_may_stand(
     assert {i.value for i in completions(["explain", "--registry", "v"])} == {
         "vllm-0.20.0",
         "vllm-0.33.0",
+        "vllm-0.33.0+attnreg",
         "vendored/",
     }
 
