@@ -149,7 +149,7 @@ def _print_everywhere(difference: Diff, console: Console, boxes: bool) -> None:
             _print_hanging(console, text, f"only {registry.name} knows ", "dim")
     pairs = len(difference.changes)
     if not pairs:
-        console.print(Text("all configurations: none changes"))
+        console.print(Text("all configurations: none gets another backend"))
         return
     noun = f"{pairs} pair{'s' * (pairs != 1)} of backends"
     if boxes:

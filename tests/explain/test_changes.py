@@ -80,15 +80,21 @@ def test_all_configurations_come_after_the_models() -> None:
 
 def test_where_nothing_changes() -> None:
     before, _ = changed()
-    moves = compare(
-        [asked("a", ""), asked("b", "")] if False else [asked("a", "", head_size=8)], ON[:1], before, before
-    )
+    moves = compare([asked("a", "", head_size=8)], ON[:1], before, before)
     assert lines_of(before, before, moves, diff(before, before, limit=0))[1:] == [
         "nothing changes",
         "a does not move (1 architecture compared)",
         "",
-        "all configurations: none changes",
+        "all configurations: none gets another backend",
     ]
+
+
+def test_what_fails_by_now_is_a_move_but_no_other_backend() -> None:
+    before, after = tiny.load({"A": row()}), tiny.load({"A": row(consequences=[{"fails": "no kernel was built"}])})
+    moves = compare([asked("a", "", head_size=8)], ON[:1], before, after)
+    lines = lines_of(before, after, moves, diff(before, after, limit=0))
+    assert "  is chosen, and then fails: no kernel was built" in lines
+    assert lines[-1] == "all configurations: none gets another backend"
 
 
 def test_an_arrow_of_the_same_name_is_the_name() -> None:
