@@ -49,7 +49,7 @@ Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabi
 CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
 _OPTION = {"type": ["string", "number", "boolean"]}
 # what a user reads: a text with something in it
-Sentence = Annotated[str, Field(pattern=r"\S")]
+Sentence = Annotated[str, Field(pattern=r"[^\s]")]
 Options = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _OPTION})]
 
 
