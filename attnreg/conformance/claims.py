@@ -139,8 +139,7 @@ class Claims:
                 storage != "fused" or s["head_size_v"] is None,
                 s["head_size_v"] != s["head_size"],
                 "per_head_quant_scales" not in features or kv_dtype.startswith("fp8"),
-                not features & {"causal_by_request", "non_causal"} or s["attn_type"] == "decoder",
-                not {"asymmetric_window", "sliding_window"} <= features,
+                "non_causal" not in features or s["attn_type"] == "decoder",
             )
         ):
             return None
