@@ -234,10 +234,16 @@ class Attention:
 
     __call__ = forward
 
-    def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None:
-        """Writes keys and values to the slots of ``batch.slot_mapping``. Arguments and errors as in `forward`."""
+    def write_kv(
+        self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata, *, query: Tensor | None = None
+    ) -> None:
+        """Writes keys and values to the slots of ``batch.slot_mapping``. Arguments and errors as in `forward`.
+
+        query: that of the call of `attend` which follows; where it would be refused, nothing is written.
+        """
         planned = self._planned(batch)
-        self._write(planned, self._validated(planned, None, key, value, kv_cache, None, None, True, False))
+        follows = query is not None
+        self._write(planned, self._validated(planned, query, key, value, kv_cache, None, None, True, follows))
 
     def attend(
         self,

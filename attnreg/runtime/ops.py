@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache
 
@@ -31,7 +32,8 @@ __all__ = [
 SPLITTING_OPS = ("attnreg::unified_attention_with_output", "attnreg::unified_kv_cache_update")
 
 _UPDATE = (
-    "unified_kv_cache_update(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, str layer) -> ()"
+    "unified_kv_cache_update(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, str layer, "
+    "*, Tensor? query=None) -> ()"
 )
 _ATTENTION = (
     "unified_attention_with_output(Tensor query, Tensor? key_cache, Tensor? value_cache, Tensor(a!) output, str layer, "
@@ -44,9 +46,20 @@ class Layer(Protocol):
 
     name: str | None
 
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: KVCache | None,
+        batch: BatchMetadata,
+    ) -> Tensor: ...
+
     def new_output(self, query: Tensor) -> Tensor: ...
 
-    def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None: ...
+    def write_kv(
+        self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata, *, query: Tensor | None = None
+    ) -> None: ...
 
     def attend(
         self,
@@ -106,8 +119,14 @@ def _batch_for(layer: str) -> BatchMetadata:
     return batch
 
 
-def _kv_cache_update(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, layer: str) -> None:
-    _layer_named(layer).write_kv(key, value, KVCache(key_cache, value_cache), _batch_for(layer))
+def _kv_cache_update(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, layer: str, *, query: Tensor | None = None
+) -> None:
+    found, batch = _layer_named(layer), _batch_for(layer)
+    if query is not None and not batch.paged:
+        problem = "the batch has no block_table: compiled attention with a kv_cache reads that alone, not packed keys"
+        raise BatchError([problem])
+    found.write_kv(key, value, KVCache(key_cache, value_cache), batch, query=query)
 
 
 def _attention_with_output(
@@ -144,21 +163,24 @@ unified_attention_with_output = torch.ops.attnreg.unified_attention_with_output
 def attention(
     layer: Layer, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: KVCache | None = None
 ) -> Tensor:
-    """The output of `Attention.forward`, computed through the ops so that a compiler can trace it.
+    """The output of `Attention.forward`, and computed by it; under a compiler or a tracer through the ops.
 
     query [tokens, num_heads * head_size] or [tokens, num_heads, head_size], the output likewise. key and value are
     written to ``kv_cache``; without a cache, attention reads them directly. Raises ValueError for a layer without a
-    name, `BatchError` for a key without a value.
+    name, `BatchError` for a key without a value, and what `Attention.forward` raises, before anything is written.
     """
     if layer.name is None:
         raise ValueError("the ops find a layer by its name; give one to Attention.from_selection")
     if (key is None) != (value is None):
         raise BatchError([f"{'key' if key is None else 'value'} is None; expected key and value, or neither"])
+    if type(query) is Tensor and not torch.compiler.is_compiling() and not is_in_torch_dispatch_mode():
+        return layer.forward(query, key, value, kv_cache, _batch_for(layer.name))
     output = layer.new_output(query)
     if kv_cache is None:
         unified_attention_with_output(query, None, None, output, layer.name, key=key, value=value)
         return output
     if key is not None and value is not None:
-        unified_kv_cache_update(key, value, kv_cache.key, kv_cache.value, layer.name)
+        # with the query, so that a call which attention would refuse writes nothing
+        unified_kv_cache_update(key, value, kv_cache.key, kv_cache.value, layer.name, query=query)
     unified_attention_with_output(query, kv_cache.key, kv_cache.value, output, layer.name)
     return output

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
 import attnreg
@@ -76,6 +78,75 @@ def test_a_key_without_a_value_is_refused_and_nothing_is_written(make: Make, mis
     assert all(tensor.isnan().all() for tensor in cache)
 
 
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (torch.zeros(6, 64).half(), r"query is .* float16; expected .* float32"),
+        (torch.zeros(5, 64), "query has 5 rows; the batch has 6 tokens"),
+        (torch.zeros(6, 4, 8), "query is .*; expected"),
+    ],
+)
+def test_a_query_that_attention_would_refuse_has_written_no_keys(
+    make: Make, query: Tensor, message: str, how: str
+) -> None:
+    layer = make(name="refused")
+    cache = layer.new_kv_cache(3)
+    for tensor in cache:
+        tensor.fill_(torch.nan)
+
+    def attend(query: Tensor, key: Tensor) -> Tensor:
+        return ops.attention(layer, query, key, key, cache)
+
+    torch._dynamo.reset()
+    called = torch.compile(attend, backend="aot_eager", fullgraph=True) if how == "compiled" else attend
+    with a_step(), pytest.raises(BatchError, match=message):
+        called(query, torch.zeros(6, 32))
+    assert all(tensor.isnan().all() for tensor in cache)
+
+
+def test_a_batch_of_packed_keys_beside_a_cache(make: Make) -> None:
+    layer = make(name="packed")
+    cache = layer.new_kv_cache(1)
+    for tensor in cache:
+        tensor.zero_()
+    batch = BatchMetadata.build([2], slot_mapping=torch.tensor([3, 1]))
+    q, k, v = torch.randn(2, 64), torch.randn(2, 32), torch.randn(2, 32)
+
+    def attend() -> Tensor:
+        return ops.attention(layer, q, k, v, cache)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    with torch.inference_mode(), ops.forward_context(batch):
+        # compiled code does not know what the batch reads, so nothing is written
+        with pytest.raises(BatchError, match="the batch has no block_table"):
+            compiled()
+        with pytest.raises(BatchError, match="key has 1 rows"):
+            ops.attention(layer, q, k[:1], v[:1], cache)
+        assert not any(tensor.any() for tensor in cache)
+        output = attend()
+    torch.testing.assert_close(output, layer(q, k, v, None, BatchMetadata.build([2])))
+    torch.testing.assert_close(cache.key[0, 3].flatten(), k[0])
+
+
+def test_a_tracer_sees_the_ops(make: Make) -> None:
+    layer, cache, batch = cached(make)
+    q, k = torch.randn(2, 64), torch.randn(2, 32)
+
+    def attend(q: Tensor, k: Tensor, *cache: Tensor) -> Tensor:
+        return ops.attention(layer, q, k, k, KVCache(*cache))
+
+    with torch.inference_mode(), ops.forward_context(batch):
+        graph = make_fx(attend)(q, k, *cache)
+    assert [str(node.target) for node in graph.graph.nodes if "attnreg" in str(node.target)] == [
+        "attnreg.unified_kv_cache_update.default", "attnreg.unified_attention_with_output.default",
+    ]  # fmt: skip
+    with FakeTensorMode() as mode:
+        # without a batch, because nothing is computed
+        assert attend(*map(mode.from_tensor, (q, k, *cache))).shape == (2, 64)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_is_the_model_and_writes_its_caches(model: Model, backend: str) -> None:
     x = torch.randn(6, 64)
@@ -133,6 +204,7 @@ def test_the_schemas_say_what_the_ops_do(make: Make) -> None:
     q, k, v = torch.randn(2, 4, 16), torch.randn(2, 2, 16), torch.randn(2, 2, 16)
     with ops.forward_context(batch):
         torch.library.opcheck(ops.unified_kv_cache_update.default, (k, v, *cache, layer.name))
+        torch.library.opcheck(ops.unified_kv_cache_update.default, (k, v, *cache, layer.name), {"query": q})
         arguments = (q, *cache, torch.empty(2, 4, 16), layer.name)
         torch.library.opcheck(ops.unified_attention_with_output.default, arguments)
     layer = make(name="opcheck.packed", features={"lse"})

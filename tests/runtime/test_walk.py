@@ -63,6 +63,9 @@ ENTRIES = [
     *(("forward", *one) for one in WALKS),
     *(("attend", backend, "paged", name) for backend in ("CPU_ATTN", "TRITON_ATTN")
       for name in ("query", "output", "lse", "key_cache", "value_cache", "block_table", "mm_prefix")),
+    *(("ops", backend, "paged", name) for backend in ("CPU_ATTN", "TRITON_ATTN")
+      for name in ("query", "key", "value", "key_cache", "value_cache", "slot_mapping", "block_table", "causal")),
+    *(("ops", "CPU_ATTN", "packed", name) for name in ("query", "key", "value")),
     *(("write_kv", backend, kind, name) for backend in ("CPU_ATTN", "TRITON_ATTN") for kind in ("paged", "quantised")
       for name in ("key", "value", "key_cache", "value_cache", "slot_mapping", "k_scale", "v_scale")
       if kind == "quantised" or not name.endswith("scale")),

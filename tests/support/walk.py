@@ -12,6 +12,7 @@ from torch import Tensor
 import attnreg
 from attnreg import AttentionRequest, BatchMetadata, Platform, Registry
 from attnreg.kernels import reference
+from attnreg.runtime import ops
 from attnreg.runtime.interface import AttentionSpec, KVCache, LayerParams
 from attnreg.runtime.layer import Attention
 
@@ -144,8 +145,8 @@ def forward(
 ) -> Made:
     """The outcome of a forward with these tensors, which may be odd; a call that is refused may not have written.
 
-    default_device: PyTorch's for the time of the call. entry: the function that is called: forward, attend, or
-    write_kv, of which the cache has the numbers.
+    default_device: PyTorch's for the time of the call. entry: the function that is called: forward, attend, ops (the
+    custom ops, which make the output), or write_kv, of which the cache has the numbers.
     """
     features = {"alibi"} if "alibi_slopes" in given else set()
     features |= {name for name in ("sinks", "lse", "mm_prefix") if name in given}
@@ -181,6 +182,10 @@ def forward(
                 return Made(found, exact.view(found.shape), None, True)
             if entry == "attend":
                 layer.attend(query, cache, batch, output, **lse)
+            elif entry == "ops":
+                ops.register(layer, f"walked {id(layer)}")
+                with ops.forward_context(batch):
+                    output = ops.attention(layer, query, key, value, cache)
             else:
                 output = layer.forward(query, key, value, cache, batch, output, **lse)
     except REFUSALS as refusal:
