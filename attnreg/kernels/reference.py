@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnreg.runtime import latents
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams, by_token
 
 # the scores that are computed at once
@@ -171,6 +172,10 @@ def request_kv(
     assert batch.block_table is not None
     assert spec.block_size is not None
     blocks = batch.block_table[request, : -(-keys // spec.block_size)].long()
+    if spec.kv_dtype == "fp8_ds_mla":
+        latent = latents.unpacked(by_token(KVCache(*(x[blocks] for x in kv_cache)), spec.kv_layout).key)
+        k = latent.flatten(0, 1)[:keys].double().transpose(0, 1)
+        return k, k[..., : spec.head_size_v]
     stored = by_token(KVCache(*(_blocks(x, blocks).float() for x in kv_cache)), spec.kv_layout)
     k, v = (x.flatten(0, 1)[:keys].double().transpose(0, 1) for x in stored)
     if params.k_scale is not None:

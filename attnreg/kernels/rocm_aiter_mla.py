@@ -1,8 +1,5 @@
 """ROCM_AITER_MLA: aiter's assembly kernels for MLA behind the runtime's contract. Not run on AMD hardware yet.
 
-MLA in its latent form has one KV head: the key is the latent with its rotary part, the value the latent alone. So the
-spec has num_kv_heads 1 and head_size_v = kv_lora_rank, and the cache's value is a view of its key's first elements.
-
 The kernels read token by token (pages of one), for 16, 32, 64 or 128 heads and the same number of queries in each
 request. Any other batch is turned into requests with a single query of 16 heads. With an fp8 cache the kernels round
 queries to fp8, so errors exceed the contract's bounds, which do not include a rounding of queries.
@@ -121,12 +118,8 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> MlaPlan:
 
 def _validate(spec: AttentionSpec) -> None:
     common.validate_cache(spec, BACKEND)
-    if spec.num_kv_heads != 1 or spec.head_size_v >= spec.head_size:
-        sizes = f"head_size {spec.head_size} and head_size_v {spec.head_size_v}"
-        raise SpecError(
-            f"num_kv_heads is {spec.num_kv_heads}, {sizes}; MLA in its latent form has one KV head, whose value is a "
-            "part of its key"
-        )
+    if not spec.latent:
+        raise SpecError(f"the layer is none of MLA in its latent form, which is all that {BACKEND} computes")
     if (spec.head_size, spec.head_size_v) != WIDTHS:
         message = f"head sizes {spec.head_size} and {spec.head_size_v}: the kernels are compiled for {WIDTHS}"
         raise UnclaimedError(message, BACKEND)
@@ -144,10 +137,10 @@ def write_kv(
     *,
     params: LayerParams = NO_PARAMS,
 ) -> None:
-    """Stores the batch's new latents, which are the keys; values are a part of them and are not read."""
+    """Stores the batch's new latents, key, with their rotary parts, value."""
     _latents(spec, kv_cache)
     scales = LayerParams(k_scale=params.k_scale, v_scale=params.k_scale)
-    write_new_kv(spec, plan, key, key[..., : spec.head_size_v], kv_cache, params=scales)
+    write_new_kv(spec, plan, key, value, kv_cache, params=scales)
 
 
 def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:
@@ -189,9 +182,7 @@ def forward(spec: AttentionSpec, plan: MlaPlan, call: Call) -> None:
 
 def _latents(spec: AttentionSpec, kv_cache: KVCache) -> Tensor:
     """The cache as [slots, 1, 1, head_size]: a page for each token. Raises `BatchError` where that is no view of it."""
-    key, value = kv_cache
-    if value.data_ptr() != key.data_ptr() or value.stride(0) != key.stride(0):
-        raise BatchError(["kv_cache.value has memory of its own; with MLA it is kv_cache.key[..., :head_size_v]"])
+    key = kv_cache.key
     if not key.is_contiguous():
         raise BatchError(["kv_cache.key has gaps; aiter's kernels for MLA read the slots of a dense cache"])
     return key.view(-1, 1, 1, spec.head_size)

@@ -31,8 +31,10 @@ def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
         problem = next(tensor_problems(name, tensor, (size,), dtype, dense=False), None)
         if problem is not None:
             raise SpecError(problem)
-        if feature is None and not spec.quantised:
+        if feature is None and not (spec.quantised and spec.kv_dtype != "fp8_ds_mla"):
             raise SpecError(f"{name} is given, and kv_dtype {spec.kv_dtype} has no scales")
+    if spec.latent and params.v_scale is not params.k_scale:
+        raise SpecError("v_scale is not k_scale; of latents, which are keys and values, they are one tensor")
 
 
 def _params(spec: AttentionSpec, params: LayerParams) -> Iterator[tuple[str, Tensor | None, int, torch.dtype | None]]:
@@ -123,6 +125,8 @@ class Fit:
     def _problems(self, given: Tensors, params: LayerParams) -> Iterator[str]:
         if given.write and self.num_slots is None:
             yield "slot_mapping is None: there is no place to write key and value to"
+        if self.spec.latent and not self.paged:
+            yield "the batch has no block_table: MLA in its latent form reads the cache"
         if given.attend:
             # a forward that writes gives both, and attends to one of them
             if not given.write and (self.paged != (given.kv_cache is not None) or self.paged != (given.key is None)):
@@ -163,7 +167,11 @@ class Fit:
             yield f"{'key' if key is None else 'value'} is None; expected key and value, or neither"
             return
         rows = key.shape[0] if isinstance(key, Tensor) and key.ndim else None
-        for name, size in (("key", spec.head_size), ("value", spec.head_size_v)):
+        # a latent is written in its two parts
+        parts = (
+            (spec.head_size_v, spec.head_size - spec.head_size_v) if spec.latent else (spec.head_size, spec.head_size_v)
+        )
+        for name, size in zip(("key", "value"), parts, strict=True):
             shape = rows, spec.num_kv_heads, size
             yield from tensor_problems(name, getattr(given, name), shape, spec.dtype, device=self.device)
         if rows is not None and rows < min_rows:
@@ -178,9 +186,10 @@ class Fit:
             problems += tensor_problems(
                 f"kv_cache.{name}", tensor, sizes, shape.dtype, device=self.device, written=written
             )
-        # of latents, a value is the beginning of its key
-        latent = self.spec.num_kv_heads == 1 and self.spec.head_size_v < self.spec.head_size
-        if written and not problems and not latent and key.numel() and key.data_ptr() == kv_cache[1].data_ptr():
+        one = not problems and key.data_ptr() == kv_cache[1].data_ptr()
+        if self.spec.latent and not problems and not (one and key.stride() == kv_cache[1].stride()):
+            problems.append("kv_cache.value has memory of its own; of latents it is kv_cache.key[..., :head_size_v]")
+        elif written and one and not self.spec.latent and key.numel():
             problems.append("kv_cache.value is the memory of kv_cache.key; both are written, so give each its own")
         yield from problems
         if not problems and self.places is not None and self.spec.block_size is not None:

@@ -31,6 +31,11 @@ contiguous; other strides are free. A quantised cache is float8_e4m3fn or float8
 format on architectures that have it. It holds ``x / scale``, computed in float32, saturated at the largest finite
 number and rounded to nearest even.
 
+**Latents.** MLA in its latent form (``spec.latent``; `attnreg.runtime.mla.interface`) is this contract for one KV head
+over a cache whose value is the beginning of its key: ``kv_cache.value`` is ``kv_cache.key[..., :head_size_v]``, the
+same memory, and ``v_scale`` is ``k_scale``. ``write_kv`` is given a key's two parts: as key the latent
+``[rows, 1, head_size_v]``, and as value its rotary part ``[rows, 1, head_size - head_size_v]``.
+
 **No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: the batch's CPU copies hold all that the
 host needs. Where they and the device differ, the device is right: ``seq_lens_cpu`` may be upper bounds.
 
@@ -53,6 +58,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from attnreg.runtime import latents
 from attnreg.runtime.batch import BatchError as BatchError
 from attnreg.runtime.batch import BatchMetadata as BatchMetadata
 from attnreg.runtime.spec import DTYPES as DTYPES
@@ -119,7 +125,8 @@ def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
         key = (num_blocks, heads, spec.head_size // x, spec.block_size, x)
         return KVCacheShape(key, (num_blocks, heads, spec.head_size_v, spec.block_size), dtype)
     middle = (spec.block_size, heads) if spec.kv_layout == "NHD" else (heads, spec.block_size)
-    return KVCacheShape((num_blocks, *middle, spec.head_size), (num_blocks, *middle, spec.head_size_v), dtype)
+    width = latents.BYTES if spec.kv_dtype == "fp8_ds_mla" else spec.head_size
+    return KVCacheShape((num_blocks, *middle, width), (num_blocks, *middle, spec.head_size_v), dtype)
 
 
 def by_token(kv_cache: KVCache, layout: Layout) -> KVCache:
@@ -167,7 +174,7 @@ class KernelModule(Protocol):
     modules get no batch with ``key_rows``.
 
     ``plan`` is an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
-    num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots.
+    num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots; the parts of latents.
     """
 
     def kv_cache_shape(self, spec: AttentionSpec, num_blocks: int) -> KVCacheShape: ...

@@ -92,13 +92,13 @@ class Attention:
     ) -> Self:
         """The layer for a selection, with the numbers and tensors that the request only names.
 
-        softmax_scale: default ``head_size ** -0.5``. sliding_window: the keys that a query sees, itself included, or
-        (left, right), those before its own and after it, -1 for all; the sides may differ in a layer that sees later
-        keys if the request asks for asymmetric_window. chunk: the positions of a chunk. sinks, alibi_slopes:
-        [num_heads], floating; kept as they are, so weights may be loaded into them later. k_scale, v_scale: the factors
-        of a quantised cache, float32: one element, or [num_kv_heads] if the request asks for per_head_quant_scales;
-        None is 1. q_scale, out_scale: those of fp8_query and fp8_output, one float32 element. kv_layout: of the cache;
-        None: the request's facet of this name, or NHD.
+        softmax_scale: default ``head_size ** -0.5``, of MLA that of its expanded keys. sliding_window: the keys that a
+        query sees, itself included, or (left, right), those before its own and after it, -1 for all; the sides may
+        differ in a layer that sees later keys if the request asks for asymmetric_window. chunk: the positions of a
+        chunk. sinks, alibi_slopes: [num_heads], floating; kept as they are, so weights may be loaded into them later.
+        k_scale, v_scale: the factors of a quantised cache, float32: one element, or [num_kv_heads] if the request asks
+        for per_head_quant_scales; None is 1; of latents k_scale is both. q_scale, out_scale: those of fp8_query and
+        fp8_output, one float32 element. kv_layout: of the cache; None: the request's facet of this name, or NHD.
 
         Raises `UnclaimedError` for a feature that is given but not in the request, `SpecError` for one that is in the
         request but not given or, if the selection was made to run, for a device that this machine lacks;
@@ -136,6 +136,9 @@ class Attention:
             fnuz=architecture is not None and architecture.fp8 == "fnuz",
             options=tuple(selection.backend.row.options.items()),
         )
+        if spec.latent and v_scale is not None:
+            raise SpecError("v_scale is given; a latent is the key and the value, and k_scale is the scale of both")
+        v_scale = k_scale if spec.latent else v_scale
         params = LayerParams(
             sinks=sinks,
             alibi_slopes=alibi_slopes,
@@ -159,6 +162,9 @@ class Attention:
     def new_kv_cache(self, num_blocks: int, device: torch.device | str = "cpu") -> KVCache:
         """A cache of this many blocks, uninitialised."""
         shape = self.kv_cache_shape(num_blocks)
+        if self.spec.latent:
+            key = torch.empty(shape.key, dtype=shape.dtype, device=device)
+            return KVCache(key, key[..., : self.spec.head_size_v])
         return KVCache(
             torch.empty(shape.key, dtype=shape.dtype, device=device),
             torch.empty(shape.value, dtype=shape.dtype, device=device),

@@ -27,6 +27,8 @@ KV_DTYPES: dict[str, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
+    # bytes, of which `attnreg.runtime.latents` knows the layout
+    "fp8_ds_mla": torch.uint8,
 }
 _FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
 
@@ -43,7 +45,7 @@ class AttentionSpec:
     ``mm_prefix_in_window``, ``lse`` and ``batch_invariant`` from them; ``sliding_window``, ``asymmetric_window`` (left,
     right), ``chunk`` and ``softcap`` are features if and only if their numbers are given. ``block_size`` None: there is
     no paged cache. ``kv_dtype`` is the request's word; with ``fnuz`` its 8-bit formats are those of gfx942, without
-    infinities and -0. ``options`` are the row's.
+    infinities and -0. ``latent``: MLA in its latent form (`attnreg.runtime.mla.interface`). ``options`` are the row's.
 
     Raises `SpecError`.
     """
@@ -64,6 +66,7 @@ class AttentionSpec:
     features: frozenset[str] = frozenset()
     kv_layout: Layout = "NHD"
     fnuz: bool = False
+    latent: bool = False
     options: tuple[tuple[str, str | int | float | bool], ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,12 +93,13 @@ class AttentionSpec:
     ) -> Self:
         """The spec of a layer, from its request and the numbers that a request does not hold.
 
-        softmax_scale: default ``head_size ** -0.5``. sliding_window: as `window_of` takes it. chunk: positions.
-        Raises `SpecError` where the request lacks a number that running needs, or asks for what this contract does not
-        cover.
+        softmax_scale: default ``head_size ** -0.5``; of MLA in either form, that of its expanded keys. sliding_window:
+        as `window_of` takes it. chunk: positions. Raises `SpecError` where the request lacks a number that running
+        needs, or asks for what this contract does not cover.
         """
-        if request.attention != "mha":
-            raise SpecError(f"attention is {request.attention}; this contract is for mha")
+        if request.attention not in ("mha", "mla"):
+            raise SpecError(f"attention is {request.attention}; this contract is for mha and mla")
+        latent = request.attention == "mla" and request.phase != "prefill"
         if request.num_heads is None:
             raise SpecError("num_heads is not given; to run a layer its request must say how many heads it has")
         if request.dtype not in DTYPES:
@@ -103,11 +107,11 @@ class AttentionSpec:
         number, sides = window_of(sliding_window, request)
         return cls(
             num_heads=request.num_heads,
-            num_kv_heads=request.num_kv_heads or request.num_heads,
+            num_kv_heads=request.num_kv_heads or (1 if latent else request.num_heads),
             head_size=request.head_size,
-            head_size_v=request.head_size_v or request.head_size,
+            head_size_v=_latent_rank(request) if latent else request.head_size_v or request.head_size,
             dtype=DTYPES[request.dtype],
-            softmax_scale=request.head_size**-0.5 if softmax_scale is None else softmax_scale,
+            softmax_scale=_default_scale(request, latent) if softmax_scale is None else softmax_scale,
             kv_dtype=request.kv_dtype or "auto",
             block_size=request.block_size,
             sliding_window=number,
@@ -118,6 +122,7 @@ class AttentionSpec:
             features=request.features,
             kv_layout=kv_layout,
             fnuz=fnuz,
+            latent=latent,
             options=options,
         )
 
@@ -157,6 +162,28 @@ class AttentionSpec:
     def quantised(self) -> bool:
         """Whether the cache holds 8-bit numbers with a scale."""
         return self.cache_dtype.itemsize == 1
+
+
+def _default_scale(request: AttentionRequest, latent: bool) -> float:
+    """The softmax scale of a layer that names none. Raises `SpecError` for latents whose expanded keys are unknown."""
+    if not latent:
+        return float(request.head_size**-0.5)
+    nope, rope = request.qk_nope_head_dim, request.qk_rope_head_dim
+    if nope is None or rope is None:
+        raise SpecError(
+            "softmax_scale is not given, and of a latent it depends on qk_nope_head_dim and qk_rope_head_dim, which "
+            "the request lacks; give it, or both of them"
+        )
+    return float((nope + rope) ** -0.5)
+
+
+def _latent_rank(request: AttentionRequest) -> int:
+    """The elements of a latent that are its value. Raises `SpecError` where the request does not say."""
+    rope = request.qk_rope_head_dim
+    rank = request.head_size_v or request.kv_lora_rank or (None if rope is None else request.head_size - rope)
+    if rank is None:
+        raise SpecError("head_size_v is not given; of a latent it is the part that is the value (kv_lora_rank)")
+    return rank
 
 
 # the numbers of a spec, and whether they are integers
@@ -248,6 +275,7 @@ def _spec_problems(spec: AttentionSpec) -> Any:
         if value is not None and name != "asymmetric_window" and not 0 < value < math.inf:
             yield f"{name} is {value}; expected more than 0 (None for none)"
     yield from _mask_problems(spec, windows)
+    yield from _latent_problems(spec)
 
 
 def _mask_problems(spec: AttentionSpec, windows: frozenset[str]) -> Any:
@@ -259,3 +287,24 @@ def _mask_problems(spec: AttentionSpec, windows: frozenset[str]) -> Any:
         # queries and keys belong to different texts: there is no distance between them
         for name in sorted(spec.features & _OF_POSITIONS):
             yield f"{name} has no meaning for encoder_decoder attention: query and key positions are not comparable"
+
+
+def _latent_problems(spec: AttentionSpec) -> Any:
+    if not spec.latent:
+        if spec.kv_dtype == "fp8_ds_mla":
+            yield "kv_dtype is fp8_ds_mla, which holds latents; the layer is none of MLA in its latent form"
+        return
+    if spec.num_kv_heads != 1 or spec.head_size_v > spec.head_size or spec.attn_type != "decoder":
+        yield (
+            f"num_kv_heads is {spec.num_kv_heads}, head_size {spec.head_size}, head_size_v {spec.head_size_v}, "
+            f"attn_type {spec.attn_type}; MLA in its latent form is a decoder with one KV head, whose value is the "
+            "beginning of its key"
+        )
+    if spec.kv_layout == "SPLIT":
+        yield "kv_layout is SPLIT; latents lie in NHD or HND, which are one layout for one head"
+    shape = spec.head_size, spec.head_size_v, spec.dtype
+    if spec.kv_dtype == "fp8_ds_mla" and shape != (576, 512, torch.bfloat16):
+        yield (
+            f"kv_dtype is fp8_ds_mla, head_size {spec.head_size}, head_size_v {spec.head_size_v}, dtype {spec.dtype}; "
+            "the format holds a latent of 512 and a rotary part of 64 in bfloat16"
+        )

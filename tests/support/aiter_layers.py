@@ -60,7 +60,7 @@ def filled(layer: Attention, seq_lens: list[int]) -> tuple[KVCache, Tensor]:
     size = layer.spec.block_size or 1
     blocks = [-(-k // size) for k in seq_lens]
     cache = layer.new_kv_cache(sum(blocks))
-    for tensor in cache:
+    for tensor in cache[:1] if layer.spec.latent else cache:
         tensor.copy_(torch.randn(tensor.shape))
     table = torch.zeros(len(seq_lens), max([*blocks, 1]), dtype=torch.int32)
     free = torch.randperm(sum(blocks)).int()
@@ -79,7 +79,7 @@ def check(layer: Attention, batch: BatchMetadata, query: Tensor, output: Tensor,
 
 
 def latent_layer(registry: Registry, platform: Platform, heads: int = 16, **fields: Any) -> Attention:
-    """A layer of MLA in its latent form, which `Attention.from_selection` cannot make."""
+    """A layer of MLA in its latent form."""
     features = frozenset(fields.pop("features", ()))
     request = AttentionRequest(
         attention="mla", head_size=576, num_heads=heads, num_kv_heads=1, block_size=16, features=features,
@@ -97,10 +97,6 @@ def latent_layer(registry: Registry, platform: Platform, heads: int = 16, **fiel
         block_size=16,
         features=features,
         kv_layout=fields.get("kv_layout", "NHD"),
+        latent=True,
     )
     return Attention(selection, spec, fields.get("params", LayerParams()))
-
-
-def latents(layer: Attention, seq_lens: list[int]) -> tuple[KVCache, Tensor]:
-    cache, table = filled(layer, seq_lens)
-    return KVCache(cache.key, cache.key[..., :512]), table

@@ -158,7 +158,8 @@ _writer = functools.lru_cache(maxsize=256)(_Writer)
 @functools.lru_cache(maxsize=256)
 def _writer_of(spec: AttentionSpec, dtype: torch.dtype, device: torch.device, target: Target) -> _Writer:
     """The writer of new keys and values of a dtype, for the layers of a spec."""
-    cache = Cache(spec.kv_layout, spec.block_size or 0, spec.head_size, spec.head_size_v, spec.cache_dtype)
+    sizes = (spec.head_size_v, spec.head_size - spec.head_size_v) if spec.latent else (spec.head_size, spec.head_size_v)
+    cache = Cache(spec.kv_layout, spec.block_size or 0, *sizes, spec.cache_dtype)
     return _writer(device, target, _Code(dtype, spec.num_kv_heads, cache))
 
 
@@ -177,4 +178,7 @@ def write_new_kv(
     if slots is None or not (num_tokens := min(key.shape[0], slots.shape[0])):
         return
     writer = _writer_of(spec, key.dtype, device, target_of(device))
+    if spec.latent:
+        # the two parts of a latent lie side by side
+        kv_cache = KVCache(kv_cache.value, kv_cache.key[..., spec.head_size_v :])
     writer.write(num_tokens, key, value, *kv_cache, slots, params.k_scale, params.v_scale)

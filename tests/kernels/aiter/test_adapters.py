@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support import fake_aiter
-from support.aiter_layers import MHA, check, check_all_is_called, filled, latent_layer, latents, make
+from support.aiter_layers import MHA, check, check_all_is_called, filled, latent_layer, make
 from support.fake_aiter import Fake
 
 from attnreg import Platform, Registry
@@ -194,7 +194,7 @@ def test_the_stand_in_for_the_cache_write_takes_what_the_kernel_takes() -> None:
 @pytest.mark.parametrize("keys", [[], [0], [5, 0]])
 def test_nothing_to_compute(fake: Fake, registry: Registry, mi350: Platform, backend: str, keys: list[int]) -> None:
     layer = latent_layer(registry, mi350) if "MLA" in backend else make(registry, mi350, backend)
-    cache, table = latents(layer, keys) if "MLA" in backend else filled(layer, keys)
+    cache, table = filled(layer, keys)
     batch = BatchMetadata.build([0] * len(keys), keys, block_table=table)
     query, output = (torch.full((2, layer.spec.num_heads, size), torch.nan, dtype=torch.bfloat16)
                      for size in (layer.spec.head_size, layer.spec.head_size_v))  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.aiter_layers import MHA, check, filled, latent_layer, latents, make
+from support.aiter_layers import MHA, check, filled, latent_layer, make
 from support.fake_aiter import Fake
 
 from attnreg import Platform, Registry
@@ -62,7 +62,7 @@ def test_upper_bounds_of_mla(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer = latent_layer(registry, mi350, heads, features=[] if causal else ["non_causal"])
-    cache, table = latents(layer, [40, 9, 17])
+    cache, table = filled(layer, [40, 9, 17])
     batch = BatchMetadata.build(queries, [40, 9, 17], block_table=table, causal=causal)
     query = torch.randn(batch.num_tokens, heads, 576).bfloat16()
     output = torch.full((batch.num_tokens, heads, 512), torch.nan, dtype=torch.bfloat16)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.aiter_layers import check, check_all_is_called, check_calls, latent_layer, latents
+from support.aiter_layers import check, check_all_is_called, check_calls, filled, latent_layer
 from support.fake_aiter import Fake
 
 from attnreg import Platform, Registry
@@ -39,7 +39,7 @@ def test_mla(
     features = [*(["lse"] if lse else []), *([] if causal else ["non_causal"])]
     layer = latent_layer(registry, mi350, heads, features=features)
     queries, keys = LENGTHS[pattern]
-    cache, table = latents(layer, keys)
+    cache, table = filled(layer, keys)
     batch = BatchMetadata.build(queries, keys, block_table=table, causal=causal)
     tokens = batch.num_tokens
     query = torch.randn(tokens + 2, heads, 576).bfloat16()
@@ -66,9 +66,10 @@ def test_mla(
 def test_mla_with_an_fp8_cache_rounds_its_queries_too(
     fake: Fake, registry: Registry, mi350: Platform, heads: int, dtype: str
 ) -> None:
-    params = LayerParams(k_scale=torch.tensor([0.25]), v_scale=torch.tensor([0.25]))
+    scale = torch.tensor([0.25])
+    params = LayerParams(k_scale=scale, v_scale=scale)
     layer = latent_layer(registry, mi350, heads, kv_dtype="fp8", dtype=dtype, params=params)
-    cache, table = latents(layer, [20, 40])
+    cache, table = filled(layer, [20, 40])
     batch = BatchMetadata.build([1, 1], [20, 40], block_table=table)
     query = torch.randn(2, heads, 576).to(layer.spec.dtype)
     output = torch.full((2, heads, 512), torch.nan, dtype=layer.spec.dtype)
@@ -84,22 +85,22 @@ def test_mla_with_an_fp8_cache_rounds_its_queries_too(
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_mla_writes_latents_alone(fake: Fake, registry: Registry, mi350: Platform, layout: str) -> None:
     layer = latent_layer(registry, mi350, kv_layout=layout)
-    cache, table = latents(layer, [20])
+    cache, table = filled(layer, [20])
     before = cache.key.clone()
     batch = BatchMetadata.build([2], [20], block_table=table, slot_mapping=torch.tensor([5, -1]))
     key = torch.randn(2, 1, 576).bfloat16()
-    # the value is a part of the key, and is not read
-    layer.write_kv(key, torch.full((2, 1, 512), torch.nan).bfloat16(), cache, batch)
+    layer.write_kv(key[..., :512], key[..., 512:], cache, batch)
     tokens = cache.key if layout == "NHD" else cache.key.transpose(1, 2)
     assert torch.equal(tokens[0, 5], key[0])
     assert int((cache.key != before).any(-1).sum()) == 1
 
 
 def test_all_that_the_record_says_of_mla_is_passed(fake: Fake, registry: Registry, mi350: Platform) -> None:
-    params = LayerParams(k_scale=torch.tensor([0.25]))
+    scale = torch.tensor([0.25])
+    params = LayerParams(k_scale=scale, v_scale=scale)
     quantised = latent_layer(registry, mi350, kv_dtype="fp8", params=params)
     for layer, (queries, keys) in ((quantised, LENGTHS["decode"]), (latent_layer(registry, mi350), LENGTHS["prompts"])):
-        cache, table = latents(layer, keys)
+        cache, table = filled(layer, keys)
         batch = BatchMetadata.build(queries, keys, block_table=table)
         query = torch.randn(batch.num_tokens, 16, 576).bfloat16()
         layer.attend(query, cache, batch, query.new_empty(batch.num_tokens, 16, 512))
@@ -111,19 +112,14 @@ def test_mla_refuses_what_its_kernels_cannot_read(fake: Fake, registry: Registry
     module, spec = layer.module, layer.spec
     table = torch.zeros(1, 1, dtype=torch.int32)
     batch = BatchMetadata.build([1], [1], block_table=table)
-    own = layer.new_kv_cache(2)
+    own = torch.zeros(2, 16, 1, 576, dtype=torch.bfloat16)
     apart = torch.zeros(2, 2, 16, 1, 576, dtype=torch.bfloat16)[:, 0]
     query, output = torch.zeros(1, 16, 576).bfloat16(), torch.zeros(1, 16, 512).bfloat16()
     refused: list[tuple[Any, type[Exception], str]] = [
         (
-            lambda: layer.attend(query, own, batch, output),
+            lambda: layer.attend(query, KVCache(own, own.clone()[..., :512]), batch, output),
             BatchError,
-            "kv_cache.value has memory of its own; with MLA it is kv_cache.key[..., :head_size_v]",
-        ),
-        (
-            lambda: layer.attend(query, KVCache(own.key, own.key.clone()[..., :512]), batch, output),
-            BatchError,
-            "kv_cache.value has memory of its own; with MLA it is kv_cache.key[..., :head_size_v]",
+            "kv_cache.value has memory of its own; of latents it is kv_cache.key[..., :head_size_v]",
         ),
         (
             lambda: layer.attend(query, KVCache(apart, apart[..., :512]), batch, output),
@@ -136,12 +132,9 @@ def test_mla_refuses_what_its_kernels_cannot_read(fake: Fake, registry: Registry
             "there is no block_table: MLA in its latent form reads the cache",
         ),
         (
-            lambda: module.plan(replace(spec, num_kv_heads=2), batch),
+            lambda: module.plan(replace(spec, latent=False), batch),
             SpecError,
-            (
-                "num_kv_heads is 2, head_size 576 and head_size_v 512; MLA in its latent form has one KV head, whose "
-                "value is a part of its key"
-            ),
+            "the layer is none of MLA in its latent form, which is all that ROCM_AITER_MLA computes",
         ),
         (
             lambda: module.plan(replace(spec, head_size_v=256), batch),

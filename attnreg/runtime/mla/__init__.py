@@ -1,0 +1,1 @@
+"""Multi-head latent attention: the contract of its layers, and the layer."""

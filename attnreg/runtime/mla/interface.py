@@ -1,0 +1,193 @@
+"""The contract (version 1) of MLA: what a layer computes, the two forms that kernels compute it in, and who owns what.
+
+**Numbers.** A token has a latent c of ``kv_lora_rank`` elements, after its norm, and one rotary part r of
+``qk_rope_head_dim`` elements, rotated already. ``kv_b_proj`` [num_heads * (qk_nope_head_dim + v_head_dim),
+kv_lora_rank], the weight of a model's layer of that name, is for each head W_UK [qk_nope_head_dim, kv_lora_rank] and
+below it W_UV [v_head_dim, kv_lora_rank]. The key of a head is ``[W_UK c, r]``, its value ``W_UV c``. A query of a head
+is ``[q_nope, q_rope]``, rotated already. Scores, mask, softmax, output and lse are those of
+`attnreg.runtime.interface`, with ``softmax_scale`` for these keys: by default
+``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``, which a model with YaRN multiplies. The output of a head has
+``v_head_dim`` elements.
+
+**Two forms.** Both are attention by the contract of `attnreg.runtime.interface`, so a kernel module of MLA has that
+contract's functions and no others, and both have the same scores: the lse of one form is that of the other, and parts
+of one request's keys may be computed in different forms and merged.
+
+- *Latent* (`MLASpec.latent`), of generated tokens: ``q_nope`` is absorbed into ``W_UK' q_nope``; the query of a head is
+  ``[W_UK' q_nope, q_rope]``, of ``kv_lora_rank + qk_rope_head_dim`` elements. There is one KV head: the key
+  ``[c, r]``, the value ``c``. A head's output of ``kv_lora_rank`` elements is un-absorbed: the layer multiplies it by
+  W_UV. Keys are read from the cache. A kernel of this form serves any number of queries.
+- *Expanded* (`MLASpec.expanded`), of prompts: keys and values of every head are made by kv_b_proj, ``num_heads`` KV
+  heads, keys of ``qk_nope_head_dim + qk_rope_head_dim`` and values of ``v_head_dim``; packed, without a cache. The
+  context, which is in the cache, is read, dequantised and expanded in chunks. New tokens attend to each other, as the
+  batch is causal or not, and to each chunk without a mask; the results are merged by their lse.
+
+What a form rounds: absorbed queries, outputs before they are un-absorbed, expanded keys and values, and each merged
+result are in ``dtype``. Prompts see their own tokens as they were given, others see them as the cache holds them.
+
+**The cache** is one tensor [num_blocks, block_size, width] for all heads (`latent_cache_shape`); dimension 2 is
+contiguous, other strides are free. Its rows hold
+
+- ``[c, r]`` in ``dtype``, or ``[c, r] / kv_scale`` in an 8-bit format, rounded as the other contract says; or
+- 656 bytes of ``fp8_ds_mla`` (`attnreg.runtime.latents`), which has no kv_scale.
+
+Kernels are given two views of it (`as_kv_cache`). The kernel module of the latent form writes it, by ``write_kv``.
+
+**The batch** is `BatchMetadata`, with a block table; ``seq_lens`` count this step's tokens, whose latents ``forward``
+writes first. Requests may stand in any order. Those of up to ``decode_queries`` queries are computed in the latent form
+and the others expanded; all are computed in the latent form where the layer has no backend for prompts. Which requests
+are which is decided from ``query_start_loc_cpu``, so a captured CUDA graph has requests of one phase alone.
+
+**Memory.** The caller owns queries, latents, the cache and the output, which may be uninitialised; rows past
+``query_start_loc[-1]`` are padding. The layer allocates absorbed queries and latent outputs for each call on its
+stream; of expanded context there is never more than a workspace of bounded size, uninitialised too. Nothing reads what
+was not written in the same call: a token without context is copied from its own part, not merged with an empty one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime import latents
+from attnreg.runtime.batch import BatchMetadata, tensor_words
+from attnreg.runtime.interface import KVCache
+from attnreg.runtime.spec import AttentionSpec, SpecError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from attnreg.request import AttentionRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLASpec:
+    """The constants of one MLA layer: ``latent`` is its attention in the latent form, the rest its dimensions.
+
+    ``expanded_features`` are those that the backend for prompts was asked for. Raises `SpecError`.
+    """
+
+    latent: AttentionSpec
+    qk_nope_head_dim: int
+    v_head_dim: int
+    expanded_features: frozenset[str] = frozenset({"lse"})
+
+    def __post_init__(self) -> None:
+        if not self.latent.latent:
+            raise SpecError("the spec is none of MLA in its latent form")
+        for name in ("qk_nope_head_dim", "v_head_dim"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                raise SpecError(f"{name} is {value!r}; expected an integer of at least 1")
+
+    @classmethod
+    def from_request(cls, request: AttentionRequest, latent: AttentionSpec) -> Self:
+        """The spec of a layer from its request in the latent form. Raises `SpecError` where dimensions are missing."""
+        for name in ("qk_nope_head_dim", "v_head_dim"):
+            if getattr(request, name) is None:
+                raise SpecError(f"{name} is not given; a layer of MLA expands latents by it")
+        assert request.qk_nope_head_dim is not None
+        assert request.v_head_dim is not None
+        rope = request.qk_rope_head_dim
+        if rope is not None and rope != latent.head_size - latent.head_size_v:
+            raise SpecError(
+                f"qk_rope_head_dim is {rope}, and a cached latent of {latent.head_size} with a value of "
+                f"{latent.head_size_v} has a rotary part of {latent.head_size - latent.head_size_v}"
+            )
+        return cls(latent=latent, qk_nope_head_dim=request.qk_nope_head_dim, v_head_dim=request.v_head_dim)
+
+    @property
+    def num_heads(self) -> int:
+        return self.latent.num_heads
+
+    @property
+    def kv_lora_rank(self) -> int:
+        return self.latent.head_size_v
+
+    @property
+    def qk_rope_head_dim(self) -> int:
+        return self.latent.head_size - self.latent.head_size_v
+
+    @property
+    def qk_head_dim(self) -> int:
+        """The elements of a query, and of an expanded key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def expanded(self) -> AttentionSpec:
+        """The attention of this layer in its expanded form, over packed keys."""
+        return replace(
+            self.latent,
+            num_kv_heads=self.num_heads,
+            head_size=self.qk_head_dim,
+            head_size_v=self.v_head_dim,
+            kv_dtype="auto",
+            block_size=None,
+            features=self.expanded_features,
+            latent=False,
+            options=(),
+        )
+
+
+class Projections(NamedTuple):
+    """The two parts of a kv_b_proj, views of it: w_uk [num_heads, nope, rank], w_uv [num_heads, v_head_dim, rank]."""
+
+    w_uk: Tensor
+    w_uv: Tensor
+
+
+def projections(spec: MLASpec, kv_b_proj: Tensor) -> Projections:
+    """The parts of a weight [num_heads * (nope + v_head_dim), kv_lora_rank]. Raises `SpecError` for any other."""
+    sizes = [spec.qk_nope_head_dim, spec.v_head_dim]
+    shape = (spec.num_heads * sum(sizes), spec.kv_lora_rank)
+    if not isinstance(kv_b_proj, Tensor) or kv_b_proj.shape != shape or kv_b_proj.dtype != spec.latent.dtype:
+        dtype = str(spec.latent.dtype).removeprefix("torch.")
+        raise SpecError(f"kv_b_proj is {tensor_words(kv_b_proj)}; expected {list(shape)} {dtype}")
+    w_uk, w_uv = torch.split(kv_b_proj.view(spec.num_heads, sum(sizes), spec.kv_lora_rank), sizes, dim=1)
+    return Projections(w_uk, w_uv)
+
+
+def latent_cache_shape(spec: AttentionSpec, num_blocks: int) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape [num_blocks, block_size, width] and the dtype of a cache of latents; spec: of the latent form."""
+    if spec.block_size is None:
+        raise SpecError("block_size is not given; a paged cache needs the tokens per block")
+    width = latents.BYTES if spec.kv_dtype == "fp8_ds_mla" else spec.head_size
+    return (num_blocks, spec.block_size, width), spec.cache_dtype
+
+
+def as_kv_cache(spec: AttentionSpec, cache: Tensor) -> KVCache:
+    """A cache of latents as kernels of the latent form are given it: two views, the value the beginning of the key."""
+    key = cache.unsqueeze(2 if spec.kv_layout == "NHD" else 1)
+    return KVCache(key, key[..., : spec.head_size_v])
+
+
+def read_latents(spec: AttentionSpec, rows: Tensor, kv_scale: Tensor | None = None) -> Tensor:
+    """Rows of a cache [..., width], dequantised: ``[c, r]`` [..., kv_lora_rank + rope], float32 where quantised."""
+    if spec.kv_dtype == "fp8_ds_mla":
+        return latents.unpacked(rows)
+    if not spec.quantised:
+        return rows
+    return rows.float() if kv_scale is None else rows.float() * kv_scale
+
+
+class Expanded(Protocol):
+    """What computes the requests of a batch that are prompts: context in chunks, new tokens, and the merge.
+
+    query [tokens, num_heads, qk_head_dim], latent [tokens, kv_lora_rank] and rope [tokens, qk_rope_head_dim] are rows
+    of the batch's tokens, whose latents the cache [num_blocks, block_size, width] holds already. Writes output
+    [tokens, num_heads, v_head_dim], and lse [num_heads, tokens] float32 if it is given.
+    """
+
+    def __call__(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        cache: Tensor,
+        batch: BatchMetadata,
+        output: Tensor,
+        *,
+        lse: Tensor | None = None,
+    ) -> None: ...
