@@ -1,11 +1,15 @@
 """One run of the whole engine in a process of its own: python child.py SPEC.json RESULT.json
 
 The spec names the model's folder, the engine's options, the prompts and the sampling; the result has the tokens, the
-log probabilities, the backend of each layer and vLLM's own counts (of preemptions, of drafts that were accepted, ...).
+log probabilities, the backend of each layer, vLLM's own counts (of preemptions, of drafts that were accepted, ...) and
+the Triton kernels that were compiled. What it does is printed as it goes, with the seconds since it began; whoever
+stops it finds the last of that, and where every thread stood.
 """
 
 from __future__ import annotations
 
+import collections
+import faulthandler
 import json
 import os
 import random
@@ -21,6 +25,31 @@ os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+BEGAN = time.monotonic()
+# the stacks of all threads are printed this often
+STACKS_EVERY = 45
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"[{time.monotonic() - BEGAN:5.1f} s] {text}\n")
+    sys.stdout.flush()
+
+
+def watch_compiler() -> dict[str, list[float]]:
+    """From now on, the seconds that each compilation of a Triton kernel in this process takes, by the kernel's name."""
+    from triton import knobs
+
+    spent: dict[str, list[float]] = collections.defaultdict(list)
+
+    def compiled(*, src: Any, metadata: Any, times: Any, cache_hit: bool, **others: Any) -> None:
+        name = metadata["name"] if isinstance(metadata, dict) else str(getattr(metadata, "name", src))
+        seconds = times.total / 1e6
+        spent[f"{name} (cached)" if cache_hit else name].append(round(seconds, 2))
+        if not cache_hit and seconds > 1:
+            say(f"compiled {name} in {seconds:.1f} s")
+
+    knobs.compilation.listener = compiled
+    return spent
 
 
 def backends(worker: Any) -> dict[str, str]:
@@ -60,31 +89,42 @@ def prompts(spec: dict[str, Any]) -> list[Any]:
 
 def main(spec_file: str, result_file: str) -> None:
     spec = json.loads(Path(spec_file).read_text())
+    faulthandler.dump_traceback_later(STACKS_EVERY, repeat=True)
+    say(f"{Path(spec['model']).name}, {spec['engine']}")
     from vllm import LLM, SamplingParams
 
-    began = time.monotonic()
+    compiled = watch_compiler()
+    say("vLLM is imported")
     llm = LLM(model=spec["model"], disable_log_stats=False, **spec["engine"])
-    started = time.monotonic() - began
+    say(f"the engine has started; kernels compiled: {totals(compiled)}")
     sampling = SamplingParams(
         temperature=0, max_tokens=spec["max_tokens"], logprobs=5, detokenize=False, ignore_eos=True
     )
     requests: list[dict[str, Any]] = []
     # more than once where what the first round left in the cache is to be used by the second
-    for _ in range(spec.get("rounds", 1)):
+    for number in range(spec.get("rounds", 1)):
         for output in llm.generate(prompts(spec), sampling, use_tqdm=False):
             one = output.outputs[0]
             scores = [{str(token): value.logprob for token, value in step.items()} for step in one.logprobs or []]
             requests.append(
                 {"tokens": list(one.token_ids), "logprobs": scores, "cached": output.num_cached_tokens or 0}
             )
+        say(f"round {number} is done; kernels compiled: {totals(compiled)}")
+    for request in requests[:8]:
+        say(f"tokens {request['tokens'][:12]} ...")
     result = {
         "requests": requests,
         "backends": llm.collective_rpc(backends)[0],
         "counts": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
-        "started": round(started, 1),
-        "took": round(time.monotonic() - began - started, 1),
+        "compiled": compiled,
     }
     Path(result_file).write_text(json.dumps(result))
+    say("the result is written")
+
+
+def totals(compiled: dict[str, list[float]]) -> str:
+    """How many variants of each kernel, and the seconds that they took."""
+    return ", ".join(f"{name} {len(spent)} in {sum(spent):.1f} s" for name, spent in sorted(compiled.items())) or "none"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 
@@ -88,6 +89,8 @@ def write(name: str, folder: Path) -> Path:
         model.save_pretrained(path)
         if name == "whisper":
             _write_processor(path)
+        elif name == "llama":
+            _write_tokenizer(path)
         (path / "done").touch()
     return path
 
@@ -104,3 +107,12 @@ def _write_processor(path: Path) -> None:
     (path / "vocab.json").write_text(json.dumps(tokens))
     (path / "merges.txt").write_text("#version: 0.2\n")
     transformers.WhisperTokenizer(str(path / "vocab.json"), str(path / "merges.txt")).save_pretrained(path)
+
+
+def _write_tokenizer(path: Path) -> None:
+    """A tokenizer of whole words, one for each token: a server wants one."""
+    words = {f"t{i}": i for i in range(VOCABULARY)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0", eos_token="t1")
+    fast.save_pretrained(path)

@@ -1,7 +1,8 @@
 """attnreg's kernels in the whole engine of vLLM on a GPU, beside vLLM's own: the same tokens, as likely as there.
 
-Each case runs the engine in processes of its own: with vLLM's Triton backend, and with attnreg's in its place. vLLM is
-whatever `import vllm` finds; `make test-vllm-gpu` runs this.
+Each case runs the engine in two processes side by side: with vLLM's Triton backend, and with attnreg's in its place.
+vLLM is whatever `import vllm` finds; `make test-vllm-gpu` runs this. What the processes print goes to files of the
+folder $ATTNREG_TEST_LOGS, if it is given, as they print it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,17 @@ import functools
 import importlib.util
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +30,12 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 OURS = "attnreg.integrations.vllm"
 # a log probability may differ by this much; two tokens nearer than twice that may change places
 TOLERANCE = 2e-2
 MINUTES = 5
+# what the plug-in says first, and the name of the server's logs
+DECIDES, SERVER = "attnreg: vllm-0.33.0+attnreg+every", "server"
 
 
 def _missing() -> str:
@@ -80,6 +91,16 @@ CASES = {
         counts=("vllm:num_preemptions",),
     ),
     "every decision checked": Case(model="gpt-oss", environment={"ATTNREG_DEBUG": "1"}),
+    "an engine of several processes": Case(
+        model="llama",
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
+    ),
+    "speculation by n-grams": Case(
+        model="llama", max_tokens=96,
+        engine={"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+        counts=("vllm:spec_decode_num_draft_tokens",),
+    ),
+    "one step after the other": Case(model="gemma3", engine={"async_scheduling": False}),
 }  # fmt: skip
 
 
@@ -90,38 +111,62 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(given) if given else tmp_path_factory.getbasetemp().parent / "models"
 
 
-def run(case: Case, ours: bool, models: Path, folder: Path) -> dict[str, Any]:
-    """The engine's answer, with attnreg's backend or vLLM's own."""
+def run(name: str, ours: bool, models: Path, folder: Path) -> dict[str, Any]:
+    """The engine's answer to a case, with attnreg's backend or vLLM's own."""
+    case = CASES[name]
     engine: dict[str, Any] = {
         "skip_tokenizer_init": not case.audio, "max_model_len": 4096, "seed": 0, "gpu_memory_utilization": 0.08,
         # given, so that vLLM does not measure what is free: others run on this GPU at the same time
         "kv_cache_memory_bytes": 2**30, "attention_config": {"backend": "TRITON_ATTN"},
     } | case.engine  # fmt: skip
-    draft = engine.get("speculative_config")
-    if draft:
+    draft = engine.get("speculative_config", {})
+    if "model" in draft:
         engine["speculative_config"] = draft | {"model": str(_model(draft["model"], models))}
-    environment = {"ATTNREG_VLLM": "0"} | case.environment
     if ours:
         # vLLM looks names up before it loads plugins, so that Python cannot name attnreg's backend
         del engine["attention_config"]
-        overlay = folder / "every.yaml"
-        overlay.write_text("extends: vllm-0.33.0+attnreg\nchoices: [{when: {attention: mha}, require: ATTNREG}]\n")
-        environment |= {"ATTNREG_VLLM": str(overlay)}
     spec = {
         "model": str(_model(case.model, models)), "engine": engine, "lengths": case.lengths, "shared": case.shared,
         "rounds": case.rounds, "max_tokens": case.max_tokens, "audio": case.audio,
     }  # fmt: skip
     asked, answer = folder / f"spec-{ours}.json", folder / f"result-{ours}.json"
     asked.write_text(json.dumps(spec))
-    done = subprocess.run(
-        [sys.executable, str(HERE / "child.py"), str(asked), str(answer)],
-        capture_output=True, text=True, timeout=MINUTES * 60, env=os.environ | environment, cwd=folder, check=False,
-    )  # fmt: skip
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, f"the engine ended with {done.returncode}:\n{output[-4000:]}"
+    log = _log(folder, name, ours)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "child.py"), str(asked), str(answer)],
+            stdout=output, stderr=output, env=_environment(folder, ours) | case.environment, cwd=folder,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            ended = str(process.wait(timeout=MINUTES * 60))
+        except subprocess.TimeoutExpired:
+            ended = f"no end after {MINUTES} minutes"
+        finally:
+            _end(process)
+    assert ended == "0", f"the engine ended with {ended}:\n{log.read_text()[-6000:]}"
     result: dict[str, Any] = json.loads(answer.read_text())
-    result["output"] = output
+    result["output"] = log.read_text()
     return result
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills what is left of a process and of those that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environment(folder: Path, ours: bool) -> dict[str, str]:
+    """The variables of an engine's process: with attnreg an overlay that has its backend serve every layer."""
+    overlay = folder / "every.yaml"
+    overlay.write_text("extends: vllm-0.33.0+attnreg\nchoices: [{when: {attention: mha}, require: ATTNREG}]\n")
+    return os.environ | {"ATTNREG_VLLM": str(overlay) if ours else "0"}
+
+
+def _log(folder: Path, name: str, ours: bool) -> Path:
+    """Where an engine's process prints: it can be read while it runs, and is there when a test was stopped."""
+    given = os.environ.get("ATTNREG_TEST_LOGS")
+    return Path(given or folder) / f"{name.replace(' ', '-')}-{'attnreg' if ours else 'vllm'}.log"
 
 
 @functools.cache
@@ -159,17 +204,108 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any], tolerance: float) -
     return ""
 
 
-@pytest.mark.skipif(bool(_missing()), reason=_missing() or "unused")
+def differences(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], case: Case) -> list[str]:
+    """What the answers to all requests do not agree on."""
+    found = []
+    for i, (left, right) in enumerate(zip(theirs, ours, strict=True)):
+        if said := difference(left, right, case.tolerance):
+            found.append(f"request {i} of {case.lengths[i % len(case.lengths)]} tokens: {said}")
+    return found
+
+
+needs_vllm = pytest.mark.skipif(bool(_missing()), reason=_missing() or "unused")
+
+
+@needs_vllm
 @pytest.mark.parametrize("name", CASES)
 def test_engine_serves_the_same(name: str, models: Path, tmp_path: Path) -> None:
     case = CASES[name]
-    theirs, ours = (run(case, mine, models, tmp_path) for mine in (False, True))
+    with ThreadPoolExecutor(2) as both:
+        theirs, ours = both.map(lambda mine: run(name, mine, models, tmp_path), (False, True))
     assert not any(OURS in backend for backend in theirs["backends"].values())
     assert all(OURS in backend for backend in ours["backends"].values()), ours["backends"]
-    for i, (left, right) in enumerate(zip(theirs["requests"], ours["requests"], strict=True)):
-        assert not difference(left, right, case.tolerance), (
-            f"request {i} of {case.lengths[i % len(case.lengths)]} tokens"
-        )
+    assert DECIDES in ours["output"]
+    assert DECIDES not in theirs["output"]
+    found = differences(theirs["requests"], ours["requests"], case)
+    assert not found, f"{len(found)} of {len(ours['requests'])} requests differ:\n" + "\n".join(found[:10])
     for counter in case.counts:
         assert theirs["counts"].get(counter, 0) > 0, f"{counter}: the case does not do what it is for"
         assert ours["counts"].get(counter, 0) > 0, f"{counter}: the case does not do what it is for"
+
+
+@contextmanager
+def serving(folder: Path, models: Path, ours: bool) -> Iterator[str]:
+    """The address of `vllm serve`, which is stopped in the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {"--max-model-len": "4096", "--kv-cache-memory-bytes": str(2**30), "--port": str(port),
+               "--host": "127.0.0.1", "--served-model-name": "tiny", "--seed": "0",
+               "--gpu-memory-utilization": "0.08"}  # fmt: skip
+    options |= {} if ours else {"--attention-backend": "TRITON_ATTN"}
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(_model("llama", models))]
+    log = _log(folder, SERVER, ours)
+    environment = _environment(folder, ours) | {
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, *(word for option in options.items() for word in option)],
+            stdout=output, stderr=output, env=environment, cwd=folder, start_new_session=True,
+        )  # fmt: skip
+        try:
+            address = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + MINUTES * 60
+            while not _answers(f"{address}/health"):
+                assert process.poll() is None, f"the server ended:\n{log.read_text()[-6000:]}"
+                assert time.monotonic() < deadline, f"no server after {MINUTES} minutes:\n{log.read_text()[-6000:]}"
+                time.sleep(0.5)
+            yield address
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+        finally:
+            _end(process)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def complete(address: str, ids: list[int]) -> dict[str, Any]:
+    """What /v1/completions gives for a prompt of token ids, as `child.py` writes an answer."""
+    body = {"model": "tiny", "prompt": ids, "temperature": 0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True,
+            "return_token_ids": True, "return_tokens_as_token_ids": True}  # fmt: skip
+    asked = urllib.request.Request(
+        f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        choice = json.loads(answer.read())["choices"][0]
+    scores = [
+        {re.sub(r"\D", "", token): value for token, value in step.items()}
+        for step in choice["logprobs"]["top_logprobs"]
+    ]
+    return {"tokens": choice["token_ids"], "logprobs": scores}
+
+
+@needs_vllm
+def test_server_serves_the_same(models: Path, tmp_path: Path) -> None:
+    """`vllm serve`, whose engine is a process of its own that loads the plugin for itself."""
+    case = Case(model="llama", lengths=(5, 70, 700, 2000))
+    prompts = [[3 + (7 * i + 11 * n) % 1000 for i in range(n)] for n in case.lengths]
+
+    def ask(ours: bool) -> list[dict[str, Any]]:
+        with serving(tmp_path, models, ours) as address, ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda ids: complete(address, ids), prompts))
+
+    with ThreadPoolExecutor(2) as both:
+        theirs, ours = both.map(ask, (False, True))
+    assert differences(theirs, ours, case) == []
+    said = _log(tmp_path, SERVER, True).read_text()
+    assert DECIDES in said
+    assert "attnreg: ATTNREG for target layers" in said
+    assert "EngineCore" in said
