@@ -65,6 +65,16 @@ def backends(worker: Any) -> dict[str, str]:
     }
 
 
+def outputs(worker: Any) -> list[str]:
+    """The dtypes that the layers of attnreg's backend write."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    layers = get_layers_from_vllm_config(worker.vllm_config, AttentionLayerBase).values()
+    made = [getattr(getattr(layer, "impl", None), "_layer", None) for layer in layers]
+    return sorted({str(layer.spec.output_dtype) for layer in made if layer is not None})
+
+
 def prompts(spec: dict[str, Any]) -> list[Any]:
     """Token ids, drawn anew for each request from a seed; the first `shared` of them are the same for all."""
     draw = random.Random(spec.get("seed", 0))
@@ -115,6 +125,7 @@ def main(spec_file: str, result_file: str) -> None:
     result = {
         "requests": requests,
         "backends": llm.collective_rpc(backends)[0],
+        "outputs": llm.collective_rpc(outputs)[0],
         "counts": {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")},
         "compiled": compiled,
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -69,9 +70,14 @@ def whisper() -> transformers.PreTrainedConfig:
     )  # fmt: skip
 
 
+def llama_fp8() -> transformers.PreTrainedConfig:
+    """The Llama above with weights and activations in fp8, each with one scale: vLLM can fuse attention's output."""
+    return llama()
+
+
 MODELS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": llama, "qwen3": qwen3, "gpt-oss": gpt_oss, "gemma2": gemma2, "gemma3": gemma3, "bloom": bloom,
-    "draft": draft, "whisper": whisper,
+    "draft": draft, "whisper": whisper, "llama-fp8": llama_fp8,
 }  # fmt: skip
 
 
@@ -87,7 +93,9 @@ def write(name: str, folder: Path) -> Path:
             target = transformers.LlamaForCausalLM.from_pretrained(write("llama", folder), dtype=torch.bfloat16)
             model.load_state_dict(target.state_dict(), strict=False)
         model.save_pretrained(path)
-        if name == "whisper":
+        if name == "llama-fp8":
+            _quantise(path)
+        elif name == "whisper":
             _write_processor(path)
         elif name == "llama":
             _write_tokenizer(path)
@@ -116,3 +124,21 @@ def _write_tokenizer(path: Path) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0", eos_token="t1")
     fast.save_pretrained(path)
+
+
+def _quantise(path: Path) -> None:
+    """Rewrites what was saved as vLLM reads a checkpoint in fp8 with static scales."""
+    file = path / "model.safetensors"
+    weights: dict[str, torch.Tensor] = {}
+    for name, weight in safetensors.torch.load_file(file).items():
+        weights[name] = weight
+        if name.endswith("_proj.weight"):
+            scale = weight.float().abs().max() / 448
+            layer = name.removesuffix("weight")
+            weights[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
+            # of activations: what random weights of this spread give stays below 448 times it
+            weights |= {f"{layer}weight_scale": scale.view(1), f"{layer}input_scale": torch.tensor([0.05])}
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
+    (path / "config.json").write_text(json.dumps(config))

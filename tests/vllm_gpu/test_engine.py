@@ -49,7 +49,7 @@ class Case:
     """What is served, and how.
 
     lengths: of the prompts, in tokens; shared: how many of them every prompt begins with. counts: what vLLM has to have
-    counted at least once, with both.
+    counted at least once, with both. output: the dtype that attention writes.
     """
 
     model: str
@@ -62,6 +62,7 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
     tolerance: float = TOLERANCE
     counts: tuple[str, ...] = ()
+    output: str = "torch.bfloat16"
 
 
 MANY = tuple(16 + 37 * i % 900 for i in range(200))
@@ -76,6 +77,10 @@ CASES = {
     "bloom": Case(model="bloom", lengths=(1, 7, 64, 130, 600)),
     "whisper": Case(model="whisper", lengths=(3, 5, 9), audio=True, engine={"max_model_len": 448}),
     "fp8 cache": Case(model="llama", engine={"kv_cache_dtype": "fp8"}, tolerance=0.1),
+    "fp8 output": Case(
+        model="llama-fp8", tolerance=0.1, output="torch.float8_e4m3fn",
+        engine={"compilation_config": {"pass_config": {"fuse_attn_quant": True}, "custom_ops": ["+quant_fp8"]}},
+    ),
     "draft": Case(
         model="llama",
         engine={"speculative_config": {"method": "draft_model", "model": "draft", "num_speculative_tokens": 3}},
@@ -224,6 +229,7 @@ def test_engine_serves_the_same(name: str, models: Path, tmp_path: Path) -> None
         theirs, ours = both.map(lambda mine: run(name, mine, models, tmp_path), (False, True))
     assert not any(OURS in backend for backend in theirs["backends"].values())
     assert all(OURS in backend for backend in ours["backends"].values()), ours["backends"]
+    assert ours["outputs"] == [case.output]
     assert DECIDES in ours["output"]
     assert DECIDES not in theirs["output"]
     found = differences(theirs["requests"], ours["requests"], case)

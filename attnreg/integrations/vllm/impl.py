@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ class AttnregImpl(AttentionImpl):
         self.dtype = torch.get_default_dtype()
         self.features = self._features()
         self._layer: Attention | None = None
-        self._shape: tuple[int, int | None] = (0, 0)
-        self._scales: tuple[Tensor | None, Tensor | None] = (None, None)
+        # what the runtime's layer was made for
+        self._made_for: tuple[Any, ...] = ()
         # an early refusal: before weights are loaded, and before there is a cache
         select_kernel(self._request(head_size, None))
 
@@ -75,18 +76,18 @@ class AttnregImpl(AttentionImpl):
         Shapes: query and output [tokens, num_heads, head_size], key and value [tokens, num_kv_heads, head_size],
         kv_cache [num_blocks, num_kv_heads, block_size, 2 * head_size] with any strides.
         """
-        if output_scale is not None or output_block_scale is not None:
-            raise ValueError("attnreg's kernels write no quantised output")
+        if output_block_scale is not None:
+            raise ValueError("attnreg's kernels write no output that is quantised by blocks")
         if attn_metadata is None:
             # vLLM measures the memory of everything else
             return output.fill_(0)
         batch = attn_metadata.batch(paged=not self.packed)
         if self.packed:
-            attend = self._runtime_layer(layer, output.shape[-1], None)
+            attend = self._runtime_layer(layer, output.shape[-1], None, output_scale)
             attend(query, key, value, None, batch, output)
             return output
         cache = self._views(kv_cache)
-        runtime = self._runtime_layer(layer, cache.value.shape[3], cache.key.shape[1])
+        runtime = self._runtime_layer(layer, cache.value.shape[3], cache.key.shape[1], output_scale)
         if runtime.spec.quantised:
             dtype = runtime.spec.cache_dtype
             cache = KVCache(cache.key.view(dtype), cache.value.view(dtype))
@@ -102,32 +103,48 @@ class AttnregImpl(AttentionImpl):
         size = self.head_size
         return KVCache(by_token[..., :size], by_token[..., size:])
 
-    def _runtime_layer(self, layer: Any, head_size_v: int, block_size: int | None) -> Attention:
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """Whether the kernels write the output in fp8 themselves, as vLLM's compiler asks: with one scale for all."""
+        from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
+
+        if quant_key != kFp8StaticTensorSym:
+            return False
+        try:
+            select_kernel(self._request(self.head_size, None, {"fp8_output"}))
+        except ValueError:
+            return False
+        return True
+
+    def _runtime_layer(
+        self, layer: Any, head_size_v: int, block_size: int | None, out_scale: Tensor | None
+    ) -> Attention:
         """The runtime's layer for a cache; made anew where the cache's blocks or the scales have been replaced."""
-        scales = (layer._k_scale, layer._v_scale) if self.kv_cache_dtype.startswith("fp8") else (None, None)
-        shape = head_size_v, block_size
-        if self._layer is None or shape != self._shape or scales[0] is not self._scales[0]:
+        k_scale, v_scale = (layer._k_scale, layer._v_scale) if self.kv_cache_dtype.startswith("fp8") else (None, None)
+        # by their addresses: the runtime's layer keeps the memory behind them
+        made_for = head_size_v, block_size, *map(_address, (k_scale, v_scale, out_scale))
+        if self._layer is None or made_for != self._made_for:
             clamps = getattr(layer, "mm_prefix_clamp_sliding_window", False)
             if clamps and self.sliding_window is not None and "mm_prefix" in self.features:
                 self.features |= {"mm_prefix_in_window"}
-            selection = select_kernel(self._request(head_size_v, block_size, scales[0]))
+            per_head = k_scale is not None and k_scale.numel() > 1
+            features = features_of(per_head_quant_scales=per_head, fp8_output=out_scale)
             self._layer = Attention.from_selection(
-                selection,
+                select_kernel(self._request(head_size_v, block_size, features)),
                 softmax_scale=self.scale,
                 sliding_window=self.sliding_window,
                 softcap=self.softcap,
                 sinks=self.sinks,
                 alibi_slopes=self.alibi_slopes,
-                k_scale=scales[0],
-                v_scale=scales[1],
+                k_scale=k_scale,
+                v_scale=v_scale,
+                out_scale=out_scale,
             )
-            self._shape, self._scales = shape, scales
+            self._made_for = made_for
         return self._layer
 
     def _request(
-        self, head_size_v: int, block_size: int | None, k_scale: Tensor | None = None
+        self, head_size_v: int, block_size: int | None, features: AbstractSet[str] = frozenset()
     ) -> attnreg.AttentionRequest:
-        per_head = k_scale is not None and k_scale.numel() > 1
         return attnreg.AttentionRequest(
             head_size=self.head_size,
             head_size_v=head_size_v,
@@ -137,7 +154,7 @@ class AttnregImpl(AttentionImpl):
             kv_dtype=None if self.packed else self.kv_cache_dtype,
             block_size=block_size,
             attn_type=self.attn_type,
-            features=self.features | ({"per_head_quant_scales"} if per_head else set()),
+            features=self.features | features,
         )
 
     def _features(self) -> frozenset[str]:
@@ -161,3 +178,7 @@ class AttnregImpl(AttentionImpl):
             features |= {"mm_prefix"} if model is not None and model.is_mm_prefix_lm else set()
         features |= {"batch_invariant"} if envs.VLLM_BATCH_INVARIANT else set()
         return frozenset(features)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

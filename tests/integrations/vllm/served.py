@@ -49,6 +49,8 @@ class Layer:
     kernel_blocks: int = 1
     page_padding: int = 0
     shares: bool = False
+    # of an output that vLLM's compiler has attention write in fp8
+    output_scale: Tensor | None = None
     config: Any = None
     backend: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +92,8 @@ class Layer:
         new_keys, new_values = self._new(self.keys), self._new(self.values)
         if self.padding and not self.encoder_lens:
             new_keys, new_values = (torch.cat([x, x[:1].expand(self.padding, -1, -1)]) for x in (new_keys, new_values))
-        output = torch.full((len(self.query), self.num_heads, self.value_size), torch.nan, dtype=self.dtype)
+        dtype = self.dtype if self.output_scale is None else torch.float8_e4m3fn
+        output = torch.full((len(self.query), self.num_heads, self.value_size), torch.nan).to(dtype)
         layer = SimpleNamespace(
             _k_scale=torch.tensor(self.scales[0], dtype=torch.float32),
             _v_scale=torch.tensor(self.scales[1], dtype=torch.float32),
@@ -98,7 +101,7 @@ class Layer:
             mm_prefix_clamp_sliding_window=self.clamps,
         )
         given = (None, None) if self.shares else (new_keys, new_values)
-        self.impl.forward(layer, self.query, *given, self.cache, metadata, output)
+        self.impl.forward(layer, self.query, *given, self.cache, metadata, output, output_scale=self.output_scale)
         self.unwritten = output[tokens:]
         return output[:tokens]
 

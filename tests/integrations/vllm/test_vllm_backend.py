@@ -202,9 +202,67 @@ def test_a_run_that_measures_memory_computes_nothing(on_cpu: Engine) -> None:
     assert not x.any()
 
 
-def test_a_quantised_output_is_refused(on_cpu: Engine) -> None:
+def test_an_output_that_is_quantised_by_blocks_is_refused(on_cpu: Engine) -> None:
     from attnreg.integrations.vllm.impl import AttnregImpl
 
     x = torch.ones(2, 4, 32)
-    with pytest.raises(ValueError, match="no quantised output"):
-        AttnregImpl(4, 32, 0.3, 2).forward(SimpleNamespace(), x, x, x, x, None, x, output_scale=torch.ones(1))
+    with pytest.raises(ValueError, match="no output that is quantised by blocks"):
+        AttnregImpl(4, 32, 0.3, 2).forward(SimpleNamespace(), x, x, x, x, None, x, output_block_scale=torch.ones(1))
+
+
+# fp8 output -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quantising(on_cpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row for processors writes fp8 too, as the contract says."""
+    from dataclasses import replace
+
+    from attnreg.integrations.vllm import kernels
+    from attnreg.kernels import cpu_attn
+
+    features = {"fp8_output", *attnreg.load_registry("default").backends["CPU_ATTN"].variants[0].served}
+    row = {"capabilities": {"features": sorted(features)}}
+    registry = attnreg.load_registry("default", {"backends": {"CPU_ATTN": row}})
+    monkeypatch.setattr(kernels, "_registry", lambda: registry)
+    attend = cpu_attn.forward
+
+    def forward(spec: Any, plan: Any, call: Any) -> None:
+        if "fp8_output" not in spec.features:
+            attend(spec, plan, call)
+            return
+        exact = torch.zeros(call.output.shape, dtype=spec.dtype)
+        attend(replace(spec, features=spec.features - {"fp8_output"}), plan, call._replace(output=exact))
+        call.output.copy_((exact / call.params.out_scale).clamp(-448, 448))
+
+    monkeypatch.setattr(cpu_attn, "forward", forward)
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(0.02), torch.tensor([0.005]), torch.tensor([[0.5]])], ids=str)
+def test_an_fp8_output_is_written_with_vllms_scale(scale: torch.Tensor, quantising: None) -> None:
+    layer = Layer(MIXED, config=SimpleNamespace(model_config=None), output_scale=scale)
+    got, expected = layer.run(), (layer.expected() / scale.item()).clamp(-448, 448)
+    assert got.dtype == torch.float8_e4m3fn
+    # half a unit in the last of three bits
+    torch.testing.assert_close(got.double(), expected, rtol=2**-4 + 1e-3, atol=2**-9)
+
+
+def test_the_scale_may_be_another_or_none_in_the_next_step(quantising: None) -> None:
+    layer = Layer(DECODE, config=SimpleNamespace(model_config=None), output_scale=torch.tensor(0.02))
+    first = layer.run()
+    layer.output_scale = torch.tensor(0.04)
+    assert (layer._step().double().abs() <= first.double().abs()).all()
+    layer.output_scale = None
+    torch.testing.assert_close(layer._step().double(), layer.expected(), atol=2e-5, rtol=2e-5)
+
+
+def test_vllm_is_told_where_the_kernels_write_fp8_themselves(on_cpu: Engine, request: pytest.FixtureRequest) -> None:
+    from vllm.model_executor.layers.quantization.utils import quant_utils
+
+    from attnreg.integrations.vllm.impl import AttnregImpl
+
+    one_scale, by_token = quant_utils.kFp8StaticTensorSym, quant_utils.kFp8DynamicTokenSym
+    assert not AttnregImpl(4, 32, 0.3, 2).fused_output_quant_supported(one_scale)
+    request.getfixturevalue("quantising")
+    assert AttnregImpl(4, 32, 0.3, 2).fused_output_quant_supported(one_scale)
+    assert not AttnregImpl(4, 32, 0.3, 2).fused_output_quant_supported(by_token)
