@@ -60,6 +60,16 @@ def test_rounded_to_nearest_even_and_saturated(dtype: torch.dtype, layout: Layou
         assert torch.equal(stored, exact)
 
 
+@pytest.mark.parametrize("dtype", FP8)
+def test_a_nan_is_stored_as_nan(dtype: torch.dtype) -> None:
+    x = torch.ones(16, 1, 32, device=DEVICE)
+    x[3, 0, 7], x[5, 0, 9] = torch.nan, -torch.nan
+    key_cache, value_cache = torch.zeros(2, 1, 16, 1, 32, device=DEVICE).to(dtype)
+    write_kv(x, x, key_cache, value_cache, torch.arange(16, device=DEVICE))
+    for cache in (key_cache, value_cache):
+        assert torch.equal(cache[0].float().isnan(), x.isnan())
+
+
 def test_rows_without_a_slot_are_skipped() -> None:
     x = torch.randn(5, 3, 40, device=DEVICE)
     cache = torch.full((2, 2, 16, 3, 40), 7.0, device=DEVICE)

@@ -34,7 +34,10 @@ def fp8_to_float16(x, FORMAT: tl.constexpr):
 
 @triton.jit
 def float32_to_fp8_bits(x, FORMAT: tl.constexpr):
-    """The bits of a float32 tile in a format, as uint8: nearest even, saturated at the largest finite number."""
+    """The bits of a float32 tile in a format, as uint8: nearest even, saturated at the largest finite number.
+
+    NaN stays NaN.
+    """
     IS_E4M3: tl.constexpr = FORMAT == "e4m3fn" if FORMAT != "e4m3fnuz" else True
     IS_FNUZ: tl.constexpr = FORMAT == "e4m3fnuz" if FORMAT != "e5m2fnuz" else True
     MANTISSA: tl.constexpr = 3 if IS_E4M3 else 2
@@ -56,7 +59,8 @@ def float32_to_fp8_bits(x, FORMAT: tl.constexpr):
     if IS_FNUZ:
         # the bits of -0 are its NaN
         sign = tl.where(found == 0, 0, sign)
-    return (found | sign).to(tl.uint8)
+    NAN: tl.constexpr = 0x80 if IS_FNUZ else 0x7F
+    return tl.where(x == x, found | sign, NAN).to(tl.uint8)
 
 
 @triton.jit
@@ -69,5 +73,6 @@ def stored_as(x, scale, ptr, FORMAT: tl.constexpr):
     elif tl.uint8 == DTYPE:
         y = float32_to_fp8_bits(tl.div_rn(x.to(tl.float32), scale), FORMAT)
     else:
-        y = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -LARGEST, LARGEST).to(DTYPE)
+        y = tl.div_rn(x.to(tl.float32), scale)
+        y = tl.clamp(y, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL).to(DTYPE)
     return y
