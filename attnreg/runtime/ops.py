@@ -17,12 +17,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache
+from attnreg.runtime.states.merge import merge_attn_states, merge_states
 
 __all__ = [
     "SPLITTING_OPS",
     "Layer",
     "attention",
     "forward_context",
+    "merge_attn_states",
+    "merge_states",
     "register",
     "unified_attention_with_output",
     "unified_kv_cache_update",

@@ -40,6 +40,9 @@ class Case:
     softcap: float = 0.0
     causal: bool = True
     features: tuple[str, ...] = ()
+    # partial states to merge, of as many tokens as there are queries; no attention is launched then
+    states: int = 0
+    output: str = "same"
 
 
 _KV_DTYPES = {
@@ -66,6 +69,10 @@ DEFAULT = (
         cache="float8_e4m3fn",
         features=("tree_mask", "fp8_query", "fp8_output"),
     ),
+    Case("merge of 2 states", queries=4096, heads=(128, 128), states=2),
+    Case("merge of 8 states to fp8", queries=16, head_size=512, states=8, output="float8_e4m3fn"),
+    Case("merge of 2 states to fp8 of gfx942", queries=512, head_size=80, states=2, output="float8_e4m3fnuz"),
+    Case("merge of 2 states of head 2048", queries=512, head_size=2048, dtype="float32", states=2),
     Case("chunks by request", queries=300, chunk=256, causal=False, features=("causal_by_request",)),
     Case(
         "head 256 all features", queries=300, heads=(8, 2), head_size=256, window=2048, softcap=30.0, features=FEATURES
@@ -201,6 +208,7 @@ def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
 
 def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
     """The variant, the arguments and the constants of each launch of a case."""
+    from attnreg.kernels.states import triton_merge
     from attnreg.kernels.triton import cache, launch, plans
 
     launched: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
@@ -210,13 +218,48 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
         arguments = zip(variant.function.arg_names, variant.kernel.in_order(values), strict=False)
         launched.append((variant, dict(arguments), constants))
 
-    before = launch.Variant.launch, plans.target_of, cache.target_of
-    launch.Variant.launch, plans.target_of, cache.target_of = record, lambda device: target, lambda device: target
+    users = (plans, cache, triton_merge)
+    launching, target_of = launch.Variant.launch, cache.target_of
+    launch.Variant.launch = record
+    for module in users:
+        module.target_of = lambda device: target
     try:
-        _run(case)
+        _run_merge(case) if case.states else _run(case)
     finally:
-        launch.Variant.launch, plans.target_of, cache.target_of = before
+        launch.Variant.launch = launching
+        for module in users:
+            module.target_of = target_of
     return launched
+
+
+def _tensor(*shape: int, dtype: Any = None) -> Any:
+    """A tensor without memory, which seems aligned; int32 unless a type is given."""
+    import torch
+
+    class Aligned(torch.Tensor):
+        def data_ptr(self) -> int:
+            return 0
+
+    return torch.empty(shape, dtype=dtype or torch.int32, device="meta").as_subclass(Aligned)
+
+
+def _run_merge(case: Case) -> None:
+    """Merges partial states of a case, on tensors without memory."""
+    import torch
+
+    from attnreg.kernels.states.triton_merge import merge
+
+    dtype = getattr(torch, case.dtype)
+    eight = case.output != "same"
+    size = case.queries, case.heads[0], case.head_size
+    states = _tensor(case.states, *size, dtype=dtype)
+    lses = _tensor(case.states, case.heads[0], case.queries, dtype=torch.float32)
+    merge(
+        _tensor(*size, dtype=getattr(torch, case.output) if eight else dtype),
+        _tensor(case.heads[0], case.queries, dtype=torch.float32),
+        states[:-1], lses[:-1], states[-1], lses[-1], case.queries,
+        _tensor(1, dtype=torch.float32) if eight else None,
+    )  # fmt: skip
 
 
 def _run(case: Case) -> None:
@@ -231,14 +274,7 @@ def _run(case: Case) -> None:
     cache_dtype = dtype if case.cache == "same" else getattr(torch, case.cache)
     heads, kv_heads = case.heads
     size_v = case.head_size_v or case.head_size
-    tokens = case.queries * case.requests
-
-    class Aligned(torch.Tensor):
-        def data_ptr(self) -> int:
-            return 0
-
-    def tensor(*shape: int, dtype: Any = torch.int32) -> Any:
-        return torch.empty(shape, dtype=dtype, device="meta").as_subclass(Aligned)
+    tokens, tensor = case.queries * case.requests, _tensor
 
     features = {*case.features} - {"ranges"}
     features |= {"mm_prefix"} if "ranges" in case.features else set()

@@ -1,0 +1,249 @@
+"""`merge_attn_states` and `merge_states`: attention over the union of disjoint parts of the keys.
+
+A state is the output of attention over a part of the keys, [num_tokens, num_heads, head_size], with its LSE,
+[num_heads, num_tokens] float32: the natural logarithm of the sum of ``exp(score)``. The merged output is the mean of
+the outputs weighted by ``exp(lse)``; the merged LSE is the logarithm of the sum of these weights. A state whose LSE is
+-inf or +inf is empty, and its output may hold anything; where all are empty, the output is zero and the LSE -inf. NaN
+in an LSE, or in the output of a state that is not empty, is NaN in the result. All of it is computed in float32.
+
+The ops are launched on the output's device and on its current stream, and wait for nothing, so a CUDA graph can capture
+them; ``prefill_tokens_with_context`` stays as it was captured.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import cache
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.batch import tensor_words
+from attnreg.runtime.spec import DTYPES
+from attnreg.runtime.states.memory import reach, share_memory
+from attnreg.runtime.tensors import signatures, tensor_problems
+from attnreg.runtime.validation import MOST_REMEMBERED, refuse
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_TOKENS = "prefill_tokens_with_context"
+
+
+def merge_attn_states(
+    output: Tensor,
+    prefix_output: Tensor,
+    prefix_lse: Tensor,
+    suffix_output: Tensor,
+    suffix_lse: Tensor,
+    output_lse: Tensor | None = None,
+    prefill_tokens_with_context: int | None = None,
+    output_scale: Tensor | None = None,
+) -> None:
+    """Merges two states of each token into ``output``, and their LSE into ``output_lse``.
+
+    Outputs are [num_tokens, num_heads, head_size] float16, bfloat16 or float32, all alike; LSEs [num_heads, num_tokens]
+    float32; any strides. prefill_tokens_with_context: the tokens at this index and after it have no prefix: their
+    suffix is copied, and the memory of their prefix is not read. None: all tokens have one. output_scale: one float32;
+    the output is then float8_e4m3fn or float8_e4m3fnuz, ``x / output_scale``, saturated and rounded to nearest even.
+
+    ``output`` may be the memory of prefix_output or suffix_output, and ``output_lse`` that of an LSE, if shape, type
+    and strides are the same; other overlaps are refused. Raises `BatchError` before anything is written.
+    """
+    given = {
+        "output": output, "prefix_output": prefix_output, "prefix_lse": prefix_lse, "suffix_output": suffix_output,
+        "suffix_lse": suffix_lse,
+    }  # fmt: skip
+    count, problems = prefill_tokens_with_context, _kind_problems(given, output_lse, output_scale)
+    if count is not None and not isinstance(count, torch.SymInt):
+        # a tensor's number may be on the device
+        if isinstance(count, bool | Tensor) or not hasattr(count, "__index__"):
+            problems.append(f"{_TOKENS} is {tensor_words(count)}; expected an integer in host memory, or None")
+        else:
+            count = index(count)
+    refuse(problems)
+    torch.ops.attnreg.merge_attn_states(
+        output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse, count, output_scale
+    )
+
+
+def merge_states(
+    output: Tensor,
+    states: Tensor,
+    lses: Tensor,
+    output_lse: Tensor | None = None,
+    output_scale: Tensor | None = None,
+) -> None:
+    """Merges k states of each token into ``output`` in one pass, in their order, and their LSE into ``output_lse``.
+
+    states [k, num_tokens, num_heads, head_size] float16, bfloat16 or float32, k at least 1; lses [k, num_heads,
+    num_tokens] float32; any strides. The output may be of another of these types. The rest is as for
+    `merge_attn_states`. Raises `BatchError` before anything is written.
+    """
+    refuse(_kind_problems({"output": output, "states": states, "lses": lses}, output_lse, output_scale))
+    torch.ops.attnreg.merge_states(output, states, lses, output_lse, output_scale)
+
+
+def _kind_problems(given: dict[str, Any], output_lse: Any, output_scale: Any) -> list[str]:
+    """The problems of arguments that the ops' schemas would refuse without a word of how to mend them."""
+    more = {"output_lse": output_lse, "output_scale": output_scale}
+    given = {**given, **{name: x for name, x in more.items() if x is not None}}
+    return [f"{name} is {tensor_words(x)}; expected a tensor" for name, x in given.items() if not isinstance(x, Tensor)]
+
+
+def _merge_attn_states(
+    output: Tensor,
+    prefix_output: Tensor,
+    prefix_lse: Tensor,
+    suffix_output: Tensor,
+    suffix_lse: Tensor,
+    output_lse: Tensor | None,
+    tokens: int | None,
+    output_scale: Tensor | None,
+) -> None:
+    named = {
+        "output": output, "prefix_output": prefix_output, "suffix_output": suffix_output,
+        "prefix_lse": prefix_lse, "suffix_lse": suffix_lse, "output_lse": output_lse, "output_scale": output_scale,
+    }  # fmt: skip
+    _validate(named, states=("prefix_output", "suffix_output"), lses=("prefix_lse", "suffix_lse"))
+    num_tokens = output.shape[0]
+    if tokens is not None and not 0 <= tokens <= num_tokens:
+        refuse([f"{_TOKENS} is {tokens}; expected an integer from 0 to {num_tokens}, the tokens of output"])
+    if output.numel():
+        _kernel(output.device.type)(
+            output, output_lse, prefix_output[None], prefix_lse[None], suffix_output, suffix_lse,
+            num_tokens if tokens is None else tokens, output_scale,
+        )  # fmt: skip
+
+
+def _merge_states(
+    output: Tensor, states: Tensor, lses: Tensor, output_lse: Tensor | None, output_scale: Tensor | None
+) -> None:
+    named = {
+        "output": output, "states": states, "lses": lses, "output_lse": output_lse, "output_scale": output_scale,
+    }  # fmt: skip
+    _validate(named, states=("states",), lses=("lses",))
+    if output.numel():
+        _kernel(output.device.type)(
+            output, output_lse, states[:-1], lses[:-1], states[-1], lses[-1], output.shape[0], output_scale
+        )
+
+
+@cache
+def _kernel(device: str) -> Any:
+    """The function that merges on a kind of device. Kernels are reached by name; Triton's are for GPUs."""
+    name = "triton_merge" if device == "cuda" else "torch_merge"
+    return importlib.import_module(f"attnreg.kernels.states.{name}").merge
+
+
+# the signatures of calls that fitted, with the bytes from each tensor's first element to the end of its last
+_FITTED: dict[Any, tuple[int, ...]] = {}
+
+
+def _validate(named: dict[str, Any], *, states: tuple[str, ...], lses: tuple[str, ...]) -> None:
+    """Raises `BatchError` where the tensors of a call do not fit each other."""
+    tensors = tuple(named.values())
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        refuse(["merging states has no backward pass, and an argument requires a gradient; use torch.no_grad()"])
+    try:
+        key = (states, *signatures(tensors))
+    except RuntimeError:
+        # a tensor without strides, for the validation to report
+        key = None
+    reaches = _FITTED.get(key)
+    if reaches is None:
+        refuse([*_problems(named, states, lses)])
+        if len(_FITTED) >= MOST_REMEMBERED:
+            _FITTED.clear()
+        reaches = _FITTED[key] = tuple(0 if x is None else reach(x) for x in tensors)
+    refuse([*_overlaps(named, reaches, {"output": states, "output_lse": lses})])
+
+
+def _problems(named: dict[str, Any], states: tuple[str, ...], lses: tuple[str, ...]) -> Iterator[str]:
+    output, scale = named["output"], named["output_scale"]
+    if output.ndim != 3 or output.dtype not in (*DTYPES.values(), *_FP8):
+        words = "float16, bfloat16, float32, float8_e4m3fn or float8_e4m3fnuz"
+        yield f"output is {tensor_words(output)}; expected [num_tokens, num_heads, head_size] {words}"
+        return
+    num_tokens, num_heads, head_size = output.shape
+    if head_size == 0:
+        yield f"output is {tensor_words(output)}; expected a head_size of at least 1"
+    if (scale is not None) != (output.dtype in _FP8):
+        has = "without" if scale is None else "with"
+        yield f"output is {tensor_words(output)}, {has} an output_scale; an output of 8 bits has one, no other has"
+    device = output.device
+    stack: tuple[int | None, ...] = (None,) if states == ("states",) else ()
+    if stack and named["states"].ndim == 4:
+        stack = (named["states"].shape[0],)
+        if stack == (0,):
+            yield "states has no state; expected one at least"
+    # stacked states may be more precise than what is made of them
+    first = named[states[-1]].dtype
+    dtype = first if stack or output.dtype in _FP8 else output.dtype
+    if dtype not in DTYPES.values():
+        yield f"{states[-1]} is {tensor_words(named[states[-1]])}; expected float16, bfloat16 or float32"
+        return
+    places = {"device": device, "beside": "output", "dense": False}
+    yield from tensor_problems("output", output, output.shape, output.dtype, written=True, **places)
+    for name in states:
+        yield from tensor_problems(name, named[name], (*stack, num_tokens, num_heads, head_size), dtype, **places)
+    for name in lses:
+        yield from tensor_problems(name, named[name], (*stack, num_heads, num_tokens), torch.float32, **places)
+    if named["output_lse"] is not None:
+        sizes = num_heads, num_tokens
+        yield from tensor_problems("output_lse", named["output_lse"], sizes, torch.float32, written=True, **places)
+    if scale is not None:
+        shape = () if scale.ndim == 0 else (1,)
+        yield from tensor_problems("output_scale", scale, shape, torch.float32, **places)
+
+
+def _overlaps(named: dict[str, Any], reaches: tuple[int, ...], aliases: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """The problems of memory that is written while it is read, but for an output that is one of the states.
+
+    aliases: the tensors whose memory, element by element, each written one may be.
+    """
+    spans = {
+        name: (x, x.data_ptr(), x.data_ptr() + size)
+        for (name, x), size in zip(named.items(), reaches, strict=True)
+        if size
+    }
+    for written in ("output", "output_lse"):
+        if written not in spans:
+            continue
+        x, begin, end = spans[written]
+        for name, (other, other_begin, other_end) in spans.items():
+            # the two that are written are compared once
+            if begin >= other_end or other_begin >= end or name == "output" or name == written:
+                continue
+            may_be = name in aliases[written]
+            # of stacked states, each one
+            if any(share_memory(x, one, may_be_alias=may_be) for one in (other if other.ndim > x.ndim else (other,))):
+                yield (
+                    f"{written} overlaps {name} in memory; it is written while that is read, so give it memory of its "
+                    "own, or exactly that of a state"
+                )
+
+
+def _write_nothing(output: Tensor, *more: object) -> None:
+    """The ops for tensors without data: nothing to do, because they return nothing and only write to arguments.
+
+    PyTorch calls it too where one of several tensors has no data.
+    """
+    devices = [x.device for x in more if isinstance(x, Tensor) and x.device != output.device]
+    refuse([f"output is on {output.device}, another argument on {device}" for device in devices[:1]])
+
+
+_MERGE_TWO = (
+    "merge_attn_states(Tensor(a!) output, Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, "
+    f"Tensor suffix_lse, Tensor(b!)? output_lse, SymInt? {_TOKENS}, Tensor? output_scale) -> ()"
+)
+_MERGE_MANY = (
+    "merge_states(Tensor(a!) output, Tensor states, Tensor lses, Tensor(b!)? output_lse, Tensor? output_scale) -> ()"
+)
+_library: Any = torch.library.Library("attnreg", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _schema, _function in ((_MERGE_TWO, _merge_attn_states), (_MERGE_MANY, _merge_states)):
+    _name = _schema.partition("(")[0]
+    _library.define(_schema)
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"attnreg::{_name}", _write_nothing, lib=_library)
