@@ -105,8 +105,11 @@ def check(registry: Registry) -> list[Finding]:
 
 
 def _stale_exceptions(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
-    # what an overlay accepts may be what no row below it does
-    for known in () if _overlaid(registry) else registry.known:
+    overlaid = _overlaid(registry)
+    for known in registry.known:
+        # what an overlay accepts may be what no row below it does
+        if overlaid and _is_own(known.where.file):
+            continue
         if not any(f.message.startswith(known.finding) for f in findings):
             yield Finding("stale exception", known.where, f"found no longer: {known.finding}", "remove it from `known`")
 
@@ -128,6 +131,8 @@ def _invariants(model: Model) -> Iterator[Finding]:
             count = model.d.count(violated)
             message = f"violated: {invariant.says} ({count:,} of {model.d.count(applies):,} configurations)"
             help_ = "mend the data that the trace cites, or the statement"
+            if model.registry.choices:
+                help_ += "; what an overlay's choices are meant to take away is listed in its `known`"
             yield Finding("violated invariant", invariant.where, message, help_, _example(model, violated))
 
 
@@ -347,7 +352,12 @@ def _selections(registry: Registry) -> Iterator[Finding]:
 
 def _overlaid(registry: Registry) -> bool:
     """Whether an overlay, of a user or of a plugin, is part of a registry."""
-    return any(PurePath(file).stem not in FILES for file in registry.files)
+    return not all(map(_is_own, registry.files))
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file is one of a registry's own, not an overlay."""
+    return PurePath(file).stem in FILES
 
 
 def _borrowed(registry: Registry) -> set[PurePath]:

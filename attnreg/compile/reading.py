@@ -189,12 +189,12 @@ class Reading:
             case schema.PrioritiesFile():
                 self.parts.orders.append(part.piece(data.root))
             case schema.InvariantsFile():
-                self._add_invariants(part, data.invariants)
-                self.parts.known += [part.piece(item, "known", i) for i, item in enumerate(data.known)]
+                self._add_invariants(part, data)
 
-    def _add_invariants(self, part: Part[object], items: list[schema.InvariantData]) -> None:
-        self.parts.invariants += [part.piece(item, "invariants", i) for i, item in enumerate(items)]
-        self.parts.bound += [self.parts.rows()] * len(items)
+    def _add_invariants(self, part: Part[object], data: schema.InvariantsFile | schema.OverlayFile) -> None:
+        self.parts.invariants += [part.piece(item, "invariants", i) for i, item in enumerate(data.invariants)]
+        self.parts.known += [part.piece(item, "known", i) for i, item in enumerate(data.known)]
+        self.parts.bound += [self.parts.rows()] * len(data.invariants)
 
     def _note_broken(self, document: Document, data: schema.BackendsFile | schema.OverlayFile) -> None:
         """Note the rows and sources that validation left out, so that naming one is not a second problem."""
@@ -254,7 +254,7 @@ class Reading:
         parts.overlay_orders.append(part.piece(data.orders, "orders"))
         parts.places += [part.piece(item, "place", i) for i, item in enumerate(data.place)]
         parts.choices += [part.piece(item, "choices", i) for i, item in enumerate(data.choices)]
-        self._add_invariants(part, data.invariants)
+        self._add_invariants(part, data)
 
     def _add_plugins(self, registry: str) -> None:
         """Apply the plugins that extend a bundled registry."""

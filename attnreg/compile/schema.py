@@ -323,7 +323,7 @@ class InvariantData(DataModel):
 class KnownData(DataModel):
     """A finding of `attnreg check` that stays as it is, and why; one that is found no longer is a finding itself."""
 
-    finding: str = Field(description="How the finding's message begins.")
+    finding: Sentence = Field(description="How the finding's message begins.")
     because: Sentence
 
 
@@ -371,3 +371,4 @@ class OverlayFile(DataModel):
     place: list[PlaceData] = []
     choices: list[ChoiceData] = []
     invariants: list[InvariantData] = []
+    known: list[KnownData] = []

@@ -441,3 +441,18 @@ def test_words_of_an_overlay_that_no_row_accepts() -> None:
             "nothing asks for the flag turbo",
             "nothing asks for the package turbolib",
         ]
+
+
+def test_what_an_overlay_is_meant_to_take_away_is_listed_in_its_known() -> None:
+    denied = {"choices": [{"when": {"arch": "sm120"}, "deny": "FLASHINFER"}]}
+    [finding] = check(attnreg.load_registry("default", [denied]))
+    assert finding.message.startswith("violated: an fp8 cache is served by some backend on every NVIDIA GPU")
+    assert finding.help.endswith("what an overlay's choices are meant to take away is listed in its `known`")
+    meant = {"finding": "violated: an fp8 cache is served", "because": "no such caches here"}
+    assert check(attnreg.load_registry("default", [denied | {"known": [meant]}])) == []
+    # what the overlay lists for nothing is a finding of its own; what the registry below lists is not
+    [stale] = check(attnreg.load_registry("default", [{"known": [meant]}]))
+    assert (stale.kind, stale.message) == ("stale exception", "found no longer: violated: an fp8 cache is served")
+    for empty in ("", " "):
+        with pytest.raises(attnreg.RegistryError, match=r"known.finding"):
+            attnreg.load_registry("default", [{"known": [{"finding": empty, "because": "b"}]}])

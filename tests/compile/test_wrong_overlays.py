@@ -15,7 +15,7 @@ WRONG = {
         "choises: []\n",
         """\
 mine.yaml:1:1: unknown key `choises`
-  help: did you mean `choices`? (also: backends, extends, invariants, orders, place, sources, vocabulary)""",
+  help: did you mean `choices`? (also: backends, extends, invariants, known, orders, place, sources, vocabulary)""",
     ),
     "a choice of nothing": (
         "choices:\n  - {when: {}}\n  - {deny: []}\n",

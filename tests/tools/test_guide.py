@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support import ROOT
 from support.schemas import validator
 
+from attnreg.analysis.check import check
 from attnreg.compile.conditions import Parser
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Problem, RegistryError
@@ -56,6 +58,45 @@ def test_examples_load(kind: str, body: str, tmp_path: Path, registry: Registry)
     load_registry("default", [file])
     if nested != "vocabulary":
         validator("overlay").validate(Document.load(file).data)
+
+
+# what `attnreg check` finds in an example that is about something else
+FINDINGS = {
+    "EXAMPLE_ATTN stands in no order": "a row alone; the page shows orders below it",
+    "violated: a draft's decoder layers never go to TORCH_SDPA": "shows how a violation reads",
+}
+PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
+
+
+def overlays() -> list[Any]:
+    """Kind and text of each overlay on a page, but for field_problems.md, whose test runs them as they are shown."""
+    found = []
+    for page in PAGES:
+        for m in _FENCE.finditer(page.read_text(encoding="utf-8")):
+            keys = set(re.findall(r"^(\w+):", m[3], re.MULTILINE)) if m[1] == "yaml" else set()
+            whole = m[2] in ("overlay", "backends.yaml", "invariants.yaml") or keys & {"extends", "choices", "place"}
+            # the file of a plugin is checked where it is installed
+            if whole and m[2] != "error" and page.name not in ("field_problems.md", "writing_backends.md"):
+                found.append(pytest.param(m[2], m[3], id=f"{page.name}-{len(found)}"))
+    return found
+
+
+def test_overlays_of_the_pages_are_found() -> None:
+    pages = [str(parameter.id).rpartition("-")[0] for parameter in overlays()]
+    assert set(pages) == {"README.md", "vllm.md", "writing_data.md"}
+    assert len(pages) == 10
+
+
+@pytest.mark.parametrize(("kind", "body"), overlays())
+def test_overlays_that_pages_show_pass_the_check(kind: str, body: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(body, encoding="utf-8")
+    below = load_registry(yaml.safe_load(body).get("extends", "default"))
+    known = {finding.message for finding in check(below)}
+    new = [finding for finding in check(load_registry(tmp_path / "mine.yaml")) if finding.message not in known]
+    new = [finding for finding in new if finding.message.partition(" (")[0] not in FINDINGS]
+    # the page says so of an overlay that requires
+    assert bool(new) == (kind == "requires"), [str(finding) for finding in new]
+    assert kind != "requires" or all(finding.kind == "violated invariant" for finding in new)
 
 
 def test_the_guide_shows_every_kind_of_matcher() -> None:
