@@ -7,6 +7,7 @@ import torch
 from support.kernel_trials import Case, check, trial_of
 
 from attnreg.conformance.proof import attend, examine
+from attnreg.kernels.triton import plans, schedule
 from attnreg.kernels.triton.tiles import Config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,6 +22,12 @@ CASES = {
     "mixed lengths, not causal": Case([1, 20, 3], [5, 33, 150], causal=False),
     "edges of blocks": Case([16, 17, 1, 1], [16, 33, 48, 49]),
     "odd head size": Case([3, 18], [40, 50], head_size=80, heads=(7, 1)),
+    "keys of 192, values of 128": Case([20, 3], [20, 3], (4, 4), head_size=192, head_size_v=128, block_size=None),
+    "keys of 96, not causal": Case(
+        [20, 3], [7, 60], (4, 4), head_size=96, head_size_v=64, block_size=None, causal=False
+    ),
+    "keys of 70, HND": Case([3, 18], [40, 50], head_size=70, head_size_v=64, layout="HND"),
+    "keys of 576": Case([2, 18], [40, 50], (5, 1), head_size=576, head_size_v=512, dtype=torch.float32),
     "values narrower than keys": Case([3, 18], [40, 50], head_size=96, head_size_v=40),
     "heads that fill no tile": Case([2, 19], [40, 50], heads=(6, 2)),
     "more heads than a tile": Case([1, 2], [40, 30], heads=(160, 1), dtype=torch.float32),
@@ -111,6 +118,16 @@ def test_splits_change_nothing_but_rounding(name: str, splits: int) -> None:
 )
 def test_loops_of_other_shapes_give_the_same(name: str, config: Config) -> None:
     check(CASES[name], DEVICE, config=config)
+
+
+@pytest.mark.parametrize("heads", [(6, 6), (8, 4), (40, 2)])
+@pytest.mark.parametrize("cached", [0, 20000, 40000])
+def test_heads_side_by_side_change_nothing(heads: tuple[int, int], cached: int, monkeypatch) -> None:
+    monkeypatch.setattr(schedule, "_CACHED", cached)
+    case = Case([40, 0, 19], [60, 3, 30], heads, block_size=None, causal=False, dtype=torch.float32)
+    plans._launches.cache_clear()
+    check(case, DEVICE, config=Config(16, 16, 4, 2))
+    plans._launches.cache_clear()
 
 
 def test_a_second_run_is_bitwise_the_same() -> None:

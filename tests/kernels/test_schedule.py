@@ -63,6 +63,16 @@ def test_the_launches_serve_every_length_within_the_bound_once(
     assert served == list(range(1, bound + 1))
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "keys", "at_once"),
+    [(8, 4096, 8), (8, 10240, 4), (128, 4096, 8), (7, 4096, 7), (7, 8192, 1), (3, 2**20, 1)],
+)
+def test_heads_run_side_by_side_while_a_cache_holds_their_keys(kv_heads: int, keys: int, at_once: int) -> None:
+    shape = PLAIN._replace(block_d=192, block_dv=128) if kv_heads == 128 else PLAIN
+    (launch,) = schedule(H200, shape, [2000], num_kv_heads=kv_heads, max_query_len=2000, max_seq_len=keys)
+    assert launch.kv_heads_at_once == at_once
+
+
 def test_the_parts_of_split_keys_stay_small() -> None:
     # parts in float32 of a head of 128, with their sums
     part = 129 * 4

@@ -18,6 +18,7 @@ from attnreg.kernels.triton.tiles import (
     Shape,
     _row,
     choose_config,
+    columns_of,
     facts,
     matching_row,
     tile_rows,
@@ -205,3 +206,12 @@ def benchmark_cases() -> list[Any]:
     finally:
         del sys.modules[spec.name]
     return [*module.CASES, *module.ROCM_CASES]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "columns"),
+    [((1, 1), 16), ((20, 20), 32), ((72, 72), 80), ((96, 64), 96), ((100, 100), 128), ((128, 64), 128),
+     ((192, 128), 192), ((192, 192), 256), ((256, 256), 256), ((576, 512), 576)],
+)  # fmt: skip
+def test_columns_of_a_product(sizes: tuple[int, int], columns: int) -> None:
+    assert columns_of(*sizes) == columns

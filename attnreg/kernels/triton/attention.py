@@ -21,6 +21,7 @@ from attnreg.kernels.triton.rows import (
     find_tile,
     in_tree,
     phase_of_span,
+    place_of_program,
     program_span,
     rows_of_tile,
     tree_of_rows,
@@ -42,6 +43,13 @@ class Keys(NamedTuple):
     block_table_ptr: tl.tensor | None
     first_row: tl.tensor
     last_block: tl.tensor
+
+
+class Query(NamedTuple):
+    """The tile's queries: the first columns [BLOCK_M, BLOCK_D] and the others [BLOCK_M, BLOCK_REST], or None."""
+
+    first: tl.tensor | None
+    rest: tl.tensor | None
 
 
 class Scoring(NamedTuple):
@@ -111,25 +119,32 @@ def _products(
 ):  # fmt: skip
     """Returns the products [BLOCK_M, BLOCK_N] of the rows with the keys from n on, and the next tile's cache blocks.
 
-    query: None where the registers do not hold it; head_size: K.size, unknown to the compiler.
+    query: the columns [BLOCK_D] and those after them, None where there are none; both None where the registers do not
+    hold them. head_size: K.size, unknown to the compiler.
     """
     BLOCK_M: tl.constexpr = TILE.block_m
     BLOCK_N: tl.constexpr = TILE.block_n
-    if query is not None:
+    if query.first is not None:
         # [BLOCK_N, BLOCK_D]
-        k = load_tile(keys.key_ptr, block, keys.first_row, n, stop, 0, K, WHOLE, BLOCK_N, TILE.block_d, COMPUTE_DTYPE)
+        k = load_tile(keys.key_ptr, block, keys.first_row, n, stop, 0, K, WHOLE, BLOCK_N, TILE.block_d,
+                      K.size >= TILE.block_d, COMPUTE_DTYPE)  # fmt: skip
+    if query.rest is not None:
+        # [BLOCK_N, BLOCK_REST]
+        k_rest = load_tile(keys.key_ptr, block, keys.first_row, n, stop, TILE.block_d, K, WHOLE, BLOCK_N,
+                           TILE.block_rest, K.size >= TILE.block_d + TILE.block_rest, COMPUTE_DTYPE)  # fmt: skip
     # the next tile's blocks are on their way before its keys are fetched
     next_block = load_blocks(keys.block_table_ptr, n + BLOCK_N, stop, keys.last_block, K.block_size, BLOCK_N)
-    if query is not None:
-        s = tl.dot(query, k.T, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+    if query.first is not None:
+        s = tl.dot(query.first, k.T, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        if query.rest is not None:
+            s = tl.dot(query.rest, k_rest.T, s, input_precision="ieee")
     else:
         # registers cannot hold the whole query. A compiler that knew head_size would unroll the loop and spill
         s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for d in tl.range(0, head_size, TILE.block_k, disable_licm=True):
             some_q = _load_query(query_ptr, exists, d, Q, K.size, TILE.block_k, COMPUTE_DTYPE)
-            some_k = load_tile(
-                keys.key_ptr, block, keys.first_row, n, stop, d, K, WHOLE, BLOCK_N, TILE.block_k, COMPUTE_DTYPE
-            )
+            some_k = load_tile(keys.key_ptr, block, keys.first_row, n, stop, d, K, WHOLE, BLOCK_N, TILE.block_k,
+                               K.size % TILE.block_k == 0, COMPUTE_DTYPE)  # fmt: skip
             s = tl.dot(some_q, some_k.T, s, input_precision="ieee")
     return s, next_block
 
@@ -184,8 +199,9 @@ def _attend_tile(
     p, state = with_scores(state, s, unit)
     # [BLOCK_N, BLOCK_DV]
     v = load_tile(
-        keys.value_ptr, block, keys.first_row, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, COMPUTE_DTYPE
-    )
+        keys.value_ptr, block, keys.first_row, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv,
+        V.size == TILE.block_dv, COMPUTE_DTYPE,
+    )  # fmt: skip
     acc = tl.dot(p.to(COMPUTE_DTYPE), v, state.acc, input_precision="ieee")
     return Softmax(acc, state.row_max, state.row_sum), next_block
 
@@ -227,8 +243,8 @@ def _store_output(
 @triton.jit(
     do_not_specialize=[
         "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "head_size",
-        "stride_table", "stride_ranges", "stride_range", "stride_tree", "stride_lse", "stride_key_head",
-        "stride_value_head", "softmax_scale", "softcap",
+        "programs_at_once", "stride_table", "stride_ranges", "stride_range", "stride_tree", "stride_lse",
+        "stride_key_head", "stride_value_head", "softmax_scale", "softcap",
     ],
     do_not_specialize_on_alignment=[
         "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
@@ -240,7 +256,7 @@ def _attention_kernel(
     query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr,
     query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
     tree_ptr, sinks_ptr, slopes_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, out_scale_ptr,
-    num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size,
+    num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, programs_at_once,
     stride_table, stride_ranges, stride_range, stride_tree, stride_lse, stride_key_head, stride_value_head,
     softmax_scale, softcap,
     Q: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
@@ -255,6 +271,7 @@ def _attention_kernel(
     ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
     PEEL: tiles that all rows see whole have a loop of their own. head_size: K.size, unknown to the compiler.
+    programs_at_once: the programs of a tile that run side by side, a divisor of their number.
     The optional pointers (lse, causal, ranges, tree, sinks, slopes, scales) are None where the feature is not used.
     """
     if DEPENDENT_LAUNCH:
@@ -264,9 +281,9 @@ def _attention_kernel(
     HEAD_TILES: tl.constexpr = (GROUP + TILE.heads - 1) // TILE.heads
     PROGRAMS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
-    head_tile = tl.program_id(0) % PROGRAMS
+    tile, head_tile = place_of_program(programs_at_once, PROGRAMS, ONE_TILE)
     kv_head = head_tile // HEAD_TILES
-    req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, PROGRAMS, BLOCK_Q, ONE_TILE)
+    req, first_token, query_len, tile = find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q, ONE_TILE)
     if (tile * BLOCK_Q >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
         return
     kv_len = tl.load(seq_lens_ptr + req)
@@ -282,9 +299,12 @@ def _attention_kernel(
     span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)
 
     query_ptr += (first_token + rows.token)[:, None] * Q.token + times(rows.head[:, None], Q.head, NUM_HEADS)
-    query = None
-    if TILE.block_k == TILE.block_d:
-        query = _load_query(query_ptr, rows.exists, 0, Q, K.size, TILE.block_d, COMPUTE_DTYPE)  # [BLOCK_M, BLOCK_D]
+    first, rest = None, None
+    if TILE.block_k == TILE.block_d + TILE.block_rest:
+        first = _load_query(query_ptr, rows.exists, 0, Q, K.size, TILE.block_d, COMPUTE_DTYPE)
+        if TILE.block_rest > 0:
+            rest = _load_query(query_ptr, rows.exists, TILE.block_d, Q, K.size, TILE.block_rest, COMPUTE_DTYPE)
+    query = Query(first, rest)
     scale, softcap = _scale(softmax_scale, softcap, q_scale_ptr, k_scale_ptr, kv_head, Q, K, NUM_KV_HEADS, SOFTCAP)
     slopes = None
     if slopes_ptr is not None:

@@ -159,12 +159,13 @@ def load_blocks(block_table_ptr, start, stop, last_block, BLOCK_SIZE: tl.constex
 @triton.jit
 def load_tile(
     cache_ptr, block, first_row, start, stop, first_column,
-    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, EXIST: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Returns the keys or values [BLOCK_N, BLOCK] of one KV head from `start` on, in the dtype of the dots.
 
     WHOLE: none of them is at or past `stop`. Otherwise the last one is repeated there: memory that holds no key may
-    hold NaN, and 0 * NaN is NaN.
+    hold NaN, and 0 * NaN is NaN. EXIST: rows have all BLOCK columns; otherwise columns past a row are 0.
     """
     FP8: tl.constexpr = LAYOUT.fp8
     key = start + tl.arange(0, BLOCK_N)
@@ -177,10 +178,7 @@ def load_tile(
         rows = tl.max_contiguous(tl.multiple_of(rows, 16), 16)
     offs_d = first_column + tl.arange(0, BLOCK)
     pointers = cache_ptr + rows[:, None] + columns(offs_d, LAYOUT)[None, :]
-    if LAYOUT.size % BLOCK == 0:
-        tile = tl.load(pointers)
-    else:
-        tile = tl.load(pointers, mask=(offs_d < LAYOUT.size)[None, :], other=0.0)
+    tile = tl.load(pointers) if EXIST else tl.load(pointers, mask=(offs_d < LAYOUT.size)[None, :], other=0.0)
     if tile.dtype.primitive_bitwidth == 8:
         tile = fp8_to_float16(tile, FP8)
     return tile.to(COMPUTE_DTYPE)

@@ -22,7 +22,7 @@ from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
 from attnreg.kernels.triton.splits import _merge_splits_kernel
 from attnreg.kernels.triton.target import Target, target_of
-from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
+from attnreg.kernels.triton.tiles import Config, Shape, columns_of, power_of_2
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 from attnreg.runtime.lengths import LONGEST, content, queries_of
 
@@ -36,7 +36,9 @@ _CALL = (
     "query_ptr", "key_ptr", "value_ptr", "output_ptr", "lse_ptr", "sinks_ptr", "slopes_ptr", "q_scale_ptr",
     "k_scale_ptr", "v_scale_ptr", "out_scale_ptr", "stride_lse", "stride_key_head", "stride_value_head",
 )  # fmt: skip
-_LAUNCH = ("min_query_len", "max_query_len", "min_split", "head_size", "softmax_scale", "softcap")
+_LAUNCH = (
+    "min_query_len", "max_query_len", "min_split", "programs_at_once", "head_size", "softmax_scale", "softcap",
+)  # fmt: skip
 _PARTS = ("partial_ptr", "partial_lse_ptr", "slots")
 _NO_PARTS = (None, None, 0)
 _ATTENTION = Kernel(_attention_kernel, (*_BATCH, *_CALL, *_LAUNCH, *_PARTS))
@@ -150,12 +152,14 @@ class _Code(NamedTuple):
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         query, output, keys, values, k_scale, v_scale, sinks, slopes, q_scale, *_ = key
+        first = power_of_2(self.block_d + 1) // 2
         tile = Tile(
             heads=self.heads,
             block_m=self.config.block_m,
             block_n=self.config.block_n,
             block_k=min(self.config.block_k or self.block_d, self.block_d),
-            block_d=self.block_d,
+            block_d=first,
+            block_rest=self.block_d - first,
             block_dv=self.block_dv,
         )
         return {
@@ -187,7 +191,8 @@ class _PlannedLaunch:
         self.merge = _PlannedMerge(spec, chosen, shape.block_dv, requests, device, code) if code.split else None
         self.programs = spec.num_kv_heads * -(-shape.group // chosen.heads)
         self.values = (
-            chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.head_size, spec.softmax_scale,
+            chosen.min_query_len, chosen.max_query_len, chosen.min_split,
+            chosen.kv_heads_at_once * (self.programs // spec.num_kv_heads), spec.head_size, spec.softmax_scale,
             spec.softcap or 0.0,
         )  # fmt: skip
         self.variant = _ATTENTION.variant(device, code)
@@ -243,7 +248,7 @@ def _launches(
         rows=0,
         short=False,
         group=spec.num_heads // spec.num_kv_heads,
-        block_d=max(16, power_of_2(spec.head_size)),
+        block_d=columns_of(spec.head_size, spec.head_size_v),
         block_dv=max(16, power_of_2(spec.head_size_v)),
         itemsize=compute_dtype(spec.dtype, cache.dtype).itemsize,
         cache_itemsize=cache.dtype.itemsize,

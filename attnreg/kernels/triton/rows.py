@@ -17,7 +17,8 @@ class Tile(NamedTuple):
     """The sizes of what one program computes at once; constants of a kernel.
 
     block_m rows, of ``heads`` query heads each. block_n keys. block_k columns of queries and keys in one product.
-    block_d and block_dv: all columns of keys and of values, rounded up to powers of 2.
+    block_d and block_rest: the first columns of keys and those after them, powers of 2, of which the second may be 0.
+    block_dv: all columns of values, rounded up to a power of 2.
     """
 
     heads: int
@@ -25,6 +26,7 @@ class Tile(NamedTuple):
     block_n: int
     block_k: int
     block_d: int
+    block_rest: int
     block_dv: int
 
 
@@ -90,18 +92,34 @@ def request_of_row(query_start_loc_ptr, num_reqs, row):
 
 
 @triton.jit
-def find_tile(query_start_loc_ptr, num_reqs, PROGRAMS: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_TILE: tl.constexpr):
-    """Returns this program's request, its first token and its query length, and which of its tiles this is.
+def place_of_program(programs_at_once, PROGRAMS: tl.constexpr, ONE_TILE: tl.constexpr):
+    """Returns this program's tile of the batch, and which of the tile's PROGRAMS, each for other heads, it is.
 
-    PROGRAMS: of one tile, for different heads. ONE_TILE: every request has one tile, in order.
+    programs_at_once: so many programs of each tile run before the others of any, so that the device's cache still
+    holds the keys of their heads when the next tile needs them. ONE_TILE: no request has a second one.
     """
-    tile = tl.program_id(0) // PROGRAMS
+    program = tl.program_id(0)
+    if ONE_TILE:
+        tile, head_tile = program // PROGRAMS, program % PROGRAMS
+    else:
+        tiles = tl.num_programs(0) // PROGRAMS
+        in_group = program % (tiles * programs_at_once)
+        head_tile = program // (tiles * programs_at_once) * programs_at_once + in_group % programs_at_once
+        # a causal request's last tiles have the most keys: they begin first
+        tile = tiles - 1 - in_group // programs_at_once
+    return tile, head_tile
+
+
+@triton.jit
+def find_tile(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: tl.constexpr, ONE_TILE: tl.constexpr):
+    """Returns a tile's request, its first token and its query length, and which of its tiles this is.
+
+    ONE_TILE: every request has one tile, in order.
+    """
     if ONE_TILE:
         req = tile
         tile = 0
     else:
-        # a causal request's last tiles have the most keys: they begin first
-        tile = tl.num_programs(0) // PROGRAMS - 1 - tile
         req = _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q)
     # int64 before any multiply: token * stride passes 2**31 in long prefills
     first_token = tl.load(query_start_loc_ptr + req).to(tl.int64)

@@ -16,6 +16,8 @@ INVARIANT_SPLIT = 1024
 INVARIANT_SPLITS = {True: 32, False: 8}
 # rows or keys of the largest tile
 _TALL = 128
+# the keys and values that run side by side fill this much of a device's cache, in bytes: half of an H200's
+_CACHED = 24 << 20
 # a split of fewer keys costs more in the merge than it saves
 SMALLEST_SPLIT = 256
 
@@ -23,7 +25,7 @@ SMALLEST_SPLIT = 256
 class Launch(NamedTuple):
     """One launch: requests of min_query_len to max_query_len queries, their tiles and splits.
 
-    one_tile: a request's rows fit one tile.
+    one_tile: a request's rows fit one tile. kv_heads_at_once: the KV heads whose tiles run side by side.
     """
 
     config: Config
@@ -33,6 +35,7 @@ class Launch(NamedTuple):
     one_tile: bool
     splits: int
     min_split: int
+    kv_heads_at_once: int
 
     def tiles(self, requests: int, rows: int) -> int:
         """The tiles a KV head that hold any requests with so many rows of queries together."""
@@ -74,11 +77,11 @@ def schedule(
         chosen = config or choose_config(target, shape._replace(rows=tile_rows(rows * shape.group), short=short))
         heads = min(shape.group, chosen.block_m)
         block_q = chosen.block_m // heads
+        keys = min(max_seq_len, shape.window + limit) if shape.window else max_seq_len
         if batch_invariant:
             splits, min_split = _invariant_splits(shape, longest, max_seq_len) if short else (1, 1)
         else:
             members = [n for n in query_lens if shortest <= n <= longest] or [limit]
-            keys = min(max_seq_len, shape.window + limit) if shape.window else max_seq_len
             programs = sum(-(-n // block_q) for n in members) * num_kv_heads * -(-shape.group // heads)
             min_split = max(SMALLEST_SPLIT, chosen.block_n)
             capacity = target.num_sms * chosen.programs_per_sm
@@ -86,8 +89,16 @@ def schedule(
             # parts of rows without a program have memory too
             parts = min(sum(query_lens), limit * len(query_lens)) * shape.group * num_kv_heads
             splits = max(1, min(splits, 4 * capacity * chosen.block_m // max(parts, 1)))
-        launches.append(Launch(chosen, shortest, limit, heads, limit <= block_q, splits, min_split))
+        at_once = _divisor(
+            num_kv_heads, _CACHED // max(keys * (shape.block_d + shape.block_dv) * shape.cache_itemsize, 1)
+        )
+        launches.append(Launch(chosen, shortest, limit, heads, limit <= block_q, splits, min_split, at_once))
     return launches
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of n up to ``most``, at least 1."""
+    return max((d for d in range(1, min(n, most) + 1) if n % d == 0), default=1)
 
 
 def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int, int]:

@@ -45,9 +45,10 @@ class UpTo(int):
 class Shape(NamedTuple):
     """The facts of a launch on which the choice of a configuration depends.
 
-    rows: `tile_rows` of the longest request of the launch. short: its requests are to be decoded.
-    itemsize: of the dots. split: the cache's layout is SPLIT. extras: scores are more than products (softcap, ALiBi,
-    ranges), which takes registers. mask: queries form trees, or requests differ in causality.
+    rows: `tile_rows` of the longest request of the launch. short: its requests are to be decoded. block_d: `columns_of`
+    keys. block_dv: the columns of values, rounded up to a power of 2. itemsize: of the dots. split: the cache's layout
+    is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. mask: queries form
+    trees, or requests differ in causality.
     """
 
     rows: int
@@ -65,8 +66,8 @@ class Shape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The width of keys or of values, whichever is larger."""
-        return max(self.block_d, self.block_dv)
+        """The width of keys or of values, whichever is larger, as a power of 2."""
+        return power_of_2(max(self.block_d, self.block_dv))
 
 
 # the facts that a row's condition may name
@@ -78,6 +79,8 @@ FACTS: Mapping[str, str] = {
     "queries": "few: the launch decodes, up to 16 queries a request; many: longer prompts",
     "rows": "queries of the longest request times the query heads of a KV head, as a power of 2 from 16 to 128",
     "width": "of a head's keys or values, the wider, as a power of 2",
+    "keys": "columns of keys in a product: a power of 2, or the sum of two, such as 192",
+    "values": "columns of values, as a power of 2",
     "quantised": "the cache holds 8-bit numbers",
     "extras": "scores are more than products (softcap, ALiBi, ranges), which takes registers",
     "mask": "queries form trees, or requests differ in causality",
@@ -98,6 +101,8 @@ def facts(target: Target, shape: Shape) -> dict[str, Any]:
         "queries": "few" if shape.short else "many",
         "rows": shape.rows,
         "width": shape.width,
+        "keys": shape.block_d,
+        "values": shape.block_dv,
         "quantised": shape.cache_itemsize < shape.itemsize,
         "extras": shape.extras,
         "mask": shape.mask,
@@ -198,6 +203,19 @@ TABLE: tuple[Row, ...] = (
 def power_of_2(n: int) -> int:
     """The smallest power of 2 that is at least n."""
     return 1 << (n - 1).bit_length()
+
+
+def columns_of(head_size: int, head_size_v: int) -> int:
+    """The columns of keys in a product: a power of 2 that holds the head, or the sum of two if that is less.
+
+    Not of two for wide keys with values as wide, because of which the products would wait for each other on sm 90.
+    """
+    whole = max(16, power_of_2(head_size))
+    if whole > 128 and power_of_2(head_size_v) >= whole:
+        return whole
+    first = whole // 2
+    rest = max(16, power_of_2(max(head_size - first, 1)))
+    return min(whole, first + rest)
 
 
 def tile_rows(rows: int) -> int:
