@@ -2,7 +2,10 @@
 
 python benchmarks/vllm_engine.py                  print a table
 python benchmarks/vllm_engine.py --model llama    only this model: llama, gpt-oss, gemma-2
+python benchmarks/vllm_engine.py --load 128k      only loads with this in their names
 python benchmarks/vllm_engine.py --record         write benchmarks/results/vllm_engine.json
+
+A record of the same machine and versions keeps its figures of what is not measured anew.
 
 Each model is eight layers of its real widths with random weights. The engine runs in a process of its own for each
 backend, with its own defaults: CUDA graphs, torch.compile, chunked prefill. The models run side by side where there are
@@ -91,7 +94,7 @@ def child(spec: dict[str, Any]) -> None:
     spent = llm.collective_rpc(_watch_builders)[0]
     used = llm.collective_rpc(_backends)[0]
     draw = random.Random(0)
-    for load in LOADS:
+    for load in _loads(spec["loads"]):
         row: dict[str, Any] = {}
         for _ in range(2):
             spent.clear()
@@ -114,6 +117,10 @@ def child(spec: dict[str, Any]) -> None:
                 "ms a token": round(1e3 * statistics.mean(last) / max(1, load.output - 1), 3), "backends": used,
             }  # fmt: skip
         print("ROW " + json.dumps(row), flush=True)
+
+
+def _loads(word: str) -> tuple[Load, ...]:
+    return tuple(load for load in LOADS if word in load.name)
 
 
 def _watch_builders(worker: Any) -> list[float]:
@@ -140,13 +147,14 @@ def _backends(worker: Any) -> list[str]:
     return sorted({f"{group.backend.__module__}.{group.backend.__qualname__}" for group in groups})
 
 
-def measure(name: str, backends: tuple[str, ...], device: str, folder: Path) -> list[dict[str, Any]]:
-    """The figures of one model with each backend, on this GPU."""
+def measure(name: str, backends: tuple[str, ...], loads: str, device: str, folder: Path) -> list[dict[str, Any]]:
+    """The figures of one model with each backend, on this GPU. loads: a word of their names."""
     model = write_model(name, folder)
     rows: list[dict[str, Any]] = []
     for backend in backends:
         ours = backend == "attnreg"
-        spec = {"model": str(model), "engine": {"attention_backend": "ATTNREG" if ours else backend}}
+        spec = {"model": str(model), "loads": loads,
+                "engine": {"attention_backend": "ATTNREG" if ours else backend}}  # fmt: skip
         environment = os.environ | {
             "CUDA_VISIBLE_DEVICES": device, "ATTNREG_VLLM": "attnreg" if ours else "0",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -164,7 +172,7 @@ def measure(name: str, backends: tuple[str, ...], device: str, folder: Path) -> 
         text = output.read_text()
         found = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
         new = [{"model": name, "backend": backend, **row} for row in found]
-        if len(found) < len(LOADS):
+        if len(found) < len(_loads(loads)):
             new.append({"model": name, "backend": backend, "load": "", "problem": problem or text[-1500:]})
         rows += new
         for row in new:
@@ -214,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=CONFIGS, help="only this model")
     parser.add_argument("--backend", choices=BACKENDS, help="only this backend")
+    parser.add_argument("--load", default="", metavar="WORD", help="only loads with this in their names")
     parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -234,15 +243,34 @@ def main() -> None:
     print(machine, flush=True)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(devices)) as pool:
         jobs = [
-            pool.submit(measure, name, backends, devices[i % len(devices)], Path(folder))
+            pool.submit(measure, name, backends, options.load, devices[i % len(devices)], Path(folder))
             for i, name in enumerate(models)
         ]
         rows = [row for job in jobs for row in job.result()]
+    if options.record:
+        rows = merged(options.record, machine, rows)
     found = marks(rows)
     show(rows, found)
     if options.record:
         result = {"machine": machine, "marks": found, "figures": rows}
         options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def merged(record: Path, machine: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, and those of the record that were not measured anew, if it is of the same machine and versions."""
+    before = json.loads(record.read_text()) if record.exists() else {"machine": {}, "figures": []}
+    if {**before["machine"], "date": ""} != {**machine, "date": ""}:
+        return rows
+    measured = {(row["model"], row["backend"], row["load"]) for row in rows}
+    pairs = {(model, backend) for model, backend, _ in measured}
+    # a problem of an earlier run goes with the run that has none
+    kept = [
+        row
+        for row in before["figures"]
+        if (row["model"], row["backend"], row["load"]) not in measured
+        and (row["load"] or (row["model"], row["backend"]) not in pairs)
+    ]
+    return kept + rows
 
 
 def _version() -> str:

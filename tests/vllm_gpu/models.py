@@ -38,8 +38,10 @@ def gpt_oss() -> transformers.PreTrainedConfig:
 
 
 def gemma2() -> transformers.PreTrainedConfig:
-    """A softcap in every layer, a window in every other."""
-    return transformers.Gemma2Config(**COMMON | {"sliding_window": 256, "query_pre_attn_scalar": 64})
+    """A softcap in every layer, low enough for scores to feel it, a window in every other."""
+    return transformers.Gemma2Config(
+        **COMMON | {"sliding_window": 256, "query_pre_attn_scalar": 64, "attn_logit_softcapping": 5.0}
+    )
 
 
 def gemma3() -> transformers.PreTrainedConfig:
@@ -88,6 +90,7 @@ def write(name: str, folder: Path) -> Path:
         torch.manual_seed(sum(map(ord, name)))
         config = MODELS[name]()
         model = getattr(transformers, _classes(config))(config).to(torch.bfloat16)
+        _make_telling(name, model)
         # the draft is its target's first layer, so that some of what it proposes is accepted
         if name == "draft":
             target = transformers.LlamaForCausalLM.from_pretrained(write("llama", folder), dtype=torch.bfloat16)
@@ -101,6 +104,18 @@ def write(name: str, folder: Path) -> Path:
             _write_tokenizer(path)
         (path / "done").touch()
     return path
+
+
+def _make_telling(name: str, model: transformers.PreTrainedModel) -> None:
+    """Weights by which attention counts: sinks that take a share, and of Gemma, which adds up embeddings, small ones.
+
+    Its logits, which are products with the embeddings, are small then, and bfloat16 tells them apart.
+    """
+    with torch.no_grad():
+        for parameter in (value for key, value in model.named_parameters() if key.endswith("sinks")):
+            parameter.normal_(1.0, 2.0)
+        if name.startswith("gemma"):
+            model.get_input_embeddings().weight.mul_(0.35)
 
 
 def _classes(config: transformers.PreTrainedConfig) -> str:
