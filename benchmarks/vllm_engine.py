@@ -8,8 +8,9 @@ python benchmarks/vllm_engine.py --record         write benchmarks/results/vllm_
 A record of the same machine and versions keeps its figures of what is not measured anew.
 
 Each model is eight layers of its real widths with random weights. The engine runs in a process of its own for each
-backend, with its own defaults: CUDA graphs, torch.compile, chunked prefill. The models run side by side where there are
-several GPUs, the backends of one model one after the other on the same GPU. Every load runs twice; the second counts.
+backend, with its own defaults: CUDA graphs (of as many tokens as requests that decode), torch.compile, chunked prefill.
+The models run side by side where there are several GPUs, the backends of one model one after the other on the same GPU.
+Every load runs twice; the second counts.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ WIDTHS = {
 }
 LAYERS = 8
 BACKENDS = ("TRITON_ATTN", "FLASH_ATTN", "attnreg")
+# no load has a larger batch that a graph could serve, and each takes time to capture
+GRAPHS = [1, 2, 4, 8, *range(16, 65, 8)]
 MINUTES = 9
 
 
@@ -89,7 +92,7 @@ def child(spec: dict[str, Any]) -> None:
     llm = LLM(
         model=spec["model"], load_format="dummy", skip_tokenizer_init=True, gpu_memory_utilization=0.85, seed=0,
         max_model_len=LOADS[-1].prompt + 64, max_num_seqs=64, enable_prefix_caching=False,
-        disable_log_stats=False, **spec["engine"],
+        disable_log_stats=False, compilation_config={"cudagraph_capture_sizes": GRAPHS}, **spec["engine"],
     )  # fmt: skip
     spent = llm.collective_rpc(_watch_builders)[0]
     used = llm.collective_rpc(_backends)[0]
@@ -147,8 +150,10 @@ def _backends(worker: Any) -> list[str]:
     return sorted({f"{group.backend.__module__}.{group.backend.__qualname__}" for group in groups})
 
 
-def measure(name: str, backends: tuple[str, ...], loads: str, device: str, folder: Path) -> list[dict[str, Any]]:
-    """The figures of one model with each backend, on this GPU. loads: a word of their names."""
+def measure(
+    name: str, backends: tuple[str, ...], loads: str, minutes: float, device: str, folder: Path
+) -> list[dict[str, Any]]:
+    """The figures of one model with each backend, on this GPU. loads: a word of their names; minutes: for a backend."""
     model = write_model(name, folder)
     rows: list[dict[str, Any]] = []
     for backend in backends:
@@ -165,10 +170,10 @@ def measure(name: str, backends: tuple[str, ...], loads: str, device: str, folde
             try:
                 subprocess.run(
                     [sys.executable, __file__, "--child", json.dumps(spec)],
-                    stdout=log, stderr=log, env=environment, timeout=MINUTES * 60, check=False, cwd=folder,
+                    stdout=log, stderr=log, env=environment, timeout=minutes * 60, check=False, cwd=folder,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
-                problem = f"stopped after {MINUTES} minutes"
+                problem = f"stopped after {minutes} minutes"
         text = output.read_text()
         found = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
         new = [{"model": name, "backend": backend, **row} for row in found]
@@ -223,6 +228,9 @@ def main() -> None:
     parser.add_argument("--model", choices=CONFIGS, help="only this model")
     parser.add_argument("--backend", choices=BACKENDS, help="only this backend")
     parser.add_argument("--load", default="", metavar="WORD", help="only loads with this in their names")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="for each backend; what was measured by then counts"
+    )
     parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -243,7 +251,7 @@ def main() -> None:
     print(machine, flush=True)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(devices)) as pool:
         jobs = [
-            pool.submit(measure, name, backends, options.load, devices[i % len(devices)], Path(folder))
+            pool.submit(measure, name, backends, options.load, options.minutes, devices[i % len(devices)], Path(folder))
             for i, name in enumerate(models)
         ]
         rows = [row for job in jobs for row in job.result()]
