@@ -1,0 +1,92 @@
+"""The merge of partial states for benchmarks/mla.py, beside vLLM's CUDA and Triton kernels and FlashInfer's."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from mla_case import Case, Trial
+
+from attnreg import ops
+
+
+def cases() -> Iterator[Case]:
+    # tokens, heads, head size, the part of the tokens that has context, mark
+    for tokens, heads, size, part, mark in (
+        (16384, 128, 128, 1.0, 390.0), (16384, 128, 128, 0.5, 325.0), (16384, 16, 128, 1.0, 57.0),
+        (4096, 128, 128, 1.0, 105.0), (1024, 16, 128, 1.0, 9.4),
+    ):  # fmt: skip
+        some = "" if part == 1 else f", context for {part:.0%}"
+        name = f"merge {tokens // 1024}k tokens h{heads} d{size}{some}"
+        yield Case(name=name, mark=mark, prepare=partial(_two, tokens, heads, size, int(tokens * part)))
+    # no peer merges more than two; the mark is the time of the bytes
+    for states, tokens, heads, size, mark in ((8, 64, 128, 512, 21.0), (4, 256, 32, 128, 9.0)):
+        name = f"merge {states} states of {tokens} tokens h{heads} d{size}"
+        yield Case(name=name, mark=mark, prepare=partial(_many, states, tokens, heads, size))
+
+
+def _random(states: int, tokens: int, heads: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(states, tokens, heads, size, device="cuda", dtype=torch.bfloat16)
+    return x, torch.randn(states, heads, tokens, device="cuda") * 3
+
+
+def _error(output: torch.Tensor, states: torch.Tensor, lses: torch.Tensor, with_prefix: int) -> float:
+    """The relative error of the last call against float64, on random tokens."""
+    rows = torch.randint(output.shape[0], (256,), device="cuda")
+    weights = lses[:, :, rows].double().transpose(1, 2)
+    weights[:-1, rows >= with_prefix] = -math.inf
+    exact = (torch.softmax(weights, 0)[..., None] * states[:, rows].double()).sum(0)
+    return float((output[rows].double() - exact).norm() / exact.norm())
+
+
+def _two(tokens: int, heads: int, size: int, with_prefix: int) -> Trial:
+    states, lses = _random(2, tokens, heads, size)
+    output, lse = torch.full_like(states[0], math.nan), torch.full_like(lses[0], math.nan)
+    arguments = (output, states[0], lses[0], states[1], lses[1], lse, with_prefix)
+
+    def peers() -> Iterator[tuple[str, Callable[[], Any]]]:
+        for name, module in (
+            ("vLLM CUDA", "vllm._custom_ops"),
+            ("vLLM Triton", "vllm.v1.attention.ops.triton_merge_attn_states"),
+        ):
+            function = _function(module, "merge_attn_states")
+            if function is not None:
+                yield name, partial(function, *arguments)
+        flashinfer = _function("flashinfer", "merge_state")
+        if flashinfer is not None and with_prefix == tokens:
+            # its logarithms have base 2 and tokens first
+            by_token = (lses / math.log(2)).transpose(1, 2).contiguous()
+            yield "FlashInfer", partial(flashinfer, states[0], by_token[0], states[1], by_token[1])
+
+    return Trial(
+        call=partial(ops.merge_attn_states, *arguments),
+        error=partial(_error, output, states, lses, with_prefix),
+        peers=peers,
+        # a state is read of tokens without context, two of the others, and one is written
+        moved=(states[0, 0].nbytes + 4 * heads) * (2 * tokens + with_prefix),
+        copies=True,
+    )
+
+
+def _many(count: int, tokens: int, heads: int, size: int) -> Trial:
+    states, lses = _random(count, tokens, heads, size)
+    output, lse = torch.full_like(states[0], math.nan), torch.full_like(lses[0], math.nan)
+    return Trial(
+        call=partial(ops.merge_states, output, states, lses, lse),
+        error=partial(_error, output, states, lses, tokens),
+        peers=lambda: iter(()),
+        moved=states.nbytes + lses.nbytes + output.nbytes + lse.nbytes,
+    )
+
+
+def _function(module: str, name: str) -> Any:
+    """A function of a peer, None where it cannot be imported."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, RuntimeError):
+        return None
