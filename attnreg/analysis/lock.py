@@ -93,6 +93,8 @@ class _Outcome(_Strict):
     kv_cache: dict[str, str]
     needs: list[str]
     packages: dict[str, str]
+    # null, or left out by an attnreg that did not record it
+    follows: dict[str, str] | None = None
 
 
 class _Entry(_Strict):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.analysis.outcome import Decided, Outcome, changes, decide, variant_of
+from attnreg.analysis.outcome import FOLLOWS, Decided, Outcome, changes, decide, variant_of
 from attnreg.models.groups import describe_indices
 from attnreg.selection.judge import Judge, denial
 from attnreg.selection.point import point_of
@@ -234,7 +234,7 @@ def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Se
     new = variant_of(after.registry, was.backend, now.variant)
     assert new is not None
     if was.variant == now.variant:
-        yield from _why_fails(was, now, before, after) or [Why("after", f"the row of {now.title}", new.where)]
+        yield from _why_follows(was, now, before, after) or [Why("after", f"the row of {now.title}", new.where)]
         return
     if after.choice is not None and after.choice.strength != "deny" and after.chosen and after.chosen.rank == 1:
         yield Why("after", f"{now.title}: {how_chosen(after)}", after.choice.where)
@@ -256,13 +256,20 @@ def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Se
         yield Why("after", f"{now.title} is tried before {was.title}", new.where)
 
 
-def _why_fails(was: Outcome, now: Outcome, before: Selection | None, after: Selection) -> list[Why]:
-    """The failures that one side alone knows of, where nothing else changes."""
-    if len(changes(was, now)) > 1 or bool(was.fails) == bool(now.fails):
+def _why_follows(was: Outcome, now: Outcome, before: Selection | None, after: Selection) -> list[Why]:
+    """The lines that state what one side alone says of a choice, where nothing else changes."""
+    plain = replace(now, fails=was.fails, follows=was.follows)
+    if changes(was, plain):
         return []
-    side, selection, title = ("after", after, now.title) if now.fails else ("before", before, was.title)
-    failures = [f for f in selection.consequences if f.kind == "fails"] if selection else []
-    return [Why(side, f"{title} fails", f.where) for f in failures]
+    out = []
+    for side, selection, outcome, other in (("after", after, now, was), ("before", before, was, now)):
+        for f in selection.consequences if selection else ():
+            if f.kind == "fails":
+                if f.text not in other.fails and (side == "after" or not other.fails):
+                    out.append(Why(side, f"{outcome.title} fails", f.where))
+            elif other.follows is not None and f.fact not in other.follows.get(FOLLOWS[f.kind], ""):
+                out.append(Why(side, f"the row of {outcome.title}", f.where))
+    return out
 
 
 def _reasons(selection: Selection, name: str, variant: Variant) -> list[Reason]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import RequestError
+from attnreg.selection.consequences import consequence_words
 from attnreg.selection.judge import unchecked_words
 from attnreg.selection.selector import evaluate
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 KV_CACHE = ("block_size", "cache_layout")
 # the fields of an outcome that are lists in JSON
 SETS = ("fails", "emulates", "unchecked", "needs")
+# what else follows from a choice, by the kind of its consequence
+FOLLOWS = {"runs": "kernel", "workspace": "workspace", "kernel_block": "block of the kernel"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,9 @@ class Outcome:
 
     ``fails`` are the reasons why the engine is known to stop with it, ``emulates`` the features that it serves slowly,
     ``unchecked`` what it accepts without looking, ``kv_cache`` its claims on the blocks and the layout of the KV cache,
-    ``needs`` the packages that it requires, ``packages`` the versions of those, where they are known. ``problem`` says
-    why a registry cannot judge: it lacks a word that is asked for.
+    ``needs`` the packages that it requires, ``packages`` the versions of those, where they are known. ``follows`` has
+    the kernel that runs, its workspace and the block that it reads, as far as the data state them; None where they were
+    not recorded. ``problem`` says why a registry cannot judge: it lacks a word that is asked for.
     """
 
     backend: str | None = None
@@ -44,6 +48,7 @@ class Outcome:
     kv_cache: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
+    follows: Mapping[str, str] | None = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -105,7 +110,16 @@ def _outcome(selection: Selection) -> Outcome:
         # `triton>=3.7` makes `triton` redundant
         needs=tuple(str(r) for r in requirements if r.versions or not _has_version(r.package, requirements)),
         packages={name: installed[name] for name in sorted(names) if installed.get(name)},
+        follows=_follows(selection),
     )
+
+
+def _follows(selection: Selection) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for follows in selection.consequences:
+        if name := FOLLOWS.get(follows.kind):
+            out[name] = f"{out[name]} and {follows.fact}" if name in out else follows.fact
+    return out
 
 
 def variant_of(registry: Registry, backend: str, variant: str | None) -> Variant | None:
@@ -131,7 +145,7 @@ def changes(before: Outcome, after: Outcome) -> tuple[str, ...]:
     Where one side chooses nothing it is nothing, but for a choice that is known to fail.
 
     What a backend did not check and now checks is no change: no answer gets worse by it. What packages a backend needs
-    is a change only under the same name.
+    and what follows from choosing it are changes only under the same name.
     """
     failing = after.fails and not before.fails
     out = [f"is chosen, and then fails: {'; '.join(after.fails)}"] if failing else []
@@ -139,6 +153,8 @@ def changes(before: Outcome, after: Outcome) -> tuple[str, ...]:
         return tuple(out)
     if before.fails and not after.fails:
         out.append("is no longer known to fail")
+    elif after.fails and not failing and after.fails != before.fails:
+        out.append(f"fails otherwise than before: {'; '.join(after.fails)}")
     if slower := [w for w in after.emulates if w not in before.emulates]:
         out.append(f"emulates {', '.join(slower)} (slow)")
     if faster := [w for w in before.emulates if w not in after.emulates]:
@@ -150,7 +166,22 @@ def changes(before: Outcome, after: Outcome) -> tuple[str, ...]:
         out += [f"{facet} {was} → {now}"] if was != now else []
     if before.backend == after.backend:
         out += _package_changes(before, after)
+        if before.follows is not None and after.follows is not None:
+            for name in FOLLOWS.values():
+                was, now = before.follows.get(name, "not stated"), after.follows.get(name, "not stated")
+                out += [f"{name}: {was} → {now}"] if was != now else []
     return tuple(out)
+
+
+def stated_otherwise(before: Registry, after: Registry) -> tuple[str, ...]:
+    """The backends of both registries that state other failures, kernels, workspaces or blocks of kernels."""
+
+    def stated(registry: Registry, name: str) -> list[tuple[str | None, list[tuple[str, str]]]]:
+        variants = registry.backends[name].variants
+        return [(v.name, [(c.when.describe(), consequence_words(c)) for c in v.consequences]) for v in variants]
+
+    both = before.backends.keys() & after.backends.keys()
+    return tuple(sorted(name for name in both if stated(before, name) != stated(after, name)))
 
 
 def _package_changes(before: Outcome, after: Outcome) -> Iterator[str]:

@@ -109,6 +109,7 @@ def diff(
     from attnreg.analysis.diff import diff as diff_registries
     from attnreg.analysis.model_changes import ModelChanges, model_changes
     from attnreg.analysis.moves import compare
+    from attnreg.analysis.outcome import stated_otherwise
     from attnreg.analysis.revisions import family_texts, load_revision
     from attnreg.explain.changes import print_changes, print_model_changes
     from attnreg.selection.wording import setting_words
@@ -128,7 +129,11 @@ def diff(
     left_out: dict[str, None] = {}
     asked = _narrowed(_asked(request_inputs, (old, new), rules, left_out), wanted, (old, new))
     moves = compare(asked, platforms, old, new)
-    moves = replace(moves, notes=(*(f"left out: {error}" for error in left_out), *moves.notes))
+    notes = [f"left out: {error}" for error in left_out]
+    if everywhere and (others := stated_otherwise(old, new)):
+        what = "failures, kernels, workspaces or blocks of kernels"
+        notes.append(f"{', '.join(others)}: other {what} are stated; they are compared for the models, not for all")
+    moves = replace(moves, notes=(*notes, *moves.notes))
     difference, nothing = None, ""
     if everywhere:
         try:

@@ -18,7 +18,7 @@ class Following(NamedTuple):
     """One thing that follows from a choice: a sentence, its line of data, and the number that the sentence states.
 
     ``value`` is the bytes of a workspace, or the block in tokens that the kernel reads; None for a failure
-    and for the kernel that runs.
+    and for the kernel that runs. ``fact`` is what two tables are compared by: the sentence in short, without remarks.
     """
 
     kind: Literal["fails", "runs", "workspace", "kernel_block"]
@@ -26,10 +26,13 @@ class Following(NamedTuple):
     where: Location
     value: int | None = None
     source: str | None = None
+    fact: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
-        return {**self._asdict(), "where": str(self.where)}
+        values = self._asdict()
+        del values["fact"]
+        return {**values, "where": str(self.where)}
 
 
 def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]:
@@ -41,7 +44,7 @@ def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]
         if consequence.fails:
             yield Following("fails", consequence.fails, consequence.where, None, consequence.source)
         elif consequence.runs:
-            yield Following("runs", consequence.runs, consequence.where, None, consequence.source)
+            yield Following("runs", consequence.runs, consequence.where, None, consequence.source, consequence.runs)
         elif consequence.workspace is not None:
             yield _workspace(consequence, consequence.workspace, point)
         elif not blocks_known:
@@ -66,12 +69,14 @@ def consequence_words(consequence: Consequence) -> str:
 
 def _workspace(known: Consequence, size: int, point: Mapping[str, Any]) -> Following:
     text = f"a workspace of {readable(size)} on each GPU, beside the KV cache"
+    fact = readable(size)
     if known.per_query_element is not None:
         heads = point["num_heads"]
         each = known.per_query_element * point["head_size"] * (heads or 1)
         of = "token" if heads else "token and query head"
         text += f"; {readable(each)} for each {of} of the longest step, if that is more"
-    return Following("workspace", _with(text, known), known.where, size, known.source)
+        fact += f", or {readable(each)} a {of}"
+    return Following("workspace", _with(text, known), known.where, size, known.source, fact)
 
 
 def _block(known: Consequence, page: int) -> Following:
@@ -82,7 +87,7 @@ def _block(known: Consequence, page: int) -> Following:
         return Following("fails", _with(text, known), known.where, None, known.source)
     how = "each as one block" if block == page else f"in blocks of {block}"
     text = _with(f"pages of {page} tokens, which the kernel reads {how}", known)
-    return Following("kernel_block", text, known.where, block, known.source)
+    return Following("kernel_block", text, known.where, block, known.source, f"{block} tokens")
 
 
 def _with(text: str, known: Consequence) -> str:

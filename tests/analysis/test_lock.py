@@ -41,6 +41,7 @@ def test_a_lock_says_what_every_group_gets(lock: Path) -> None:
         "kv_cache": {"cache_layout": "NHD, HND"},
         "needs": ["torch", "triton"],
         "packages": {},
+        "follows": {},
     }
 
 
@@ -83,6 +84,22 @@ def test_a_choice_that_is_known_to_fail_by_now_is_a_drift(
     overlay.write_text("backends: {TRITON_ATTN: {consequences: [{fails: it was seen to}]}}\n")
     assert main(["check", "--lock", str(lock), "--overlay", str(overlay)]) == 1
     assert "  is chosen, and then fails: it was seen to" in capsys.readouterr().out.splitlines()
+
+
+def test_a_workspace_is_a_drift_where_the_lock_recorded_none(
+    lock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlay = tmp_path / "o.yaml"
+    overlay.write_text("backends: {TRITON_ATTN: {consequences: [{workspace: 4 MiB}]}}\n")
+    assert main(["check", "--lock", str(lock), "--overlay", str(overlay)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert "  workspace: not stated → 4.0 MiB" in printed
+    # as locks were written before they recorded it
+    data = json.loads(lock.read_text())
+    for selection in data["selections"]:
+        del selection["outcome"]["follows"]
+    lock.write_text(json.dumps(data))
+    assert main(["check", "--lock", str(lock), "--overlay", str(overlay)]) == 0
 
 
 def test_a_lock_is_compared_with_its_overlays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,6 +250,27 @@ WHY: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, list[s
         ["before: A fails"],
     ),
     (
+        "it fails otherwise",
+        {"backends": {"A": row(consequences=[{"fails": "no kernel was built"}])}},
+        {"backends": {"A": row(consequences=[{"fails": "an assertion"}])}},
+        {},
+        "A → A",
+        ["fails otherwise than before: an assertion"],
+        ["after: A fails"],
+    ),
+    (
+        "another workspace, and a kernel",
+        {"backends": {"A": row(consequences=[{"workspace": "4 MiB"}])}},
+        {"backends": {"A": row(consequences=[{"workspace": "8 MiB"}, {"runs": "the wide kernel"}])}},
+        {},
+        "A → A",
+        [
+            "kernel: not stated → the wide kernel",
+            "workspace: 4.0 MiB → 8.0 MiB",
+        ],
+        ["after: the row of A", "after: the row of A", "before: the row of A"],
+    ),
+    (
         "it needs a newer package",
         {"backends": {"A": row(requires={"packages": ["lib"]})}},
         {"backends": {"A": row(requires={"packages": ["lib>=2"]})}},

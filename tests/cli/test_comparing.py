@@ -359,3 +359,16 @@ def test_the_title_of_a_difference_is_the_question(run: Callable[..., Any]) -> N
     model = ["--model", BERT, "--tp", "2", "--dtype", "float16", "--feature", "sinks", "--package", "torch==2.11"]
     title = run(*one, *model).out.split("\n\n")[0].replace("\n", " ")
     assert title.partition(" · ")[2].startswith("TP 2 · float16 · with sinks · only packages torch==2.11")
+
+
+def test_what_is_compared_for_models_alone_is_named(run: Callable[..., Any], overlay: Callable[[str], str]) -> None:
+    # no well-known model has such heads
+    file = overlay("backends: {FLASH_ATTN: {consequences: [{when: {head_size: 8}, workspace: 4 MiB}]}}\n")
+    result = run("diff", "default", file)
+    assert result.status == 0
+    printed = " ".join(result.out.split())
+    what = "other failures, kernels, workspaces or blocks of kernels are stated"
+    assert f"note: FLASH_ATTN: {what}; they are compared for the models, not for all" in printed
+    result = run("diff", "default", file, "--arch", "sm90", "--head-size", "8")
+    assert result.status == 1
+    assert "workspace: not stated → 4.0 MiB" in result.out
