@@ -214,4 +214,5 @@ def benchmark_cases() -> list[Any]:
      ((192, 128), 192), ((192, 192), 256), ((256, 256), 256), ((576, 512), 576)],
 )  # fmt: skip
 def test_columns_of_a_product(sizes: tuple[int, int], columns: int) -> None:
-    assert columns_of(*sizes) == columns
+    assert columns_of(*sizes, quantised=False) == columns
+    assert columns_of(*sizes, quantised=True) in (columns, 16, 32, 64, 128, 256, 512, 1024)

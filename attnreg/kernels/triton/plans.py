@@ -248,7 +248,7 @@ def _launches(
         rows=0,
         short=False,
         group=spec.num_heads // spec.num_kv_heads,
-        block_d=columns_of(spec.head_size, spec.head_size_v),
+        block_d=columns_of(spec.head_size, spec.head_size_v, quantised=cache.dtype in FP8),
         block_dv=max(16, power_of_2(spec.head_size_v)),
         itemsize=compute_dtype(spec.dtype, cache.dtype).itemsize,
         cache_itemsize=cache.dtype.itemsize,

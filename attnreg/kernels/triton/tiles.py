@@ -205,13 +205,14 @@ def power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def columns_of(head_size: int, head_size_v: int) -> int:
+def columns_of(head_size: int, head_size_v: int, *, quantised: bool) -> int:
     """The columns of keys in a product: a power of 2 that holds the head, or the sum of two if that is less.
 
-    Not of two for wide keys with values as wide, because of which the products would wait for each other on sm 90.
+    Not of two for wide keys with values as wide, because of which the products would wait for each other on sm 90, nor
+    for a quantised cache, because converting keys takes the registers.
     """
     whole = max(16, power_of_2(head_size))
-    if whole > 128 and power_of_2(head_size_v) >= whole:
+    if quantised or (whole > 128 and power_of_2(head_size_v) >= whole):
         return whole
     first = whole // 2
     rest = max(16, power_of_2(max(head_size - first, 1)))
