@@ -56,13 +56,13 @@ def refuse_unknown(
         )
 
 
-def refuse_no_mask(module: torch.nn.Module, queries: int, mask: Any) -> None:
+def refuse_no_mask(module: torch.nn.Module, queries: int) -> None:
     """Raises `UnclaimedError` for several queries without a mask in a module that is causal by its attribute alone.
 
     By eager such queries see every key, by PyTorch's attention no later key. attnreg's masks are never None, so such a
     class makes no mask.
     """
-    if mask is None and queries > 1 and getattr(module, "is_causal", True):
+    if queries > 1 and getattr(module, "is_causal", True):
         raise UnclaimedError(
             f"{type(module).__name__} passes no mask to its attention and is causal by its attribute: by eager it sees "
             "every key, by PyTorch's attention no later one; load it with the attn_implementation that is meant, or "

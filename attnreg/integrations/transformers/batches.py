@@ -57,8 +57,9 @@ class Packed:
     """The requests of a call, and the places of their rows in the rectangles that transformers passes.
 
     crossed: queries and keys belong to different texts. query_lens, seq_lens: of each request. queries: rows of
-    [batch * queries] that are tokens, None for all. padding: [batch, key_stop] bool in host memory, true where a key is
-    a token; None where all before ``key_stop`` are.
+    [batch * queries] that are tokens, None for all. firsts: the first token among the keys of each request, if these
+    are tokens from there on, up to ``key_stop``. padding: [batch, key_stop] bool in host memory, true where a key is a
+    token; where ``firsts`` is None.
     """
 
     band: Band
@@ -68,6 +69,7 @@ class Packed:
     seq_lens: list[int]
     mm_prefix: Tensor | None
     queries: Tensor | None
+    firsts: list[int] | None
     padding: Tensor | None
     key_stop: int
     rest: Rest | None = None
@@ -76,46 +78,66 @@ class Packed:
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The output [batch, queries, heads, head_size_v] of query [batch, heads, queries, size], key and value."""
-        size, queries = query.shape[0], query.shape[2]
+        size, _, queries, _ = query.shape
         q = _rows(query)
-        distance = self._distance(layer, key, value)
+        places = self._places(layer, key, value)
+        if places is None:
+            distance, k, v = None, self._copied(key), self._copied(value)
+        else:
+            distance, k, v = places
         batch = self.batches.get(distance)
         if batch is None:
             batch = self.batches[distance] = self._batch(distance, key.shape[2])
-        if distance is None:
-            k, v = self._copied(key), self._copied(value)
-        else:
-            k, v = _rows_apart(key), _rows_apart(value)
-        output = q.new_empty(q.shape[0], layer.spec.num_heads, layer.spec.head_size_v)
+        heads, width = layer.spec.num_heads, layer.spec.head_size_v
+        output = q.new_empty(q.shape[0], heads, width)
         if self.queries is None:
             layer.forward(q, k, v, None, batch, output)
         else:
             output.zero_()[self.queries] = layer.forward(q[self.queries], k, v, None, batch)
-        output = output.view(size, queries, output.shape[1], output.shape[2])
+        output = output.view(size, queries, heads, width)
         if self.rest is not None:
             self.rest.attend(layer, query, key, value, output)
         return output
 
-    def _distance(self, layer: Attention, key: Tensor, value: Tensor) -> int | None:
-        """The rows from one request's first key to the next one's, where they can be read in place; else None."""
-        if not getattr(layer.module, "KEYS_APART", False) or self.first_keys is None:
+    def _places(self, layer: Attention, key: Tensor, value: Tensor) -> tuple[int, Tensor, Tensor] | None:
+        """The rows from one request's keys to the next one's, and all rows from the first to the last as keys and as
+        values [rows, heads, size]; None where the backend reads no keys there, or they are no whole rows apart.
+        """
+        if self.first_keys is None or not getattr(layer.module, "KEYS_APART", False):
             return None
-        distance = _distance(key)
-        return distance if distance == _distance(value) else None
+        size, heads, tokens, width = key.shape
+        (batch, head, row, element), (batch_v, head_v, row_v, element_v) = key.stride(), value.stride()
+        if element != 1 or element_v != 1 or row < 1 or row_v < 1:
+            return None
+        distance = 0
+        if size > 1:
+            distance = batch // row
+            if batch != distance * row or batch_v != distance * row_v:
+                return None
+        rows = (size - 1) * distance + tokens
+        return (
+            distance,
+            key.as_strided((rows, heads, width), (row, head, 1)),
+            value.as_strided((rows, heads, value.shape[3]), (row_v, head_v, 1)),
+        )
 
     @cached_property
     def first_keys(self) -> list[int] | None:
         """The first token among the keys of each request; None where a request's tokens are not consecutive."""
         if self.padding is None:
-            return [0] * len(self.seq_lens)
+            return self.firsts
         return None if _has_holes(self.padding) else self.padding.int().argmax(1).tolist()
 
     @cached_property
     def tokens(self) -> tuple[Tensor, Tensor] | None:
         """The batch index and the position of each key; None for all before ``key_stop``."""
-        if self.padding is None:
-            return None
-        request, position = self.padding.nonzero().unbind(1)
+        padding = self.padding
+        if padding is None:
+            if self.firsts is None or not any(self.firsts):
+                return None
+            firsts = torch.tensor(self.firsts, device="cpu")
+            padding = torch.arange(self.key_stop, device="cpu") >= firsts[:, None]
+        request, position = padding.nonzero().unbind(1)
         return request.to(self.device), position.to(self.device)
 
     def _batch(self, distance: int | None, keys: int) -> BatchMetadata:
@@ -148,7 +170,7 @@ def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
 
 def packed_plainly(size: int, queries: int, keys: int, band: Band, crossed: bool, device: torch.device) -> Packed:
     """The batch of a call without a mask; the queries are the last tokens among the keys, unless ``crossed``."""
-    return Packed(band, crossed, device, [queries] * size, [keys] * size, None, None, None, keys)
+    return Packed(band, crossed, device, [queries] * size, [keys] * size, None, None, [0] * size, None, keys)
 
 
 def _pack(source: MaskSource, crossed: bool) -> Packed | str:
@@ -165,9 +187,18 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         return f"its {source.queries} queries begin at {source.begin} of {source.keys} keys"
     # a static cache is longer than the tokens: what lies behind the last query is no key yet
     stop = source.keys if crossed else end
-    padding = source.padding_before(stop)
+    firsts = None if ranges is not None or crossed else source.firsts
+    padding = None
+    if stop <= source.whole:
+        firsts = [0] * source.batch
+    elif firsts is None or stop > source.told_keys or max(firsts) > source.begin:
+        # tokens and padding in any order, or queries of padding
+        firsts, padding = None, source.padding_before(stop)
+        if padding is None:
+            firsts = [0] * source.batch
     if padding is None:
-        query_lens, seq_lens = [source.queries] * source.batch, [stop] * source.batch
+        assert firsts is not None
+        query_lens, seq_lens = [source.queries] * source.batch, [stop - first for first in firsts]
         rows = rest = None
     else:
         if (band.window is not None or ranges is not None) and _has_holes(padding):
@@ -183,7 +214,7 @@ def _pack(source: MaskSource, crossed: bool) -> Packed | str:
         if ranges is not None:
             ranges = (ranges - padding.int().argmax(1)[:, None, None]).clamp(min=0).int()
     prefix = None if ranges is None else ranges.to(source.device)
-    return Packed(band, crossed, source.device, query_lens, seq_lens, prefix, rows, padding, stop, rest)
+    return Packed(band, crossed, source.device, query_lens, seq_lens, prefix, rows, firsts, padding, stop, rest)
 
 
 def _rest(source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: Tensor) -> Rest | None:
@@ -218,23 +249,6 @@ def _rows(x: Tensor) -> Tensor:
     """[batch * tokens, heads, size] from [batch, heads, tokens, size]; a view where memory allows."""
     x = _last_contiguous(x)
     return x.squeeze(2) if x.shape[2] == 1 else x.transpose(1, 2).flatten(0, 1)
-
-
-def _distance(x: Tensor) -> int | None:
-    """The rows from one request to the next in [batch, heads, tokens, size]; None if no number of whole rows."""
-    batch, _, row, element = x.stride()
-    if element != 1 or row < 1:
-        return None
-    if x.shape[0] == 1:
-        return 0
-    return None if batch % row else batch // row
-
-
-def _rows_apart(x: Tensor) -> Tensor:
-    """[rows, heads, size] from [batch, heads, tokens, size]: every row of memory from the first token to the last."""
-    batch, heads, tokens, size = x.shape
-    stride, head, row, _ = x.stride()
-    return x.as_strided(((batch - 1) * (stride // row) + tokens, heads, size), (row, head, 1))
 
 
 def _last_contiguous(x: Tensor) -> Tensor:

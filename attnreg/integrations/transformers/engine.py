@@ -95,31 +95,35 @@ class Engine:
         1] a sink for each query. indices: [batch, queries, chosen] the keys that an indexer chose for each query; no
         other key takes part. Raises `NoBackendError` and `UnclaimedError`.
         """
-        self.refuse_unknown(module, dropout, more)
+        if dropout or not more.keys() <= self._harmless:
+            self.refuse_unknown(module, dropout, more)
         if is_causal is None:
-            refuse_no_mask(module, query.shape[2], attention_mask)
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+            if attention_mask is None:
+                refuse_no_mask(module, query.shape[2])
+            is_causal = getattr(module, "is_causal", True)
         trained = query, key, value, attention_mask, s_aux, position_bias, sinks, scaling, softcap
         refuse_tangents(*trained, cure=_CURE)
         site = question = None
         if position_bias is None and indices is None and sinks is None and more.get("cu_seq_lens_q") is None:
             site = self.sites.of(module)
             numbers = scaling, sliding_window, softcap
-            question = site.question(query, key, value, attention_mask, causal, numbers, s_aux is None)
+            question = site.question(query, key, value, attention_mask, is_causal, numbers, s_aux is None)
             found = None if question is None else site.found.get(question.facts)
             if question is not None and found is not None and found.layer.params.sinks is s_aux:
                 found.run.calls += 1
                 batch = question.packed or found.packed
                 # a call without a mask keeps its own
                 assert batch is not None
-                return self._attend(found.layer, batch, query, key, value, trained), None
+                if torch.is_grad_enabled():
+                    return self._attend(found.layer, batch, query, key, value, trained), None
+                return batch.attend(found.layer, query, key, value), None
         call = TransformersCall(
             module,
             query,
             key,
             value,
             attention_mask,
-            causal,
+            is_causal,
             scaling,
             sliding_window,
             softcap,

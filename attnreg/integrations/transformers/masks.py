@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from attnreg.integrations.transformers.fetched import Fetched
 from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, fitted, known_band
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
@@ -34,28 +35,79 @@ LARGEST = 1 << 28
 class MaskSource:
     """transformers' description of a mask: ``arguments`` are those of its `sdpa_mask`, which computes the whole mask.
 
-    begin: the position of the first query among the keys.
+    offset: the position of the first query. told: [batch, at most keys] of transformers' mask of tokens, None for none;
+    all_told: whether each of these keys is a token.
     """
 
     arguments: dict[str, Any]
     batch: int
     queries: int
     keys: int
-    begin: int
+    offset: int | Fetched
     device: torch.device
+    told: Tensor | None = None
+    all_told: Fetched | None = None
     # values derived once for all layers that share the mask
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def begin(self) -> int:
+        """The position of the first query among the keys."""
+        offset = self.offset if isinstance(self.offset, int) else int(self.offset.get())
+        return offset - self.arguments["kv_offset"]  # type: ignore[no-any-return]
 
     def dense(self) -> Tensor:
         """The whole mask: [batch, 1, queries, keys] bool, true where a key takes part."""
         if "dense" not in self.memo:
-            skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            mask = sdpa_mask(**{**self.arguments, **skip})
+            now: dict[str, Any] = {
+                "q_offset": self.begin + self.arguments["kv_offset"],
+                "allow_is_causal_skip": False,
+                "allow_is_bidirectional_skip": False,
+            }
+            mask = sdpa_mask(**{**self.arguments, **now})
             # sdpa_mask returns None only where a mask may be skipped
             assert mask is not None
             self.memo["dense"] = mask.expand(self.batch, 1, self.queries, self.keys).to(self.device)
         dense: Tensor = self.memo["dense"]
         return dense
+
+    @property
+    def whole(self) -> int:
+        """So many first keys are tokens of every request, where all keys are that transformers' mask tells of; else 0.
+
+        The device tells one truth value: a mask in host memory would be read there by as many threads as the host has.
+        """
+        if self.all_told is None:
+            return self.keys
+        return self.told_keys if bool(self.all_told.get()) else 0
+
+    @property
+    def told_keys(self) -> int:
+        """The number of keys that transformers' mask tells of."""
+        return self.keys if self.told is None else self.told.shape[1]
+
+    @property
+    def firsts(self) -> list[int] | None:
+        """The first token of each request, where all keys behind it are tokens that transformers' mask tells of.
+
+        None where other keys are. These are a few numbers, found on the device.
+        """
+        if "firsts" not in self.memo:
+            self.memo["firsts"] = self._firsts()
+        return self.memo["firsts"]  # type: ignore[no-any-return]
+
+    def _firsts(self) -> list[int] | None:
+        if self.whole or self.told is None:
+            return [0] * self.batch
+        told = self.told.bool()
+        width = told.shape[1]
+        if not width:
+            return None
+        both = torch.stack([told.view(torch.uint8).argmax(1), told.sum(1)])
+        firsts, numbers = Fetched(both).get().tolist()
+        if any(first + number != width for first, number in zip(firsts, numbers, strict=True)):
+            return None
+        return firsts if len(firsts) == self.batch else firsts * self.batch  # type: ignore[no-any-return]
 
     @property
     def padding(self) -> Tensor | None:
@@ -71,25 +123,10 @@ class MaskSource:
         padding = self.padding[:, :stop]
         return None if bool(padding.all()) else padding
 
-    @property
-    def whole(self) -> int:
-        """So many first keys are tokens of every request, where all keys are that transformers' mask tells of; else 0.
-
-        The device is asked for one number, as in transformers' own functions: a mask in host memory would be read there
-        by as many threads as the host has.
-        """
-        if "whole" not in self.memo:
-            mask, offset = self.arguments["attention_mask"], self.arguments["kv_offset"]
-            told = None if mask is None else mask[:, offset : offset + self.keys]
-            self.memo["whole"] = self.keys if told is None else told.shape[1] if bool(told.all()) else 0
-        return self.memo["whole"]  # type: ignore[no-any-return]
-
     def _padding(self) -> Tensor | None:
-        if self.whole == self.keys:
+        if self.told is None or self.whole == self.keys:
             return None
-        mask: Tensor = self.arguments["attention_mask"]
-        offset: int = self.arguments["kv_offset"]
-        host = mask[:, offset : offset + self.keys].bool().cpu()
+        host = self.told.bool().cpu()
         # keys past the end of transformers' mask are no tokens
         host = torch.cat([host, host.new_zeros(len(host), self.keys - host.shape[1])], 1).expand(self.batch, -1)
         return None if bool(host.all()) else host
@@ -305,19 +342,25 @@ def lazy_mask(
 ) -> LazyMask:
     """The mask for a batch; transformers calls this function, and defines its signature."""
     # a tensor of a static cache changes before the mask is read
-    q_offset, kv_offset = int(q_offset), int(kv_offset)
+    offset = Fetched(q_offset) if isinstance(q_offset, Tensor) else int(q_offset)
+    kv_offset = int(kv_offset)
+    if attention_mask is not None:
+        attention_mask = attention_mask.clone()
     arguments = {
         "batch_size": batch_size,
         "q_length": q_length,
         "kv_length": kv_length,
-        "q_offset": q_offset,
         "kv_offset": kv_offset,
         "mask_function": mask_function,
-        "attention_mask": None if attention_mask is None else attention_mask.clone(),
+        "attention_mask": attention_mask,
         "device": device,
         **more,
     }
-    source = MaskSource(arguments, batch_size, q_length, kv_length, q_offset - kv_offset, torch.device(device))
+    told = attention_mask
+    if told is not None and (kv_offset or told.shape[1] > kv_length):
+        told = told[:, kv_offset : kv_offset + kv_length]
+    all_told = None if told is None else Fetched(told.all())
+    source = MaskSource(arguments, batch_size, q_length, kv_length, offset, torch.device(device), told, all_told)
     if known_band(mask_function) is None:
         # the function may read what changes later
         source.dense()

@@ -13,6 +13,7 @@ from support import small_models as models
 from support.small_models import by, tokens
 from torch import Tensor
 from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching import input_outputs
 
 import attnreg.integrations.transformers as attention
 from attnreg.integrations.transformers.paged.batches import Group
@@ -93,6 +94,21 @@ def test_a_ring_is_read_in_place_where_one_token_is_new(
     assert {layer for layer, _ in copied} == {0}
     steps = [new for _, new in copied]
     assert (sum(new <= 4 for new in steps) > 4) == (window % page != 0)
+
+
+def test_no_mask_is_built_for_a_model_that_attnreg_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*given: Any, **more: Any) -> None:
+        raise AssertionError("a mask is built, which nothing reads")
+
+    monkeypatch.setattr(input_outputs, "build_attention_mask", build)
+    model, needed = models.llama(), input_outputs.attn_mask_is_needed
+    prompts = [tokens(n)["input_ids"][0].tolist() for n in (5, 17)]
+    with attention.continuous_batching(model):
+        assert [len(row) for row in together(prompts)(model)] == [NEW, NEW]
+        # a model that runs by transformers' own name keeps its mask
+        model.set_attn_implementation("sdpa")
+        assert input_outputs.attn_mask_is_needed(model.config)
+    assert input_outputs.attn_mask_is_needed is needed
 
 
 def test_sdpa_without_a_paged_cache_stays_transformers_own() -> None:

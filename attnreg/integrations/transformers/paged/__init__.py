@@ -22,6 +22,8 @@ from attnreg.runtime.masks import Band
 # the names that transformers accepts for continuous batching beside flash kernels; it refuses "sdpa" to models with
 # sinks or softcap
 _NAMES = ("sdpa", "paged|eager")
+# the function that tells whether the inputs of a step have a mask
+_MASKED = "attn_mask_is_needed"
 # arguments of continuous batching that are read, or that say what these say; transformers 5.17 and some before name the
 # longest query and the most keys ``max_seqlen_*``
 _PAGED = frozenset(
@@ -34,16 +36,27 @@ _PAGED = frozenset(
 
 @contextmanager
 def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
-    """A context in which attnreg serves calls with a paged cache, and ``model`` makes such calls."""
+    """A context in which attnreg serves calls with a paged cache, and ``model`` makes such calls.
+
+    transformers builds a mask of queries times all keys for every step, request by request. attnreg reads none, so for
+    models on "paged|eager" it builds none here.
+    """
+    from transformers.generation.continuous_batching import input_outputs
+
     originals = {name: ALL_ATTENTION_FUNCTIONS[name] for name in _NAMES}
     before = None if model is None else model.config._attn_implementation
     for name, original in originals.items():
         AttentionInterface.register(name, _instead_of(original, engine))
+    masked = getattr(input_outputs, _MASKED, None)
+    if masked is not None:
+        setattr(input_outputs, _MASKED, lambda config: config._attn_implementation != "paged|eager" and masked(config))
     try:
         if model is not None:
             model.set_attn_implementation("paged|eager")
         yield
     finally:
+        if masked is not None:
+            setattr(input_outputs, _MASKED, masked)
         for name, original in originals.items():
             AttentionInterface.register(name, original)
         if model is not None:
@@ -121,7 +134,7 @@ def _found(
         found.run.calls += 1
         return found
     call = TransformersCall(module, query, key, value, None, True, scale, group.window, softcap, sinks)
-    asked = call.asked(Packed(Band(True, group.window), False, query.device, [], [], None, None, None, 0))
+    asked = call.asked(Packed(Band(True, group.window), False, query.device, [], [], None, None, None, None, 0))
     in_place = replace(asked.request, block_size=group.block_size)
     if engine.evaluate(in_place, query.device).backend is not None:
         asked = replace(asked, request=in_place)

@@ -1,0 +1,40 @@
+"""Values of a device that the host needs, copied to it while the device works on: to read one holds up nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.interface import UnclaimedError
+
+
+class Fetched:
+    """A value of a tensor as it is now, on its way to host memory.
+
+    What is launched afterwards runs on: `get` waits for the copy alone, which no later launch delays.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+        self._copied: torch.cuda.Event | None = None
+        if not value.is_cuda:
+            self._value = value.clone()
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise UnclaimedError(
+                "a CUDA graph is being captured, and the mask is a tensor that attnreg reads on the host, which no "
+                "replay would repeat; pass attention_mask=None and a cache whose length is a number, or capture "
+                "continuous batching",
+                "attnreg",
+            )
+        self._value = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
+        self._value.copy_(value, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record(torch.cuda.current_stream(value.device))
+
+    def get(self) -> Tensor:
+        """The value in host memory."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+        return self._value
