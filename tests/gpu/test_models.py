@@ -13,6 +13,7 @@ import torch
 from support import small_models as models
 from support.small_models import by, close, tokens
 from torch import Tensor, nn
+from transformers import DynamicCache, StaticCache
 
 import attnreg
 import attnreg.integrations.transformers as attention
@@ -91,6 +92,36 @@ def test_greedy_tokens_are_those_of_eager(make: Callable[..., Any], cache: str |
     explained = attention.explanation(model)
     assert explained.count("▸ TRITON_ATTN") == explained.count("▸") > 0
     assert explained.count("12 calls") == len({str(run.asked.request) for run in runs})
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("lengths", [(30, 30), (30, 12, 1)], ids=["alike", "padded"])
+@pytest.mark.parametrize("make", [models.llama, models.gemma2])
+def test_decoding_waits_for_no_device(make: Callable[..., Any], lengths: tuple[int, ...], cache: str) -> None:
+    model, inputs = make(**WIDE).cuda(), on_gpu(tokens(*lengths))
+    kept: list[Any] = [
+        DynamicCache(config=model.config) if cache == "dynamic" else StaticCache(model.config, max_cache_len=64)
+        for _ in range(2)
+    ]
+    found: dict[str, list[Tensor]] = {}
+    for name, past in zip(("eager", "attnreg"), kept, strict=True):
+        model.set_attn_implementation(name)
+        ids, mask, steps = inputs["input_ids"], inputs["attention_mask"], []
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        try:
+            for step in range(6):
+                # the prompt's padding is read on the host, once; then no number of a device is waited for
+                torch.cuda.set_sync_debug_mode("error" if name == "attnreg" and step else "default")
+                out = model(ids, attention_mask=mask, past_key_values=past, position_ids=places)
+                steps.append(out.logits[:, -1])
+                ids = out.logits[:, -1:].argmax(-1)
+                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+                places = places[:, -1:] + 1
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        found[name] = steps
+    for a, b in zip(found["attnreg"], found["eager"], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["launches", "graphs"])

@@ -29,7 +29,7 @@ class Fetched:
             )
         self._value = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
         self._value.copy_(value, non_blocking=True)
-        self._copied = torch.cuda.Event()
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record(torch.cuda.current_stream(value.device))
 
     def get(self) -> Tensor:
