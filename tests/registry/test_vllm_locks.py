@@ -24,7 +24,7 @@ def answer(arch: str, **changes: Any) -> tuple[str | None, list[str]]:
 @pytest.mark.parametrize("model", ["gemma4", "gemma4_text", "gemma4_unified_text"])
 @pytest.mark.parametrize("head_size", [256, 512])
 def test_gemma4_runs_fa4_in_every_layer_on_hopper(model: str, head_size: int) -> None:
-    said = ["FlashAttention 4, which vLLM sets for the whole run of this model"]
+    said = ["FlashAttention 4, which vLLM sets for the whole run of this model as it is published"]
     assert answer("sm90", model=model, head_size=head_size) == ("FLASH_ATTN", said)
 
 
