@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 from vllm.v1.attention.backend import AttentionImpl
 
 import attnreg
@@ -105,8 +106,6 @@ class AttnregImpl(AttentionImpl):
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """Whether the kernels write the output in fp8 themselves, as vLLM's compiler asks: with one scale for all."""
-        from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
-
         if quant_key != kFp8StaticTensorSym:
             return False
         try:

@@ -66,6 +66,10 @@ RECORD: dict[tuple[str, str], str] = {
         "is_prefilling seq_lens_cpu_upper_bound req_idx mm_req_doc_ranges rswa_prefix_lens replayssm_decode_base_cpu"
     ),
     ("vllm.utils.torch_utils", "async_tensor_h2d"): "data device dtype out",
+    (
+        "vllm.model_executor.layers.quantization.utils.quant_utils",
+        "kFp8StaticTensorSym",
+    ): "dtype scale scale2 symmetric",
     (_REGISTRY, "register_backend"): "backend class_path is_mamba",
     (_SELECTOR, "AttentionSelectorConfig"): (
         "head_size dtype kv_cache_dtype block_size use_mla has_sink use_sparse use_mm_prefix use_per_head_quant_scales "

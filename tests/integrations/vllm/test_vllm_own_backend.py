@@ -224,6 +224,7 @@ MOVES = {
     "a new field of a batch": "CommonAttentionMetadata now has tree_mask",
     "a new question of the selector": "AttentionSelectorConfig now has use_trees",
     "an argument of a layer is gone": "AttentionImpl.__init__ has no kv_sharing_target_layer_name",
+    "a word for quantised outputs is gone": "kFp8StaticTensorSym is gone",
     "the registry of backends is gone": "register_backend is gone",
     "the selector has no cache": "_cached_get_attn_backend is no cached function",
 }
@@ -232,6 +233,7 @@ MOVES = {
 @pytest.fixture(params=MOVES)
 def moved(request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> str:
     """A vLLM in which one interface is another; what is said of it."""
+    from vllm.model_executor.layers.quantization.utils import quant_utils
     from vllm.v1.attention import backend, selector
     from vllm.v1.attention.backends import registry
 
@@ -244,6 +246,8 @@ def moved(request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.Mo
     elif what == "a new question of the selector":
         fields = (*selector.AttentionSelectorConfig._fields, "use_trees")
         monkeypatch.setattr(selector, "AttentionSelectorConfig", SimpleNamespace(_fields=fields))
+    elif what == "a word for quantised outputs is gone":
+        monkeypatch.delattr(quant_utils, "kFp8StaticTensorSym")
     elif what == "an argument of a layer is gone":
         parameters = list(inspect.signature(backend.AttentionImpl.__init__).parameters.values())
         changed = inspect.Signature(parameters[:-1])
