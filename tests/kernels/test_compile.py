@@ -43,6 +43,7 @@ def test_default_configurations_fit(compiler: Compiler, target: str) -> None:
         assert usage.shared <= usage.limit, usage
         assert usage.spills <= tolerated, usage
         assert not usage.serialised, usage
+        assert not usage.astray, usage
 
 
 @pytest.mark.parametrize("target", ["sm90", "gfx942", "gfx1100"])

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.descriptors import astray
+
 TARGETS = ("sm75", "sm80", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100")
 
 
@@ -126,6 +128,15 @@ FULL = (
     Case("prefill head 64 window", queries=4096, head_size=64, heads=(64, 8), window=128, features=("sinks",)),
     Case("prefill head 80", queries=512, head_size=80, heads=(16, 16)),
     Case("prefill head 96 window", queries=2048, head_size=96, window=1024),
+    *(
+        Case(
+            f"{queries} queries head {size}/{size_v} {cache}", queries=queries, requests=1 if queries > 16 else 8,
+            heads=(12, 2), head_size=size, head_size_v=size_v, cache=cache,
+        )
+        for size, size_v in ((64, 32), (512, 32), (32, 128), (128, 64), (64, 512))
+        for queries in (16, 300)
+        for cache in ("same", "float8_e4m3fn")
+    ),
     Case("prefill head 192/128", queries=2048, head_size=192, head_size_v=128, heads=(16, 16), block_size=0),
     Case("prefill head 256", queries=2048, head_size=256, heads=(16, 4)),
     Case("prefill head 256 packed", queries=2048, head_size=256, heads=(16, 4), block_size=0),
@@ -140,6 +151,7 @@ class Usage:
     """The resources of one compiled kernel. ``spills``: bytes of registers that did not fit, per thread.
 
     serialised: ptxas could not keep the matrix products of a loop in flight, which costs a fifth of the speed.
+    astray: the matrix products that read shared memory where nothing says.
     """
 
     case: str
@@ -150,6 +162,7 @@ class Usage:
     shared: int
     limit: int
     serialised: bool
+    astray: list[str]
     config: str
 
 
@@ -169,6 +182,7 @@ def compile_case(case: Case, target_name: str) -> list[Usage]:
                 shared=launched.compiled.metadata.shared,
                 limit=launched.target.shared_memory,
                 serialised=serialised,
+                astray=astray(disassembled(launched.compiled)),
                 config=f"{tile} {launched.variant.code.options}" if tile else "",
             )
         )
@@ -370,6 +384,18 @@ def report(compiled: Any) -> tuple[int, int, bool]:
         knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
     )
     return registers, stack + local, serialised
+
+
+def disassembled(compiled: Any) -> str:
+    """The instructions that an NVIDIA GPU runs; nothing for other targets."""
+    if "cubin" not in compiled.asm:
+        return ""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(compiled.asm["cubin"])
+        return _output(knobs.nvidia.nvdisasm.path, "-c", str(file))
 
 
 def _output(*command: str, text: str = "") -> str:

@@ -22,7 +22,7 @@ from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
 from attnreg.kernels.triton.splits import _merge_splits_kernel
 from attnreg.kernels.triton.target import Target, target_of
-from attnreg.kernels.triton.tiles import Config, Shape, columns_of, power_of_2
+from attnreg.kernels.triton.tiles import Config, Shape, columns_of, power_of_2, value_columns
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 from attnreg.runtime.lengths import LONGEST, content, queries_of
 
@@ -244,13 +244,15 @@ def _launches(
         left=min(left, LONGEST), right=min(right, LONGEST), chunk=min(spec.chunk or 0, LONGEST),
         ranges_in_window="mm_prefix_in_window" in spec.features,
     )  # fmt: skip
+    itemsize = compute_dtype(spec.dtype, cache.dtype).itemsize
+    block_d = columns_of(spec.head_size, spec.head_size_v, quantised=cache.dtype in FP8)
     shape = Shape(
         rows=0,
         short=False,
         group=spec.num_heads // spec.num_kv_heads,
-        block_d=columns_of(spec.head_size, spec.head_size_v, quantised=cache.dtype in FP8),
-        block_dv=max(16, power_of_2(spec.head_size_v)),
-        itemsize=compute_dtype(spec.dtype, cache.dtype).itemsize,
+        block_d=block_d,
+        block_dv=value_columns(target, block_d, spec.head_size_v, itemsize),
+        itemsize=itemsize,
         cache_itemsize=cache.dtype.itemsize,
         paged=paged,
         split=cache.layout == "SPLIT",

@@ -219,6 +219,17 @@ def columns_of(head_size: int, head_size_v: int, *, quantised: bool) -> int:
     return min(whole, first + rest)
 
 
+def value_columns(target: Target, columns: int, head_size_v: int, itemsize: int) -> int:
+    """The columns of a tile of values: a power of 2 from 16. columns: of keys. itemsize: of the dots."""
+    values = max(16, power_of_2(head_size_v))
+    # shared memory is swizzled by up to so many bytes of a row
+    full = 128 // itemsize
+    if target.warpgroup_mma and columns >= full:
+        # where values are swizzled by less than keys, CUDA 12.8's ptxas loses their address: wrong numbers, or a fault
+        values = max(values, full)
+    return values
+
+
 def tile_rows(rows: int) -> int:
     """The rows of a tile for a number of rows: a power of 2 from 16 to 128."""
     return max(16, min(128, power_of_2(rows)))
