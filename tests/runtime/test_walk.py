@@ -24,7 +24,7 @@ WALKS = [
       if (backend, name) not in [("FLEX_ATTENTION", x) for x in ("mm_prefix", "causal", "tree_mask")]),
     *((backend, "quantised", name) for backend in ("CPU_ATTN", "TRITON_ATTN")
       for name in ("key", "value", "key_cache", "value_cache", "k_scale", "v_scale")),
-    ("TRITON_ATTN", "packed", "q_scale"),
+    *(("TRITON_ATTN", "quantised", name) for name in ("query", "q_scale")),
     *((backend, "packed", name) for backend in ("CPU_ATTN", "TORCH_SDPA", "TRITON_ATTN")
       for name in ("query", "key", "value", "output", "key_start_loc", "query_start_loc", "seq_lens", "seq_lens_cpu")),
     # the kernels of TRITON_ATTN, and sinks of its own

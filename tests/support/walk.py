@@ -82,9 +82,8 @@ def tensors(features: set[str], *, quantised: bool, paged: bool) -> dict[str, Te
     if quantised:
         given |= {name: normal(KV_HEADS).abs() + 0.5 for name in ("k_scale", "v_scale")}
         given |= {name: given[name].to(torch.float8_e4m3fn) for name in ("key_cache", "value_cache")}
-    # no row serves them over a quantised cache
-    elif "fp8_query" in features and not paged:
-        given |= {"query": given["query"].to(torch.float8_e4m3fn), "q_scale": torch.tensor([0.7])}
+        if "fp8_query" in features:
+            given |= {"query": given["query"].to(torch.float8_e4m3fn), "q_scale": torch.tensor([0.7])}
     return given
 
 
