@@ -86,6 +86,8 @@ DEFAULT = (
     Case("merge of 2 states to fp8 of gfx942", queries=512, head_size=80, states=2, output="float8_e4m3fnuz"),
     Case("merge of 2 states of head 2048", queries=512, head_size=2048, dtype="float32", states=2),
     Case("chunks by request", queries=300, chunk=256, causal=False, features=("causal_by_request",)),
+    Case("narrow values", queries=300, head_size_v=32),
+    Case("narrow values fp8", queries=300, head_size_v=32, cache="float8_e4m3fn"),
     Case(
         "head 256 all features", queries=300, heads=(8, 2), head_size=256, window=2048, softcap=30.0, features=FEATURES
     ),
@@ -131,7 +133,7 @@ FULL = (
     *(
         Case(
             f"{queries} queries head {size}/{size_v} {cache}", queries=queries, requests=1 if queries > 16 else 8,
-            heads=(12, 2), head_size=size, head_size_v=size_v, cache=cache,
+            head_size=size, head_size_v=size_v, cache=cache,
         )
         for size, size_v in ((64, 32), (512, 32), (32, 128), (128, 64), (64, 512))
         for queries in (16, 300)
