@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,8 +16,6 @@ from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY, Matcher, all_of, any_of, equals, integer_range, negation, one_of
 from attnreg.language.vocabulary import Facet, Vocabulary
 from attnreg.registry import Backend, Claim, Consequence, KernelBlocks, Rule, Variant
-
-_SIZE = re.compile(r"([1-9]\d*) (B|KiB|MiB|GiB)")
 
 
 @dataclass(slots=True)
@@ -314,7 +311,7 @@ class RowCompiler(Reporter):
                 where=part.at(*here),
                 fails=data.fails or "",
                 runs=data.runs or "",
-                workspace=self._size(part, data.workspace, *here, "workspace"),
+                workspace=None if data.workspace is None else schema.size_in_bytes(data.workspace),
                 per_query_element=data.per_query_element,
                 kernel_blocks=None if data.kernel_blocks is None else _blocks(data.kernel_blocks),
                 says=data.says or "",
@@ -322,15 +319,6 @@ class RowCompiler(Reporter):
             )
             out.append(consequence)
         return out
-
-    def _size(self, part: Part[object], text: str | None, *path: str | int) -> int | None:
-        if text is None:
-            return None
-        match = _SIZE.fullmatch(text)
-        if match is None:
-            self.report(part, path, f"{shown(text)} is no size", "a number and B, KiB, MiB or GiB: 394 MiB")
-            return None
-        return int(match[1]) << 10 * ("B", "KiB", "MiB", "GiB").index(match[2])
 
     def _variant(
         self,

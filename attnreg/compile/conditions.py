@@ -142,7 +142,10 @@ class Parser:
         if len(self.problems) == before and (isinstance(raw, dict) or facet.kind == "integer"):
             try:
                 if _is_empty(test, facet):
-                    self.problem(path, f"nothing is {test.text}: the range is empty", "mend its bounds, or remove it")
+                    below = {*test.constants, *filter(test.predicate, range(facet.least))}
+                    help_ = f"{facet.name} is {facet.least} or more; " if any(n < facet.least for n in below) else ""
+                    help_ += "mend its bounds, or remove it"
+                    self.problem(path, f"nothing is {test.text}: the range is empty", help_)
             except ValueError as e:
                 self.problem(path, str(e), "smaller numbers will do")
         return test
@@ -343,7 +346,7 @@ def _absent(facet: Facet, words: frozenset[str], where: Location) -> Clause:
 
 def _is_empty(test: Matcher, facet: Facet) -> bool:
     if facet.kind == "integer":
-        every = integer_range([test])
+        every = integer_range([test])[facet.least :]
         # constants first: one of them nearly always matches
         likely = (None, *(n for n in (*test.constants, *test.moduli) if n in every))
         return not (any(map(test.matches, likely)) or any(map(test.predicate, every)))

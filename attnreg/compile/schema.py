@@ -5,6 +5,7 @@ tools/gen_docs.py writes the same models to docs/schema/ as JSON Schemas for edi
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -38,9 +39,25 @@ def _tokens(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
         return valid(value)
     except ValidationError:
         # one error, where the union would report one for each of its members
-        raise ValueError("expected tokens, 1 or more, or {multiple_of: 16}") from None
+        raise ValueError(f"expected tokens, 1 to {MAX_COUNT}, or {{multiple_of: 16}}") from None
 
 
+def _size(value: Any) -> str:
+    match = SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or size_in_bytes(value) > MAX_BYTES:
+        raise ValueError("expected a size of 1 B to 1024 TiB, with its unit (B, KiB, MiB or GiB), as 394 MiB")
+    return match[0]
+
+
+def size_in_bytes(text: str) -> int:
+    """The bytes of a valid size, as ``394 MiB``."""
+    number, unit = text.split()
+    return int(number) << 10 * ("B", "KiB", "MiB", "GiB").index(unit)
+
+
+# no GPU has more memory, and no kernel reads more tokens at once
+MAX_BYTES, MAX_COUNT = 1 << 50, (1 << 31) - 1
+SIZE = re.compile(r"[1-9][0-9]{0,17} (B|KiB|MiB|GiB)")
 _WORDS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
 Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
@@ -50,6 +67,8 @@ CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/cap
 _OPTION = {"type": ["string", "number", "boolean"]}
 # what a user reads: a text with something in it
 Sentence = Annotated[str, Field(pattern=r"[^\s]")]
+Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
+Size = Annotated[str, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^{SIZE.pattern}$"})]
 Options = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _OPTION})]
 
 
@@ -66,7 +85,7 @@ _ALIASES = "Other names for it; a message about an unknown word says which word 
 class EndsData(DataModel):
     """What a model's first and last layers ask for otherwise, in a run with this KV dtype."""
 
-    layers: int = Field(ge=1, description="How many, at either end; at most half of the model's.")
+    layers: Count = Field(description="How many, at either end; at most half of the model's.")
     ask: dict[str, str | int | bool | None] = Field(description="Facet -> value.")
 
 
@@ -165,12 +184,11 @@ class RuleData(DataModel):
 
 
 class MultipleData(DataModel):
-    multiple_of: Annotated[StrictInt, Field(ge=1)]
+    multiple_of: Count
 
 
-_Block = Annotated[StrictInt, Field(ge=1)]
 _LISTED = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
-Blocks = Annotated[list[Annotated[_Block | MultipleData, WrapValidator(_tokens)]], _LISTED, Field(min_length=1)]
+Blocks = Annotated[list[Annotated[Count | MultipleData, WrapValidator(_tokens)]], _LISTED, Field(min_length=1)]
 _KERNEL_BLOCKS = "The blocks that the kernel reads, where they are not the pages: the largest that divides the page."
 _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is this, where it is more."
 
@@ -184,8 +202,8 @@ class ConsequenceData(DataModel):
     when: Condition | None = None
     fails: Sentence | None = Field(default=None, description="The sentence that a user reads: why the engine stops.")
     runs: Sentence | None = Field(default=None, description="Which of the backend's kernels runs, and why.")
-    workspace: str | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
-    per_query_element: int | None = Field(default=None, ge=1, description=_PER_ELEMENT)
+    workspace: Size | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
+    per_query_element: Count | None = Field(default=None, description=_PER_ELEMENT)
     kernel_blocks: Blocks | None = Field(default=None, description=_KERNEL_BLOCKS)
     says: Sentence | None = Field(default=None, description="What else is to be said of the workspace or the blocks.")
     source: str | None = None

@@ -95,6 +95,9 @@ def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, 
     if loc and loc[-1] in ("str", "int", "bool"):
         # a union reports one error for each of its members
         here, expected = here[:-1], "a word, an integer, true or false"
+    elif error["type"] in ("greater_than_equal", "less_than_equal"):
+        (word, bound), *_ = error["ctx"].items()
+        expected = f"an integer of at {'least' if word == 'ge' else 'most'} {bound}"
     elif error["type"] == "literal_error":
         expected = error["ctx"]["expected"].replace("'", "`").replace("True", "`true`")
     message = f"expected {expected}" if expected else error["msg"].removeprefix("Value error, ")

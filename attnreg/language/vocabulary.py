@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from attnreg.errors import Location, did_you_mean
+from attnreg.language.facets import CORE
 from attnreg.language.frozen import FrozenDict, deep_frozen, frozen
 
 # the one facet that a selection has itself: whether an order tries the backend, or a user named it
@@ -94,6 +95,11 @@ class Facet:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", frozenset(self.words))
+
+    @property
+    def least(self) -> int:
+        """The least value of an integer."""
+        return CORE[self.name].least if self.kind == "integer" and self.name in CORE else 0
 
 
 @dataclass(frozen=True)

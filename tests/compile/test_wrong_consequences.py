@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.files import brief, refusal, row, write
 
+SIZE = "expected a size of 1 B to 1024 TiB, with its unit (B, KiB, MiB or GiB), as 394 MiB"
 WRONG = {
     "nothing that follows": (
         "{when: {dtype: float16}}",
@@ -22,15 +23,43 @@ WRONG = {
     ),
     "a size without a unit": (
         "{workspace: '394'}",
-        """\
-10:19: backends.A.consequences.workspace: `394` is no size
-  help: a number and B, KiB, MiB or GiB: 394 MiB""",
+        f"""\
+10:19: backends.A.consequences.workspace: {SIZE}, got `394`""",
     ),
     "a size of nothing": (
         "{workspace: 0 MiB}",
+        f"""\
+10:19: backends.A.consequences.workspace: {SIZE}, got `0 MiB`""",
+    ),
+    "a size that is a number": (
+        "{workspace: 394}",
+        f"""\
+10:19: backends.A.consequences.workspace: {SIZE}, got `394`""",
+    ),
+    "a size that no GPU has": (
+        "{workspace: 99999999999999999999 GiB}",
+        f"""\
+10:19: backends.A.consequences.workspace: {SIZE}, got `99999999999999999999 GiB`""",
+    ),
+    "a size that is a little too large": (
+        "{workspace: 1048577 GiB}",
+        f"""\
+10:19: backends.A.consequences.workspace: {SIZE}, got `1048577 GiB`""",
+    ),
+    "no bytes for each element": (
+        "{workspace: 4 MiB, per_query_element: 0}",
         """\
-10:19: backends.A.consequences.workspace: `0 MiB` is no size
-  help: a number and B, KiB, MiB or GiB: 394 MiB""",
+10:45: backends.A.consequences.per_query_element: expected an integer of at least 1, got `0`""",
+    ),
+    "bytes for each element that are no number": (
+        "{workspace: 4 MiB, per_query_element: true}",
+        """\
+10:45: backends.A.consequences.per_query_element: expected an integer, got `true`""",
+    ),
+    "more bytes for each element than there are": (
+        "{workspace: 4 MiB, per_query_element: 4294967296}",
+        """\
+10:45: backends.A.consequences.per_query_element: expected an integer of at most 2147483647, got `4294967296`""",
     ),
     "elements without a workspace": (
         "{kernel_blocks: 16, per_query_element: 4}",
@@ -56,7 +85,7 @@ WRONG = {
     "blocks of no size": (
         "{kernel_blocks: [16, any]}",
         """\
-10:28: backends.A.consequences.kernel_blocks: expected tokens, 1 or more, or {multiple_of: 16}, got `any`""",
+10:28: backends.A.consequences.kernel_blocks: expected tokens, 1 to 2147483647, or {multiple_of: 16}, got `any`""",
     ),
     "an unknown word in its condition": (
         "{when: {dtype: float61}, fails: it does}",

@@ -8,6 +8,7 @@ from support.conditions import condition, parse
 from attnreg.language.matchers import integer_range
 
 MEND = "mend its bounds, or remove it"
+FROM_ONE = f"head_size is 1 or more; {MEND}"
 TEXT = "text has no list of words for a pattern to choose from; name each, as in [llama, llama4]"
 NUMBER = "write it without quotes or a point"
 FACETS = (
@@ -90,9 +91,23 @@ REFUSALS: list[tuple[str, str, str, str]] = [
         "{head_size: {not: [null, {min: 0}]}}",
         "{",
         "head_size: nothing is given and not 0 or more: the range is empty",
-        MEND,
+        FROM_ONE,
     ),
-    ("{head_size: -1}", "-1", "head_size: nothing is -1: the range is empty", MEND),
+    ("{head_size: -1}", "-1", "head_size: nothing is -1: the range is empty", FROM_ONE),
+    ("{head_size: 0}", "0", "head_size: nothing is 0: the range is empty", FROM_ONE),
+    ("{head_size: [64, 0]}", "0", "head_size: nothing is 0: the range is empty", FROM_ONE),
+    (
+        "{head_size: {below: 1}}",
+        "{",
+        "head_size: nothing is up to 0: the range is empty",
+        FROM_ONE,
+    ),
+    (
+        "{head_size: {multiple_of: 8, max: 7}}",
+        "{",
+        "head_size: nothing is multiples of 8 up to 7: the range is empty",
+        FROM_ONE,
+    ),
     (
         "{head_size: {max: 1000000000}}",
         "{",

@@ -112,7 +112,7 @@ MATCHERS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("head_size", "{not: 64}", "not 64", [63, None], [64]),
     ("head_size", "{not: {min: 64}}", "not 64 or more", [63, None], [64]),
     ("head_size", "[null, {multiple_of: 16}]", "not given, multiples of 16", [None, 16], [8]),
-    ("head_size", "0", "0", [0], [1, None]),
+    ("head_size", "1", "1", [1], [2, None]),
     ("ranks", "{min: 2}", "2 or more", [2], [1, None]),
     # text
     ("model", "deepseek_v3", "deepseek_v3", ["deepseek_v3"], ["deepseek", None]),
