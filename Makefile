@@ -9,7 +9,7 @@ VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs bench bench-gpu bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs bench bench-gpu bench-parallel bench-vllm fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-gpu:  ## measure attention and transformers on this machine's GPU beside t
 	$(PYTHON) benchmarks/mla.py --record
 	$(PYTHON) benchmarks/host.py --record
 	$(PYTHON) benchmarks/serving.py --record
+
+bench-parallel:  ## measure decode over a cache that GPUs=2 of this machine share; write benchmarks/results
+	$(PYTHON) benchmarks/parallel.py --gpus $(or $(GPUS),2) --record
 
 bench-vllm:  ## measure vLLM's engine on this machine's GPU, with its own kernels and with attnreg's; write benchmarks/results
 	$(PYTHON) benchmarks/vllm_engine.py --record

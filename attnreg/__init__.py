@@ -16,6 +16,7 @@ _HOME = {
     "BatchMetadata": "runtime.interface",
     "Candidate": "selection.trace",
     "ConfigError": "models.fields",
+    "ContextParallel": "runtime.parallel.attention",
     "KVCache": "runtime.interface",
     "ModelLayers": "models.reader",
     "NoBackendError": "selection.refusal",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from attnreg.runtime.interface import SpecError as SpecError
     from attnreg.runtime.interface import UnclaimedError as UnclaimedError
     from attnreg.runtime.layer import Attention as Attention
+    from attnreg.runtime.parallel.attention import ContextParallel as ContextParallel
     from attnreg.selection.refusal import NoBackendError as NoBackendError
     from attnreg.selection.refusal import select as select
     from attnreg.selection.trace import Candidate as Candidate

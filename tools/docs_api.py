@@ -19,6 +19,7 @@ _NAMES = {
     "registries": ["load_registry", "bundled_registries", "Registry", "RegistryError"],
     "models": ["requests_from_model", "ModelLayers", "ConfigError"],
     "run": ["Attention", "AttentionSpec", "BatchMetadata", "KVCache", "SpecError", "BatchError", "UnclaimedError"],
+    "parallel": ["ContextParallel"],
     "verify": ["verify"],
 }
 # block -> the module whose public names it lists

@@ -111,7 +111,7 @@ def _merge_attn_states(
     if tokens is not None and not 0 <= tokens <= num_tokens:
         refuse([f"{_TOKENS} is {tokens}; expected an integer from 0 to {num_tokens}, the tokens of output"])
     if output.numel():
-        _kernel(output.device.type)(
+        kernel_of(output.device.type)(
             output, output_lse, prefix_output[None], prefix_lse[None], suffix_output, suffix_lse,
             num_tokens if tokens is None else tokens, output_scale,
         )  # fmt: skip
@@ -125,13 +125,13 @@ def _merge_states(
     }  # fmt: skip
     _validate(named, states=("states",), lses=("lses",))
     if output.numel():
-        _kernel(output.device.type)(
+        kernel_of(output.device.type)(
             output, output_lse, states[:-1], lses[:-1], states[-1], lses[-1], output.shape[0], output_scale
         )
 
 
 @cache
-def _kernel(device: str) -> Any:
+def kernel_of(device: str) -> Any:
     """The function that merges on a kind of device. Kernels are reached by name; Triton's are for GPUs."""
     name = "triton_merge" if device == "cuda" else "torch_merge"
     return importlib.import_module(f"attnreg.kernels.states.{name}").merge

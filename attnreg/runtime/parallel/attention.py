@@ -1,0 +1,272 @@
+"""ContextParallel: attention whose KV cache is sharded by token over the ranks of a process group.
+
+Every rank has all queries and this step's new keys and values, and of the earlier keys, the context, its shard. It
+attends to its shard, without a mask, because the context comes before every query; sends output and LSE to the other
+ranks in one collective; meanwhile writes the new keys that are its own to the cache, and attends to all new keys, which
+lie in a small cache of their own; and merges the states of the ranks with that last one, which alone has the mask of
+the batch and the sinks. So any backend that has an lse serves, by the contract of `attnreg.runtime.interface`, MLA in
+its latent form included, and no kernel knows of ranks.
+
+What compares positions with those of the context is not served: ALiBi, chunks, mm_prefix. A window is, by copying each
+query's part of the shard, so a layer of windows is better left unsharded, each rank with all of its few keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
+from attnreg.runtime.interface import KVCache, SpecError, by_token
+from attnreg.runtime.layer import Attention
+from attnreg.runtime.parallel.batch import ShardedBatch, Window, shard
+from attnreg.runtime.parallel.exchange import Exchange, Message
+from attnreg.runtime.parallel.shards import Shards
+from attnreg.runtime.tensors import tensor_problems
+from attnreg.runtime.validation import refuse, validate_batch
+from attnreg.selection.refusal import NoBackendError
+from attnreg.selection.selector import evaluate
+
+# features that compare the positions of keys in the context with those of queries
+_REFUSED = ("alibi", "chunk", "mm_prefix")
+# what is done once: by the state of the new keys, or by the merge
+_ONCE = frozenset({
+    "sinks", "fp8_output", "sliding_window", "asymmetric_window", "tree_mask", "causal_by_request", "non_causal",
+})  # fmt: skip
+
+
+class ContextParallel:
+    """The attention of a layer over a KV cache that the ranks of a group share.
+
+    layer: the attention of the whole. group: of torch.distributed, None: all processes. interleave: tokens that a rank
+    is dealt at a time (`attnreg.runtime.parallel.shards`); it divides block_size. by_head: each rank gets the output of
+    its own heads alone, an equal part in the order of the ranks, instead of that of all heads.
+
+    To make one is a collective call. Raises `SpecError` where ranks differ, or for what cannot be sharded;
+    `NoBackendError` where the layer's backend has no lse.
+    """
+
+    def __init__(self, layer: Attention, group: Any = None, *, interleave: int = 1, by_head: bool = False) -> None:
+        self.layer, self.exchange = layer, Exchange(group, by_head=by_head)
+        problem: Exception | None = None
+        try:
+            self._prepare(interleave)
+        except (SpecError, NoBackendError) as e:
+            problem = e
+        self.exchange.agree({**_facts(layer), "interleave": interleave, "by_head": by_head}, problem)
+
+    def _prepare(self, interleave: int) -> None:
+        spec = self.layer.spec
+        self.shards = Shards(self.exchange.rank, self.exchange.world_size, interleave)
+        self.block_size = self.shards.validate_block_size(spec.block_size)
+        self.heads = self.exchange.heads(spec.num_heads)
+        self.left = spec.sides(causal=True)[0]
+        for feature in _REFUSED:
+            if feature in spec.features:
+                raise SpecError(
+                    f"the layer has {feature}, which compares queries with the positions of their context; ranks that "
+                    "share a cache have some of these each"
+                )
+        if spec.attn_type != "decoder":
+            raise SpecError(f"attn_type is {spec.attn_type}; ranks share the cache of a decoder")
+        if self.left >= 0 and spec.kv_layout == "SPLIT":
+            raise SpecError("kv_layout is SPLIT, and the layer has a window, whose keys are copied in NHD or HND alone")
+        self.step = _part(self.layer, (spec.features - {"fp8_output"}) | {"lse"}, "decoder")
+        features = (spec.features - _ONCE) | {"lse"}
+        try:
+            # several queries of a request meet its context at once where a backend serves keys of other tokens
+            self.context = _part(self.layer, features, "encoder_decoder")
+        except (NoBackendError, SpecError):
+            self.context = _part(self.layer, features, "decoder")
+        # a window's copies are of one query each
+        self.windows = _part(self.layer, features, "decoder") if self.left >= 0 else self.context
+
+    def shard(self, batch: BatchMetadata) -> ShardedBatch:
+        """The batch of a step on this rank, for all layers of a KV-cache group.
+
+        batch: that of the whole, with the block table that all ranks share, and ``seq_lens`` that count the
+        keys of all ranks. Its slot_mapping is not read: the slots of the new keys follow from their positions. The
+        device is not waited for. Raises `BatchError`.
+        """
+        if not isinstance(batch, BatchMetadata):
+            raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
+        table = batch.block_table
+        if table is None:
+            raise BatchError(["block_table is None; a cache that ranks share is paged"])
+        if batch.mm_prefix is not None:
+            raise BatchError(["mm_prefix is given; its ranges are of positions that other ranks have"])
+        # a block stands for its like on every rank
+        validate_batch(replace(self.layer.spec, block_size=self.block_size * self.shards.world_size), batch)
+        by_query = self.context.spec.attn_type == "decoder"
+        return shard(batch, table, self.shards, self.block_size, left=self.left, by_query=by_query)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: KVCache,
+        batch: ShardedBatch,
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        """Writes the new keys and values that are this rank's, attends to those of all ranks, and returns the output.
+
+        query, key and value are those of the whole, alike on every rank, as `Attention.forward` takes them; kv_cache is
+        the rank's shard. output and lse have the heads that this rank gets. A collective call; one on CUDA can be
+        captured in a graph, if `shard` is captured with it. Raises `BatchError`.
+        """
+        problem: ValueError | None = None
+        try:
+            output = self._output(query, batch, output, lse)
+            calls = self._calls(query[: batch.tokens], key, value, kv_cache, batch)
+        except ValueError as e:
+            problem = e
+        device = query.device if isinstance(query, Tensor) else torch.device("cpu")
+        call = {"tokens": getattr(batch, "tokens", None), "query": tensor_words(query)}
+        self.exchange.validate(device, call, problem)
+        assert output is not None
+        if batch.tokens == 0:
+            return output
+        if batch.window is not None:
+            self._copy(kv_cache, calls.copies, batch.window)
+        calls.context.attend()
+        # the states of the ranks are on their way while each does what is its own
+        pending = self.exchange.start(calls.message)
+        calls.written.write()
+        calls.step.write()
+        calls.step.attend()
+        merged, merged_lse = self._by_head(output)[: batch.tokens], None if lse is None else lse[:, : batch.tokens]
+        pending.merge(merged, merged_lse, calls.own, calls.own_lse, self.layer.params.out_scale)
+        return output
+
+    __call__ = forward
+
+    def _calls(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, batch: ShardedBatch) -> _Calls:
+        """The validated calls of this rank, with memory for their results."""
+        spec, device = self.layer.spec, query.device
+        sizes = batch.tokens, spec.num_heads, spec.head_size_v
+        message = Message.of(*sizes, spec.dtype, device)
+        states = message.output, message.lse
+        own = torch.empty(sizes, dtype=spec.dtype, device=device)
+        own_lse = torch.empty(sizes[1], sizes[0], device=device)
+        written = _Call.of(self.context, batch.context, None, key, value, kv_cache)
+        copies = kv_cache
+        if batch.window is None:
+            context = _Call.of(self.context, batch.context, query, None, None, kv_cache, *states)
+        else:
+            copies = self.windows.new_kv_cache(batch.window.num_blocks, device)
+            context = _Call.of(self.windows, batch.window.batch, query, None, None, copies, *states)
+        cache = self.step.new_kv_cache(batch.step_blocks, device)
+        step = _Call.of(self.step, batch.step, query, key, value, cache, own, own_lse)
+        return _Calls(message, written, copies, context, step, own, own_lse)
+
+    def _output(self, query: Tensor, batch: Any, output: Tensor | None, lse: Tensor | None) -> Tensor:
+        """The output with the heads that this rank gets, validated, or memory for it."""
+        if not isinstance(batch, ShardedBatch):
+            raise BatchError([f"batch is {tensor_words(batch)}; expected a ShardedBatch, as `shard` returns it"])
+        spec, count = self.layer.spec, self.heads.stop - self.heads.start
+        if output is None:
+            whole = self.layer.new_output(query)
+            sizes = (count, spec.head_size_v) if whole.ndim == 3 else (count * spec.head_size_v,)
+            output = whole if count == spec.num_heads else whole.new_empty(whole.shape[0], *sizes)
+        if not isinstance(query, Tensor) or not query.ndim:
+            raise BatchError([f"query is {tensor_words(query)}; expected a tensor with a row for each token"])
+        rows = query.shape[0]
+        places: dict[str, Any] = {"device": query.device, "beside": "query", "dense": False, "written": True}
+        shape = rows, count, spec.head_size_v
+        problems = [*tensor_problems("output", self._by_head(output), shape, spec.output_dtype, **places)]
+        if lse is not None:
+            problems += tensor_problems("lse", lse, (count, rows), torch.float32, **places)
+        refuse(problems)
+        return output
+
+    def _by_head(self, output: Any) -> Any:
+        """An output with heads apart; anything else as it is, for validation to report."""
+        count = self.heads.stop - self.heads.start
+        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] % count:
+            return output
+        return output.view(output.shape[0], count, output.shape[1] // count)
+
+    def _copy(self, kv_cache: KVCache, copies: KVCache, window: Window) -> None:
+        """Copies the keys and values of each query's window to blocks of its own."""
+        layout = self.layer.spec.kv_layout
+        for source, target in zip(by_token(kv_cache, layout), by_token(copies, layout), strict=True):
+            if source.dtype.itemsize == 1:
+                # PyTorch indexes bytes, and no 8-bit floats
+                source, target = source.view(torch.uint8), target.view(torch.uint8)
+            target.copy_(source[window.blocks, window.offsets].view(target.shape))
+
+
+class _Call(NamedTuple):
+    """A call of a layer, validated: what was planned for its batch, and its tensors."""
+
+    layer: Attention
+    planned: Any
+    given: Any
+
+    @classmethod
+    def of(
+        cls,
+        layer: Attention,
+        batch: BatchMetadata,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: KVCache,
+        output: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> _Call:
+        planned = layer._planned(batch)
+        write, attend = key is not None or query is None, query is not None
+        return cls(layer, planned, layer._validated(planned, query, key, value, kv_cache, output, lse, write, attend))
+
+    def write(self) -> None:
+        self.layer._write(self.planned, self.given)
+
+    def attend(self) -> None:
+        self.layer._attend(self.planned, self.given)
+
+
+class _Calls(NamedTuple):
+    """The calls of one rank: ``context`` writes the states of the message, ``step`` writes own and own_lse.
+
+    written: the new keys that are the rank's. copies: the cache that context reads.
+    """
+
+    message: Message
+    written: _Call
+    copies: KVCache
+    context: _Call
+    step: _Call
+    own: Tensor
+    own_lse: Tensor
+
+
+def _part(layer: Attention, features: frozenset[str], attn_type: str) -> Attention:
+    """The layer with these features. Raises `NoBackendError` where its backend does not serve them."""
+    selection, params = layer.selection, layer.params
+    request = replace(selection.request, features=features, attn_type=attn_type)
+    spec = replace(
+        layer.spec,
+        features=features,
+        attn_type=attn_type,
+        sliding_window=layer.spec.sliding_window if "sliding_window" in features else None,
+        asymmetric_window=layer.spec.asymmetric_window if "asymmetric_window" in features else None,
+    )
+    params = replace(
+        params,
+        sinks=params.sinks if "sinks" in features else None,
+        out_scale=params.out_scale if "fp8_output" in features else None,
+    )
+    return Attention(evaluate(request, selection.platform, selection.registry, layer.backend), spec, params)
+
+
+def _facts(layer: Attention) -> dict[str, str]:
+    """All that ranks must have alike of a layer, as text."""
+    spec = {field.name: getattr(layer.spec, field.name) for field in fields(layer.spec)}
+    return {"backend": layer.backend, **{k: str(sorted(v) if k == "features" else v) for k, v in spec.items()}}

@@ -1,0 +1,151 @@
+"""The exchange of partial states between ranks: one collective of output and LSE, packed, then one merge."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from attnreg.environment import DEBUG_VARIABLE
+from attnreg.runtime.spec import SpecError
+from attnreg.runtime.states.merge import kernel_of
+from attnreg.runtime.validation import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# outputs and LSEs of a message begin at multiples of it, so that rows can be loaded by whole vectors
+_ALIGNED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The states of one rank: output [tokens, heads, size] and lse [heads, tokens] are views of ``bytes``."""
+
+    bytes: Tensor
+    output: Tensor
+    lse: Tensor
+
+    @classmethod
+    def of(
+        cls, tokens: int, heads: int, size: int, dtype: torch.dtype, device: torch.device, count: int | None = None
+    ) -> Message:
+        """Uninitialised memory; count: of as many messages, one behind the other, a dimension before the others."""
+        lead = () if count is None else (count,)
+        outputs, lses = tokens * heads * size * dtype.itemsize, 4 * tokens * heads
+        begin = -(-outputs // _ALIGNED) * _ALIGNED
+        whole = begin + -(-lses // _ALIGNED) * _ALIGNED
+        memory = torch.empty(*lead, whole, dtype=torch.uint8, device=device)
+        output = memory[..., :outputs].view(dtype).view(*lead, tokens, heads, size)
+        return cls(memory, output, memory[..., begin : begin + lses].view(torch.float32).view(*lead, heads, tokens))
+
+
+class Exchange:
+    """The ranks of a process group that share a KV cache.
+
+    by_head: each rank gets the output of its own heads, an equal part of them in the order of the ranks; otherwise
+    each gets all. Raises `SpecError` without a process group.
+    """
+
+    def __init__(self, group: Any = None, *, by_head: bool = False) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise SpecError("there is no process group; call torch.distributed.init_process_group first")
+        self.group, self.by_head = group, by_head
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise SpecError("this process is no rank of the group; only its ranks share a cache")
+
+    def heads(self, num_heads: int) -> slice:
+        """The heads whose output this rank gets. Raises `SpecError` where ranks cannot have equally many."""
+        if not self.by_head:
+            return slice(0, num_heads)
+        if num_heads % self.world_size:
+            raise SpecError(
+                f"num_heads is {num_heads}, and {self.world_size} ranks cannot have equally many of them; take a group "
+                "whose size divides it, or by_head=False"
+            )
+        each = num_heads // self.world_size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def agree(self, facts: Mapping[str, Any], problem: Exception | None) -> None:
+        """Raises this rank's problem, or `SpecError` for another's, or where ranks differ in a fact.
+
+        A collective call that waits for the ranks: one that stopped alone would leave the others waiting.
+        """
+        differences = self._differences(facts, problem, "ranks that share a cache")
+        if problem is not None:
+            raise problem
+        if differences:
+            raise SpecError("\n".join(differences))
+
+    def validate(self, device: torch.device, call: Mapping[str, Any], problem: Exception | None) -> None:
+        """Raises this rank's problem of a call, or `BatchError` for another's, or where calls differ.
+
+        To ask the ranks is a collective call that waits for the device, so GPUs make it only with ATTNREG_DEBUG=1.
+        """
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        asks = device.type == "cpu" or (os.environ.get(DEBUG_VARIABLE) == "1" and not capturing)
+        differences = self._differences(call, problem, "the calls of all ranks") if asks else []
+        if problem is not None:
+            raise problem
+        refuse(differences)
+
+    def _differences(self, facts: Mapping[str, Any], problem: Exception | None, what: str) -> list[str]:
+        """The problems of any rank, or the facts in which ranks differ, in words. Waits for all of them."""
+        every = self._gather((None if problem is None else str(problem), dict(facts)))
+        said = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(every) if text is not None]
+        for name in () if said else facts:
+            values = [other.get(name) for _, other in every]
+            if any(value != values[0] for value in values):
+                words = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                said.append(f"{name} is {words}; {what} must be alike")
+        return said
+
+    def _gather(self, fact: Any) -> list[Any]:
+        every: list[Any] = [None] * self.world_size
+        dist.all_gather_object(every, fact, group=self.group)
+        return every
+
+    def start(self, message: Message) -> Pending:
+        """Sends the states of this rank to the others; work can be done until `Pending.merge` waits for theirs."""
+        tokens, heads, size = message.output.shape
+        own = self.heads(heads)
+        count = own.stop - own.start
+        kind = tokens, count, size, message.output.dtype, message.output.device
+        received = Message.of(*kind, self.world_size)
+        if self.by_head:
+            sent = Message.of(*kind, self.world_size)
+            sent.output.copy_(message.output.view(tokens, self.world_size, count, size).transpose(0, 1))
+            sent.lse.copy_(message.lse.view(self.world_size, count, tokens))
+            work = dist.all_to_all_single(received.bytes, sent.bytes, group=self.group, async_op=True)
+        else:
+            sent = message
+            work = dist.all_gather_into_tensor(received.bytes.view(-1), sent.bytes, group=self.group, async_op=True)
+        return Pending(work, received, sent, own)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """States on their way. ``sent`` is kept until they have arrived."""
+
+    work: Any
+    received: Message
+    sent: Message
+    heads: slice
+
+    def merge(
+        self, output: Tensor, output_lse: Tensor | None, own: Tensor, own_lse: Tensor, output_scale: Tensor | None
+    ) -> None:
+        """Merges the states of all ranks, in their order, and then a state [tokens, heads, size] that every rank has.
+
+        output [tokens, heads, size], or the part of the heads that this rank gets, and output_lse likewise.
+        """
+        self.work.wait()
+        kernel_of(output.device.type)(
+            output, output_lse, self.received.output, self.received.lse, own[:, self.heads], own_lse[self.heads],
+            output.shape[0], output_scale,
+        )  # fmt: skip

@@ -1,0 +1,67 @@
+"""The shards of a KV cache over ranks: which rank has which token of a request, and what its batch is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.spec import SpecError
+
+_Positions = TypeVar("_Positions", int, Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The tokens of each request, dealt out to ``world_size`` ranks in turn, ``interleave`` of them at a time.
+
+    The token at position p is on rank ``p // interleave % world_size``, whose keys of a request stand in the order of
+    their positions. All ranks have the same block table: block i of a request holds, on each rank, the rank's keys of
+    the positions from ``i * block_size * world_size`` on, as many as block_size. Raises `SpecError`.
+    """
+
+    rank: int
+    world_size: int
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 0), ("world_size", 1), ("interleave", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise SpecError(f"{name} is {value!r}; expected an integer of at least {least}")
+        if self.rank >= self.world_size:
+            raise SpecError(f"rank is {self.rank}; expected less than world_size, {self.world_size}")
+
+    def validate_block_size(self, block_size: int | None) -> int:
+        """The block size. Raises `SpecError` where a block would not hold the same positions on every rank."""
+        if block_size is None or block_size % self.interleave:
+            raise SpecError(
+                f"interleave is {self.interleave} and block_size is {block_size}; the first must divide the second"
+            )
+        return block_size
+
+    @property
+    def _turn(self) -> int:
+        """The positions after which the ranks are dealt to anew."""
+        return self.interleave * self.world_size
+
+    def has(self, positions: Tensor) -> Tensor:
+        """Whether this rank has the tokens at these positions."""
+        return positions // self.interleave % self.world_size == self.rank
+
+    def before(self, positions: _Positions) -> _Positions:
+        """How many keys of a request this rank has before each position: their number, and the place of the next."""
+        begun = positions % self._turn - self.rank * self.interleave
+        if isinstance(begun, Tensor):
+            return positions // self._turn * self.interleave + begun.clamp(0, self.interleave)
+        return positions // self._turn * self.interleave + min(max(begun, 0), self.interleave)
+
+    def slots(self, positions: Tensor, requests: Tensor, block_table: Tensor, block_size: int) -> Tensor:
+        """The slots of tokens in this rank's cache, -1 for those that other ranks have and those before position 0."""
+        places = self.before(positions.clamp(min=0))
+        # a position past the table is padding of a graph
+        columns = (places // block_size).clamp(max=max(block_table.shape[1] - 1, 0))
+        slots = block_table[requests, columns].long() * block_size + places % block_size
+        return torch.where(self.has(positions) & (positions >= 0), slots, -1)

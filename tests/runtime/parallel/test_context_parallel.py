@@ -1,0 +1,79 @@
+"""Attention over a cache that ranks share is attention: 2 and 4 processes beside one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import Failure, Ranks
+from support.sharded import Case, alone, sharded
+
+WORLDS = pytest.mark.parametrize("world", [2, 4])
+# a prompt, another with few keys, then tokens one by one, and several at once; some ranks have no key of some requests
+STEPS = (
+    ((7, 1, 18), (7, 1, 18)),
+    ((1, 1, 1), (8, 2, 19)),
+    ((1, 1, 1), (9, 3, 20)),
+    ((3, 5, 1), (12, 8, 21)),
+    ((1, 0, 2), (13, 8, 23)),
+)
+CASES = {
+    "plain": Case(),
+    "blocks": Case(interleave=4),
+    "two at a time": Case(interleave=2),
+    "padding": Case(padding=3),
+    "one query head a rank": Case(by_head=True),
+    "sinks": Case(request={"features": {"sinks"}}, numbers={"sinks": (4,)}),
+    "sinks by head": Case(by_head=True, request={"features": {"sinks"}}, numbers={"sinks": (4,)}),
+    "softcap": Case(request={"features": {"softcap"}}, numbers={"softcap": 3.0}),
+    "window": Case(request={"features": {"sliding_window"}}, numbers={"sliding_window": 5}),
+    "window, blocks": Case(interleave=4, request={"features": {"sliding_window"}}, numbers={"sliding_window": 6}),
+    "window of one": Case(request={"features": {"sliding_window"}}, numbers={"sliding_window": 1}),
+    "window and sinks": Case(
+        request={"features": {"sliding_window", "sinks"}}, numbers={"sliding_window": 11, "sinks": (4,)}
+    ),
+    "not causal": Case(causal=False, request={"features": {"non_causal"}}),
+    "not causal, window": Case(
+        causal=False, request={"features": {"non_causal", "sliding_window"}}, numbers={"sliding_window": 4}
+    ),
+    "causal by request": Case(causal=[True, False, True], request={"features": {"causal_by_request"}}),
+    "tree": Case(tree=True, request={"features": {"tree_mask"}}),
+    "heads first": Case(numbers={"kv_layout": "HND"}),
+    "half precision": Case(request={"dtype": "float16"}),
+    "8-bit cache": Case(request={"kv_dtype": "fp8_e4m3"}, numbers={"k_scale": (1,), "v_scale": (1,)}),
+    "8-bit cache, window": Case(
+        request={"kv_dtype": "fp8_e4m3", "features": {"sliding_window"}}, numbers={"sliding_window": 7}
+    ),
+    "8-bit output": Case(
+        backend="TRITON_ATTN", platform={"platform": "cuda", "arch": "sm90"},
+        request={"features": {"fp8_output"}, "block_size": 16, "head_size": 32}, numbers={"out_scale": (1,)},
+    ),
+}  # fmt: skip
+
+
+def of(case: Case, **changes: Any) -> Case:
+    from dataclasses import replace
+
+    features = {*case.request.get("features", ()), "lse"}
+    return replace(case, **{"steps": STEPS, **changes, "request": {**case.request, "features": features}})
+
+
+@WORLDS
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_give_what_one_device_gives(ranks: Callable[[int], Ranks], world: int, name: str) -> None:
+    case = of(CASES[name])
+    expected = alone(case)
+    found = ranks(world).run(sharded, case)
+    precision = {"float16": 4e-3}.get(case.request.get("dtype", ""), 2e-5)
+    if "fp8_output" in case.request["features"]:
+        # one step of e4m3
+        precision = 0.13
+    for rank, steps in enumerate(found):
+        assert not isinstance(steps, Failure), steps
+        count = 4 // world if case.by_head else 4
+        own = slice(rank * count, (rank + 1) * count) if case.by_head else slice(0, 4)
+        for (output, lse), (exact, exact_lse) in zip(steps, expected, strict=True):
+            torch.testing.assert_close(output, exact[:, own], rtol=precision, atol=precision)
+            torch.testing.assert_close(lse, exact_lse[own], rtol=2e-5, atol=2e-5)

@@ -1,0 +1,179 @@
+"""What ranks cannot share is refused on every one of them, and none waits for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import Failure, Ranks
+from support.sharded import Case, batch_of, inputs, layer_of, poisoned_cache, sharded
+
+from attnreg import BatchMetadata, SpecError
+from attnreg.runtime.parallel.attention import ContextParallel
+
+STEPS = (((3, 2), (3, 2)), ((1, 1), (4, 3)))
+LSE = {"features": {"lse"}}
+
+
+def by_rank(rank: int, *cases: Case) -> Any:
+    return sharded(rank, cases[rank % len(cases)])
+
+
+def refused(group: Ranks, *cases: Case) -> list[Failure]:
+    found = group.run(by_rank, *cases)
+    assert all(isinstance(one, Failure) for one in found), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "problem"),
+    [
+        (Case(interleave=3, request=LSE), "SpecError", "interleave is 3 and block_size is 4; the first must divide"),
+        (Case(interleave=0, request=LSE), "SpecError", "interleave is 0; expected an integer of at least 1"),
+        (
+            Case(by_head=True, request={**LSE, "num_heads": 3, "num_kv_heads": 1}), "SpecError",
+            "num_heads is 3, and 2 ranks cannot have equally many of them",
+        ),
+        (
+            Case(request={"features": {"lse", "alibi"}}, numbers={"alibi_slopes": (4,)}), "SpecError",
+            "the layer has alibi, which compares queries with the positions of their context",
+        ),
+        (Case(request={"features": {"lse", "chunk"}}, numbers={"chunk": 8}), "SpecError", "the layer has chunk, which"),
+        (Case(request={"features": {"lse", "mm_prefix"}}), "SpecError", "the layer has mm_prefix, which"),
+        (
+            Case(request={**LSE, "attn_type": "encoder_decoder"}, causal=False), "SpecError",
+            "attn_type is encoder_decoder; ranks share the cache of a decoder",
+        ),
+        (Case(backend="TORCH_SDPA"), "NoBackendError", "TORCH_SDPA  lse is not supported"),
+    ],
+)  # fmt: skip
+def test_a_layer_that_cannot_be_shared(ranks: Callable[[int], Ranks], case: Case, kind: str, problem: str) -> None:
+    for failure in refused(ranks(2), replace(case, steps=STEPS)):
+        assert failure.kind == kind
+        assert problem in failure.text
+
+
+def test_layers_that_differ_between_ranks(ranks: Callable[[int], Ranks]) -> None:
+    one = Case(steps=STEPS, request=LSE)
+    for other, problem in (
+        (
+            replace(one, request={**LSE, "dtype": "float16"}),
+            "dtype is torch.float32 on rank 0, torch.float16 on rank 1",
+        ),
+        (replace(one, interleave=2), "interleave is 1 on rank 0, 2 on rank 1; ranks that share a cache must be alike"),
+        (replace(one, numbers={"softmax_scale": 0.5}), "softmax_scale is 0.25 on rank 0, 0.5 on rank 1"),
+        (replace(one, by_head=True), "by_head is False on rank 0, True on rank 1"),
+        (replace(one, interleave=3), "rank 1: interleave is 3 and block_size is 4"),
+    ):
+        first, second = refused(ranks(2), one, other)
+        assert first.kind == second.kind == "SpecError"
+        assert problem in first.text
+
+
+def call(rank: int, case: Case, wrong: int, change: str) -> Any:
+    """One step, in which one rank's argument is wrong; then one in which all are right."""
+    layer = layer_of(case)
+    parallel = ContextParallel(layer)
+    queries, keys = case.steps[0]
+    cache = poisoned_cache(layer, 8, "cpu")
+    batch = parallel.shard(batch_of(case, 8, queries, keys, step=0, slots=False))
+    query, key, value = inputs(case, layer, 0, sum(queries))
+    given: dict[str, Any] = {"query": query, "key": key, "value": value, "kv_cache": cache, "batch": batch}
+    right = dict(given)
+    if rank == wrong:
+        given |= {
+            "tokens": lambda: {"batch": parallel.shard(batch_of(case, 8, (1,), (1,), step=0, slots=False))},
+            "query": lambda: {"query": query[:, :3]},
+            "no query": lambda: {"query": None},
+            "short": lambda: {"query": query[:2]},
+            "rows": lambda: {"query": torch.cat([query, query])},
+            "key": lambda: {"key": key.half()},
+            "no value": lambda: {"value": None},
+            "cache": lambda: {"kv_cache": (cache[0], cache[1][:, :2])},
+            "small cache": lambda: {"kv_cache": tuple(x[:1] for x in cache)},
+            "batch": lambda: {"batch": batch_of(case, 8, queries, keys, step=0, slots=False)},
+            "output": lambda: {"output": torch.empty(5, 2, 16)},
+            "shared output": lambda: {"output": torch.empty(1, 4, 16).expand(5, 4, 16)},
+            "lse": lambda: {"lse": torch.empty(5, 4)},
+        }[change]()
+    try:
+        parallel(**given)
+        problem = None
+    except ValueError as e:
+        problem = f"{type(e).__name__}: {e}"
+    untouched = all((x.view(torch.uint8) == 0x7F).all() for x in cache)
+    # the ranks are together still
+    return problem, untouched, bool(parallel(**right).isfinite().all())
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("tokens", "tokens is "),
+        ("query", "query is [5, 3, 16] float32; expected [5, 4, 16] float32"),
+        ("no query", "query is None; expected"),
+        ("short", "query has 2 rows; the batch has 5 tokens"),
+        ("rows", "query is "),
+        ("key", "key is [5, 2, 16] float16; expected [5, 2, 16] float32"),
+        ("no value", "value is None; expected key and value, or neither"),
+        ("cache", "kv_cache.value is "),
+        ("small cache", "slot_mapping names slot "),
+        ("batch", "batch is BatchMetadata; expected a ShardedBatch, as `shard` returns it"),
+        ("output", "output is [5, 2, 16] float32; expected [5, 4, 16] float32"),
+        ("shared output", "output has strides [0, 16, 1], by which several"),
+        ("lse", "lse is [5, 4] float32; expected [4, 5] float32"),
+    ],
+)
+def test_a_call_that_is_wrong_on_one_rank_is_refused_on_all(
+    ranks: Callable[[int], Ranks], wrong: int, change: str, problem: str
+) -> None:
+    for rank, one in enumerate(ranks(2).run(call, Case(steps=STEPS, request=LSE), wrong, change)):
+        assert not isinstance(one, Failure), one
+        text, untouched, finite = one
+        assert problem in (text or "")
+        assert text.startswith("BatchError: ")
+        # the others learn whose it is
+        assert rank == wrong or f"rank {wrong}" in text
+        assert untouched
+        assert finite
+
+
+def shard(rank: int, case: Case, arguments: dict[str, Any]) -> Any:
+    parallel = ContextParallel(layer_of(case))
+    return parallel.shard(BatchMetadata.build(**arguments)) if arguments else parallel.shard(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "batch is None; expected BatchMetadata"),
+        ({"query_lens": [2], "seq_lens": [2]}, "block_table is None; a cache that ranks share is paged"),
+        (
+            {"query_lens": [1], "seq_lens": [17], "block_table": torch.zeros(1, 2, dtype=torch.int32)},
+            "block_table has 2 blocks of 8 tokens, which hold 16; a request has 17",
+        ),
+        (
+            {"query_lens": [3], "seq_lens": [2], "block_table": torch.zeros(1, 2, dtype=torch.int32)},
+            "request 0 has seq_len 2 and 3 queries",
+        ),
+        (
+            {"query_lens": [1], "seq_lens": [2], "block_table": torch.zeros(1, 2, dtype=torch.int32),
+             "mm_prefix": torch.zeros(1, 1, 2, dtype=torch.int32)},
+            "mm_prefix is given; its ranges are of positions that other ranks have",
+        ),
+    ],
+)  # fmt: skip
+def test_a_batch_that_cannot_be_shared(ranks: Callable[[int], Ranks], arguments: dict[str, Any], problem: str) -> None:
+    for failure in ranks(2).run(shard, Case(steps=STEPS, request=LSE), arguments):
+        assert isinstance(failure, Failure)
+        assert failure.kind == "BatchError"
+        assert problem in failure.text
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(SpecError, match=r"there is no process group; call torch.distributed.init_process_group first"):
+        ContextParallel(layer_of(Case(request=LSE)))
