@@ -20,7 +20,15 @@ Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean"
 _TARGET = re.compile(r"(?:compute|sm|cc)?(\d+)[af]?")
 # of a name of many words, so many are looked at
 _MOST_PARTS = 12
-_VENDORS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|radeon|instinct|intel)\b", re.IGNORECASE)
+_VENDORS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|radeon|instinct|intel)\b|\((?:r|c|tm)\)", re.IGNORECASE)
+# what a driver's name of a product ends in beside the product: its memory, form, edition, or a part of it
+_FORM = re.compile(
+    r"[0-9]+gb?|3e|hbm[0-9]e?|gddr[0-9]x?|pcie?|sxm[0-9]?|nvl[0-9]*|oam|vf|hf|dgxs?|ac|active|passive|dual|slot|"
+    r"server|workstation|edition|generation|laptop|mobile|gpu|graphics|with|max|q|design|super|ti|d|v[0-9]|sff|"
+    r"developer|kit|mig|[0-9]+g\.[0-9]+gb(?:\+me.*)?"
+)
+# architectures that there are, and that are no misspelling of one of the registry's
+_OTHERS = re.compile(r"sm(?:[2-6][0-9]|72|88|101)|gfx(?:[678][0-9]{2}|90[0-9c]|94[01]|1[01][0-9]{2}|1251)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +163,19 @@ class Vocabulary:
         return did_you_mean(unknown, self.packages if facet == "packages" else map(str, self.facets[facet].words))
 
     def _help_for_architecture(self, text: str) -> str:
-        # the name of a product may go on with its memory or its form: H100-SXM5-80GB
+        if meant := self._architecture_meant(text):
+            return f"{text} is `{meant}` here"
+        # a name of several products, or of one with words that no driver prints
         parts = re.split(r"[-_ ]+", text)[:_MOST_PARTS]
         for length in range(len(parts), 0, -1):
             names = dict.fromkeys(" ".join(parts[i : i + length]) for i in range(len(parts) - length + 1))
-            meant = {name: archs for name in names if (archs := self._named(name))}
-            if meant:
-                return ", ".join(f"{name} is {' or '.join(archs)} here" for name, archs in meant.items())
+            several = {name: archs for name in names if (archs := self._named(name))}
+            if several:
+                return ", ".join(f"{name} is {' or '.join(archs)} here" for name, archs in several.items())
+        name = plain(text.partition(":")[0])
+        for other in (name, f"sm{_target(name)}"):
+            if _OTHERS.fullmatch(other):
+                return f"no data here is about {other}; {did_you_mean('', self.architectures, 40)}"
         # a product that is not known may look like an architecture of another generation: P100 like sm100
         alike = _letters(text) in map(_letters, self.architectures)
         return did_you_mean(text, self.architectures, 40, cutoff=0.6 if alike else 1.0)
@@ -185,9 +199,22 @@ class Vocabulary:
 
     def _meant(self, facet: str, text: str) -> str | None:
         """The word of a facet that a text names, in another spelling or by an alias; None where there is none."""
-        wanted = (_architecture_names(text) if self.facets[facet].kind == "arch" else {plain(text)}) - {""}
-        words = self._words(facet).values()
-        return next((w.name for w in words if not wanted.isdisjoint(map(plain, (w.name, *w.other_names)))), None)
+        if self.facets[facet].kind == "arch":
+            return self._architecture_meant(text)
+        words, wanted = self._words(facet).values(), plain(text)
+        return next((w.name for w in words if wanted and wanted in map(plain, (w.name, *w.other_names))), None)
+
+    def _architecture_meant(self, text: str) -> str | None:
+        # the first architecture of a name has it
+        archs = reversed(list(self.architectures.values()))
+        named = {plain(name): arch for arch in archs for name in (arch.name, *arch.other_names)}
+        # a driver's name goes on with its settings: gfx942:sramecc+:xnack-
+        text = _VENDORS.sub("", text.partition(":")[0])
+        if arch := named.get(plain(text)) or named.get(_target(text)):
+            return arch.name
+        # MI250X/MI250 is two products of one architecture
+        found = {_product(part, named) for part in text.split("/")}
+        return found.pop() if len(found) == 1 else None
 
     def with_facets(self, more: Iterable[Facet]) -> Vocabulary:
         """A copy of this vocabulary with more facets."""
@@ -222,12 +249,24 @@ def plain(text: str) -> str:
     return "".join(c for c in text.casefold() if c.isalnum())
 
 
-def _architecture_names(text: str) -> set[str]:
-    """The plain name of an architecture without its maker, and the compute capability in a compiler's target."""
-    # a driver's name goes on with its settings: gfx942:sramecc+:xnack-
-    name = plain(_VENDORS.sub("", text.partition(":")[0]))
-    target = _TARGET.fullmatch(name)
-    return {name, target[1]} if target else {name}
+def _product(text: str, named: Mapping[str, Architecture]) -> str | None:
+    """The architecture of a product, whose name may end in its memory, its form, or the architecture's family."""
+    parts = [part.casefold() for part in re.split(r"[-_ ]+", text) if part]
+    families: set[str] = set()
+    while 0 < len(parts) <= _MOST_PARTS:
+        arch = named.get(plain("".join(parts)))
+        if arch is not None and families <= {plain(arch.family)}:
+            return arch.name
+        last = parts.pop()
+        if not _FORM.fullmatch(last):
+            families.add(last)
+    return None
+
+
+def _target(text: str) -> str:
+    """The compute capability in a compiler's target, as 90 in ``sm_90a``; nothing for another name."""
+    target = _TARGET.fullmatch(plain(text))
+    return target[1] if target else ""
 
 
 def _letters(text: str) -> str:

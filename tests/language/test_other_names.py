@@ -41,6 +41,47 @@ PRODUCTS = [
 ]
 
 
+# as nvidia-smi, rocm-smi, PyTorch and Intel's tools print them
+PRINTED = {
+    "sm70": ["Tesla V100-SXM2-32GB", "Tesla V100S-PCIE-32GB", "Tesla V100-DGXS-32GB", "NVIDIA TITAN V"],
+    "sm75": ["Tesla T4", "NVIDIA GeForce RTX 2080 with Max-Q Design", "NVIDIA GeForce GTX 1660 Ti", "Quadro RTX 5000"],
+    "sm80": ["NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA A30"],
+    "sm86": ["NVIDIA A10G", "NVIDIA A40", "NVIDIA RTX A2000 12GB", "NVIDIA GeForce RTX 3050 6GB Laptop GPU"],
+    "sm87": ["Orin", "NVIDIA Jetson AGX Orin Developer Kit"],
+    "sm89": [
+        "NVIDIA L4", "NVIDIA L40S", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4070 Ti SUPER",
+        "NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX 4000 SFF Ada Generation",
+    ],
+    "sm90": [
+        "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3", "NVIDIA H200 NVL", "NVIDIA GH200 480GB",
+        "NVIDIA GH200 144G HBM3e", "NVIDIA H20-3e", "NVIDIA H800 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me",
+        "H100-SXM5",
+    ],
+    "sm100": ["NVIDIA B200", "NVIDIA GB200"],
+    "sm103": ["NVIDIA B300 SXM6 AC", "NVIDIA GB300"],
+    "sm110": ["NVIDIA Jetson AGX Thor", "NVIDIA Thor"],
+    "sm120": [
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "NVIDIA RTX PRO 4000 Blackwell SFF Edition",
+        "NVIDIA RTX PRO 5000 72GB Blackwell", "NVIDIA GeForce RTX 5090 D v2", "NVIDIA GeForce RTX 5090 Laptop GPU",
+    ],
+    "sm121": ["NVIDIA GB10"],
+    "gfx90a": ["AMD Instinct MI210", "AMD Instinct MI250X/MI250", "AMD Instinct MI250X / MI250"],
+    "gfx942": ["AMD Instinct MI300X OAM", "AMD Instinct MI300X VF", "AMD Instinct MI300A", "AMD Instinct MI325 OAM"],
+    "gfx950": ["AMD Instinct MI350X", "AMD Instinct MI355X"],
+    "gfx1100": ["AMD Radeon RX 7900 XTX", "AMD Radeon PRO W7900 Dual Slot", "AMD Radeon PRO W7800 48GB"],
+    "gfx1201": ["AMD Radeon RX 9070 XT", "AMD Radeon AI PRO R9700"],
+    "xe_hpc": ["Intel(R) Data Center GPU Max 1550"],
+    "xe2": ["Intel(R) Arc(TM) B580 Graphics", "Intel(R) Arc(TM) Pro B60 Graphics"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_names_that_drivers_print_name_their_architecture(default: Registry, name: str) -> None:
+    found = [default.vocabulary.architecture(other) for other in PRINTED[name]]
+    assert [architecture and architecture.name for architecture in found] == [name] * len(PRINTED[name])
+
+
 @pytest.mark.parametrize(("name", "others"), PRODUCTS, ids=[name for name, _ in PRODUCTS])
 def test_products_and_compute_capabilities_name_their_architecture(
     default: Registry, name: str, others: list[str]
@@ -50,7 +91,30 @@ def test_products_and_compute_capabilities_name_their_architecture(
 
 
 @pytest.mark.parametrize(
-    "name", ["p100", "hopper", "H100-SXM5", "rtx", "", "nvidia", "1.0", "cuda 12.0", "5090", "sm_9", "a", ":"]
+    "name",
+    [
+        *[
+            "p100",
+            "hopper",
+            "rtx",
+            "",
+            "nvidia",
+            "1.0",
+            "cuda 12.0",
+            "5090",
+            "sm_9",
+            "a",
+            ":",
+            "/",
+            "80GB",
+            "PCIe",
+            "Ti",
+        ],
+        # other architectures, and products of another generation that are called alike
+        *["sm_61", "gfx1151", "Tesla P100-PCIE-16GB", "NVIDIA GeForce GTX 1080 Ti", "AMD Radeon RX 7800 XT"],
+        *["H100 Ada", "B200 Hopper", "A100 B200", "MI300X/MI355X", "RTX 6000", "RTX 6000 Blackwell", "H100 " * 9999],
+    ],
+    ids=lambda name: name[:40],
 )
 def test_what_is_no_name_of_one_architecture_names_none(default: Registry, name: str) -> None:
     assert default.vocabulary.architecture(name) is None
@@ -58,14 +122,20 @@ def test_what_is_no_name_of_one_architecture_names_none(default: Registry, name:
 
 HELP = [
     ("arch", "h100", "h100 is `sm90` here"),
-    ("arch", "H100-SXM5-80GB", "H100 is `sm90` here"),
+    ("arch", "H100-SXM5-80GB", "H100-SXM5-80GB is `sm90` here"),
     ("arch", "Hopper", "Hopper is `sm90` here"),
-    ("arch", "grace-hopper-480GB", "grace hopper is `sm90` here"),
+    ("arch", "grace-hopper-480GB", "grace-hopper-480GB is `sm90` here"),
     ("arch", "grace blackwell", "grace is `aarch64` here, blackwell is `sm100` or "),
     ("arch", "H100 80 GB", "H100 is `sm90` here"),
     ("arch", "5090", "5090 is `sm120` here"),
     ("arch", "6000", "6000 is `sm75` or `sm89` or `sm120` here"),
     ("arch", "sm_91a", "did you mean `sm90`? (also: "),
+    # there are such, so that no other is meant
+    ("arch", "sm_61", "no data here is about sm61; known: aarch64, "),
+    ("arch", "7.2", "no data here is about sm72; known: aarch64, "),
+    ("arch", "gfx1151", "no data here is about gfx1151; known: aarch64, "),
+    ("arch", "gfx906:sramecc+:xnack-", "no data here is about gfx906; known: aarch64, "),
+    ("arch", "gfx94", "did you mean `gfx942`? (also: "),
     ("arch", "ada", "ada is `sm89` here"),
     ("arch", "CDNA 3", "CDNA 3 is `gfx942` here"),
     ("arch", "blackwell", "blackwell is `sm100` or `sm103` or `sm110` or `sm120` or `sm121` here"),
