@@ -97,17 +97,22 @@ class MaskSource:
         return self.memo["firsts"]  # type: ignore[no-any-return]
 
     def _firsts(self) -> list[int] | None:
-        if self.whole or self.told is None:
+        if self.told is None or self.whole:
             return [0] * self.batch
-        told = self.told.bool()
-        width = told.shape[1]
-        if not width:
+        firsts = _ends(self.told.bool(), self.told_keys)
+        return None if firsts is None else firsts * (self.batch // len(firsts))
+
+    @property
+    def seen_from(self) -> list[int] | None:
+        """The first key that each request's single query sees, where it sees all keys from there to itself.
+
+        None where it sees others, or there are several queries. Found on the device, by the whole mask.
+        """
+        if self.queries != 1 or not 0 <= self.begin < self.keys:
             return None
-        both = torch.stack([told.view(torch.uint8).argmax(1), told.sum(1)])
-        firsts, numbers = Fetched(both).get().tolist()
-        if any(first + number != width for first, number in zip(firsts, numbers, strict=True)):
-            return None
-        return firsts if len(firsts) == self.batch else firsts * self.batch  # type: ignore[no-any-return]
+        if "seen_from" not in self.memo:
+            self.memo["seen_from"] = _ends(self.dense()[:, 0, 0], self.begin + 1)
+        return self.memo["seen_from"]  # type: ignore[no-any-return]
 
     @property
     def padding(self) -> Tensor | None:
@@ -157,6 +162,21 @@ class MaskSource:
             memo = {"padding": self.padding, "meaning": self.meaning()}
             self.memo["on", device] = replace(self, device=device, memo=memo)
         return self.memo["on", device]  # type: ignore[no-any-return]
+
+
+def _ends(seen: Tensor, stop: int) -> list[int] | None:
+    """The first true column of each row, where all from there to ``stop`` are true and no others; else None.
+
+    seen: [rows, columns] bool. The host gets three numbers of each row.
+    """
+    if not stop:
+        return None
+    before = seen[:, :stop]
+    numbers = torch.stack([before.view(torch.uint8).argmax(1), before.sum(1), seen.sum(1)])
+    firsts, counts, all_counts = Fetched(numbers).get().tolist()
+    if counts != all_counts or any(first + count != stop for first, count in zip(firsts, counts, strict=True)):
+        return None
+    return firsts  # type: ignore[no-any-return]
 
 
 # operations with one meaning for a boolean mask, and a boolean mask as result

@@ -294,3 +294,32 @@ def test_rows_of_padding_see_what_their_mask_says_and_not_what_fits_the_others()
     assert isinstance(packed, Packed)
     assert packed.rest is not None
     assert packed.rest.mask[0, 0].tolist() == [[True, False, False, False]] * 2
+
+
+def a_chunk(b: Any, h: Any, query: Any, key: Any) -> Any:
+    return (key <= query) & (key // 8 == query // 8)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("begin", [0, 7, 8, 13, 23])
+def test_one_query_that_sees_the_last_keys_needs_no_window(begin: int, static: bool) -> None:
+    # a window of another width for each token would be another layer, and compile another kernel
+    told = torch.ones(2, begin + 1, dtype=torch.bool)
+    told[1, : min(10, begin)] = False
+    keys = 32 if static else begin + 1
+    mask = lazy_mask(2, 1, keys, q_offset=begin, mask_function=a_chunk, attention_mask=told)
+    packed = packed_mask(mask.source, crossed=False)
+    assert isinstance(packed, Packed)
+    starts = [max(begin // 8 * 8, first) for first in (0, min(10, begin))]
+    assert (packed.band, packed.first_keys, packed.key_stop) == (Band(True, None), starts, begin + 1)
+    assert (packed.query_lens, packed.seq_lens) == ([1, 1], [begin + 1 - first for first in starts])
+    seen = torch.arange(keys) >= torch.tensor(starts)[:, None]
+    seen &= torch.arange(keys) <= begin
+    assert torch.equal(mask.whole()[:, 0, 0], seen)
+
+
+@pytest.mark.parametrize("function", [every_other, lambda b, h, q, k: (k <= q) & (k != 3), lambda b, h, q, k: k != q])
+def test_one_query_that_sees_other_keys_is_no_end(function: Function) -> None:
+    mask = lazy_mask(2, 1, 12, q_offset=9, mask_function=function)
+    assert mask.source.seen_from is None
+    assert packed_mask(mask.source, crossed=False) == "its mask is neither causal, windowed nor a prefix"

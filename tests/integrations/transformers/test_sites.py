@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache as Layers
 import attnreg.integrations.transformers as attention
 from attnreg import UnclaimedError
 from attnreg.integrations.transformers import engine
-from attnreg.integrations.transformers.masks import lazy_mask
+from attnreg.integrations.transformers.masks import MaskSource, lazy_mask
 from attnreg.kernels import cpu_attn
 from attnreg.runtime.interface import Call
 
@@ -83,6 +83,23 @@ def test_keys_are_read_in_transformers_cache(
     )
     assert places == updated
     assert len(places) == 4 * models.LAYERS
+
+
+@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+@pytest.mark.parametrize("make", [models.llama, models.gemma2, models.gpt_oss])
+def test_of_a_mask_the_host_sees_a_few_numbers_a_token(
+    make: Callable[[], Any], cache: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = make(), tokens(7, 3)
+    masks_read: list[MaskSource] = []
+    for name in ("_padding", "dense"):
+        read = getattr(MaskSource, name)
+        monkeypatch.setattr(MaskSource, name, lambda self, read=read: masks_read.append(self) or read(self))
+    greedy: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "cache_implementation": cache}
+    found = by("attnreg", model, lambda model: model.generate(**inputs, **greedy))
+    # queries of padding are in the prompt alone
+    assert {source.queries for source in masks_read} == {7}
+    assert torch.equal(found, by("eager", model, lambda model: model.generate(**inputs, **greedy)))
 
 
 def test_what_a_call_depends_on_is_seen(looked_at: list[Any]) -> None:
