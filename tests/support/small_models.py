@@ -79,6 +79,14 @@ def gemma3_both_ways() -> Any:
     return _made(transformers.Gemma3TextModel, config)
 
 
+def llama4() -> Any:
+    """Chunks of 8 tokens in the first layer: a mask function that transformers makes anew for each mask."""
+    more: dict[str, Any] = {"intermediate_size_mlp": 96, "num_local_experts": 2, "num_experts_per_tok": 1}
+    kinds = {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 8}
+    config = transformers.Llama4TextConfig(**{**GROUPED, "head_dim": 16, **more, **kinds})
+    return _made(transformers.Llama4ForCausalLM, config)
+
+
 def deepseek_v3() -> Any:
     sizes = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
     experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 2}

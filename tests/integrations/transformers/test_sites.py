@@ -102,6 +102,19 @@ def test_of_a_mask_the_host_sees_a_few_numbers_a_token(
     assert torch.equal(found, by("eager", model, lambda model: model.generate(**inputs, **greedy)))
 
 
+@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+def test_tokens_in_chunks_are_one_layer(cache: str | None) -> None:
+    model, inputs = models.llama4(), tokens(13, 9)
+    greedy: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "cache_implementation": cache}
+    expected, found = (
+        by(name, model, lambda model: model.generate(**inputs, **greedy)) for name in ("eager", "attnreg")
+    )
+    assert torch.equal(found, expected)
+    # the prompt has chunks, which no batch can say; a token sees the last keys
+    runs = [(run.layer_idx, run.backend, run.asked.window, run.calls) for run in attention.runs(model)]
+    assert runs == [(0, None, None, 1), (0, "CPU_ATTN", None, 23), (1, "CPU_ATTN", None, 24)]
+
+
 def test_what_a_call_depends_on_is_seen(looked_at: list[Any]) -> None:
     torch.manual_seed(3)
     layer = Layer()
