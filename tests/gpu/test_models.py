@@ -94,9 +94,11 @@ def test_greedy_tokens_are_those_of_eager(make: Callable[..., Any], cache: str |
     assert explained.count("12 calls") == len({str(run.asked.request) for run in runs})
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+# transformers' own static caches with a window wait
+@pytest.mark.parametrize(
+    ("make", "cache"), [(models.llama, "dynamic"), (models.llama, "static"), (models.gemma2, "dynamic")]
+)
 @pytest.mark.parametrize("lengths", [(30, 30), (30, 12, 1)], ids=["alike", "padded"])
-@pytest.mark.parametrize("make", [models.llama, models.gemma2])
 def test_decoding_waits_for_no_device(make: Callable[..., Any], lengths: tuple[int, ...], cache: str) -> None:
     model, inputs = make(**WIDE).cuda(), on_gpu(tokens(*lengths))
     kept: list[Any] = [

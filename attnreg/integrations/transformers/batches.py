@@ -176,10 +176,10 @@ def packed_plainly(size: int, queries: int, keys: int, band: Band, crossed: bool
 def _pack(source: MaskSource, crossed: bool) -> Packed | str:
     if not crossed and known_band(source.arguments["mask_function"]) is None and source.seen_from is not None:
         # whatever the function is for other queries, this one sees the last of its request's keys
-        stop, firsts = source.begin + 1, source.seen_from
-        lengths = [stop - first for first in firsts]
+        stop, seen_from = source.begin + 1, source.seen_from
+        lengths = [stop - first for first in seen_from]
         return Packed(
-            Band(True, None), False, source.device, [1] * source.batch, lengths, None, None, firsts, None, stop
+            Band(True, None), False, source.device, [1] * source.batch, lengths, None, None, seen_from, None, stop
         )
     meaning = source.meaning()
     if meaning is None:
