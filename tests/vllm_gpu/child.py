@@ -52,6 +52,19 @@ def watch_compiler() -> dict[str, list[float]]:
     return spent
 
 
+def take_queries_as_they_are() -> None:
+    """Has vLLM's Triton kernel take queries in the model's dtype over an fp8 cache, as it does on some AMD GPUs."""
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
+
+    made = TritonAttentionImpl.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.supports_quant_query_input = False
+
+    TritonAttentionImpl.__init__ = init
+
+
 def backends(worker: Any) -> dict[str, str]:
     """The class of the backend of each layer, as the model runner of this worker has it."""
     from vllm.config import get_layers_from_vllm_config
@@ -104,6 +117,8 @@ def main(spec_file: str, result_file: str) -> None:
     from vllm import LLM, SamplingParams
 
     compiled = watch_compiler()
+    if spec["engine"].get("kv_cache_dtype"):
+        take_queries_as_they_are()
     say("vLLM is imported")
     llm = LLM(model=spec["model"], disable_log_stats=False, **spec["engine"])
     say(f"the engine has started; kernels compiled: {totals(compiled)}")

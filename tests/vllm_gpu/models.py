@@ -31,9 +31,12 @@ def qwen3() -> transformers.PreTrainedConfig:
 
 
 def gpt_oss() -> transformers.PreTrainedConfig:
-    """Sinks in every layer, a window of 128 in every other."""
+    """Sinks in every layer, a window of 128 in every other.
+
+    A token goes to all experts: chosen ones may be others after the least difference, and then so is all that follows.
+    """
     return transformers.GptOssConfig(
-        **COMMON | {"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 256}
+        **COMMON | {"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 4, "intermediate_size": 256}
     )
 
 
@@ -73,7 +76,7 @@ def whisper() -> transformers.PreTrainedConfig:
 
 
 def llama_fp8() -> transformers.PreTrainedConfig:
-    """The Llama above with weights and activations in fp8, each with one scale: vLLM can fuse attention's output."""
+    """The Llama above, where what projects attention's output is in fp8 with one scale: vLLM can fuse that."""
     return llama()
 
 
@@ -147,7 +150,7 @@ def _quantise(path: Path) -> None:
     weights: dict[str, torch.Tensor] = {}
     for name, weight in safetensors.torch.load_file(file).items():
         weights[name] = weight
-        if name.endswith("_proj.weight"):
+        if name.endswith("o_proj.weight"):
             scale = weight.float().abs().max() / 448
             layer = name.removesuffix("weight")
             weights[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
@@ -155,5 +158,6 @@ def _quantise(path: Path) -> None:
             weights |= {f"{layer}weight_scale": scale.view(1), f"{layer}input_scale": torch.tensor([0.05])}
     safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
+    plain = [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight") and "o_proj" not in name]
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": plain}
     (path / "config.json").write_text(json.dumps(config))

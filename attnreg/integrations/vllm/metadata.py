@@ -74,6 +74,8 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         # there vLLM lengthens the requests on the device alone
         self.exact_bounds = type(kv_cache_spec).__name__ != "SinkFullAttentionSpec"
+        # the longest request of a run that drafts
+        self.longest = vllm_config.model_config.max_model_len if vllm_config.speculative_config is not None else None
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnregMetadata:
         common = common_attn_metadata
@@ -84,6 +86,8 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
             lengths = torch.full((requests,), max_seq_len, dtype=torch.int32, device="cpu")
         else:
             lengths = _first(lengths, requests)
+            if self.longest is not None:
+                lengths = _with_a_token_more(lengths, self.longest)
             # a bound of one request may pass the longest that there can be
             max_seq_len = max(max_seq_len, int(lengths.max()) if requests else 0)
         return AttnregMetadata(
@@ -107,6 +111,11 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
 def _first(tensor: Tensor, rows: int) -> Tensor:
     """The first rows of a tensor; vLLM's may have more, for padding."""
     return tensor if tensor.shape[0] == rows else tensor[:rows]
+
+
+def _with_a_token_more(lengths: Tensor, longest: int) -> Tensor:
+    """Bounds for the first step of a draft model: vLLM counts the token that it puts in among the queries alone."""
+    return torch.where(lengths > 0, lengths.clamp(max=longest - 1) + 1, lengths).maximum(lengths)
 
 
 def _ranges(ranges: dict[int, list[tuple[int, int]]] | None, requests: int, device: torch.device) -> Tensor | None:

@@ -40,7 +40,6 @@ def on_cpu(engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch)
 
 def close(layer: Layer) -> None:
     """Run a layer, and hold it against its reference."""
-    layer.config = layer.config or SimpleNamespace(model_config=None)
     got, expected = layer.run(), layer.expected()
     tolerance = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[layer.dtype]
     torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
@@ -171,6 +170,15 @@ def test_a_step_that_replays_a_graph_plans_nothing(on_cpu: Engine) -> None:
     assert builder.build(0, layer.common()).made is None
 
 
+@pytest.mark.parametrize("longest", [64, 4096])
+@pytest.mark.parametrize("lengths", [[(6, 0), (3, 40), (2, 62)], [(1, 5), (1, 63), (1, 2)]], ids=str)
+def test_the_first_step_of_a_draft_model(lengths: list[tuple[int, int]], longest: int, on_cpu: Engine) -> None:
+    """vLLM puts the sampled token into every request, and its bounds do not count it."""
+    config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=longest), speculative_config=object())
+    close(Layer(lengths, config=config, slack=-1))
+    close(Layer(lengths, config=config, padding=2))
+
+
 @pytest.mark.parametrize("window", [None, 9])
 def test_requests_that_differ_in_causality(window: int | None, on_cpu: Engine) -> None:
     close(Layer(MIXED, causal=[True, False, False, True], window=window, padding=1))
@@ -240,7 +248,7 @@ def quantising(on_cpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("scale", [torch.tensor(0.02), torch.tensor([0.005]), torch.tensor([[0.5]])], ids=str)
 def test_an_fp8_output_is_written_with_vllms_scale(scale: torch.Tensor, quantising: None) -> None:
-    layer = Layer(MIXED, config=SimpleNamespace(model_config=None), output_scale=scale)
+    layer = Layer(MIXED, output_scale=scale)
     got, expected = layer.run(), (layer.expected() / scale.item()).clamp(-448, 448)
     assert got.dtype == torch.float8_e4m3fn
     # half a unit in the last of three bits
@@ -248,7 +256,7 @@ def test_an_fp8_output_is_written_with_vllms_scale(scale: torch.Tensor, quantisi
 
 
 def test_the_scale_may_be_another_or_none_in_the_next_step(quantising: None) -> None:
-    layer = Layer(DECODE, config=SimpleNamespace(model_config=None), output_scale=torch.tensor(0.02))
+    layer = Layer(DECODE, output_scale=torch.tensor(0.02))
     first = layer.run()
     layer.output_scale = torch.tensor(0.04)
     assert (layer._step().double().abs() <= first.double().abs()).all()
