@@ -25,9 +25,11 @@ def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
         triton_attn.forward(spec, plan, call)
         return
     totals = torch.empty(spec.num_heads, len(call.query), dtype=torch.float32, device=call.query.device)
-    triton_attn.forward(spec, plan, call._replace(lse=totals, params=replace(call.params, sinks=None)))
+    # in float32, so that the output is rounded once
+    exact = torch.empty_like(call.output, dtype=torch.float32)
+    triton_attn.forward(spec, plan, call._replace(output=exact, lse=totals, params=replace(call.params, sinks=None)))
     # exp(lse) of the denominator exp(lse) + exp(sink), for rows that are no padding, as the device knows
     shares = torch.sigmoid(totals - sinks.float()[:, None])
     is_row = torch.arange(len(call.query), device=call.query.device) < plan.query_start_loc[-1:]
     shares = torch.where(is_row, shares, 1.0)
-    call.output.copy_(torch.where(is_row[:, None, None], call.output * shares.T[:, :, None], call.output))
+    call.output.copy_(torch.where(is_row[:, None, None], exact * shares.T[:, :, None], call.output))

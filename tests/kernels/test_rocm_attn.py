@@ -19,7 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def make(default: Registry, arch: str = "gfx942", backend: str = "ROCM_ATTN", **given: Any) -> Attention:
-    fields = {name: given.pop(name) for name in ("kv_dtype", "features", "extra", "head_size") if name in given}
+    fields = {
+        name: given.pop(name) for name in ("kv_dtype", "features", "extra", "head_size", "dtype") if name in given
+    }
     request = AttentionRequest(
         **{"head_size": 32, "num_heads": 4, "num_kv_heads": 2, "dtype": "float32", "block_size": 16, **fields}
     )
@@ -113,3 +115,20 @@ def test_sinks_are_emulated(default: Registry, layout: Layout) -> None:
     exact = reference.attention(layer.spec, batch, query, cache, params=layer.params).output
     torch.testing.assert_close(output[:6].cpu().double(), exact, atol=2e-6, rtol=2e-6)
     assert output[6].isnan().all()
+
+
+def test_sinks_round_the_output_once(default: Registry) -> None:
+    torch.manual_seed(0)
+    layer = make(default, features=["sinks"], sinks=torch.tensor([0.3, 1.0, -0.5, 0.1], device=DEVICE), dtype="float16")
+    # queries of zero weigh all keys alike, and exactly
+    query = torch.zeros(3, 4, 32, dtype=torch.float16, device=DEVICE)
+    key, value = torch.randn(2, 3, 2, 32, device=DEVICE).half()
+    output = torch.empty_like(query)
+    cache = layer.new_kv_cache(1, DEVICE)
+    table, slots = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE), torch.arange(3, device=DEVICE)
+    batch = BatchMetadata.build([3], [3], block_table=table, slot_mapping=slots, device=DEVICE)
+    layer.forward(query, key, value, cache, batch, output)
+    exact = reference.attention(layer.spec, batch, query, cache, params=layer.params).output
+    # half a unit in the last place, and what float32 leaves
+    unit = torch.finfo(torch.float16).eps / 2
+    assert float(((output.double() - exact).abs() / exact.abs().clamp(min=1e-4)).max()) < unit * 1.01

@@ -87,7 +87,7 @@ class AttentionPlan:
         )  # fmt: skip
 
     def run(self, call: Call) -> None:
-        """Writes the output, and the lse, of every query of the batch."""
+        """Writes the output, and the lse, of every query of the batch. The output may be of any type, float32 too."""
         query, kv_cache, output, key, value, lse, params = call
         if kv_cache is not None:
             key, value = kv_cache
@@ -111,7 +111,7 @@ class AttentionPlan:
             None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
             None if sinks is None else (sinks.stride(0), sinks.dtype),
             None if slopes is None else (slopes.stride(0), slopes.dtype),
-            None if q_scale is None else q_scale.stride(0), out_scale is None, lse is None,
+            None if q_scale is None else q_scale.stride(0), out_scale is None, lse is None, output.dtype,
         )  # fmt: skip
         # contiguous; a tensor of one head may have any stride
         stride_lse = 0 if lse is None else lse.shape[1]
