@@ -49,8 +49,8 @@ def bounds(
     u, r = ROUNDOFF[spec.dtype], ROUNDOFF[torch.float32]
     # a key or value that is stored in another format is rounded again before the product
     converted = u if spec.block_size is not None and spec.cache_dtype != spec.dtype else 0.0
-    queries = batch.query_start_loc_cpu.diff()
-    keys = batch.seq_lens_cpu.double().repeat_interleave(queries).to(exact.output.device)  # [num_tokens]
+    queries = batch.query_start_loc.diff()
+    keys = batch.seq_lens.double().repeat_interleave(queries)  # [num_tokens]
 
     score = ((spec.head_size + OPERATIONS) * r + converted) * exact.abs_score
     score = score + OPERATIONS * r * (spec.softcap or 0.0)

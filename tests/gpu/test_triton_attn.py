@@ -31,6 +31,17 @@ def test_head_sizes(head_size: int, causal: bool, kv_dtype: str) -> None:
     run(replace(MIXED, head_size=head_size, causal=causal, kv_dtype=kv_dtype, features=EVERYTHING - {"alibi"}))
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3"])
+@pytest.mark.parametrize("heads", [(8, 2), (12, 2)])
+@pytest.mark.parametrize("sizes", [(64, 32), (128, 32), (96, 32), (40, 32), (512, 32), (32, 128), (128, 64), (64, 512)])
+def test_values_of_another_size(sizes: tuple[int, int], heads: tuple[int, int], kv_dtype: str) -> None:
+    # narrow values beside wide keys: an address that CUDA 12.8's ptxas lost
+    case = replace(MIXED, heads=heads, head_size=sizes[0], head_size_v=sizes[1], kv_dtype=kv_dtype)
+    run(case)
+    run(replace(case, queries=[32, 2], keys=[4269, 41], dtype=torch.float16, block_size=48, causal=False))
+    run(replace(case, features=frozenset({"fp8_query", "fp8_output"})))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("window", [None, 100, 1000])
 def test_everything_at_once(window: int | None, dtype: torch.dtype) -> None:

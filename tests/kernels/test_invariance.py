@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from support.compiling import TARGETS
 from support.kernel_trials import Case, trial_of
 
-from attnreg.conformance.proof import examine
+from attnreg.conformance.proof import attend, examine
 from attnreg.kernels.triton import plans, schedule
 from attnreg.kernels.triton.target import Target, target_for
 from attnreg.kernels.triton.tiles import Shape
@@ -46,6 +47,21 @@ def test_a_request_alone_gets_the_same_bits(
     # a trial of such a layer runs each request alone too
     case = Case(QUERIES, KEYS, heads=heads, window=window, features=INVARIANT)
     assert examine(trial_of(case, "cpu")).problem is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs its own schedule: tests/gpu")
+@pytest.mark.parametrize("target", ["sm90", "gfx942"])
+def test_bounds_of_lengths_change_no_bits(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule_of(named(target), monkeypatch)
+    trial = trial_of(Case([1, 2, 16, 30], [1100, 5, 40, 90], heads=(2, 2), features=INVARIANT), "cpu")
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    table = trial.batch.block_table
+    most = table.shape[1] * trial.layer.spec.block_size
+    known = torch.full_like(trial.batch.seq_lens_cpu, most)
+    bounded = replace(trial.batch, seq_lens_cpu=known, max_seq_len=most, max_query_len=57)
+    exact, loose = (attend(trial, batch, trial.query)[0] for batch in (trial.batch, bounded))
+    rows = trial.batch.num_tokens
+    assert torch.equal(exact[:rows], loose[:rows])
 
 
 def launches(target: Target, shape: Shape, query_lens: list[int], max_seq_len: int) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.kernel_trials import NOWHERE, Case, trial_of
 
-from attnreg.conformance.proof import attend, compare
+from attnreg.conformance.proof import attend, compare, examine
 from attnreg.kernels import cpu_attn, flex_attention, rocm_attn, torch_sdpa, triton_attn
 from attnreg.runtime.interface import BatchMetadata, Call
 
@@ -44,6 +44,7 @@ class Layer:
 
     def __init__(self, module: ModuleType, layer: Any) -> None:
         self.module, self.spec, self.params = module, layer.spec, layer.params
+        self.write_kv = layer.write_kv
         if module in (torch_sdpa, rocm_attn):
             self.spec = replace(self.spec, features=self.spec.features - {"lse"})
 
@@ -77,6 +78,18 @@ def test_the_device_says_how_many_keys_there_are(
     )  # fmt: skip
     trial = replace(trial, layer=Layer(module, trial.layer), batch=batch)  # type: ignore[arg-type]
     assert compare(trial, *attend(trial, batch, trial.query)).problem is None
+
+
+@pytest.mark.parametrize("module", [cpu_attn, torch_sdpa, triton_attn], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_the_bounds_of_others_change_no_bits(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = trial_of(replace(CASES["plain"], features=frozenset({"batch_invariant"})), "cpu")
+    monkeypatch.setattr(BatchMetadata, "on_host", False)
+    known = trial.batch.seq_lens_cpu + torch.tensor([0, 1, 3, 40, 9], dtype=torch.int32)
+    known = known.clamp(max=trial.batch.block_table.shape[1] * trial.layer.spec.block_size)
+    batch = replace(trial.batch, seq_lens_cpu=known, max_seq_len=int(known.max()))
+    # a trial of such a layer runs each request alone too, with the bound that it has
+    bounded = replace(trial, layer=Layer(module, trial.layer), batch=batch)  # type: ignore[arg-type]
+    assert examine(bounded).problem is None
 
 
 @pytest.mark.parametrize("on_host", [True, False])

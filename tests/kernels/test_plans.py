@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import sanitized
 from support.kernel_trials import Case, trial_of
 
 from attnreg.conformance.proof import attend, compare
@@ -138,3 +139,20 @@ def test_lengths_that_plans_take_for_alike_are_split_alike(
     for one, other in zip(of_keys, of_most, strict=True):
         assert other._replace(splits=one.splits) == one
         assert (one.splits == 1) == (other.splits == 1) or keys < 4096
+
+
+def test_under_a_sanitizer_the_parts_of_split_keys_begin_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    # what the plugin replaces is put back
+    monkeypatch.setattr(knobs.compilation, "listener", knobs.compilation.listener)
+    monkeypatch.setattr(plans._PlannedMerge, "parts", plans._PlannedMerge.parts)
+    sanitized.pytest_configure()
+    trial = trial_of(replace(BASE, keys=[40, 1500, 7]), DEVICE)
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    plan = AttentionPlan(trial.layer.spec, trial.batch)
+    merge = next(one.merge for one in plan.launches if one.merge is not None)
+    outputs, sums, _ = merge.parts(24, trial.query)
+    assert outputs.isnan().all()
+    assert sums.isnan().all()
+    assert compare(trial, *attend(trial, trial.batch, trial.query)).problem is None

@@ -21,7 +21,7 @@ from attnreg.conformance.proof import compare, examine
 from attnreg.conformance.trial import Case, Draw, Trial, fill, make_layer, poison
 from attnreg.loader import default_registry
 from attnreg.platforms import Platform
-from attnreg.runtime.interface import KVCache
+from attnreg.runtime.interface import BatchMetadata, KVCache
 from attnreg.runtime.layer import Attention
 from support.placing import Memory, Place, halved, spread
 from support.replaying import Replayed, bits
@@ -112,7 +112,7 @@ def draw_case(choices: Choices, claims: Claims, scale: Scale, *, interpreted: bo
     heads = random.choice((1, 2, 3, 4, 5, 8)), random.choice((1, 2, 3, 4, 6, 7, 8, 12, 16))
     more = {
         "heads": [(heads[0] * heads[1], heads[0])],
-        "block_size": [random.randrange(1, 40) * 16],
+        "block_size": [random.randrange(1, 40) * 16, random.choice((2, 4, 12, 24))],
         "head_size": [8 * random.randrange(1, LARGEST // 8 + 1)],
         "head_size_v": [8 * random.randrange(1, LARGEST // 8 + 1)],
     }
@@ -141,9 +141,14 @@ def draw_layer(choices: Choices, case: Case, claims: Claims, draw: Draw, scale: 
     spec = replace(
         layer.spec, softmax_scale=choices("softmax_scale", random.choice((0.05, 0.3)), layer.spec.softmax_scale)
     )
-    numbers = {"sliding_window": random.choice((3, 64, 100, 700, 10**6)), "softcap": random.choice((0.7, 5.0, 50.0))}
+    numbers = {
+        "sliding_window": random.choice((3, 64, 100, 700, 10**6)),
+        "asymmetric_window": random.choice(((0, 0), (64, 64), (700, 0), (100, -1), (-1, 30), (10**6, 3))),
+        "chunk": random.choice((3, 64, 100, 2048)),
+        "softcap": random.choice((0.7, 5.0, 50.0)),
+    }
     for name, value in numbers.items():
-        if isinstance(getattr(spec, name), int | float):
+        if getattr(spec, name) is not None:
             spec = replace(spec, **{name: choices(name, value, getattr(spec, name))})
     params = layer.params
     for name in ("sinks", "alibi_slopes", "k_scale", "v_scale"):
@@ -271,6 +276,20 @@ class Stage:
             )
         return replace(made, batch=batch, query=query, key=key, value=value, cache=cache)
 
+    def bounded(self, batch: BatchMetadata) -> BatchMetadata:
+        """A batch of which the host knows bounds alone."""
+        random, block = self.choices.random, self.layer.spec.block_size
+        more = torch.tensor([random.choice((0, 1, 37, 900)) for _ in range(batch.num_reqs)], dtype=torch.int32)
+        known = batch.seq_lens_cpu + more
+        most = int(max(known.tolist(), default=0)) + random.choice((0, 5000))
+        if batch.block_table is not None and block is not None:
+            limit = batch.block_table.shape[1] * block
+            known, most = known.clamp(max=limit), min(most, limit)
+        longest = batch.max_query_len + random.choice((0, 3, 40))
+        # a tree is as wide as its longest request
+        longest = longest if batch.tree_mask is None else min(longest, batch.tree_mask.shape[1])
+        return replace(batch, seq_lens_cpu=known, max_seq_len=most, max_query_len=longest)
+
     def attend(self, memory: Memory, trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
         """Output and LSE of a call, over poison, in guarded memory."""
         spec = trial.layer.spec
@@ -286,21 +305,6 @@ class Stage:
 
         def plain(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
             return self.attend(memory, trial, batch, query)
-
-        def bounds(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
-            more = torch.tensor([self.choices.random.choice((0, 1, 37, 900)) for _ in range(batch.num_reqs)])
-            known = batch.seq_lens_cpu + more.to(torch.int32)
-            most = int(max(known.tolist(), default=0)) + self.choices.random.choice((0, 5000))
-            room = (
-                None if batch.block_table is None or self.layer.spec.block_size is None else self.layer.spec.block_size
-            )
-            if room is not None and batch.block_table is not None:
-                limit = batch.block_table.shape[1] * room
-                known, most = known.clamp(max=limit), min(most, limit)
-            longest = batch.max_query_len + self.choices.random.choice((0, 3, 40))
-            # a tree is as wide as its longest request
-            longest = longest if batch.tree_mask is None else min(longest, batch.tree_mask.shape[1])
-            return plain(trial, replace(batch, seq_lens_cpu=known, max_seq_len=most, max_query_len=longest), query)
 
         def changed(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
             # the batch's lengths are others at first
@@ -344,7 +348,7 @@ class Stage:
         decoder, paged = self.layer.spec.attn_type == "decoder", self.case.storage != "packed"
         known: dict[str, Call] = {"call": plain, "layers": layers}
         if paged:
-            known |= {"bounds": bounds}
+            known |= {"bounds": plain}
             known |= {"changed": changed} if decoder else {}
         if self.device.type == "cuda":
             known |= {"streams": streams}
@@ -363,6 +367,8 @@ class Stage:
         trial = self.trial(draw, [lengths[i] for i in kept], memory)
         calls = self.calls(memory)
         name = choices(f"call {number}", choices.random.choice(sorted(calls)), "call")
+        if name == "bounds":
+            trial = replace(trial, batch=self.bounded(trial.batch))
         if self.replayed is not None and name == "graph":
             self.replayed.before(trial)
         try:
@@ -387,8 +393,6 @@ def stage(choices: Choices, backend: str, device: str, scale: Scale) -> Stage:
     causal = decoder and not (both and choices("not causal", choices.some(0.5), False))
     made = Stage(choices, case, layer, Attention(layer.selection, layer.spec, own), causal, scale, where, {})
     captures = getattr(layer.module, "CAPTURABLE", False) and device == "cuda" and decoder and case.storage != "packed"
-    # of these the batch has tensors that `Replayed` does not keep
-    captures = captures and not layer.spec.features & {"causal_by_request", "tree_mask"}
     if captures and choices("graph", choices.some(0.4), False):
         made.replayed = Replayed(
             layer,

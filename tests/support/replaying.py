@@ -55,8 +55,9 @@ class Replayed:
             seq_lens_cpu=host[1],
             block_table=zeros(requests, columns, dtype=torch.int32),
             slot_mapping=zeros(rows, dtype=torch.int64).fill_(-1),
-            causal=causal,
+            causal=zeros(requests, dtype=torch.bool) if "causal_by_request" in spec.features else causal,
             mm_prefix=zeros(requests, 2, 2, dtype=torch.int32) if "mm_prefix" in spec.features else None,
+            tree_mask=zeros(rows, self.max_query_len, dtype=torch.bool) if "tree_mask" in spec.features else None,
         )
         self.fresh = self.cache
         side = torch.cuda.Stream()
@@ -92,6 +93,11 @@ class Replayed:
         if mine.mm_prefix is not None:
             mine.mm_prefix.zero_()
             mine.mm_prefix[:requests] = batch.mm_prefix
+        if isinstance(mine.causal, torch.Tensor):
+            mine.causal[:requests] = batch.causal
+        if mine.tree_mask is not None:
+            width = min(mine.tree_mask.shape[1], batch.tree_mask.shape[1])
+            mine.tree_mask[: len(batch.tree_mask), :width] = batch.tree_mask[:, :width]
         for there, here in ((self.query, query), (self.key, trial.key), (self.value, trial.value)):
             bits(there).fill_(POISON[there.itemsize])
             bits(there)[: len(here)] = bits(here)

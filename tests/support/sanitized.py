@@ -28,9 +28,9 @@ def pytest_configure() -> None:
     knobs.compilation.listener = _count
     parts_of = _PlannedMerge.parts
 
-    def poisoned(self: _PlannedMerge, rows: int) -> Any:
+    def poisoned(self: _PlannedMerge, *arguments: Any) -> Any:
         """The parts of so many rows."""
-        parts = parts_of(self, rows)
+        parts = parts_of(self, *arguments)
         for part in parts[:2]:
             part.fill_(float("nan"))
         return parts
