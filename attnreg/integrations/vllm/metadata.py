@@ -74,8 +74,10 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         # there vLLM lengthens the requests on the device alone
         self.exact_bounds = type(kv_cache_spec).__name__ != "SinkFullAttentionSpec"
-        # the longest request of a run that drafts
-        self.longest = vllm_config.model_config.max_model_len if vllm_config.speculative_config is not None else None
+        # of a run that drafts: the tokens that bounds may leave out, and the longest request
+        drafts = vllm_config.speculative_config
+        self.left_out = 0 if drafts is None else max(1, drafts.num_speculative_tokens or 1)
+        self.longest = 0 if drafts is None else vllm_config.model_config.max_model_len
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnregMetadata:
         common = common_attn_metadata
@@ -86,8 +88,8 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
             lengths = torch.full((requests,), max_seq_len, dtype=torch.int32, device="cpu")
         else:
             lengths = _first(lengths, requests)
-            if self.longest is not None:
-                lengths = _with_a_token_more(lengths, self.longest)
+            if self.left_out:
+                lengths = _with_more(lengths, self.left_out, self.longest)
             # a bound of one request may pass the longest that there can be
             max_seq_len = max(max_seq_len, int(lengths.max()) if requests else 0)
         return AttnregMetadata(
@@ -113,9 +115,13 @@ def _first(tensor: Tensor, rows: int) -> Tensor:
     return tensor if tensor.shape[0] == rows else tensor[:rows]
 
 
-def _with_a_token_more(lengths: Tensor, longest: int) -> Tensor:
-    """Bounds for the first step of a draft model: vLLM counts the token that it puts in among the queries alone."""
-    return torch.where(lengths > 0, lengths.clamp(max=longest - 1) + 1, lengths).maximum(lengths)
+def _with_more(lengths: Tensor, left_out: int, longest: int) -> Tensor:
+    """Bounds that hold for every step of a draft model.
+
+    vLLM's leave out the token that its first step puts into each request, and where it builds the metadata of the
+    later steps once, those that they append.
+    """
+    return torch.where(lengths > 0, (lengths + left_out).clamp(max=longest), lengths).maximum(lengths)
 
 
 def _ranges(ranges: dict[int, list[tuple[int, int]]] | None, requests: int, device: torch.device) -> Tensor | None:

@@ -43,7 +43,7 @@ class Layer:
     wrapped: bool = False
     # requests and rows beyond the real ones, as a graph of a fixed size has them
     padding: int = 0
-    # how far the host's bound is above the true length; -1: below it, as in the first step of a draft model
+    # how far the host's bound is above the true length; negative: below it, as a draft model's may be
     slack: int = 0
     # kernel blocks for each block of the manager, and bytes of padding after each page
     kernel_blocks: int = 1
@@ -183,7 +183,7 @@ class Layer:
 
     def _block_table(self) -> Tensor:
         """Blocks in no order, of the kernel's size; those of one block of the manager stay together."""
-        longest = max(len(k) for k in self.keys) + max(self.slack, 1)
+        longest = max(len(k) for k in self.keys) + max(self.slack, 3)
         width, ratio = -(-longest // (self.block_size * self.kernel_blocks)), self.kernel_blocks
         requests = len(self.lengths)
         managed = torch.randperm(requests * width) + 1

@@ -171,11 +171,15 @@ def test_a_step_that_replays_a_graph_plans_nothing(on_cpu: Engine) -> None:
 
 
 @pytest.mark.parametrize("longest", [64, 4096])
-@pytest.mark.parametrize("lengths", [[(6, 0), (3, 40), (2, 62)], [(1, 5), (1, 63), (1, 2)]], ids=str)
-def test_the_first_step_of_a_draft_model(lengths: list[tuple[int, int]], longest: int, on_cpu: Engine) -> None:
-    """vLLM puts the sampled token into every request, and its bounds do not count it."""
-    config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=longest), speculative_config=object())
-    close(Layer(lengths, config=config, slack=-1))
+@pytest.mark.parametrize("lengths", [[(6, 0), (3, 40), (2, 62)], [(1, 5), (1, 63), (1, 4)]], ids=str)
+@pytest.mark.parametrize("left_out", [1, 3])
+def test_the_bounds_of_a_draft_model_leave_tokens_out(
+    lengths: list[tuple[int, int]], left_out: int, longest: int, on_cpu: Engine
+) -> None:
+    """vLLM puts the sampled token into every request, or appends one in each step, and its bounds do not count it."""
+    model, drafts = SimpleNamespace(max_model_len=longest), SimpleNamespace(num_speculative_tokens=left_out)
+    config = SimpleNamespace(model_config=model, speculative_config=drafts)
+    close(Layer(lengths, config=config, slack=-left_out))
     close(Layer(lengths, config=config, padding=2))
 
 
