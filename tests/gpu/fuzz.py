@@ -135,16 +135,20 @@ class Fuzzer:
         return 1 if self.failures else 0
 
     def keep(self) -> None:
-        """Records what was run, in the evidence of this device."""
+        """Records what was run, in the evidence of this device; runs of one commit are added up."""
         import torch
         from support.commits import commit
 
-        from attnreg.conformance.evidence import save_run
+        from attnreg.conformance.evidence import read_record, save_run
 
-        o = self.options
-        result = {"cases": self.cases, "batches": self.batches, "minutes": o.minutes, "seed": o.seed, "errors": 0}
-        result |= {"commit": o.commit or commit()}
-        save_run("fuzz", result, o.record, torch.device(o.device), {})
+        o, device = self.options, torch.device(self.options.device)
+        result = {"cases": self.cases, "batches": self.batches, "minutes": o.minutes}
+        tested, seeds = o.commit or commit(), [o.seed]
+        earlier = read_record(o.record, device)["runs"].get("fuzz", {})
+        if tested is not None and earlier.get("commit") == tested:
+            result = {name: earlier[name] + number for name, number in result.items()}
+            seeds = [*earlier["seeds"], *seeds]
+        save_run("fuzz", {**result, "seeds": seeds, "errors": 0, "commit": tested}, o.record, device, {})
 
 
 def fails(name: str, device: str, plain: list[str]) -> tuple[bool, list[str]]:

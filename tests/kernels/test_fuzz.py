@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -125,3 +127,20 @@ if first == 1:
     assert "CPU_ATTN:s:1: ended its process (1): CUDA error: misaligned address" in out
     assert "seed s: 3 cases, 6 batches right, 2 wrong" in out
     assert "--case CPU_ATTN:s:0 --plain 'window'" in out
+
+
+def test_runs_of_one_commit_are_added_up(command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "print('case 0', flush=True); print('right 2', flush=True)"
+    monkeypatch.setattr(command, "WORKER", [sys.executable, "-c", script])
+    record = tmp_path / "cpu.json"
+
+    def fuzz_of(seed: str, commit: str) -> dict[str, Any]:
+        options = ["--minutes", "0.5", "--seed", seed, "--jobs", "1", "--device", "cpu", "--backends", "CPU_ATTN"]
+        assert command.main([*options, "--record", str(record), "--commit", commit]) == 0
+        run: dict[str, Any] = json.loads(record.read_text())["runs"]["fuzz"]
+        return run
+
+    assert fuzz_of("a", "1")["seeds"] == ["a"]
+    both = fuzz_of("b", "1")
+    assert (both["cases"], both["batches"], both["minutes"], both["seeds"]) == (2, 4, 1.0, ["a", "b"])
+    assert fuzz_of("c", "2")["cases"] == 1
