@@ -69,6 +69,7 @@ class Case:
     output: str = ""
 
 
+OLDER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 MANY = tuple(16 + 37 * i % 900 for i in range(200))
 CASES = {
     "llama": Case(model="llama"),
@@ -109,6 +110,12 @@ CASES = {
         model="llama", max_tokens=96,
         engine={"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
         counts=("vllm:spec_decode_num_draft_tokens",),
+    ),
+    "the older model runner": Case(model="gemma3", engine={"dtype": "bfloat16"}, tolerance=3e-2, environment=OLDER),
+    "the older model runner, draft": Case(
+        model="llama", environment=OLDER,
+        engine={"speculative_config": {"method": "draft_model", "model": "draft", "num_speculative_tokens": 3}},
+        counts=("vllm:spec_decode_num_accepted_tokens",),
     ),
     "one step after the other": Case(model="qwen3", engine={"async_scheduling": False}),
 }  # fmt: skip
