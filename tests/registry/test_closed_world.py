@@ -92,10 +92,9 @@ def test_a_latent_in_a_layout_that_splits_heads(default: Registry) -> None:
     }
 
 
-@pytest.mark.parametrize("backend", [None, "CPU_PREFILL"])
-def test_prompts_with_values_wider_than_any(default: Registry, backend: str | None) -> None:
+def test_prompts_with_values_wider_than_any(default: Registry) -> None:
     asked = {"attention": "mla", "phase": "prefill", "head_size": 192, "head_size_v": 9999}
-    assert reasons(default, PROCESSOR, backend, **asked) == {
+    assert reasons(default, PROCESSOR, "CPU_PREFILL", **asked) == {
         "CPU_PREFILL": [
             ("head_size_v is 9999; supported: the same as head_size, up to 256", line_of("CPU_PREFILL", "head_sizes_v"))
         ]
@@ -117,7 +116,7 @@ def test_each_latent_has_one_width_of_values(default: Registry, backend: str, si
 # every row, as a stranger tries it -----------------------------------------------------------------------------------
 
 # rows whose kernels set no bound on the width of values
-ANY_WIDTH = {"CPU_ATTN", "TORCH_SDPA"}
+ANY_WIDTH = {"CPU_ATTN", "TORCH_PREFILL", "TORCH_SDPA"}
 
 
 def platforms_of(registry: Registry, row: str) -> list[Platform]:
@@ -178,7 +177,9 @@ def test_trtllm_gen_reads_one_layout(default: Registry) -> None:
 
 def test_attnregs_own_rows_cite_what_decides_what_they_can_do(default: Registry) -> None:
     own = {n: row for n, row in default.backends.items() if row.source.startswith("attnreg:")}
-    assert sorted(own) == ["CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_SDPA", "TRITON_ATTN"]
+    assert sorted(own) == [
+        "CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_PREFILL", "TORCH_SDPA", "TRITON_ATTN", "TRITON_PREFILL",
+    ]  # fmt: skip
     assert default.sources["attnreg"].version == attnreg.__version__
     for name, row in own.items():
         path, _, symbol = row.source.removeprefix("attnreg:").partition("#")

@@ -10,13 +10,13 @@ import torch
 from support.mla import filled_cache, mla_spec
 from torch import Tensor
 
-from attnreg.kernels import cpu_attn, mla_reference, torch_sdpa, triton_attn
+from attnreg.kernels import cpu_attn, mla_reference, torch_prefill, torch_sdpa, triton_attn
 from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError
 from attnreg.runtime.mla.interface import MLASpec
 from attnreg.runtime.mla.prompts import Piece, Prompts, chunks_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MODULES = {"triton": triton_attn, "dense": cpu_attn}
+MODULES = {"triton": triton_attn, "dense": cpu_attn, "torch": torch_prefill}
 SCALE = torch.tensor([0.25], device=DEVICE)
 QUERIES, CONTEXTS = [5, 3, 1, 0, 20, 4], [0, 17, 32, 9, 0, 70]
 
@@ -181,6 +181,10 @@ def test_an_lse_is_needed_only_for_context() -> None:
     layer = Layer([4, 2], [0, 0], features=frozenset())
     layer.spec = replace(layer.spec, expanded_features=frozenset())
     assert layer.run(torch_sdpa, with_lse=False)[0][:6].isfinite().all()
+    layer = Layer([4, 0, 2], [0, 0, 0])
+    # by PyTorch's function without an LSE, by scores with one
+    plain, scored = (layer.run(torch_prefill, with_lse=lse)[0] for lse in (False, True))
+    torch.testing.assert_close(plain, scored, equal_nan=True)
     layer = Layer([4, 2], [0, 5])
     layer.spec = replace(layer.spec, expanded_features=frozenset())
     with pytest.raises(BatchError, match="a request has context, which is merged by an lse"):
@@ -205,7 +209,10 @@ def test_a_plan_is_made_once_for_equal_layers_and_again_for_changed_lengths() ->
         ({"latent": torch.zeros(8, 64).half()}, r"latent is \[8, 64\] float16; expected \[any, 64\] float32"),
         ({"rope": torch.zeros(16, 8).t()}, "rope has stride 8 in its last dimension"),
         ({"cache": torch.zeros(9, 16, 72)}, r"cache is \[9, 16, 72\] float32; expected \[any, 16, 80\] float32"),
-        ({"output": torch.zeros(1, 4, 16).expand(8, 4, 16)}, "output has strides .* give it memory of its own"),
+        (
+            {"output": torch.zeros(1, 4, 16, device=DEVICE).expand(8, 4, 16)},
+            "output has strides .* give it memory of its own",
+        ),
         ({"lse": torch.zeros(4, 5)}, "lse has 5 columns; the batch has 6 tokens"),
         ({"batch": BatchMetadata.build([6])}, "without a block_table"),
     ],

@@ -143,7 +143,7 @@ MLA_ROWS: list[Row] = [
         "prefill, Turing",
         "sm75",
         PREFILL,
-        None,
+        "TRITON_PREFILL",
         {"FLASH_ATTN_PREFILL": "arch is sm75; needs sm80 or later"},
     ),
     ("prefill, ROCm", "gfx942", PREFILL, "FLASH_ATTN_PREFILL/ROCm", {}),
