@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.spec import DTYPES
@@ -28,6 +29,7 @@ from attnreg.runtime.tensors import signatures, tensor_problems
 from attnreg.runtime.validation import MOST_REMEMBERED, refuse
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_unpack: Any = forward_ad.unpack_dual
 _TOKENS = "prefill_tokens_with_context"
 
 
@@ -146,6 +148,8 @@ def _validate(named: dict[str, Any], *, states: tuple[str, ...], lses: tuple[str
     tensors = tuple(named.values())
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         refuse(["merging states has no backward pass, and an argument requires a gradient; use torch.no_grad()"])
+    if forward_ad._current_level >= 0 and any(x is not None and _unpack(x).tangent is not None for x in tensors):
+        refuse(["merging states has no derivative in forward mode, and an argument has a tangent; detach it"])
     try:
         key = (states, *signatures(tensors))
     except RuntimeError:

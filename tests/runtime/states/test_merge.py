@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.states import DEVICE, merged, states_of
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnreg import BatchError, ops
 
@@ -178,6 +179,16 @@ def test_memory_that_is_written_while_it_is_read() -> None:
     ops.merge_states(stack[1], stack, many, many[2])
     with pytest.raises(BatchError, match="output overlaps states in memory"):
         ops.merge_states(stack.view(-1, HEADS, SIZE)[3 : 3 + TOKENS], stack, many)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_tangents_are_refused() -> None:
+    given = arguments()
+    with forward_ad.dual_level():
+        given["suffix_lse"] = forward_ad.make_dual(given["suffix_lse"], torch.ones_like(given["suffix_lse"]))
+        with pytest.raises(BatchError, match="no derivative in forward mode, and an argument has a tangent"):
+            ops.merge_attn_states(**given)
+    assert given["output"].isnan().all()
 
 
 def test_the_schemas_say_what_the_ops_do() -> None:
