@@ -273,19 +273,19 @@ def _run_merge(case: Case) -> None:
     """Merges partial states of a case, on tensors without memory."""
     import torch
 
-    from attnreg.kernels.states.triton_merge import merge
+    from attnreg.kernels.states.triton_merge import Merge
 
     dtype = getattr(torch, case.dtype)
     eight = case.output != "same"
     size = case.queries, case.heads[0], case.head_size
     states = _tensor(case.states, *size, dtype=dtype)
     lses = _tensor(case.states, case.heads[0], case.queries, dtype=torch.float32)
-    merge(
+    tensors = (
         _tensor(*size, dtype=getattr(torch, case.output) if eight else dtype),
         _tensor(case.heads[0], case.queries, dtype=torch.float32),
-        states[:-1], lses[:-1], states[-1], lses[-1], case.queries,
-        _tensor(1, dtype=torch.float32) if eight else None,
+        states[:-1], lses[:-1], states[-1], lses[-1], _tensor(1, dtype=torch.float32) if eight else None,
     )  # fmt: skip
+    Merge(*tensors).run(*tensors, case.queries)
 
 
 def _run(case: Case) -> None:

@@ -11,36 +11,45 @@ from torch import Tensor
 _ELEMENTS = 2**20
 
 
-def merge(
-    output: Tensor,
-    output_lse: Tensor | None,
-    prefixes: Tensor,
-    prefix_lses: Tensor,
-    suffix: Tensor,
-    suffix_lse: Tensor,
-    tokens_with_prefix: int,
-    output_scale: Tensor | None,
-) -> None:
-    """Writes the merged states; the arguments of `attnreg.kernels.states.triton_merge.merge`."""
-    num_tokens, num_heads, head_size = output.shape
-    step = max(1, _ELEMENTS // (num_heads * head_size))
-    begin = 0
-    while begin < num_tokens:
-        # no piece has tokens of both kinds, so that no prefix is read past the tokens that have one
-        has_prefix = begin < tokens_with_prefix
-        end = min(begin + step, tokens_with_prefix if has_prefix else num_tokens)
-        states, lses = [suffix[begin:end]], [suffix_lse[:, begin:end]]
-        if has_prefix:
-            states += prefixes[:, begin:end].unbind()
-            lses += prefix_lses[:, :, begin:end].unbind()
-        merged, merged_lse = _merged(states, [lse.T for lse in lses])
-        if output_scale is not None:
-            largest = torch.finfo(output.dtype).max
-            merged = (merged / output_scale).clamp_(-largest, largest)
-        output[begin:end] = merged.to(output.dtype)
-        if output_lse is not None:
-            output_lse[:, begin:end] = merged_lse.T
-        begin = end
+class Merge:
+    """The merge of any states; arguments as for `attnreg.kernels.states.triton_merge.Merge`."""
+
+    def __init__(self, *tensors: Tensor | None) -> None:
+        # nothing is prepared
+        pass
+
+    def run(
+        self,
+        output: Tensor,
+        output_lse: Tensor | None,
+        prefixes: Tensor,
+        prefix_lses: Tensor,
+        suffix: Tensor,
+        suffix_lse: Tensor,
+        output_scale: Tensor | None,
+        tokens_with_prefix: int,
+    ) -> None:
+        """Writes the merged states; arguments as for `attnreg.kernels.states.triton_merge.Merge.run`."""
+        stacked = prefixes.ndim == 4
+        all_states = [*(prefixes if stacked else (prefixes,)), suffix]
+        all_lses = [*(prefix_lses if stacked else (prefix_lses,)), suffix_lse]
+        num_tokens, num_heads, head_size = output.shape
+        step = max(1, _ELEMENTS // (num_heads * head_size))
+        begin = 0
+        while begin < num_tokens:
+            # no piece has tokens of both kinds, so that no prefix is read past the tokens that have one
+            has_prefix = begin < tokens_with_prefix
+            end = min(begin + step, tokens_with_prefix if has_prefix else num_tokens)
+            first = 0 if has_prefix else -1
+            states = [state[begin:end] for state in all_states[first:]]
+            merged, merged_lse = _merged(states, [lse[:, begin:end].T for lse in all_lses[first:]])
+            if output_scale is not None:
+                largest = torch.finfo(output.dtype).max
+                merged = (merged / output_scale).clamp_(-largest, largest)
+            output[begin:end] = merged.to(output.dtype)
+            if output_lse is not None:
+                output_lse[:, begin:end] = merged_lse.T
+            begin = end
 
 
 def _merged(states: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

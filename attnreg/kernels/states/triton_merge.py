@@ -4,6 +4,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ from attnreg.kernels.triton.layout import FP8
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 
-# the sizes and strides of a launch; strides of a state, a token, a head and an element, as far as a tensor has them
+# the sizes and strides of a launch: of a state, a token, a head and an element, as far as a tensor has them, the first
+# three of outputs in units of ALIGNED elements
 _NUMBERS = (
     "num_tokens", "num_heads", "tokens_with_prefix",
     "output_token", "output_head", "output_element",
@@ -37,9 +39,28 @@ def _lse(pointers, mask):
 
 
 @triton.jit
+def _within(token, head, stride_token, stride_head, NEAR: tl.constexpr):
+    """Returns the offsets of rows within a tile, in 32 bits where all are NEAR."""
+    if NEAR:
+        offsets = token * stride_token.to(tl.int32) + head * stride_head.to(tl.int32)
+    else:
+        offsets = token.to(tl.int64) * stride_token + head.to(tl.int64) * stride_head
+    return offsets
+
+
+@triton.jit
 def _columns(offs_d, stride, DENSE: tl.constexpr):
     """Returns the offsets of a row's elements."""
     return offs_d if DENSE else offs_d.to(tl.int64) * stride
+
+
+@triton.jit
+def _weighted(pointers, mask, lse, weight):
+    """Returns the part of states in the mean. An empty one may hold NaN: its part is -0.0, which changes no sum."""
+    state = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    # Triton makes 0.0 of the literal
+    nothing = tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True)
+    return tl.where((lse == float("-inf"))[:, None], nothing, state) * weight[:, None]
 
 
 @triton.jit(
@@ -53,62 +74,84 @@ def _merge_states_kernel(
     output_lse_head, output_lse_token, prefix_lse_state, prefix_lse_head, prefix_lse_token,
     suffix_lse_head, suffix_lse_token,
     NUM_PREFIXES: tl.constexpr, HEAD_SIZE: tl.constexpr, FORMAT: tl.constexpr, DENSE: tl.constexpr,
-    ALIGNED: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    NEAR: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):  # fmt: skip
     """Merges BLOCK_T tokens of BLOCK_H heads: NUM_PREFIXES states of the tokens that have a prefix, and the suffix.
 
-    FORMAT: of an 8-bit output, else "". DENSE: rows are contiguous. ALIGNED: rows begin at multiples of it.
+    FORMAT: of an 8-bit output, else "". DENSE: rows are contiguous. NEAR: a tile spans less than 2**31 elements.
+    ALIGNED: the unit of the strides of states, tokens and heads. UNROLLED: prefixes whose loads are issued together.
     """
     head_blocks = tl.cdiv(num_heads, BLOCK_H)
+    # int64 before any multiply, and only the tile's own place: a row's is 32 bits from there
+    first_token = (tl.program_id(0) // head_blocks).to(tl.int64) * BLOCK_T
+    first_head = (tl.program_id(0) % head_blocks).to(tl.int64) * BLOCK_H
     row = tl.arange(0, BLOCK_T * BLOCK_H)
-    token = (tl.program_id(0) // head_blocks).to(tl.int64) * BLOCK_T + row // BLOCK_H  # [rows]
-    head = (tl.program_id(0) % head_blocks).to(tl.int64) * BLOCK_H + row % BLOCK_H
-    is_row = (token < num_tokens) & (head < num_heads)
-    has_prefix = is_row & (token < tokens_with_prefix)
+    token, head = row // BLOCK_H, row % BLOCK_H  # [rows]
+    is_row = (token < num_tokens - first_token) & (head < num_heads - first_head)
+    has_prefix = is_row & (token < tokens_with_prefix - first_token)
 
-    suffix_lse = _lse(suffix_lse_ptr + head * suffix_lse_head + token * suffix_lse_token, is_row)
-    prefix_lses = prefix_lse_ptr + head * prefix_lse_head + token * prefix_lse_token
-    pivot = suffix_lse
-    for i in range(NUM_PREFIXES):
-        pivot = tl.maximum(pivot, _lse(prefix_lses + tl.cast(i, tl.int64) * prefix_lse_state, has_prefix))
-    # all states empty: -inf less -inf is no number
-    pivot = tl.where(pivot == float("-inf"), 0.0, pivot)
-    total = tl.exp(suffix_lse - pivot)
-    for i in range(NUM_PREFIXES):
-        total += tl.exp(_lse(prefix_lses + tl.cast(i, tl.int64) * prefix_lse_state, has_prefix) - pivot)
-    no_keys = total == 0.0
-    divisor = tl.where(no_keys, 1.0, total)
+    output_ptr += (first_token * output_token + first_head * output_head) * ALIGNED
+    prefix_ptr += (first_token * prefix_token + first_head * prefix_head) * ALIGNED
+    suffix_ptr += (first_token * suffix_token + first_head * suffix_head) * ALIGNED
+    prefix_lse_ptr += first_head * prefix_lse_head + first_token * prefix_lse_token
+    suffix_lse_ptr += first_head * suffix_lse_head + first_token * suffix_lse_token
+    output_rows = (_within(token, head, output_token, output_head, NEAR) * ALIGNED)[:, None]
+    prefix_rows = (_within(token, head, prefix_token, prefix_head, NEAR) * ALIGNED)[:, None]
+    suffix_rows = (_within(token, head, suffix_token, suffix_head, NEAR) * ALIGNED)[:, None]
+    prefix_lses = prefix_lse_ptr + _within(token, head, prefix_lse_token, prefix_lse_head, NEAR)
 
-    # stands for the output of an empty state, which may be NaN: -0.0, which changes no number when it is added. Triton
-    # makes 0.0 of the literal
-    nothing = tl.full([], -(2**31), tl.int32).to(tl.float32, bitcast=True)
+    suffix_lse = _lse(suffix_lse_ptr + _within(token, head, suffix_lse_token, suffix_lse_head, NEAR), is_row)
     output_scale = 1.0 if output_scale_ptr is None else tl.load(output_scale_ptr)
-    suffix_rows = tl.multiple_of(token * suffix_token + head * suffix_head, ALIGNED)
-    prefix_rows = tl.multiple_of(token * prefix_token + head * prefix_head, ALIGNED)
-    output_rows = tl.multiple_of(token * output_token + head * output_head, ALIGNED)
-    for first in range(0, HEAD_SIZE, BLOCK_D):
-        offs_d = first + tl.arange(0, BLOCK_D)
-        is_d = (offs_d < HEAD_SIZE)[None, :]
-        state = tl.load(suffix_ptr + suffix_rows[:, None] + _columns(offs_d, suffix_element, DENSE)[None, :],
-                        mask=is_row[:, None] & is_d, other=0.0).to(tl.float32)  # fmt: skip
-        weight = tl.div_rn(tl.exp(suffix_lse - pivot), divisor)[:, None]
-        acc = tl.where((suffix_lse == float("-inf"))[:, None], nothing, state) * weight
-        for i in range(NUM_PREFIXES):
-            at = tl.cast(i, tl.int64)
-            rows = prefix_rows + tl.multiple_of(at * prefix_state, ALIGNED)
-            state = tl.load(prefix_ptr + rows[:, None] + _columns(offs_d, prefix_element, DENSE)[None, :],
-                            mask=has_prefix[:, None] & is_d, other=0.0).to(tl.float32)  # fmt: skip
-            lse = _lse(prefix_lses + at * prefix_lse_state, has_prefix)
-            weight = tl.div_rn(tl.exp(lse - pivot), divisor)[:, None]
-            acc += tl.where((lse == float("-inf"))[:, None], nothing, state) * weight
-        acc = tl.where(no_keys[:, None], 0.0, acc)
-        tl.store(output_ptr + output_rows[:, None] + _columns(offs_d, output_element, DENSE)[None, :],
-                 stored_as(acc, output_scale, output_ptr, FORMAT), mask=is_row[:, None] & is_d)  # fmt: skip
-    if output_lse_ptr is not None:
+    if first_token >= tokens_with_prefix:
+        # no row of the tile has a prefix
+        for first in range(0, HEAD_SIZE, BLOCK_D):
+            offs_d = first + tl.arange(0, BLOCK_D)
+            mask = is_row[:, None] & (offs_d < HEAD_SIZE)[None, :]
+            state = tl.load(suffix_ptr + suffix_rows + _columns(offs_d, suffix_element, DENSE)[None, :], mask=mask)
+            state = tl.where((suffix_lse == float("-inf"))[:, None], 0.0, state.to(tl.float32))
+            tl.store(output_ptr + output_rows + _columns(offs_d, output_element, DENSE)[None, :],
+                     stored_as(state, output_scale, output_ptr, FORMAT), mask=mask)  # fmt: skip
+        lse = suffix_lse
+    else:
+        pivot = suffix_lse
+        for begin in range(0, NUM_PREFIXES, UNROLLED):
+            for i in tl.static_range(UNROLLED):
+                mask = has_prefix if NUM_PREFIXES % UNROLLED == 0 else has_prefix & (begin + i < NUM_PREFIXES)
+                pivot = tl.maximum(pivot, _lse(prefix_lses + tl.cast(begin + i, tl.int64) * prefix_lse_state, mask))
+        # all states empty: -inf less -inf is no number
+        pivot = tl.where(pivot == float("-inf"), 0.0, pivot)
+        suffix_weight = tl.exp(suffix_lse - pivot)
+        total = suffix_weight
+        for begin in range(0, NUM_PREFIXES, UNROLLED):
+            for i in tl.static_range(UNROLLED):
+                mask = has_prefix if NUM_PREFIXES % UNROLLED == 0 else has_prefix & (begin + i < NUM_PREFIXES)
+                total += tl.exp(_lse(prefix_lses + tl.cast(begin + i, tl.int64) * prefix_lse_state, mask) - pivot)
+        no_keys = total == 0.0
+        divisor = tl.where(no_keys, 1.0, total)
+        share = 1.0 / divisor
+        for first in range(0, HEAD_SIZE, BLOCK_D):
+            offs_d = first + tl.arange(0, BLOCK_D)
+            is_d = (offs_d < HEAD_SIZE)[None, :]
+            acc = _weighted(suffix_ptr + suffix_rows + _columns(offs_d, suffix_element, DENSE)[None, :],
+                            is_row[:, None] & is_d, suffix_lse, suffix_weight * share)  # fmt: skip
+            for begin in range(0, NUM_PREFIXES, UNROLLED):
+                for i in tl.static_range(UNROLLED):
+                    mask = has_prefix if NUM_PREFIXES % UNROLLED == 0 else has_prefix & (begin + i < NUM_PREFIXES)
+                    state = tl.cast(begin + i, tl.int64)
+                    lse = _lse(prefix_lses + state * prefix_lse_state, mask)
+                    columns = state * prefix_state * ALIGNED + _columns(offs_d, prefix_element, DENSE)
+                    acc += _weighted(prefix_ptr + prefix_rows + columns[None, :], mask[:, None] & is_d, lse,
+                                     tl.exp(lse - pivot) * share)  # fmt: skip
+            acc = tl.where(no_keys[:, None], 0.0, acc)
+            tl.store(output_ptr + output_rows + _columns(offs_d, output_element, DENSE)[None, :],
+                     stored_as(acc, output_scale, output_ptr, FORMAT), mask=is_row[:, None] & is_d)  # fmt: skip
         lse = tl.where(no_keys, float("-inf"), pivot + tl.log(divisor))
+    if output_lse_ptr is not None:
+        output_lse_ptr += first_head * output_lse_head + first_token * output_lse_token
         # every warp loads the LSEs of all rows, and this may be their memory
         tl.debug_barrier()
-        tl.store(output_lse_ptr + head * output_lse_head + token * output_lse_token, lse, mask=is_row)
+        tl.store(output_lse_ptr + _within(token, head, output_lse_token, output_lse_head, NEAR), lse, mask=is_row)
 
 
 _MERGE = Kernel(
@@ -141,16 +184,18 @@ class Code(NamedTuple):
         return {"num_warps": self.config.num_warps}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        dense, aligned, *_ = key
+        dense, near, aligned, *_ = key
         return {
             "NUM_PREFIXES": self.num_prefixes,
             "HEAD_SIZE": self.head_size,
             "FORMAT": FP8.get(self.output_dtype, ""),
             "DENSE": dense,
+            "NEAR": near,
             "ALIGNED": aligned,
             "BLOCK_T": self.config.block_t,
             "BLOCK_H": self.config.block_h,
             "BLOCK_D": self.config.block_d,
+            "UNROLLED": min(max(self.num_prefixes, 1), 8),
         }
 
 
@@ -164,44 +209,70 @@ def config_for(num_tokens: int, num_heads: int, head_size: int, num_sms: int) ->
     return Config(block_t, rows // block_t, block_d, 4)
 
 
-def merge(
-    output: Tensor,
-    output_lse: Tensor | None,
-    prefixes: Tensor,
-    prefix_lses: Tensor,
-    suffix: Tensor,
-    suffix_lse: Tensor,
-    tokens_with_prefix: int,
-    output_scale: Tensor | None,
-    *,
-    config: Config | None = None,
-) -> None:
-    """Writes the states over the union of all keys: of the prefixes for the first tokens, and of the suffix for all.
+class Merge:
+    """The launch that merges states of certain shapes and strides.
 
-    prefixes [k, tokens, heads, head_size], suffix and output [tokens, heads, head_size]; prefix_lses [k, heads,
-    tokens], suffix_lse and output_lse [heads, tokens] float32, natural logarithm; any strides. output_scale: one
-    float32, with an output of 8 bits. config: for measurements. The memory of prefixes past the first tokens is not
-    read. Output and output_lse may be the memory of one of the states, element by element.
+    prefixes [k, tokens, heads, head_size] or without the first dimension, suffix and output [tokens, heads, head_size];
+    prefix_lses [k, heads, tokens] or without the first dimension, suffix_lse and output_lse [heads, tokens] float32,
+    natural logarithm; any strides. output_scale: one float32, with an output of 8 bits. config: for measurements.
     """
-    num_tokens, num_heads, head_size = output.shape
-    device = output.device
-    target = target_of(device)
-    config = config or config_for(num_tokens, num_heads, head_size, target.num_sms)
-    code = Code(suffix.dtype, output.dtype, prefixes.shape[0], head_size, config)
-    output_strides, prefix_strides, suffix_strides = output.stride(), prefixes.stride(), suffix.stride()
-    numbers = (
-        num_tokens, num_heads, tokens_with_prefix, *output_strides, *prefix_strides, *suffix_strides,
-        *((0, 0) if output_lse is None else output_lse.stride()), *prefix_lses.stride(), *suffix_lse.stride(),
-    )  # fmt: skip
-    dense = head_size == 1 or output_strides[2] == prefix_strides[3] == suffix_strides[2] == 1
-    aligned = math.gcd(16, *output_strides[:2], *prefix_strides[:3], *suffix_strides[:2])
-    # Triton takes numbers as 32 bits or 64, as they need
-    wide = tuple(n >= 2**31 for n in numbers) if max(numbers) >= 2**31 else None
-    if output.dtype in FP8 and not target.converts(output.dtype):
-        output = output.view(torch.uint8)
-    programs = -(-num_tokens // config.block_t) * -(-num_heads // config.block_h)
-    _MERGE.variant(device, code).launch(
-        (dense, aligned, output_lse is None, output_scale is None, wide),
-        (programs, 1, 1),
-        (output, prefixes, suffix, output_lse, prefix_lses, suffix_lse, output_scale, *numbers),
-    )
+
+    def __init__(
+        self,
+        output: Tensor,
+        output_lse: Tensor | None,
+        prefixes: Tensor,
+        prefix_lses: Tensor,
+        suffix: Tensor,
+        suffix_lse: Tensor,
+        output_scale: Tensor | None,
+        config: Config | None = None,
+    ) -> None:
+        num_tokens, num_heads, head_size = output.shape
+        target = target_of(output.device)
+        config = config or config_for(num_tokens, num_heads, head_size, target.num_sms)
+        stacked = prefixes.ndim == 4
+        count = prefixes.shape[0] if stacked else 1
+        states = output.stride(), prefixes.stride() if stacked else (0, *prefixes.stride()), suffix.stride()
+        lses = (
+            (0, 0) if output_lse is None else output_lse.stride(),
+            prefix_lses.stride() if stacked else (0, *prefix_lses.stride()),
+            suffix_lse.stride(),
+        )
+        dense = head_size == 1 or all(one[-1] == 1 for one in states)
+        aligned = math.gcd(16, *chain(*(one[:-1] for one in states)))
+        # counted in units, from which the compiler knows how many elements lie together
+        units = ((*(stride // aligned for stride in one[:-1]), one[-1]) for one in states)
+        self.sizes, self.strides = (num_tokens, num_heads), tuple(chain(*units, *lses))
+        tokens, heads = config.block_t - 1, config.block_h - 1
+        reaches = [tokens * one[-3] + heads * one[-2] for one in states]
+        reaches += [tokens * one[-1] + heads * one[-2] for one in lses]
+        # Triton takes numbers as 32 bits or 64, as they need
+        wide = tuple(n >= 2**31 for n in (*self.sizes, *self.strides))
+        self.key = (
+            dense, max(reaches) < 2**31, aligned, output_lse is None, output_scale is None, wide if any(wide) else None,
+        )  # fmt: skip
+        self.variant = _MERGE.variant(output.device, Code(suffix.dtype, output.dtype, count, head_size, config))
+        self.grid = -(-num_tokens // config.block_t) * -(-num_heads // config.block_h), 1, 1
+        self.as_bits = output.dtype in FP8 and not target.converts(output.dtype)
+
+    def run(
+        self,
+        output: Tensor,
+        output_lse: Tensor | None,
+        prefixes: Tensor,
+        prefix_lses: Tensor,
+        suffix: Tensor,
+        suffix_lse: Tensor,
+        output_scale: Tensor | None,
+        tokens_with_prefix: int,
+    ) -> None:
+        """Writes the states over the union of all keys: of the prefixes for the first tokens, of the suffix for all.
+
+        The memory of prefixes past the first tokens is not read. Output and output_lse may be the memory of one of the
+        states, element by element.
+        """
+        if self.as_bits:
+            output = output.view(torch.uint8)
+        tensors = output, prefixes, suffix, output_lse, prefix_lses, suffix_lse, output_scale
+        self.variant.launch(self.key, self.grid, (*tensors, *self.sizes, tokens_with_prefix, *self.strides))

@@ -145,7 +145,8 @@ class Pending:
         output [tokens, heads, size], or the part of the heads that this rank gets, and output_lse likewise.
         """
         self.work.wait()
-        kernel_of(output.device.type)(
+        tensors = (
             output, output_lse, self.received.output, self.received.lse, own[:, self.heads], own_lse[self.heads],
-            output.shape[0], output_scale,
+            output_scale,
         )  # fmt: skip
+        kernel_of(output.device.type)(*tensors).run(*tensors, output.shape[0])

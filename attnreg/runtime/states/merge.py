@@ -16,11 +16,12 @@ import importlib
 from collections.abc import Iterator
 from functools import cache
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.spec import DTYPES
@@ -65,9 +66,8 @@ def merge_attn_states(
         else:
             count = index(count)
     refuse(problems)
-    torch.ops.attnreg.merge_attn_states(
-        output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse, count, output_scale
-    )
+    op = torch.ops.attnreg.merge_attn_states.default if _traced(output) else _merge_attn_states
+    op(output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse, count, output_scale)
 
 
 def merge_states(
@@ -84,7 +84,13 @@ def merge_states(
     `merge_attn_states`. Raises `BatchError` before anything is written.
     """
     refuse(_kind_problems({"output": output, "states": states, "lses": lses}, output_lse, output_scale))
-    torch.ops.attnreg.merge_states(output, states, lses, output_lse, output_scale)
+    op = torch.ops.attnreg.merge_states.default if _traced(output) else _merge_states
+    op(output, states, lses, output_lse, output_scale)
+
+
+def _traced(output: Tensor) -> bool:
+    """Whether a compiler or a tracer is to see the op. Otherwise its function is called, which costs less."""
+    return type(output) is not Tensor or torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
 def _kind_problems(given: dict[str, Any], output_lse: Any, output_scale: Any) -> list[str]:
@@ -104,64 +110,92 @@ def _merge_attn_states(
     tokens: int | None,
     output_scale: Tensor | None,
 ) -> None:
-    named = {
-        "output": output, "prefix_output": prefix_output, "suffix_output": suffix_output,
-        "prefix_lse": prefix_lse, "suffix_lse": suffix_lse, "output_lse": output_lse, "output_scale": output_scale,
-    }  # fmt: skip
-    _validate(named, states=("prefix_output", "suffix_output"), lses=("prefix_lse", "suffix_lse"))
+    tensors = output, output_lse, prefix_output, prefix_lse, suffix_output, suffix_lse, output_scale
+    merge = _validated(tensors, _TWO)
     num_tokens = output.shape[0]
     if tokens is not None and not 0 <= tokens <= num_tokens:
         refuse([f"{_TOKENS} is {tokens}; expected an integer from 0 to {num_tokens}, the tokens of output"])
     if output.numel():
-        kernel_of(output.device.type)(
-            output, output_lse, prefix_output[None], prefix_lse[None], suffix_output, suffix_lse,
-            num_tokens if tokens is None else tokens, output_scale,
-        )  # fmt: skip
+        merge.run(*tensors, num_tokens if tokens is None else tokens)
 
 
 def _merge_states(
     output: Tensor, states: Tensor, lses: Tensor, output_lse: Tensor | None, output_scale: Tensor | None
 ) -> None:
-    named = {
-        "output": output, "states": states, "lses": lses, "output_lse": output_lse, "output_scale": output_scale,
-    }  # fmt: skip
-    _validate(named, states=("states",), lses=("lses",))
+    tensors = output, output_lse, states, lses, output_scale
+    merge = _validated(tensors, _MANY)
     if output.numel():
-        kernel_of(output.device.type)(
-            output, output_lse, states[:-1], lses[:-1], states[-1], lses[-1], output.shape[0], output_scale
-        )
+        merge.run(output, output_lse, *_apart(states, lses), output_scale, output.shape[0])
+
+
+def _apart(states: Tensor, lses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Stacked states as prefixes, and the last as the suffix."""
+    return states[:-1], lses[:-1], states[-1], lses[-1]
 
 
 @cache
 def kernel_of(device: str) -> Any:
-    """The function that merges on a kind of device. Kernels are reached by name; Triton's are for GPUs."""
+    """The class that merges on a kind of device. Kernels are reached by name; Triton's are for GPUs."""
     name = "triton_merge" if device == "cuda" else "torch_merge"
-    return importlib.import_module(f"attnreg.kernels.states.{name}").merge
+    return importlib.import_module(f"attnreg.kernels.states.{name}").Merge
 
 
-# the signatures of calls that fitted, with the bytes from each tensor's first element to the end of its last
-_FITTED: dict[Any, tuple[int, ...]] = {}
+class _Kind(NamedTuple):
+    """An op: the names of its tensors in the order of its calls, and of these the states and their LSEs."""
+
+    names: tuple[str, ...]
+    states: tuple[str, ...]
+    lses: tuple[str, ...]
 
 
-def _validate(named: dict[str, Any], *, states: tuple[str, ...], lses: tuple[str, ...]) -> None:
-    """Raises `BatchError` where the tensors of a call do not fit each other."""
-    tensors = tuple(named.values())
+_TWO = _Kind(
+    ("output", "output_lse", "prefix_output", "prefix_lse", "suffix_output", "suffix_lse", "output_scale"),
+    ("prefix_output", "suffix_output"),
+    ("prefix_lse", "suffix_lse"),
+)
+_MANY = _Kind(("output", "output_lse", "states", "lses", "output_scale"), ("states",), ("lses",))
+# the signatures of calls that fitted, with the merge for them, and the bytes from each tensor's first element to the
+# end of its last
+_FITTED: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+
+
+def _validated(tensors: tuple[Tensor | None, ...], kind: _Kind) -> Any:
+    """The merge for the tensors of a call. Raises `BatchError` where they do not fit each other."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         refuse(["merging states has no backward pass, and an argument requires a gradient; use torch.no_grad()"])
     if forward_ad._current_level >= 0 and any(x is not None and _unpack(x).tangent is not None for x in tensors):
         refuse(["merging states has no derivative in forward mode, and an argument has a tangent; detach it"])
     try:
-        key = (states, *signatures(tensors))
+        key = (kind.states, *signatures(tensors))
     except RuntimeError:
         # a tensor without strides, for the validation to report
         key = None
-    reaches = _FITTED.get(key)
-    if reaches is None:
-        refuse([*_problems(named, states, lses)])
+    fitted = _FITTED.get(key)
+    if fitted is None:
+        named = dict(zip(kind.names, tensors, strict=True))
+        refuse([*_problems(named, kind.states, kind.lses)])
         if len(_FITTED) >= MOST_REMEMBERED:
             _FITTED.clear()
-        reaches = _FITTED[key] = tuple(0 if x is None else reach(x) for x in tensors)
-    refuse([*_overlaps(named, reaches, {"output": states, "output_lse": lses})])
+        fitted = _FITTED[key] = _prepared(tensors, kind), tuple(0 if x is None else reach(x) for x in tensors)
+    merge, reaches = fitted
+    begins = [0 if x is None else x.data_ptr() for x in tensors]
+    output, lse, *others = ends = [(begin, begin + size) for begin, size in zip(begins, reaches, strict=True)]
+    if any(_meet(output, other) or _meet(lse, other) for other in others) or _meet(output, lse):
+        refuse([*_overlaps(dict(zip(kind.names, zip(tensors, ends, strict=True), strict=True)), kind)])
+    return merge
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether two ranges of memory meet."""
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _prepared(tensors: tuple[Any, ...], kind: _Kind) -> Any:
+    """The merge for tensors that fit; None where there is nothing to do."""
+    output, output_lse, *states, scale = tensors
+    if not output.numel():
+        return None
+    return kernel_of(output.device.type)(output, output_lse, *(_apart(*states) if kind is _MANY else states), scale)
 
 
 def _problems(named: dict[str, Any], states: tuple[str, ...], lses: tuple[str, ...]) -> Iterator[str]:
@@ -202,27 +236,20 @@ def _problems(named: dict[str, Any], states: tuple[str, ...], lses: tuple[str, .
         yield from tensor_problems("output_scale", scale, shape, torch.float32, **places)
 
 
-def _overlaps(named: dict[str, Any], reaches: tuple[int, ...], aliases: dict[str, tuple[str, ...]]) -> Iterator[str]:
+def _overlaps(named: dict[str, tuple[Any, tuple[int, int]]], kind: _Kind) -> Iterator[str]:
     """The problems of memory that is written while it is read, but for an output that is one of the states.
 
-    aliases: the tensors whose memory, element by element, each written one may be.
+    named: each tensor, and where its memory begins and ends.
     """
-    spans = {
-        name: (x, x.data_ptr(), x.data_ptr() + size)
-        for (name, x), size in zip(named.items(), reaches, strict=True)
-        if size
-    }
-    for written in ("output", "output_lse"):
-        if written not in spans:
-            continue
-        x, begin, end = spans[written]
-        for name, (other, other_begin, other_end) in spans.items():
+    for written, may_be in (("output", kind.states), ("output_lse", kind.lses)):
+        x, place = named[written]
+        for name, (other, other_place) in named.items():
             # the two that are written are compared once
-            if begin >= other_end or other_begin >= end or name == "output" or name == written:
+            if name in ("output", written) or not _meet(place, other_place):
                 continue
-            may_be = name in aliases[written]
             # of stacked states, each one
-            if any(share_memory(x, one, may_be_alias=may_be) for one in (other if other.ndim > x.ndim else (other,))):
+            parts = other if name in may_be and other.ndim > x.ndim else (other,)
+            if any(share_memory(x, part, may_be_alias=name in may_be) for part in parts):
                 yield (
                     f"{written} overlaps {name} in memory; it is written while that is read, so give it memory of its "
                     "own, or exactly that of a state"

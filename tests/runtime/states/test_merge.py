@@ -99,7 +99,7 @@ def half(x: Tensor) -> Tensor:
         ({"output_lse": lambda x: x[:1].expand(3, 6)}, r"output_lse has strides \[0, 1\], by which several"),
         ({"output": lambda x: x[:1].expand(6, 3, 32)}, r"output has strides \[0, 32, 1\], by which several"),
         ({"suffix_lse": lambda x: x.to_sparse()}, "expected a tensor with strides"),
-        ({"suffix_lse": lambda x: x.to("meta")}, "output is on .*, another argument on meta"),
+        ({"suffix_lse": lambda x: x.to("meta")}, "suffix_lse is on meta, output on"),
         ({"prefill_tokens_with_context": -1}, "prefill_tokens_with_context is -1; expected an integer from 0 to 6"),
         ({"prefill_tokens_with_context": 7}, "prefill_tokens_with_context is 7; expected an integer from 0 to 6"),
         ({"prefill_tokens_with_context": 2.0}, "prefill_tokens_with_context is 2.0; expected an integer in host"),
@@ -198,6 +198,13 @@ def test_the_schemas_say_what_the_ops_do() -> None:
     torch.library.opcheck(
         torch.ops.attnreg.merge_states.default, (given["output"], states, lses, given["output_lse"], None)
     )
+
+
+def test_the_op_refuses_a_tensor_without_data_beside_others() -> None:
+    given = [*arguments().values()]
+    with pytest.raises(BatchError, match=r"output is on .*, another argument on meta"):
+        torch.ops.attnreg.merge_attn_states(*given[:4], given[4].to("meta"), None, None, None)
+    assert given[0].isnan().all()
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
