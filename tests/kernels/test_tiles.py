@@ -22,6 +22,7 @@ from attnreg.kernels.triton.tiles import (
     facts,
     matching_row,
     tile_rows,
+    value_columns,
 )
 
 BASE = Shape(
@@ -218,3 +219,18 @@ def benchmark_cases() -> list[Any]:
 def test_columns_of_a_product(sizes: tuple[int, int], columns: int) -> None:
     assert columns_of(*sizes, quantised=False) == columns
     assert columns_of(*sizes, quantised=True) in (columns, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "size", "itemsize", "columns"),
+    [
+        # two swizzles of one address, of which ptxas loses one
+        (90, 64, 32, 2, 64), (90, 576, 32, 2, 64), (100, 128, 32, 2, 64),
+        # one swizzle
+        (90, 32, 32, 2, 32), (90, 48, 32, 2, 32), (90, 32, 100, 2, 128), (90, 128, 64, 2, 64),
+        # no warpgroups
+        (90, 128, 32, 4, 32), (80, 128, 32, 2, 32), (120, 128, 32, 2, 32),
+    ],
+)  # fmt: skip
+def test_columns_of_values(arch: int, keys: int, size: int, itemsize: int, columns: int) -> None:
+    assert value_columns(target_for("cuda", arch, 132), keys, size, itemsize) == columns
