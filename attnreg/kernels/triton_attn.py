@@ -6,7 +6,7 @@ from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, paged_cache_shape
 
-__all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "write_kv"]
+__all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "run", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
 # launches read the lengths on the device, so a captured graph can be replayed with other ones
@@ -31,3 +31,12 @@ class TritonPlan(AttentionPlan):
 def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
     """Writes the attention of the batch's queries into ``output``, and into ``lse``."""
     plan.run(call)
+
+
+def run(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
+    """Stores the call's new keys and values, and attends."""
+    _, kv_cache, output, key, value, _, params, alike = call
+    if kv_cache is not None and key is not None and value is not None:
+        write_kv(spec, plan, key, value, kv_cache, params=params, alike=alike)
+    if output is not None:
+        plan.run(call)

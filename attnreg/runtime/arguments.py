@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
-from attnreg.runtime.interface import AttentionSpec, KVCache, LayerParams, SpecError, paged_cache_shape
-from attnreg.runtime.lengths import content, queries_of
-from attnreg.runtime.tensors import signatures, tensor_problems
-from attnreg.runtime.validation import MOST_REMEMBERED, Places, refuse, validate_batch
+from attnreg.runtime.interface import AttentionSpec, Call, KVCache, LayerParams, SpecError, paged_cache_shape
+from attnreg.runtime.tensors import Alike, Remembered, tensor_problems
+from attnreg.runtime.validation import Places, refuse, validate_batch
 
 
 def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
@@ -47,7 +44,6 @@ def _params(spec: AttentionSpec, params: LayerParams) -> Iterator[tuple[str, Ten
     yield "out_scale", params.out_scale, 1, torch.float32
 
 
-_tensors_of = attrgetter("sinks", "alibi_slopes", "k_scale", "v_scale", "q_scale", "out_scale")
 # the feature that a tensor of a layer belongs to; other scales belong to a quantised cache
 _FEATURES = {"sinks": "sinks", "alibi_slopes": "alibi", "q_scale": "fp8_query", "out_scale": "fp8_output"}
 
@@ -65,13 +61,25 @@ class Tensors(NamedTuple):
     kv_cache: Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# the lengths of batches, otherwise alike, that are remembered
+MOST_LENGTHS = 256
+
+
+class Accepted:
+    """Calls that fitted, whose tensors have the same facts. flat: heads and elements of some are one dimension."""
+
+    __slots__ = ("flat",)
+
+    def __init__(self, flat: bool) -> None:
+        self.flat = flat
+
+
+@dataclass(slots=True, eq=False)
 class Fit:
     """The shapes and types that every call with one batch must have.
 
-    num_tokens, num_keys, num_slots: the fewest rows of queries, of packed keys and of keys to write. accepted: what is
-    known of calls that fitted, so that only the first of its kind is looked at closely, and whether any of its tensors
-    has heads and their elements in one dimension.
+    num_tokens, num_keys, num_slots: the fewest rows of queries, of packed keys and of keys to write. accepted: calls
+    that fitted, by their parts and by which tensors they have, so that only the first of its kind is looked at closely.
     """
 
     spec: AttentionSpec
@@ -81,46 +89,55 @@ class Fit:
     num_keys: int
     num_slots: int | None
     places: Places | None
-    accepted: dict[Any, bool]
+    accepted: dict[Any, Remembered[Accepted]]
 
     @classmethod
-    def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> Fit:
-        """The requirements of a batch for a layer. Raises `BatchError` as `validate_batch` does."""
-        places = validate_batch(spec, batch)
-        slots = None if batch.slot_mapping is None else batch.slot_mapping.shape[0]
-        tokens = queries_of(content(batch.host_starts)).total
-        keys = 0 if batch.paged else int(batch.host_lens.sum()) if batch.key_rows is None else batch.key_rows
-        device = batch.seq_lens.device
-        # what a call must have does not depend on more than this, unless its places are known
-        accepted = {} if places is not None else _accepted(spec, device, batch.paged, tokens, keys, slots)
-        return cls(spec, device, batch.paged, tokens, keys, slots, places, accepted)
+    def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> tuple[Alike, Fit]:
+        """What tells that the batch's tensors are as they are now, and what calls with it must have.
 
-    def validate(self, given: Tensors, params: LayerParams) -> Tensors:
-        """The tensors with heads apart. Raises `BatchError` where those of a call, or of its layer, do not fit."""
-        _, _, query, output, lse, key, value, kv_cache = given
-        cache = kv_cache or (None, None)
-        more = _tensors_of(params)
-        try:
-            known = (
-                given.write,
-                given.attend,
-                cache[0] is cache[1],
-                *signatures((query, output, lse, key, value, *cache, *more)),
-            )
-        except (AttributeError, RuntimeError, TypeError):
-            # no tensor, or one without strides
-            known = None
-        flat = self.accepted.get(known)
-        if flat is None:
-            given = _by_head(self.spec, given)
+        Raises `BatchError` as `validate_batch` does.
+        """
+        alike, like, tokens, places = validate_batch(spec, batch)
+        keys = 0 if batch.paged else int(batch.host_lens.sum()) if batch.key_rows is None else batch.key_rows
+        fit: Fit | None = None if places is not None else like.fits.get((tokens, keys))
+        if fit is None:
+            slots = None if batch.slot_mapping is None else batch.slot_mapping.shape[0]
+            fit = cls(spec, batch.seq_lens.device, batch.paged, tokens, keys, slots, places, {})
+            # what a call must have does not depend on more than this, unless its places are known
+            if places is None:
+                if len(like.fits) >= MOST_LENGTHS:
+                    like.fits.clear()
+                fit = like.fits.setdefault((tokens, keys), fit)
+        return alike, fit
+
+    def call(
+        self, write: bool, attend: bool, query: Any, output: Any, lse: Any, key: Any, value: Any, kv_cache: Any,
+        params: LayerParams,
+    ) -> Call:  # fmt: skip
+        """The call of these tensors, of which write and attend say what is done with them.
+
+        Raises `BatchError` where they, or those of the layer, do not fit.
+        """
+        kind = (
+            write, attend, query is None, output is None, lse is None, key is None, value is None,
+            _memory_of(kv_cache), params.names,
+        )  # fmt: skip
+        tensors = [x for x in (query, output, lse, key, value) if x is not None]
+        tensors += params.tensors if kv_cache is None else (*kv_cache, *params.tensors)
+        accepted = self.accepted.get(kind)
+        known = None if accepted is None else accepted.find(tensors)
+        if known is None:
+            given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
             refuse([*self._problems(given, params)])
-            if known is None:
-                return given
-            if len(self.accepted) >= MOST_REMEMBERED:
-                self.accepted.clear()
-            self.accepted[known] = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
-            return given
-        return _by_head(self.spec, given) if flat else given
+            if accepted is None:
+                accepted = self.accepted.setdefault(kind, Remembered())
+            flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
+            known = accepted.put(tensors, Accepted(flat))
+        fitting = known[1]
+        if fitting.flat:
+            given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
+            _, _, query, output, lse, key, value, kv_cache = given
+        return Call(query, kv_cache, output, key, value, lse, params, fitting)
 
     def _problems(self, given: Tensors, params: LayerParams) -> Iterator[str]:
         if given.write and self.num_slots is None:
@@ -197,12 +214,12 @@ class Fit:
             yield from used.problems(blocks, self.spec.block_size)
 
 
-@lru_cache(maxsize=256)
-def _accepted(
-    spec: AttentionSpec, device: torch.device, paged: bool, tokens: int, keys: int, slots: int | None
-) -> dict[Any, bool]:
-    """The signatures of calls that fitted, shared by the batches that ask the same of them."""
-    return {}
+def _memory_of(kv_cache: Any) -> bool | str | None:
+    """Whether keys and values begin at one address; None without a cache."""
+    try:
+        return None if kv_cache is None else bool(kv_cache[0].data_ptr() == kv_cache[1].data_ptr())
+    except (AttributeError, RuntimeError):
+        return "unknown"
 
 
 _STORAGE = {

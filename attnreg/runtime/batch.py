@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnreg.runtime.lengths import LONGEST, prefix_sums
+from attnreg.runtime.tensors import tensor_words as tensor_words
 
 if TYPE_CHECKING:
     from typing import Self
@@ -71,13 +72,17 @@ class BatchMetadata:
     tree_mask: Tensor | None = None
     # this batch's plans by layer kind; `Attention` fills it, the layers share it
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    # the tensors that it has
+    given: tuple[Tensor, ...] = field(init=False, repr=False)
     # the tensors in host memory, with their address and the bytes from there on; and those whose changes PyTorch counts
     _watched: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        problems = [*_field_problems(self)]
-        if problems:
-            raise BatchError(problems)
+        object.__setattr__(self, "given", tuple([x for x in self.tensors if x is not None]))
+        if not _plain(self):
+            problems = [*_field_problems(self)]
+            if problems:
+                raise BatchError(problems)
 
     @classmethod
     def build(
@@ -119,8 +124,9 @@ class BatchMetadata:
         # an array is a tensor of host memory in a third of the time of a list
         host = torch.frombuffer(numbers, dtype=torch.int32)
         sizes = [len(queries) + 1, len(keys), *([len(key_begins)] if own_starts else ())]
-        query_start_loc, lengths, *begins = host.to(device, non_blocking=True).split_with_sizes(sizes)
-        host_starts, host_lens, *_ = host.split_with_sizes(sizes)
+        # splits that are no views of each other take less time; nothing reads the whole any more
+        query_start_loc, lengths, *begins = host.to(device, non_blocking=True).unsafe_split_with_sizes(sizes)
+        host_starts, host_lens, *_ = host.unsafe_split_with_sizes(sizes)
         return cls(
             query_start_loc=query_start_loc,
             seq_lens=lengths,
@@ -180,13 +186,24 @@ class BatchMetadata:
         the changes, except of those made in inference mode.
         """
         if not self._watched:
-            self._watched[:] = _watched(self)
+            self.watch()
         read, counted = self._watched
         state: list[Any] = [x._version for x in counted]
         for tensor, address, memory in read:
             # other memory may have been put in its place
             state.append(memory.raw if tensor.data_ptr() == address else (tensor.data_ptr(), _bytes_of(tensor).raw))
         return state
+
+    def watch(self) -> None:
+        """Has `state` see changes from here on, of tensors whose shapes or strides may have been changed in place."""
+        read: list[Any] = []
+        counted: list[Tensor] = []
+        for x in self.given:
+            if x.is_cpu:
+                read.append((x, x.data_ptr(), _bytes_of(x)))
+            elif not x.is_inference():
+                counted.append(x)
+        self._watched[:] = read, counted
 
 
 # the tensors of a batch, and whether each is optional
@@ -196,12 +213,6 @@ _TENSORS = {
 }  # fmt: skip
 _others = attrgetter(*[name for name in _TENSORS if name != "causal"])
 _STRIDED = torch.strided
-
-
-def _watched(batch: BatchMetadata) -> tuple[list[tuple[Tensor, int, Any]], list[Tensor]]:
-    tensors = [x for x in batch.tensors if x is not None]
-    read = [(x, x.data_ptr(), _bytes_of(x)) for x in tensors if x.is_cpu]
-    return read, [x for x in tensors if not x.is_cpu and not x.is_inference()]
 
 
 def _bytes_of(tensor: Tensor) -> Any:
@@ -214,6 +225,22 @@ def _reach(tensor: Tensor) -> int:
     """The bytes from a tensor's first element to the end of its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
+
+
+def _plain(batch: BatchMetadata) -> bool:
+    """Whether a batch that is a decode or a prefill of a cache has no problem, which takes less time to tell."""
+    for x in batch.given:
+        if not isinstance(x, Tensor) or x.layout is not _STRIDED:
+            return False
+    longest, most = batch.max_seq_len, batch.max_query_len
+    return (
+        type(longest) is int is type(most)
+        and 0 <= most <= longest <= LONGEST
+        and type(batch.causal) is bool
+        and batch.key_rows is None
+        and not (batch.query_start_loc is None or batch.seq_lens is None)
+        and not (batch.query_start_loc_cpu is None or batch.seq_lens_cpu is None)
+    )
 
 
 def _field_problems(batch: BatchMetadata) -> Iterator[str]:
@@ -235,7 +262,7 @@ def _field_problems(batch: BatchMetadata) -> Iterator[str]:
 
 def _by_request(causal: Any, device: torch.device | str) -> Any:
     """A sequence of truth values as a tensor on a device; anything else as it is."""
-    if isinstance(causal, Sequence) and set(map(type, causal)) <= {bool}:
+    if type(causal) is not bool and isinstance(causal, Sequence) and set(map(type, causal)) <= {bool}:
         return torch.tensor(causal, dtype=torch.bool, device="cpu").to(device, non_blocking=True)
     return causal
 
@@ -272,11 +299,3 @@ def _integer(value: Any) -> Any:
         return index(value)
     except TypeError:
         return value
-
-
-def tensor_words(value: Any) -> str:
-    """An argument as text: the shape and the type of a tensor, of anything else its value if that is short."""
-    if isinstance(value, Tensor):
-        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    text = repr(value)
-    return text if len(text) <= 40 else type(value).__name__

@@ -54,7 +54,7 @@ requests times their longest query if that is less. Backends that compute from t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -103,7 +103,8 @@ class LayerParams:
     sinks, alibi_slopes: [num_heads], any floating type and stride (a kernel computes with float32). k_scale, v_scale:
     [num_kv_heads] float32, the factors of a quantised cache; one scale for all heads is an expanded view (stride 0);
     None is 1. q_scale: the same for ``fp8_query``. out_scale: [1] float32, that of ``fp8_output``. sinks and
-    alibi_slopes are given if and only if the spec has the feature; scales only with what they scale.
+    alibi_slopes are given if and only if the spec has the feature; scales only with what they scale. tensors, names:
+    those that are given.
     """
 
     sinks: Tensor | None = None
@@ -112,6 +113,14 @@ class LayerParams:
     v_scale: Tensor | None = None
     q_scale: Tensor | None = None
     out_scale: Tensor | None = None
+    tensors: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        given = {name: tensor for name, tensor in given.items() if tensor is not None}
+        object.__setattr__(self, "tensors", tuple(given.values()))
+        object.__setattr__(self, "names", tuple(given))
 
 
 NO_PARAMS = LayerParams()
@@ -147,7 +156,8 @@ class Call(NamedTuple):
     ``spec.output_dtype``; their last dimension is contiguous, and tokens may exceed ``batch.num_tokens`` (padding). key
     [num_keys, num_kv_heads, head_size] and value [num_keys, num_kv_heads, head_size_v] are given if and only if the
     batch is not paged; kv_cache is then None. lse [num_heads, tokens] float32 is contiguous, and is given only where
-    the spec has ``lse``.
+    the spec has ``lse``. alike: for ``run`` alone, the same object for calls that have the same tensors, of the
+    same shapes, strides, types and devices, so that a module may keep what it works out of these.
     """
 
     query: Tensor
@@ -157,6 +167,7 @@ class Call(NamedTuple):
     value: Tensor | None = None
     lse: Tensor | None = None
     params: LayerParams = NO_PARAMS
+    alike: object = None
 
     @property
     def packed(self) -> tuple[Tensor, Tensor]:
@@ -177,6 +188,9 @@ class KernelModule(Protocol):
 
     ``plan`` is an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
     num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots; the parts of latents.
+
+    A module may have ``run(spec, plan, call)`` too, which does the work of both at less cost: it stores key and value
+    where the call has these and a kv_cache, and attends where it has an output.
     """
 
     def kv_cache_shape(self, spec: AttentionSpec, num_blocks: int) -> KVCacheShape: ...

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnreg.request import features_of
 from attnreg.runtime import arguments, ops
-from attnreg.runtime.arguments import Fit, Tensors
+from attnreg.runtime.arguments import Fit
 from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.interface import (
     AttentionSpec,
@@ -27,12 +27,13 @@ from attnreg.runtime.interface import (
     UnclaimedError,
 )
 from attnreg.runtime.spec import window_of
+from attnreg.runtime.tensors import Alike
 from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import answer_sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Callable, Sequence, Set
     from typing import Self
 
     from attnreg.selection.trace import Selection
@@ -42,11 +43,15 @@ _KINDS: dict[tuple[str, AttentionSpec], object] = {}
 
 
 class _Planned(NamedTuple):
-    """A plan of a kernel module, what its calls must fit, and the state of the batch that it was made for."""
+    """A plan of a kernel module, what its calls must fit, and the state of the batch that it was made for.
+
+    alike: tells whether tensors have the shapes and strides of the batch's.
+    """
 
     plan: Any
     fit: Fit
     state: list[Any]
+    alike: Alike
 
 
 class Attention:
@@ -66,9 +71,11 @@ class Attention:
         self.params = params
         self.name: str | None = None
         self.module = cast("KernelModule", selection.backend.load())
+        self._run: Callable[[AttentionSpec, Any, Call], None] | None = getattr(self.module, "run", None)
         self._kind = _KINDS.setdefault((self.backend, spec), object())
         # the masks of batches that the request asks for: causal (None: by request), without ranges, without a tree
         self._served: set[tuple[bool | None, bool, bool]] = set()
+        self._output = spec.num_heads, spec.head_size_v, spec.output_dtype
         # a captured graph reads the tensors of its plan for as long as it can be replayed
         self._captured: list[Any] = []
 
@@ -190,9 +197,11 @@ class Attention:
             raise BatchError([problem])
         if batch.key_rows is not None and not getattr(self.module, "KEYS_APART", False):
             raise BatchError([f"key_rows is given, and {self.backend} reads packed keys one behind the other"])
-        state = batch.state()
         planned: _Planned | None = batch.plans.get(self._kind)
-        if planned is None or planned.state != state:
+        if planned is not None and not planned.alike(*batch.given):
+            planned = None
+            batch.watch()
+        if planned is None or planned.state != batch.state():
             causal = batch.causal if isinstance(batch.causal, bool) else None
             mask = causal, batch.mm_prefix is None, batch.tree_mask is None
             if mask not in self._served:
@@ -202,8 +211,9 @@ class Attention:
                 )  # fmt: skip
                 _refuse_unasked(self.selection, features)
                 self._served.add(mask)
-            fit = Fit.of(self.spec, batch)
-            planned = batch.plans[self._kind] = _Planned(self.module.plan(self.spec, batch), fit, state)
+            state = batch.state()
+            alike, fit = Fit.of(self.spec, batch)
+            planned = batch.plans[self._kind] = _Planned(self.module.plan(self.spec, batch), fit, state, alike)
         if capturing:
             self._captured.append(planned.plan)
         return planned
@@ -232,10 +242,7 @@ class Attention:
         write = key is not None and kv_cache is not None
         # an attention without a write reads one of the two
         reads = write or batch.paged
-        given = self._validated(planned, query, key, value, kv_cache if reads else None, output, lse, write, True)
-        if write:
-            self._write(planned, given)
-        self._attend(planned, given)
+        self._compute(planned, write, True, query, output, lse, key, value, kv_cache if reads else None)
         return output
 
     __call__ = forward
@@ -247,9 +254,7 @@ class Attention:
 
         query: that of the call of `attend` which follows; where it would be refused, nothing is written.
         """
-        planned = self._planned(batch)
-        follows = query is not None
-        self._write(planned, self._validated(planned, query, key, value, kv_cache, None, None, True, follows))
+        self._compute(self._planned(batch), True, query is not None, query, None, None, key, value, kv_cache)
 
     def attend(
         self,
@@ -266,62 +271,55 @@ class Attention:
         planned = self._planned(batch)
         if output is None:
             raise BatchError(["output is None; expected the tensor to write to"])
-        self._attend(planned, self._validated(planned, query, key, value, kv_cache, output, lse, False, True))
+        self._compute(planned, False, True, query, output, lse, key, value, kv_cache)
 
     def new_output(self, query: Tensor) -> Tensor:
         """Uninitialised memory for the output of a query, with the query's number of dimensions."""
-        if not isinstance(query, Tensor) or query.ndim not in (2, 3):
+        dimensions = query.ndim if isinstance(query, Tensor) else 0
+        if dimensions not in (2, 3):
             sizes = self.spec.num_heads, self.spec.head_size
             raise BatchError([f"query is {tensor_words(query)}; expected [tokens, {sizes[0]}, {sizes[1]}]"])
-        heads, size = self.spec.num_heads, self.spec.head_size_v
-        shape = (query.shape[0], heads * size) if query.ndim == 2 else (query.shape[0], heads, size)
-        return query.new_empty(shape, dtype=self.spec.output_dtype)
+        heads, size, dtype = self._output
+        if dimensions == 3:
+            return query.new_empty((query.shape[0], heads, size), dtype=dtype)
+        return query.new_empty((query.shape[0], heads * size), dtype=dtype)
+
+    def _compute(self, planned: _Planned, write: bool, attend: bool, *given: Any) -> None:
+        """Writes key and value, and attends if there is an output, once all tensors are validated."""
+        self._execute(planned, write, self._validated(planned, write, attend, *given))
 
     def _validated(
-        self,
-        planned: _Planned,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor | None,
-        kv_cache: KVCache | None,
-        output: Tensor | None,
-        lse: Tensor | None,
-        write: bool,
-        attend: bool,
-    ) -> Tensors:
-        """The tensors of a call with heads apart, validated."""
+        self, planned: _Planned, write: bool, attend: bool, query: Any, output: Any, lse: Any, key: Any, value: Any,
+        kv_cache: Any,
+    ) -> Call:  # fmt: skip
+        """The call of these tensors, validated; write, attend: what is done with them."""
         if lse is not None and "lse" not in self.spec.features:
             _refuse_unasked(self.selection, {"lse"})
         if kv_cache is not None and type(kv_cache) is not KVCache:
             kv_cache = arguments.as_cache(kv_cache)
-        return planned.fit.validate(Tensors(write, attend, query, output, lse, key, value, kv_cache), self.params)
+        return planned.fit.call(write, attend, query, output, lse, key, value, kv_cache, self.params)
 
-    def _write(self, planned: _Planned, given: Tensors) -> None:
-        key, value, slots = given.key, given.value, planned.fit.num_slots
-        if key.shape[0] != slots:
-            key, value = key[:slots], value[:slots]
+    def _execute(self, planned: _Planned, write: bool, call: Call) -> None:
+        """Does what a call asks for: to store key and value where it writes, and to attend if it has an output."""
         try:
-            self.module.write_kv(self.spec, planned.plan, key, value, given.kv_cache, params=self.params)
+            if self._run is not None:
+                self._run(self.spec, planned.plan, call)
+            else:
+                self._run_parts(planned, write, call)
         except Exception as e:
-            e.add_note(self._chosen)
+            e.add_note(f"attnreg: {answer_sentence(self.selection)}")
             raise
 
-    def _attend(self, planned: _Planned, given: Tensors) -> None:
-        _, _, query, output, lse, key, value, kv_cache = given
-        if planned.fit.paged:
-            call = Call(query, kv_cache, output, None, None, lse, self.params)
-        else:
-            call = Call(query, None, output, key, value, lse, self.params)
-        try:
-            self.module.forward(self.spec, planned.plan, call)
-        except Exception as e:
-            e.add_note(self._chosen)
-            raise
-
-    @property
-    def _chosen(self) -> str:
-        """The note on an error of a kernel: the backend, and how it was chosen."""
-        return f"attnreg: {answer_sentence(self.selection)}"
+    def _run_parts(self, planned: _Planned, write: bool, call: Call) -> None:
+        """A call by a module that has a function for each of its parts."""
+        if write:
+            (key, value), slots = call.packed, planned.fit.num_slots
+            assert call.kv_cache is not None
+            self.module.write_kv(self.spec, planned.plan, key[:slots], value[:slots], call.kv_cache, params=call.params)
+            call = call._replace(key=None, value=None) if planned.fit.paged else call._replace(kv_cache=None)
+        if call.output is not None:
+            # a module may make a call of its own of this one
+            self.module.forward(self.spec, planned.plan, call._replace(alike=None))
 
 
 def _capturing(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ class Layer(Protocol):
 
 
 # named layers, for as long as they live; and the batch of the current step
-_layers: WeakValueDictionary[str, Layer] = WeakValueDictionary()
+_layers: dict[str, ReferenceType[Layer]] = {}
 _batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | None] = ContextVar(
     "attnreg_batches", default=None
 )
@@ -86,9 +86,16 @@ _batches: ContextVar[tuple[BatchMetadata | None, Mapping[str, BatchMetadata]] | 
 
 def register(layer: Layer, name: str) -> None:
     """Names a layer, so that the ops find it for as long as it lives. Raises ValueError where the name is taken."""
-    if _layers.get(name, layer) is not layer:
+    known = _layers.get(name)
+    if known is not None and known() not in (None, layer):
         raise ValueError(f"there is a layer named {name!r} already; a name belongs to one layer of the process")
-    _layers[name] = layer
+
+    def forget(reference: ReferenceType[Layer]) -> None:
+        # another layer may have the name by now
+        if _layers.get(name) is reference:
+            del _layers[name]
+
+    _layers[name] = ref(layer, forget)
     layer.name = name
 
 
@@ -106,7 +113,8 @@ def forward_context(
 
 def _layer_named(name: str) -> Layer:
     """The layer of a name. Raises LookupError where no living layer has it."""
-    layer = _layers.get(name)
+    known = _layers.get(name)
+    layer = None if known is None else known()
     if layer is None:
         names = ", ".join(sorted(_layers)) or "none"
         raise LookupError(f"there is no attention layer named {name!r}; the layers are: {names}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -37,8 +37,15 @@ class SpecError(ValueError):
     """Raised for a layer that contradicts itself or lacks a number; the message names the field and the cure."""
 
 
+class _Hashed:
+    """Many look-ups of a step have a spec in their key, so a spec keeps its hash; it is no field."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
+class AttentionSpec(_Hashed):
     """The constants of one layer. Hashable; layers with equal specs share their plans.
 
     ``features`` are those of the request. Kernels read the switches ``sinks``, ``alibi``, ``mm_prefix``,
@@ -77,6 +84,14 @@ class AttentionSpec:
         problem = next(_spec_problems(self), None)
         if problem is not None:
             raise SpecError(problem)
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, f.name) for f in fields(self))))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the hash of a text is another one in another process
+        return _spec_of, ({f.name: getattr(self, f.name) for f in fields(self)},)
 
     @classmethod
     def from_request(
@@ -184,6 +199,10 @@ def _latent_rank(request: AttentionRequest) -> int:
     if rank is None:
         raise SpecError("head_size_v is not given; of a latent it is the part that is the value (kv_lora_rank)")
     return rank
+
+
+def _spec_of(values: dict[str, Any]) -> AttentionSpec:
+    return AttentionSpec(**values)
 
 
 # the numbers of a spec, and whether they are integers

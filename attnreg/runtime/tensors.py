@@ -2,21 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from attnreg.runtime.batch import tensor_words
-
 # kernels take the strides of tables as 32-bit numbers
 _INT32 = 2**31 - 1
+T = TypeVar("T")
+# tells whether tensors are like some others
+Alike = Callable[..., bool]
 
 
-def signatures(tensors: Iterable[Tensor | None]) -> list[tuple[Any, ...] | None]:
+class Remembered(Generic[T]):
+    """Values by the facts about tensors on which `tensor_problems` depends; each use has so many tensors.
+
+    The facts of a call's tensors take longer to read one by one than a short kernel runs. So tensors like recent ones
+    are recognised by PyTorch's own comparison, of all facts at once.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Any, T] = {}
+        self._recent: tuple[tuple[Alike, T], ...] = ()
+
+    def find(self, tensors: Sequence[Tensor]) -> tuple[Alike, T] | None:
+        """The value for tensors like these, with what recognises them; None where there is none."""
+        for known in self._recent:
+            if known[0](*tensors):
+                return known
+        value = self._values.get(_facts(tensors))
+        return None if value is None else self._put_first(tensors, value)
+
+    def put(self, tensors: Sequence[Tensor], value: T) -> tuple[Alike, T]:
+        """Keeps a value for tensors like these, unless one of them has no strides."""
+        facts = _facts(tensors)
+        if facts is None:
+            return _never, value
+        if len(self._values) >= MOST_REMEMBERED:
+            self._values.clear()
+        self._values[facts] = value
+        return self._put_first(tensors, value)
+
+    def _put_first(self, tensors: Sequence[Tensor], value: T) -> tuple[Alike, T]:
+        known = comparison(tensors), value
+        self._recent = (known, *self._recent[: MOST_RECENT - 1])
+        return known
+
+
+class Kinds:
+    """An object for each kind of tensors: those that are given, with the same facts."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Remembered[object]] = {}
+
+    def of(self, given: Hashable, tensors: Iterable[Tensor | None]) -> object:
+        """The object for tensors like these. given: says which of them are not None."""
+        known = self._known.get(given)
+        if known is None:
+            known = self._known.setdefault(given, Remembered())
+        some = [x for x in tensors if x is not None]
+        return (known.find(some) or known.put(some, object()))[1]
+
+
+# the kinds of tensors of one use that are told apart, and those that are recognised at once
+MOST_REMEMBERED, MOST_RECENT = 1024, 4
+
+
+def signatures(tensors: Iterable[Any]) -> list[tuple[Any, ...] | None]:
     """The facts about each tensor that `tensor_problems` depends on. Raises RuntimeError for one without strides."""
-    return [None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in tensors]
+    return [None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.layout, x.is_neg()) for x in tensors]
+
+
+def _facts(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The facts about tensors, None where one of them is no tensor or has no strides."""
+    try:
+        return tuple(signatures(tensors))
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def comparison(tensors: Sequence[Tensor]) -> Alike:
+    """A function that tells whether the facts of as many other tensors are those of these, and holds none of them.
+
+    It is the one by which torch.compile tests its inputs, where PyTorch has it and no tensor comes twice. That tells
+    apart more: types, gradients, and whether PyTorch is in inference mode.
+    """
+    sizes: Any = [[*x.shape] for x in tensors]
+    strides: Any = [[*x.stride()] for x in tensors]
+    try:
+        alike: Alike = torch._C._dynamo.guards.TensorGuards(
+            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+        ).check
+        if alike(*tensors):
+            return alike
+    except (AttributeError, RuntimeError, TypeError):
+        pass
+    facts = _facts(tensors)
+    return lambda *others: _facts(others) == facts
+
+
+def _never(*tensors: Tensor) -> bool:
+    return False
 
 
 def tensor_problems(
@@ -75,3 +162,11 @@ def overlaps(tensor: Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def tensor_words(value: Any) -> str:
+    """An argument as text: the shape and the type of a tensor, of anything else its value if that is short."""
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    text = repr(value)
+    return text if len(text) <= 40 else type(value).__name__

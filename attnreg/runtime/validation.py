@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterator
 from operator import gt, sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,49 +18,70 @@ from torch import Tensor
 from attnreg.environment import DEBUG_VARIABLE
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec
-from attnreg.runtime.lengths import LONGEST, content, prefix_sums, queries_of
-from attnreg.runtime.tensors import signatures, table_problems, tensor_problems
+from attnreg.runtime.lengths import LONGEST, Queries, content, prefix_sums, queries_of
+from attnreg.runtime.tensors import MOST_REMEMBERED, Alike, Remembered, table_problems, tensor_problems
 
 
-def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Places | None:
-    """The places that a batch names, None if they cannot be read without waiting for the device.
+class Like:
+    """Batches whose tensors fit a layer, with the same facts.
 
-    Raises `BatchError` where the batch contradicts itself or does not fit a layer.
+    capacity: the keys of a request for which the block table has room. fits: what calls with them must have, by their
+    queries and packed keys.
     """
-    facts, problems = _facts(spec, batch), []
-    capacity = _CAPACITIES.get(facts)
-    if capacity is None or not _lengths_fit(spec, batch, capacity):
+
+    __slots__ = ("capacity", "fits")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.fits: dict[tuple[int, int], Any] = {}
+
+
+# by all that a batch's validation depends on, apart from its tensors' facts and its lengths
+_LIKE: dict[Hashable, Remembered[Like]] = {}
+
+
+class Validated(NamedTuple):
+    """A batch that fits a layer.
+
+    alike: tells whether tensors have the facts of the batch's. tokens: its queries. places: None where they cannot be
+    read without waiting for the device.
+    """
+
+    alike: Alike
+    like: Like
+    tokens: int
+    places: Places | None
+
+
+def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
+    """Raises `BatchError` where a batch contradicts itself or does not fit a layer."""
+    # causality by request is a tensor, among the others
+    causal, given = batch.causal if isinstance(batch.causal, bool) else None, batch.given
+    kind = spec, causal, batch.key_rows is None, tuple([x is None for x in batch.tensors])
+    remembered = _LIKE.get(kind)
+    known = None if remembered is None else remembered.find(given)
+    queries = None if known is None else queries_of(content(batch.query_start_loc_cpu))
+    problems: list[str] = []
+    if known is None or queries is None or not _lengths_fit(spec, batch, known[1].capacity, queries):
         problems = [*_host_problems(spec, batch)]
         # the other validations compute with the lengths
         if not problems:
             problems = [*_device_tensor_problems(batch), *_storage_problems(spec, batch), *_mask_problems(spec, batch)]
         if not problems:
             problems = [*_tree_problems(batch)]
-        if not problems and facts is not None:
-            if len(_CAPACITIES) >= MOST_REMEMBERED:
-                _CAPACITIES.clear()
-            _CAPACITIES[facts] = _capacity(spec, batch)
     read = batch.on_host or debugging()
     if not problems and read:
         problems = [*_content_problems(spec, batch)]
     refuse(problems)
-    return _places(spec, batch) if read else None
-
-
-# the facts of batches whose tensors fitted a layer, and the keys of a request for which their block table has room
-_CAPACITIES: dict[Hashable, int] = {}
-MOST_REMEMBERED = 4096
-
-
-def _facts(spec: AttentionSpec, batch: BatchMetadata) -> Hashable:
-    """All that the validation of a batch's tensors depends on, apart from lengths; None for tensors without strides."""
-    try:
-        tensors = signatures(batch.tensors)
-    except RuntimeError:
-        return None
-    # causality by request is a tensor, among the others
-    causal = batch.causal if isinstance(batch.causal, bool) else None
-    return (spec, causal, batch.key_rows is None, *tensors)
+    if known is None:
+        if remembered is None:
+            if len(_LIKE) >= MOST_REMEMBERED:
+                _LIKE.clear()
+            remembered = _LIKE.setdefault(kind, Remembered())
+        known = remembered.put(given, Like(_capacity(spec, batch)))
+    if queries is None or read:
+        queries = queries_of(content(batch.host_starts))
+    return Validated(*known, queries.total, _places(spec, batch) if read else None)
 
 
 def _capacity(spec: AttentionSpec, batch: BatchMetadata) -> int:
@@ -70,10 +91,9 @@ def _capacity(spec: AttentionSpec, batch: BatchMetadata) -> int:
     return batch.block_table.shape[1] * spec.block_size
 
 
-def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int) -> bool:
+def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int, queries: Queries) -> bool:
     """Whether lengths are right, of a batch whose tensors are; of some that are right, `_host_problems` has to tell."""
-    queries, keys = queries_of(content(batch.query_start_loc_cpu)), batch.seq_lens_cpu.tolist()
-    tree = batch.tree_mask
+    keys, tree = batch.seq_lens_cpu.tolist(), batch.tree_mask
     return (
         queries.begin == 0 <= queries.least
         and queries.most <= batch.max_query_len

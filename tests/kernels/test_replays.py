@@ -15,7 +15,7 @@ from support.kernel_trials import Case, trial_of
 
 from attnreg.conformance.proof import attend, compare
 from attnreg.conformance.trial import Trial
-from attnreg.kernels.triton import plans
+from attnreg.kernels.triton.splits import PlannedMerge
 from attnreg.runtime.interface import BatchMetadata
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,14 +65,14 @@ def test_no_two_runs_share_the_memory_that_they_write(monkeypatch: pytest.Monkey
     trial = trial_of(Case([1, 1], [900, 700], heads=(1, 1)), DEVICE)
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
     made: list[torch.Tensor] = []
-    parts = plans._PlannedMerge.parts
+    parts = PlannedMerge.parts
 
-    def kept(merge: Any, rows: int, query: torch.Tensor) -> Any:
-        given = parts(merge, rows, query)
-        made.append(given[0])
+    def kept(query: torch.Tensor, elements: int, sums: int) -> Any:
+        given = parts(query, elements, sums)
+        made.append(given.memory)
         return given
 
-    monkeypatch.setattr(plans._PlannedMerge, "parts", kept)
+    monkeypatch.setattr(PlannedMerge, "parts", staticmethod(kept))
     for _ in range(2):
         attend(trial, trial.batch, trial.query)
     # an output and a sum for each part, together
@@ -87,14 +87,15 @@ def test_parts_take_memory_for_the_rows_that_there_are(monkeypatch: pytest.Monke
     trial = trial_of(Case([1] * 20 + [40], [1] * 20 + [900], heads=(1, 1)), DEVICE)
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
     sizes: list[int] = []
-    parts = plans._PlannedMerge.parts
+    parts, plan = PlannedMerge.parts, trial.layer.plan(trial.batch)
+    merges = [one.merge for one in plan.launches if one.merge is not None]
 
-    def counted(merge: Any, rows: int, query: torch.Tensor) -> Any:
-        made = parts(merge, rows, query)
-        sizes.append(len(made[1]) // (merge.num_heads * merge.splits))
-        return made
+    def counted(query: torch.Tensor, elements: int, sums: int) -> Any:
+        merge = merges[len(sizes)]
+        sizes.append(sums // (merge.num_heads * merge.splits))
+        return parts(query, elements, sums)
 
-    monkeypatch.setattr(plans._PlannedMerge, "parts", counted)
+    monkeypatch.setattr(PlannedMerge, "parts", staticmethod(counted))
     assert compare(trial, *attend(trial, trial.batch, trial.query)).problem is None
     assert sizes
     assert max(sizes) <= len(trial.query)

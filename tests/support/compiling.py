@@ -239,20 +239,24 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
 
     launched: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
 
-    def record(variant: Any, key: Any, grid: Any, values: tuple[Any, ...]) -> None:
-        constants = variant.code.constants(key)
-        arguments = zip(variant.function.arg_names, variant.kernel.in_order(values), strict=False)
-        launched.append((variant, dict(arguments), constants))
+    def record(bound: Any, tensors: tuple[Any, ...], scratch: Any = None) -> None:
+        variant = bound.variant
+        values = (*tensors, *(() if scratch is None else scratch.tensors), *bound.numbers)
+        arguments = zip(variant.function.arg_names, values, strict=False)
+        launched.append((variant, dict(arguments), variant.code.constants(bound.key)))
 
     users = (plans, cache, triton_merge)
-    launching, target_of = launch.Variant.launch, cache.target_of
-    launch.Variant.launch = record
+    launching, target_of = launch.Bound.launch, cache.target_of
+    launch.Bound.launch = record
+    # what is kept of the device is of another target
+    cache._writes.clear()
     for module in users:
         module.target_of = lambda device: target
     try:
         _run_merge(case) if case.states else _run(case)
     finally:
-        launch.Variant.launch = launching
+        launch.Bound.launch = launching
+        cache._writes.clear()
         for module in users:
             module.target_of = target_of
     return launched

@@ -23,19 +23,18 @@ def pytest_configure() -> None:
     """Listens to Triton's compiler, and fills the parts."""
     from triton import knobs
 
-    from attnreg.kernels.triton.plans import _PlannedMerge
+    from attnreg.kernels.triton.splits import PlannedMerge
 
     knobs.compilation.listener = _count
-    parts_of = _PlannedMerge.parts
+    parts_of = PlannedMerge.parts
 
-    def poisoned(self: _PlannedMerge, *arguments: Any) -> Any:
-        """The parts of so many rows."""
-        parts = parts_of(self, *arguments)
-        for part in parts[:2]:
-            part.fill_(float("nan"))
+    def poisoned(*sizes: Any) -> Any:
+        """The memory of parts, which holds no number."""
+        parts = parts_of(*sizes)
+        parts.memory.fill_(float("nan"))
         return parts
 
-    _PlannedMerge.parts = poisoned  # type: ignore[method-assign]
+    PlannedMerge.parts = staticmethod(poisoned)  # type: ignore[method-assign,assignment]
 
 
 def pytest_unconfigure() -> None:

@@ -253,9 +253,9 @@ def _store_output(
     ],
 )  # fmt: skip
 def _attention_kernel(
-    query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr,
-    query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
-    tree_ptr, sinks_ptr, slopes_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, out_scale_ptr,
+    query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, sinks_ptr, slopes_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr,
+    out_scale_ptr, query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
+    tree_ptr, partial_ptr, partial_lse_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, programs_at_once,
     stride_table, stride_ranges, stride_range, stride_tree, stride_lse, stride_key_head, stride_value_head,
     softmax_scale, softcap,

@@ -2,8 +2,7 @@
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """The cache write: new keys and values into the paged cache, quantised on the way if the cache holds 8-bit floats."""
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,11 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import Kernel
-from attnreg.kernels.triton.layout import FP8, Cache, Strides, columns
-from attnreg.kernels.triton.target import Target, target_of
+from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
+from attnreg.kernels.triton.layout import Cache, Strides, columns, on_bytes
+from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, KVCache, LayerParams, Layout
+from attnreg.runtime.tensors import Kinds
 
 # the dimension of a cache of keys that holds the tokens of a block
 _BLOCK_SIZE_AT: dict[Layout, int] = {"NHD": 1, "HND": 2, "SPLIT": 3}
@@ -115,52 +115,50 @@ def write_kv(
     key [tokens, num_kv_heads, head_size], value likewise; the caches as `AttentionPlan.run` reads them, in the same
     dtype or in float8, then divided by the head's scale, rounded to nearest even and saturated.
     """
-    num_tokens, num_kv_heads, head_size = key.shape
-    num_tokens = min(num_tokens, slot_mapping.shape[0])
-    if num_tokens == 0:
-        return
+    _, num_kv_heads, head_size = key.shape
     cache = Cache(layout, key_cache.shape[_BLOCK_SIZE_AT[layout]], head_size, value.shape[2], key_cache.dtype)
-    writer = _writer(key.device, target_of(key.device), _Code(key.dtype, num_kv_heads, cache))
-    writer.write(num_tokens, key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+    _write(_Code(key.dtype, num_kv_heads, cache), key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
-class _Writer:
-    """The kernel that stores keys and values of one kind on a device."""
-
-    def __init__(self, device: torch.device, target: Target, code: _Code) -> None:
-        self.variant, self.num_kv_heads, self.block_rows = (
-            _WRITE.variant(device, code),
-            code.num_kv_heads,
-            code.block_rows,
-        )
-        # without the hardware's conversions, the kernel is given the bits
-        self.as_bits = code.cache.dtype in FP8 and not target.converts(code.cache.dtype)
-
-    def write(
-        self, num_tokens: int, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
-        k_scale: Tensor | None, v_scale: Tensor | None,
-    ) -> None:  # fmt: skip
-        """Stores the first rows of key and value; the arguments of `write_kv`."""
-        if self.as_bits:
-            key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
-        variant_key = (
-            key.stride(), value.stride(), key_cache.stride(), value_cache.stride(),
-            None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
-        )  # fmt: skip
-        grid = (-(-num_tokens * self.num_kv_heads // self.block_rows), 1, 1)
-        values = (key, value, key_cache, value_cache, slots, k_scale, v_scale, num_tokens)
-        self.variant.launch(variant_key, grid, values)
+# what runs the writes of alike calls, which are of one spec; and the kinds of calls that nobody compared
+_writes: dict[Hashable, Callable[[Sequence[Tensor | None]], None]] = {}
+_kinds = Kinds()
 
 
-_writer = functools.lru_cache(maxsize=256)(_Writer)
+def _write(
+    code: _Code | AttentionSpec, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
+    k_scale: Tensor | None, v_scale: Tensor | None, alike: object = None,
+) -> None:  # fmt: skip
+    """Stores the first rows of key and value; the arguments of `write_kv`. code: or the spec of the layer."""
+    tensors = key, value, key_cache, value_cache, slots, k_scale, v_scale
+    if alike is None:
+        alike = code, _kinds.of((k_scale is None, v_scale is None), tensors)
+    write = _writes.get(alike)
+    if write is None:
+        if len(_writes) >= MOST_BOUND:
+            _writes.clear()
+        write = _writes[alike] = _bind(code, *tensors)
+    write(tensors)
 
 
-@functools.lru_cache(maxsize=256)
-def _writer_of(spec: AttentionSpec, dtype: torch.dtype, device: torch.device, target: Target) -> _Writer:
-    """The writer of new keys and values of a dtype, for the layers of a spec."""
-    sizes = (spec.head_size_v, spec.head_size - spec.head_size_v) if spec.latent else (spec.head_size, spec.head_size_v)
-    cache = Cache(spec.kv_layout, spec.block_size or 0, *sizes, spec.cache_dtype)
-    return _writer(device, target, _Code(dtype, spec.num_kv_heads, cache))
+def _bind(
+    code: _Code | AttentionSpec, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
+    k_scale: Tensor | None, v_scale: Tensor | None,
+) -> Callable[[Sequence[Tensor | None]], None]:  # fmt: skip
+    """The launch of a write, of tensors with the facts of these."""
+    num_tokens = min(key.shape[0], slots.shape[0])
+    if num_tokens == 0:
+        return lambda tensors: None
+    if isinstance(code, AttentionSpec):
+        layout = Cache(code.kv_layout, code.block_size or 0, key.shape[2], value.shape[2], code.cache_dtype)
+        code = _Code(key.dtype, code.num_kv_heads, layout)
+    variant_key = (
+        key.stride(), value.stride(), key_cache.stride(), value_cache.stride(),
+        None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
+    )  # fmt: skip
+    grid = (-(-num_tokens * code.num_kv_heads // code.block_rows), 1, 1)
+    bound = _WRITE.variant(key.device, code).bind(variant_key, grid, {"num_tokens": num_tokens})
+    return on_bytes(bound.launch, (key, value, key_cache, value_cache), target_of(key.device))
 
 
 class _Plan(Protocol):
@@ -171,14 +169,12 @@ class _Plan(Protocol):
 
 
 def write_new_kv(
-    spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
-) -> None:
+    spec: AttentionSpec, plan: _Plan, key: Tensor, value: Tensor, kv_cache: KVCache, *,
+    params: LayerParams = NO_PARAMS, alike: object = None,
+) -> None:  # fmt: skip
     """Store a batch's new keys and values in the cache: ``write_kv`` of the kernel modules that use this kernel."""
-    slots, device = plan.slot_mapping, key.device
-    if slots is None or not (num_tokens := min(key.shape[0], slots.shape[0])):
-        return
-    writer = _writer_of(spec, key.dtype, device, target_of(device))
     if spec.latent:
         # the two parts of a latent lie side by side
         kv_cache = KVCache(kv_cache.value, kv_cache.key[..., spec.head_size_v :])
-    writer.write(num_tokens, key, value, *kv_cache, slots, params.k_scale, params.v_scale)
+    if plan.slot_mapping is not None:
+        _write(spec, key, value, *kv_cache, plan.slot_mapping, params.k_scale, params.v_scale, alike)

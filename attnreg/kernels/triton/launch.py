@@ -3,14 +3,15 @@
 
 Triton's own launch path inspects every argument to find the compiled kernel, which takes longer than a short kernel
 runs. Here the caller passes a key of what the code depends on, and the launch adds what Triton makes of each pointer,
-so finding the kernel is one look-up in a dictionary.
+so finding the kernel is one look-up in a dictionary. A caller that launches again and again with the same numbers keeps
+a `Bound`, which has all but the addresses ready.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -78,9 +79,10 @@ class Variant:
     def __init__(self, kernel: Kernel, device: torch.device, code: Code) -> None:
         self.kernel, self.function, self.code = kernel, kernel.function, code
         self.device = device.index or 0
-        self._on_gpu = device.type == "cuda"
-        self._in_order, self._pointers, self._aligned = kernel.in_order, len(kernel.pointers), len(kernel.aligned)
-        self._compiled: dict[Hashable, tuple[Any, ...]] = {}
+        self.on_gpu = device.type == "cuda"
+        self._aligned = len(kernel.aligned)
+        self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+        self._bound: dict[Hashable, Bound] = {}
 
     def launch(self, key: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
         """Runs the kernel on ``values``, which are in the order of the kernel's names, on the variant's device.
@@ -88,29 +90,19 @@ class Variant:
         key: all that the code depends on beyond the variant and the pointers, such as strides and which values are
         None.
         """
-        if self._on_gpu and _current_device() != self.device:
-            with torch.cuda.device(self.device):
-                self.launch(key, grid, values)
-            return
-        values = self._in_order(values)
-        tensors = values[: self._pointers]
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        odd = 0
-        for address in addresses[: self._aligned]:
-            odd |= address  # type: ignore[operator]
-        full_key = key, self.pointer_facts(tensors) if odd % 16 or _AMD else None
-        entry = self._compiled.get(full_key)
-        if entry is None:
-            self._compile(full_key, grid, values)
-            return
-        compiled, start, constants = entry
-        if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-            # a profiler is active, and needs Triton's description of the launch
-            compiled[grid](*values, *constants)
-        else:
-            # Triton takes an address as it is, and would ask the driver about every tensor
-            stream = triton.runtime.driver.active.get_current_stream(self.device)
-            start(*grid, stream, (*addresses, *values[self._pointers :], *constants))
+        in_order, pointers = self.kernel.in_order(values), len(self.kernel.pointers)
+        known = key, grid, in_order[pointers:]
+        bound = self._bound.get(known)
+        if bound is None:
+            if len(self._bound) >= MOST_BOUND:
+                self._bound.clear()
+            bound = self._bound[known] = Bound(self, *known)
+        bound.launch(in_order[:pointers])
+
+    def bind(self, key: Hashable, grid: tuple[int, int, int], numbers: Mapping[str, Any]) -> Bound:
+        """A launch without its memory; key: as in `launch`. numbers: the values by name that are no pointers."""
+        names = self.function.arg_names[len(self.kernel.pointers) : len(self.kernel.names)]
+        return Bound(self, key, grid, tuple(numbers[name] for name in names))
 
     def pointer_facts(self, tensors: Sequence[Tensor | None]) -> Hashable:
         """The facts about each pointer, in the kernel's order, for which Triton compiles; None: all are aligned.
@@ -122,27 +114,94 @@ class Variant:
         far = [x is None or x.untyped_storage().size() > _NEAR for x in tensors] if _AMD else []
         return (*odd, *far) if any(odd) or far else None
 
-    def _compile(self, key: tuple[Any, Any], grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
+    def compiled(self, key: Hashable, facts: Hashable) -> tuple[Any, tuple[Any, ...]] | None:
+        """The code for a key and facts about pointers, and its constants; None where it is not compiled yet."""
+        return self._compiled.get((key, facts))
+
+    def compile(self, key: Hashable, facts: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
         """Launches through Triton, which compiles. Raises TypeError where the constants are not the kernel's."""
-        constants = self.code.constants(key[0])
+        constants = self.code.constants(key)
         names = self.function.arg_names[len(values) :]
         if names != list(constants):
             raise TypeError(f"{self.function.__name__} takes {', '.join(names)}; given {', '.join(constants)}")
         compiled = self.function[grid](*values, *constants.values(), **self.code.options)
         # Triton's interpreter compiles nothing
         if isinstance(self.function, triton.JITFunction):
-            self._compiled[key] = compiled, starter(compiled), tuple(constants.values())
+            self._compiled[key, facts] = compiled, tuple(constants.values())
 
 
-def starter(compiled: Any) -> Callable[..., None]:
-    """A function that starts a compiled kernel: of the grid's three sizes, the stream, and the kernel's arguments.
+MOST_BOUND = 1024
 
-    These are Triton's internal calls, which may change: tests/kernels/test_launch.py compares them with Triton's own.
+
+class Scratch(NamedTuple):
+    """Memory of a launch for two pointers, its last: the second begins so many elements after the first."""
+
+    memory: Tensor
+    elements: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self.memory[: self.elements], self.memory[self.elements :]
+
+
+class Bound:
+    """A launch of which only the memory is not known yet: its grid, its numbers and its constants are."""
+
+    def __init__(self, variant: Variant, key: Hashable, grid: tuple[int, int, int], numbers: tuple[Any, ...]) -> None:
+        self.variant, self.key, self.grid, self.numbers = variant, key, grid, numbers
+        self._aligned, self._device, self._on_gpu = len(variant.kernel.aligned), variant.device, variant.on_gpu
+        # by facts about the pointers
+        self._starts: dict[Hashable, Callable[[int, Sequence[int | None]], None]] = {}
+
+    def launch(self, tensors: Sequence[Tensor | None], scratch: Scratch | None = None) -> None:
+        """Runs the kernel on tensors in the order of its pointers, the last of which are those of ``scratch``."""
+        if self._on_gpu and _current_device() != self._device:
+            with torch.cuda.device(self._device):
+                self.launch(tensors, scratch)
+            return
+        # Triton takes an address as it is, and would ask the driver about every tensor
+        addresses = [None if x is None else x.data_ptr() for x in tensors]
+        if scratch is not None:
+            memory, elements = scratch
+            first = memory.data_ptr()
+            addresses += first, first + elements * memory.itemsize
+        odd = 0
+        for address in addresses[: self._aligned]:
+            odd |= address  # type: ignore[operator]
+        facts = None
+        if odd % 16 or _AMD:
+            facts = self.variant.pointer_facts(tensors if scratch is None else (*tensors, *scratch.tensors))
+        start, hooks = self._starts.get(facts), knobs.runtime
+        if start is not None and not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
+            start(triton.runtime.driver.active.get_current_stream(self._device), addresses)
+            return
+        values = (*tensors, *(() if scratch is None else scratch.tensors), *self.numbers)
+        known = self.variant.compiled(self.key, facts)
+        if known is None:
+            self.variant.compile(self.key, facts, self.grid, values)
+        elif start is not None:
+            # a profiler is active, and needs Triton's description of the launch
+            compiled, constants = known
+            compiled[self.grid](*values, *constants)
+        else:
+            compiled, constants = known
+            self._starts[facts] = starter(compiled, self.grid, (*self.numbers, *constants))
+            self.launch(tensors, scratch)
+
+
+def starter(
+    compiled: Any, grid: tuple[int, int, int], numbers: tuple[Any, ...]
+) -> Callable[[int, Sequence[int | None]], None]:
+    """A function that starts a compiled kernel, of the stream and of its pointers' addresses.
+
+    numbers: the kernel's arguments after the pointers. These are Triton's internal calls, which may change:
+    tests/kernels/test_launch.py compares them with Triton's own.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    x, y, z = grid
 
-    def plainly(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
-        run(x, y, z, stream, function, metadata, None, None, None, *arguments)
+    def plainly(stream: int, addresses: Sequence[int | None]) -> None:
+        run(x, y, z, stream, function, metadata, None, None, None, *addresses, *numbers)
 
     if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
         return plainly
@@ -150,18 +209,19 @@ def starter(compiled: Any) -> Callable[..., None]:
     launch, cooperative, dependent = run.launch, run.launch_cooperative_grid, run.launch_pdl
     if not hasattr(run, "kernel_signature"):
 
-        def as_in_3_6(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+        def as_in_3_6(stream: int, addresses: Sequence[int | None]) -> None:
             launch(
-                x, y, z, stream, function, cooperative, dependent, None, None, metadata, None, None, None, *arguments
+                x, y, z, stream, function, cooperative, dependent, None, None, metadata, None, None, None,
+                *addresses, *numbers,
             )  # fmt: skip
 
         return as_in_3_6
     annotations, signature = run.arg_annotations, run.kernel_signature
 
-    def as_in_3_7(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+    def as_in_3_7(stream: int, addresses: Sequence[int | None]) -> None:
         launch(
             x, y, z, stream, function, cooperative, dependent, metadata, None, None, None, None, None,
-            annotations, signature, arguments,
+            annotations, signature, (*addresses, *numbers),
         )  # fmt: skip
 
     return as_in_3_7

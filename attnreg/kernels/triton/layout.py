@@ -2,14 +2,16 @@
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """The memory layout of rows as constants of a kernel, and the loading of a tile of keys or values."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import fp8_to_float16
+from attnreg.kernels.triton.target import Target
 from attnreg.runtime.interface import Layout
 
 # PyTorch's 8-bit floats and what `attnreg.kernels.triton.fp8` calls them
@@ -19,6 +21,21 @@ FP8 = {
     torch.float8_e4m3fnuz: "e4m3fnuz",
     torch.float8_e5m2fnuz: "e5m2fnuz",
 }
+
+
+def on_bytes(run: Callable[..., None], tensors: Iterable[Tensor | None], target: Target) -> Callable[..., None]:
+    """A function of a launch's tensors, for those like these; 8-bit floats that no hardware converts go as bytes."""
+
+    def unconverted(x: Tensor | None) -> bool:
+        return x is not None and x.dtype in FP8 and not target.converts(x.dtype)
+
+    if not any(map(unconverted, tensors)):
+        return run
+
+    def run_on_bytes(some: Sequence[Any], *others: Any) -> None:
+        run([x.view(torch.uint8) if unconverted(x) else x for x in some], *others)
+
+    return run_on_bytes
 
 
 # stands for a head stride that is an argument of the launch, counted in so many elements, by which it is divisible

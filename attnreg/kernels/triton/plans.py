@@ -8,7 +8,7 @@ streams, layers or graphs never share them, and those of a captured graph are in
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,37 +16,35 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.attention import _attention_kernel
-from attnreg.kernels.triton.launch import Kernel
-from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides, packed_strides
+from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
+from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides, on_bytes, packed_strides
 from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
-from attnreg.kernels.triton.splits import _merge_splits_kernel
+from attnreg.kernels.triton.splits import PlannedMerge, Run
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, columns_of, power_of_2, value_columns
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 from attnreg.runtime.lengths import LONGEST, content, queries_of
+from attnreg.runtime.tensors import Kinds
 
-# the values of a launch, in the order in which they are put together: those of the batch and of the call, then those
-# of the launch, then those of its parts
-_BATCH = (
-    "query_start_loc_ptr", "num_reqs", "key_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr",
-    "ranges_ptr", "tree_ptr", "num_ranges", "stride_table", "stride_ranges", "stride_range", "stride_tree",
-)  # fmt: skip
+# the tensors of a launch in the order of the kernel's pointers: those of the call and of the batch, then its parts
 _CALL = (
     "query_ptr", "key_ptr", "value_ptr", "output_ptr", "lse_ptr", "sinks_ptr", "slopes_ptr", "q_scale_ptr",
-    "k_scale_ptr", "v_scale_ptr", "out_scale_ptr", "stride_lse", "stride_key_head", "stride_value_head",
+    "k_scale_ptr", "v_scale_ptr", "out_scale_ptr",
 )  # fmt: skip
+_BATCH = (
+    "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr", "ranges_ptr",
+    "tree_ptr",
+)  # fmt: skip
+_PARTS = ("partial_ptr", "partial_lse_ptr")
+_NO_PARTS = (None, None)
+# the numbers of the batch, of the call and of the launch; the launch of a batch has `slots` too
+_BATCH_NUMBERS = ("num_reqs", "num_ranges", "stride_table", "stride_ranges", "stride_range", "stride_tree")
+_CALL_NUMBERS = ("stride_lse", "stride_key_head", "stride_value_head")
 _LAUNCH = (
     "min_query_len", "max_query_len", "min_split", "programs_at_once", "head_size", "softmax_scale", "softcap",
 )  # fmt: skip
-_PARTS = ("partial_ptr", "partial_lse_ptr", "slots")
-_NO_PARTS = (None, None, 0)
-_ATTENTION = Kernel(_attention_kernel, (*_BATCH, *_CALL, *_LAUNCH, *_PARTS))
-_MERGE = Kernel(
-    _merge_splits_kernel,
-    ("query_start_loc_ptr", "num_reqs", "output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "stride_lse",
-     "min_query_len", "max_query_len", "num_splits", *_PARTS),
-)  # fmt: skip
+_ATTENTION = Kernel(_attention_kernel, (*_CALL, *_BATCH, *_PARTS, *_BATCH_NUMBERS, *_CALL_NUMBERS, *_LAUNCH, "slots"))
 _TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -80,47 +78,46 @@ class AttentionPlan:
             ranges is not None, tree is not None, causal, content(batch.query_start_loc_cpu), batch.max_query_len,
             -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits,
         )  # fmt: skip
-        self._values = (
-            starts, batch.num_reqs, batch.key_start_loc, batch.seq_lens, by_request, table,
-            ranges, tree, 0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0),
+        self._numbers = (
+            batch.num_reqs, 0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0),
             _stride(ranges, 1), _stride(tree, 0),
         )  # fmt: skip
+        self._paged = table is not None
+        # layers follow each other with calls alike
+        self._recent: tuple[object, list[Run]] = (None, [])
+        self._tensors = starts, batch.key_start_loc, batch.seq_lens, by_request, table, ranges, tree
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch. The output may be of any type, float32 too."""
-        query, kv_cache, output, key, value, lse, params = call
-        if kv_cache is not None:
+        query, kv_cache, output, key, value, lse, params, alike = call
+        if self._paged and kv_cache is not None:
             key, value = kv_cache
         # the layer has validated that a call has a cache, or keys and values
         assert key is not None
         assert value is not None
-        if key.dtype in FP8 and not target_of(key.device).converts(key.dtype):
-            key, value = key.view(torch.uint8), value.view(torch.uint8)
-        if query.dtype in FP8 or output.dtype in FP8:
-            query, output = _convertible(query), _convertible(output)
-        sinks, slopes, k_scale, v_scale = params.sinks, params.alibi_slopes, params.k_scale, params.v_scale
-        q_scale, out_scale = params.q_scale, params.out_scale
-        key_strides, value_strides = key.stride(), value.stride()
-        key_head = value_head = 0
-        if kv_cache is None:
-            key_strides, key_head = packed_strides(key_strides)
-            value_strides, value_head = packed_strides(value_strides)
-        # all that the code depends on beyond the plan; `_Code.constants` reads the strides
-        variant_key = (
-            query.stride(), output.stride(), key_strides, value_strides,
-            None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
-            None if sinks is None else (sinks.stride(0), sinks.dtype),
-            None if slopes is None else (slopes.stride(0), slopes.dtype),
-            None if q_scale is None else q_scale.stride(0), out_scale is None, lse is None, output.dtype,
+        # the pointers of `_CALL`
+        tensors = (
+            query, key, value, output, lse, params.sinks, params.alibi_slopes, params.q_scale, params.k_scale,
+            params.v_scale, params.out_scale,
         )  # fmt: skip
-        # contiguous; a tensor of one head may have any stride
-        stride_lse = 0 if lse is None else lse.shape[1]
-        values = (
-            query, key, value, output, lse, sinks, slopes, q_scale, k_scale, v_scale, out_scale, stride_lse,
-            key_head, value_head,
-        )  # fmt: skip
-        for planned in self.launches:
-            planned.run(variant_key, query.shape[0], self._values, values)
+        if alike is None:
+            alike = self.launches.kinds.of((lse is None, params.names), tensors)
+        known, runs = self._recent
+        if known is not alike:
+            runs = self._runs(alike, tensors)
+            self._recent = alike, runs
+        for run in runs:
+            run(tensors, self._tensors)
+
+    def _runs(self, alike: object, tensors: tuple[Any, ...]) -> list[Run]:
+        """What runs the launches for calls like this one, shared by the plans of alike batches."""
+        runs = self.launches.runs
+        found = runs.get((alike, self._numbers))
+        if found is None:
+            if len(runs) >= MOST_BOUND:
+                runs.clear()
+            found = runs[alike, self._numbers] = _bound(self.launches, self._numbers, *tensors)
+        return found
 
 
 class _Code(NamedTuple):
@@ -182,13 +179,15 @@ class _Code(NamedTuple):
 
 
 class _PlannedLaunch:
-    """One launch of the attention kernel, without the tensors of a batch, and the merge if its keys are split."""
+    """One launch of the attention kernel, without tensors, and the merge if its keys are split."""
 
     def __init__(
         self, spec: AttentionSpec, chosen: Launch, shape: Shape, requests: int, device: torch.device, code: _Code
     ) -> None:
         self.chosen, self.requests = chosen, requests
-        self.merge = _PlannedMerge(spec, chosen, shape.block_dv, requests, device, code) if code.split else None
+        self.merge: PlannedMerge | None = None
+        if code.split:
+            self.merge = PlannedMerge(spec, chosen, shape.block_dv, requests, device, code.dependent_launch)
         self.programs = spec.num_kv_heads * -(-shape.group // chosen.heads)
         self.values = (
             chosen.min_query_len, chosen.max_query_len, chosen.min_split,
@@ -197,18 +196,57 @@ class _PlannedLaunch:
         )  # fmt: skip
         self.variant = _ATTENTION.variant(device, code)
 
-    def run(self, variant_key: tuple[Any, ...], rows: int, batch: tuple[Any, ...], call: tuple[Any, ...]) -> None:
-        """Computes the requests of this launch; rows: of queries, padding included.
+    def bind(self, variant_key: tuple[Any, ...], rows: int, numbers: Mapping[str, Any]) -> Run:
+        """What computes the requests of this launch, of calls with so many rows of queries, padding included.
 
         A captured graph may be replayed with any lengths, so the grid is for as many tiles as so many rows can fill.
         """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
-        if self.merge is None:
-            self.variant.launch(variant_key, grid, batch + call + self.values + _NO_PARTS)
-            return
-        parts = self.merge.parts(rows, call[0])
-        self.variant.launch(variant_key, grid, batch + call + self.values + parts)
-        self.merge.run(variant_key, rows, batch, call, parts)
+        numbers = {**numbers, **dict(zip(_LAUNCH, self.values, strict=True)), "slots": 0}
+        if self.merge is not None:
+            return self.merge.bind(self.variant, variant_key, grid, rows, numbers)
+        attention = self.variant.bind(variant_key, grid, numbers)
+
+        def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
+            attention.launch((*call, *batch, *_NO_PARTS))
+
+        return run
+
+
+class _Launches(tuple[_PlannedLaunch, ...]):
+    """The launches for batches alike. runs: what runs them, for calls alike and the numbers of a batch.
+
+    kinds: of calls that nobody compared.
+    """
+
+    kinds: Kinds
+    runs: dict[tuple[object, tuple[int, ...]], list[Run]]
+
+
+def _bound(
+    launches: _Launches, batch: Sequence[int], query: Tensor, key: Tensor, value: Tensor, output: Tensor,
+    lse: Tensor | None, sinks: Tensor | None, slopes: Tensor | None, q_scale: Tensor | None, k_scale: Tensor | None,
+    v_scale: Tensor | None, out_scale: Tensor | None,
+) -> list[Run]:  # fmt: skip
+    """What runs the launches for calls whose tensors have the facts of these. batch: the `_BATCH_NUMBERS`."""
+    key_strides, value_strides = key.stride(), value.stride()
+    key_head = value_head = 0
+    if len(key_strides) == 3:
+        key_strides, key_head = packed_strides(key_strides)
+        value_strides, value_head = packed_strides(value_strides)
+    # all that the code depends on beyond the plan; `_Code.constants` reads the strides
+    variant_key = (
+        query.stride(), output.stride(), key_strides, value_strides,
+        None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
+        None if sinks is None else (sinks.stride(0), sinks.dtype),
+        None if slopes is None else (slopes.stride(0), slopes.dtype),
+        None if q_scale is None else q_scale.stride(0), out_scale is None, lse is None, output.dtype,
+    )  # fmt: skip
+    # contiguous; a tensor of one head may have any stride
+    numbers = {"stride_lse": 0 if lse is None else lse.shape[1], "stride_key_head": key_head}
+    numbers |= {"stride_value_head": value_head, **dict(zip(_BATCH_NUMBERS, batch, strict=True))}
+    runs = [planned.bind(variant_key, query.shape[0], numbers) for planned in launches]
+    return [on_bytes(run, (query, key, value, output), target_of(query.device)) for run in runs]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -226,7 +264,7 @@ def _launches(
     max_seq_len: int,
     config: Config | None,
     splits: int | None,
-) -> tuple[_PlannedLaunch, ...]:
+) -> _Launches:
     """The launches for every batch of which this is true. causal: None where requests differ.
 
     starts: the prefix sums of its queries, as int32.
@@ -297,7 +335,9 @@ def _launches(
             dependent_launch=one.splits > 1 and target.dependent_launch,
         )
         planned.append(_PlannedLaunch(spec, one, shape, len(queries), device, code))
-    return tuple(planned)
+    found = _Launches(planned)
+    found.kinds, found.runs = Kinds(), {}
+    return found
 
 
 def _bytes(tensor: Tensor | None) -> Tensor | None:
@@ -305,87 +345,6 @@ def _bytes(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.view(torch.uint8)
 
 
-def _convertible(tensor: Tensor) -> Tensor:
-    """A tensor as a kernel takes it: bytes where the device does not convert its 8-bit floats."""
-    converts = tensor.dtype not in FP8 or target_of(tensor.device).converts(tensor.dtype)
-    return tensor if converts else tensor.view(torch.uint8)
-
-
 def _stride(tensor: Tensor | None, dim: int) -> int:
     """A stride of a tensor, 0 where no element is that far from the first."""
     return 0 if tensor is None or tensor.shape[dim] < 2 else tensor.stride(dim)
-
-
-class _MergeCode(NamedTuple):
-    """The facts that the merge kernel's code depends on, apart from strides and optional tensors."""
-
-    dtype: torch.dtype
-    head_size_v: int
-    dependent_launch: bool
-    by_row: bool
-    block_s: int
-    block_dv: int
-
-    @property
-    def options(self) -> Mapping[str, int]:
-        return {"num_warps": 4, "launch_pdl": True} if self.dependent_launch else {"num_warps": 4}
-
-    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        output, sinks = key[1], key[6]
-        return {
-            "OUT": Strides(output[0], output[1], FP8.get(self.dtype, "")),
-            "SINK_STRIDE": sinks[0] if sinks else 1,
-            "HEAD_SIZE_V": self.head_size_v,
-            "DEPENDENT_LAUNCH": self.dependent_launch,
-            "BY_ROW": self.by_row,
-            "BLOCK_S": self.block_s,
-            "BLOCK_DV": self.block_dv,
-        }
-
-
-class _PlannedMerge:
-    """The launch that merges the parts of split keys.
-
-    Parts lie by request, with ``slots`` rows for each, or by row where there are fewer rows than that.
-    """
-
-    def __init__(
-        self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, code: _Code
-    ) -> None:
-        self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
-        self.slots = chosen.max_query_len
-        self.by_request = requests * self.slots
-        self.values = (chosen.min_query_len, chosen.max_query_len, chosen.splits)
-        # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
-        block_s = min(32, 4096 // block_dv)
-        if "batch_invariant" not in spec.features:
-            block_s = min(block_s, power_of_2(chosen.splits))
-        codes = (
-            _MergeCode(code.output_dtype, spec.head_size_v, code.dependent_launch, by_row, block_s, block_dv)
-            for by_row in (False, True)
-        )
-        self.variants = [_MERGE.variant(device, one) for one in codes]
-
-    def parts(self, rows: int, query: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Memory beside the query for the parts of so many rows, and where each row's are: values of both kernels."""
-        by_row = rows < self.by_request
-        sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
-        # one allocation is half the time of two
-        memory = query.new_empty(sums * (self.head_size_v + 1), dtype=torch.float32)
-        outputs, sums_of_weights = memory.split_with_sizes((sums * self.head_size_v, sums))
-        return outputs, sums_of_weights, 0 if by_row else self.slots
-
-    def run(
-        self,
-        variant_key: tuple[Any, ...],
-        rows: int,
-        batch: tuple[Any, ...],
-        call: tuple[Any, ...],
-        parts: tuple[Tensor, Tensor, int],
-    ) -> None:
-        """Merges parts into the output."""
-        starts, requests, *_ = batch
-        _, _, _, output, lse, sinks, _, _, _, _, out_scale, stride_lse, *_ = call
-        grid = (min(rows, self.by_request), self.num_heads, 1)
-        values = (starts, requests, output, lse, sinks, out_scale, stride_lse, *self.values, *parts)
-        self.variants[rows < self.by_request].launch(variant_key, grid, values)

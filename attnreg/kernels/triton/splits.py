@@ -7,12 +7,22 @@ are in partial_ptr [num_reqs * slots, num_heads, splits, head_size_v] and partia
 Where slots are 0, parts are by row: [rows, num_heads, splits, head_size_v].
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
+from attnreg.kernels.triton.launch import Kernel, Scratch, Variant
+from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import request_of_row
+from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
+from attnreg.kernels.triton.tiles import power_of_2
+from attnreg.runtime.interface import AttentionSpec
 
 
 @triton.jit
@@ -57,7 +67,7 @@ def store_part(
     ],
 )
 def _merge_splits_kernel(
-    output_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_start_loc_ptr, sinks_ptr, out_scale_ptr,
+    output_ptr, lse_ptr, sinks_ptr, out_scale_ptr, query_start_loc_ptr, partial_ptr, partial_lse_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_splits, stride_lse,
     OUT: tl.constexpr, SINK_STRIDE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     BY_ROW: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -116,3 +126,93 @@ def _merge_splits_kernel(
     if lse_ptr is not None:
         lse = tl.where(has_keys, (row_max + tl.log2(row_sum)) * LN_2, float("-inf"))
         tl.store(lse_ptr + head * stride_lse + first_token + token, lse, mask=is_row)
+
+
+_MERGE = Kernel(
+    _merge_splits_kernel,
+    ("output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "query_start_loc_ptr", "partial_ptr", "partial_lse_ptr",
+     "num_reqs", "min_query_len", "max_query_len", "slots", "num_splits", "stride_lse"),
+)  # fmt: skip
+# runs a launch, of the tensors of a call and those of a batch
+Run = Callable[[Sequence[Any], Sequence[Any]], None]
+
+
+class _MergeCode(NamedTuple):
+    """The facts that the merge kernel's code depends on, apart from strides and optional tensors."""
+
+    dtype: torch.dtype
+    head_size_v: int
+    dependent_launch: bool
+    by_row: bool
+    block_s: int
+    block_dv: int
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        return {"num_warps": 4, "launch_pdl": True} if self.dependent_launch else {"num_warps": 4}
+
+    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
+        output, sinks = key[1], key[6]
+        return {
+            "OUT": Strides(output[0], output[1], FP8.get(self.dtype, "")),
+            "SINK_STRIDE": sinks[0] if sinks else 1,
+            "HEAD_SIZE_V": self.head_size_v,
+            "DEPENDENT_LAUNCH": self.dependent_launch,
+            "BY_ROW": self.by_row,
+            "BLOCK_S": self.block_s,
+            "BLOCK_DV": self.block_dv,
+        }
+
+
+class PlannedMerge:
+    """The launch that merges the parts of split keys.
+
+    Parts lie by request, with ``slots`` rows for each, or by row where there are fewer rows than that.
+    """
+
+    def __init__(
+        self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, dependent: bool
+    ) -> None:
+        self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
+        self.slots = chosen.max_query_len
+        self.by_request = requests * self.slots
+        # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
+        block_s = min(32, 4096 // block_dv)
+        if "batch_invariant" not in spec.features:
+            block_s = min(block_s, power_of_2(chosen.splits))
+        codes = (
+            _MergeCode(spec.output_dtype, spec.head_size_v, dependent, by_row, block_s, block_dv)
+            for by_row in (False, True)
+        )
+        self.variants = [_MERGE.variant(device, one) for one in codes]
+
+    def bind(
+        self,
+        attention: Variant,
+        variant_key: tuple[Any, ...],
+        grid: tuple[int, int, int],
+        rows: int,
+        numbers: Mapping[str, Any],
+    ) -> Run:
+        """What runs the attention kernel and the merge for calls with so many rows of queries."""
+        by_row = rows < self.by_request
+        numbers = {**numbers, "slots": 0 if by_row else self.slots, "num_splits": self.splits}
+        first = attention.bind(variant_key, grid, numbers)
+        grid = (min(rows, self.by_request), self.num_heads, 1)
+        second = self.variants[by_row].bind(variant_key, grid, numbers)
+        sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
+        elements = sums * self.head_size_v
+
+        def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
+            query, _, _, output, lse, sinks, _, _, _, _, out_scale = call
+            parts = self.parts(query, elements, sums)
+            first.launch((*call, *batch), parts)
+            second.launch((output, lse, sinks, out_scale, batch[0]), parts)
+
+        return run
+
+    @staticmethod
+    def parts(query: Tensor, elements: int, sums: int) -> Scratch:
+        """Memory beside the query for the outputs of parts and for the sums of their weights."""
+        # one allocation is half the time of two
+        return Scratch(query.new_empty(elements + sums, dtype=torch.float32), elements)

@@ -134,12 +134,11 @@ class ContextParallel:
             return output
         if batch.window is not None:
             self._copy(kv_cache, calls.copies, batch.window)
-        calls.context.attend()
+        calls.context.run()
         # the states of the ranks are on their way while each does what is its own
         pending = self.exchange.start(calls.message)
-        calls.written.write()
-        calls.step.write()
-        calls.step.attend()
+        calls.written.run()
+        calls.step.run()
         merged, merged_lse = self._by_head(output)[: batch.tokens], None if lse is None else lse[:, : batch.tokens]
         pending.merge(merged, merged_lse, calls.own, calls.own_lse, self.layer.params.out_scale)
         return output
@@ -203,10 +202,11 @@ class ContextParallel:
 
 
 class _Call(NamedTuple):
-    """A call of a layer, validated: what was planned for its batch, and its tensors."""
+    """A call of a layer, validated: what was planned for its batch, whether it writes keys, and its tensors."""
 
     layer: Attention
     planned: Any
+    writes: bool
     given: Any
 
     @classmethod
@@ -223,13 +223,12 @@ class _Call(NamedTuple):
     ) -> _Call:
         planned = layer._planned(batch)
         write, attend = key is not None or query is None, query is not None
-        return cls(layer, planned, layer._validated(planned, query, key, value, kv_cache, output, lse, write, attend))
+        given = layer._validated(planned, write, attend, query, output, lse, key, value, kv_cache)
+        return cls(layer, planned, write, given)
 
-    def write(self) -> None:
-        self.layer._write(self.planned, self.given)
-
-    def attend(self) -> None:
-        self.layer._attend(self.planned, self.given)
+    def run(self) -> None:
+        """Writes the new keys and values, and attends."""
+        self.layer._execute(self.planned, self.writes, self.given)
 
 
 class _Calls(NamedTuple):

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.spec import DTYPES
 from attnreg.runtime.states.memory import reach, share_memory
-from attnreg.runtime.tensors import signatures, tensor_problems
-from attnreg.runtime.validation import MOST_REMEMBERED, refuse
+from attnreg.runtime.tensors import MOST_REMEMBERED, signatures, tensor_problems
+from attnreg.runtime.validation import refuse
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _unpack: Any = forward_ad.unpack_dual
