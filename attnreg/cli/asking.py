@@ -95,6 +95,11 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
         return
     registry = registry_inputs.load()
     if name not in registry.backends:
+        row, _, variant = name.partition("/")
+        if variant and row in registry.backends:
+            variants = [v.name for v in registry.backends[row].variants if v.name]
+            what = f"{row} has no variant {variant!r}" if variant not in variants else f"{name} is a variant of {row}"
+            raise BadInput(what, f"`attnreg show {row}` prints {'all: ' + ', '.join(variants) if variants else 'it'}")
         names = {**registry.backends, **dict.fromkeys(families)}
         raise BadInput(f"no backend and no model family {name!r}", did_you_mean(name, names, 40) + registry.missed)
     if as_json:

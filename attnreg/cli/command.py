@@ -46,6 +46,9 @@ class Option(click.Option):
                 times = "twice" if len(given) == 2 else f"{len(given)} times"
                 raise BadInput(f"{self.opts[0]} given {times}: {', '.join(given)}", "it takes one value")
             opts = {**opts, self.name or "": given[-1]}
+        # an empty text is what an unset variable of a shell leaves, and no default
+        if isinstance(given, list) and "" in given and not ctx.resilient_parsing:
+            raise BadInput(f"{self.opts[0]} is empty", "give it a value, or leave it out")
         return super().consume_value(ctx, opts)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

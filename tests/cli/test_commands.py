@@ -100,3 +100,29 @@ def test_a_run_leaves_the_garbage_collector_as_it_was(run: Callable[..., Any]) -
     before = gc.get_threshold()
     assert run("list").status == 0
     assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("option", ["--registry", "--prefer", "--trust", "--overlay", "--arch", "--model"])
+def test_an_empty_value_is_no_default(run: Callable[..., Any], option: str) -> None:
+    for arguments in ([option, ""], [f"{option}="]):
+        result = run("explain", *arguments)
+        assert result.status == 2
+        assert result.err == f"attnreg: {option} is empty\n  help: give it a value, or leave it out\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "FLASH_ATTN/FA3",
+            "FLASH_ATTN/FA3 is a variant of FLASH_ATTN\n  help: `attnreg show FLASH_ATTN` prints all: ",
+        ),
+        ("FLASH_ATTN/FA9", "FLASH_ATTN has no variant 'FA9'\n  help: `attnreg show FLASH_ATTN` prints all: FA4, "),
+        ("CPU_ATTN/x", "CPU_ATTN has no variant 'x'\n  help: `attnreg show CPU_ATTN` prints it\n"),
+    ],
+)
+def test_a_variant_is_shown_with_its_backend(run: Callable[..., Any], name: str, said: str) -> None:
+    result = run("show", name)
+    assert result.status == 2
+    assert result.err.startswith(f"attnreg: {said}")
+    assert "llama" not in result.err

@@ -109,7 +109,7 @@ def test_an_order_that_is_lost(copy: Path) -> None:
 def test_a_claim_that_is_lost(copy: Path) -> None:
     file = copy / "backends.yaml"
     text = file.read_text(encoding="utf-8")
-    claim = "add: {features: [batch_invariant, per_head_quant_scales, sinks], kv_dtypes: [fp8, fp8_e4m3]}"
+    claim = "add: {features: [batch_invariant, fp8_query, per_head_quant_scales, sinks], kv_dtypes: [fp8, fp8_e4m3]}"
     assert text.count(claim) == 1
     file.write_text(text.replace(claim, claim.replace(", sinks", "")), encoding="utf-8")
     found = findings(copy)

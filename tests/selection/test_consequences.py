@@ -10,7 +10,7 @@ import pytest
 from support.asking import BASE, at
 
 import attnreg
-from attnreg import AttentionRequest, Registry, Selection
+from attnreg import AttentionRequest, Platform, Registry, Selection
 from attnreg.registry import KernelBlocks
 from attnreg.selection.consequences import consequence_words
 from attnreg.selection.selector import evaluate
@@ -197,3 +197,46 @@ def test_consequences_are_data_too(vllm: Registry) -> None:
         or "backends.yaml:" in data[0]["where"]
     )
     assert data[0]["source"].startswith("vllm:")
+
+
+@pytest.mark.parametrize(
+    ("arch", "facets", "fails"),
+    [
+        ("sm90", {"dtype": "float16", "kv_dtype": "fp8"}, "writes bfloat16 alone from an fp8 cache"),
+        ("sm100", {"dtype": "float16", "kv_dtype": "fp8_e4m3"}, "writes bfloat16 alone from an fp8 cache"),
+        ("sm90", {"attn_type": "encoder_only", "kv_dtype": "fp8"}, "takes no kv_cache_dtype of fp8"),
+        ("sm90", {"kv_dtype": "fp8"}, None),
+        ("sm90", {"dtype": "float16"}, None),
+        # FA4 on Hopper takes 16-bit queries
+        ("sm90", {"dtype": "float16", "kv_dtype": "fp8", "head_size": 512, "block_size": 64}, None),
+    ],
+)
+def test_what_flash_attention_does_with_an_fp8_cache_in_vllm(
+    vllm: Registry, arch: str, facets: dict[str, Any], fails: str | None
+) -> None:
+    selection = asked(vllm, arch, "FLASH_ATTN", **facets)
+    failures = [c.text for c in selection.consequences if c.kind == "fails"]
+    assert len(failures) == (fails is not None)
+    assert all(fails in text for text in failures if fails)
+
+
+FP8_QUERY = [
+    ({"kv_dtype": "fp8"}, None),
+    ({"kv_dtype": "fp8_e4m3"}, None),
+    ({}, "FlashAttention takes queries, keys and values of one dtype, so fp8 queries need an fp8 cache"),
+    (
+        {"kv_dtype": "fp8", "dtype": "float16"},
+        "FlashAttention writes bfloat16 alone where queries, keys and values are fp8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("facets", "reason"), FP8_QUERY)
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_flash_attention_takes_fp8_queries_with_an_fp8_cache(
+    default: Registry, arch: str, facets: dict[str, Any], reason: str | None
+) -> None:
+    packages = (("flash-attn-3", "3.0"), ("flash-attn-4", "4.0"))
+    request = AttentionRequest(head_size=128, features={"fp8_query"}, **facets)
+    selection = evaluate(request, Platform(platform="cuda", arch=arch, packages=packages), default, "FLASH_ATTN")
+    assert [r.text for r in selection.candidates[0].reasons] == ([] if reason is None else [reason])
