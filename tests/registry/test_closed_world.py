@@ -194,5 +194,5 @@ def test_attnregs_own_rows_cite_what_decides_what_they_can_do(default: Registry)
 
 def test_rows_without_a_module_are_knowledge_of_others_kernels(default: Registry) -> None:
     knowledge = [row.name for row in default.backends.values() if row.module is None]
-    assert len(knowledge) == 19
+    assert len(knowledge) == 17
     assert all(not default.backends[name].source.startswith("attnreg:") for name in knowledge)

@@ -31,7 +31,7 @@ class Value:
         return self.modules[0].partition(".")[0]
 
     @property
-    def _read(self) -> str:
+    def written_for(self) -> str:
         """The end of every reason: the commit that the adapter was written for."""
         return f"(the adapter was written for {self.source.split('/blob/')[1][:12]})"
 
@@ -39,7 +39,7 @@ class Value:
         """The installed object. Raises `UpstreamError` where it is gone or cannot be imported."""
         value = getattr(self._module(), self.name, None)
         if value is None:
-            raise UpstreamError(f"{self.package} has no {self.modules[0]}.{self.name} any more {self._read}")
+            raise UpstreamError(f"{self.package} has no {self.modules[0]}.{self.name} any more {self.written_for}")
         return value
 
     def _module(self) -> ModuleType:
@@ -52,7 +52,7 @@ class Value:
                 if gone and i + 1 < len(self.modules):
                     continue
                 if gone:
-                    raise UpstreamError(f"{self.package} has no module {e.name} any more {self._read}") from e
+                    raise UpstreamError(f"{self.package} has no module {e.name} any more {self.written_for}") from e
                 raise UpstreamError(f"{name} cannot be imported: {e}") from e
             # a package that builds and loads libraries can fail in any way; its text is the reason
             except Exception as e:
@@ -75,7 +75,7 @@ class Function(Value):
         function: Callable[..., Any] = Value.load(self)
         changes = list(self.changes(function))
         if changes:
-            raise UpstreamError(f"{self.package}'s {self.name} {', and '.join(changes)} {self._read}")
+            raise UpstreamError(f"{self.package}'s {self.name} {', and '.join(changes)} {self.written_for}")
         return function
 
     def changes(self, function: Any) -> Iterator[str]:
