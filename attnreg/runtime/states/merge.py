@@ -154,9 +154,9 @@ _TWO = _Kind(
     ("prefix_lse", "suffix_lse"),
 )
 _MANY = _Kind(("output", "output_lse", "states", "lses", "output_scale"), ("states",), ("lses",))
-# the signatures of calls that fitted, with the merge for them, and the bytes from each tensor's first element to the
-# end of its last
-_FITTED: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+# the signatures of calls that fitted, with the merge for them, the bytes from each tensor's first element to the end of
+# its last, and which tensors are alike
+_FITTED: dict[Any, tuple[Any, tuple[int, ...], tuple[list[bool], ...]]] = {}
 
 
 def _validated(tensors: tuple[Tensor | None, ...], kind: _Kind) -> Any:
@@ -176,13 +176,25 @@ def _validated(tensors: tuple[Tensor | None, ...], kind: _Kind) -> Any:
         refuse([*_problems(named, kind.states, kind.lses)])
         if len(_FITTED) >= MOST_REMEMBERED:
             _FITTED.clear()
-        fitted = _FITTED[key] = _prepared(tensors, kind), tuple(0 if x is None else reach(x) for x in tensors)
-    merge, reaches = fitted
+        reaches = tuple(0 if x is None else reach(x) for x in tensors)
+        fitted = _FITTED[key] = _prepared(tensors, kind), reaches, _alike(tensors)
+    merge, reaches, alike = fitted
     begins = [0 if x is None else x.data_ptr() for x in tensors]
     output, lse, *others = ends = [(begin, begin + size) for begin, size in zip(begins, reaches, strict=True)]
-    if any(_meet(output, other) or _meet(lse, other) for other in others) or _meet(output, lse):
+    # where one that is alike begins where a written one does, it is that
+    if _meet(output, lse) or any(
+        _meet(written, x) and not (twin and x == written)
+        for written, twins in zip((output, lse), alike, strict=True)
+        for x, twin in zip(others, twins, strict=True)
+    ):
         refuse([*_overlaps(dict(zip(kind.names, zip(tensors, ends, strict=True), strict=True)), kind)])
     return merge
+
+
+def _alike(tensors: tuple[Tensor | None, ...]) -> tuple[list[bool], ...]:
+    """Of each tensor but the two that are written, whether it is like the output; and whether like its LSE."""
+    facts = signatures(tensors)
+    return tuple([fact is not None and fact == written for fact in facts[2:]] for written in facts[:2])
 
 
 def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
