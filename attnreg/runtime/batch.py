@@ -72,13 +72,16 @@ class BatchMetadata:
     tree_mask: Tensor | None = None
     # this batch's plans by layer kind; `Attention` fills it, the layers share it
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    # the tensors that it has
+    # the tensors that it has, and which of all it lacks
     given: tuple[Tensor, ...] = field(init=False, repr=False)
+    lacks: tuple[bool, ...] = field(init=False, repr=False)
     # the tensors in host memory, with their address and the bytes from there on; and those whose changes PyTorch counts
     _watched: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "given", tuple([x for x in self.tensors if x is not None]))
+        tensors = self.tensors
+        object.__setattr__(self, "given", tuple([x for x in tensors if x is not None]))
+        object.__setattr__(self, "lacks", tuple([x is None for x in tensors]))
         if not _plain(self):
             problems = [*_field_problems(self)]
             if problems:

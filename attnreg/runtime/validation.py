@@ -57,7 +57,7 @@ def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
     """Raises `BatchError` where a batch contradicts itself or does not fit a layer."""
     # causality by request is a tensor, among the others
     causal, given = batch.causal if isinstance(batch.causal, bool) else None, batch.given
-    kind = spec, causal, batch.key_rows is None, tuple([x is None for x in batch.tensors])
+    kind = spec, causal, batch.key_rows is None, batch.lacks
     remembered = _LIKE.get(kind)
     known = None if remembered is None else remembered.find(given)
     queries = None if known is None else queries_of(content(batch.query_start_loc_cpu))
