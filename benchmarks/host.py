@@ -123,7 +123,7 @@ def figures() -> Iterator[tuple[str, float | None, Callable[[], Any], Step]]:
     yield "forward with the cache's update, b1", 20, short.forward, short
     yield "the same, output allocated", None, short.forward_allocating, short
     yield "the same through the two ops", 30, short.two_ops, short
-    yield "the same through ops.attention", None, short.attention_op, short
+    yield "the same through ops.attention", 30, short.attention_op, short
     yield "a split decode", 20, long.launch, long
     yield "attend, split", None, long.attend, long
 

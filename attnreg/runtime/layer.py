@@ -242,7 +242,9 @@ class Attention:
         write = key is not None and kv_cache is not None
         # an attention without a write reads one of the two
         reads = write or batch.paged
-        self._compute(planned, write, True, query, output, lse, key, value, kv_cache if reads else None)
+        kv_cache = kv_cache if reads else None
+        call = self._validated(planned, write, True, query, output, lse, key, value, kv_cache)
+        self._execute(planned, write, call)
         return output
 
     __call__ = forward
@@ -254,7 +256,9 @@ class Attention:
 
         query: that of the call of `attend` which follows; where it would be refused, nothing is written.
         """
-        self._compute(self._planned(batch), True, query is not None, query, None, None, key, value, kv_cache)
+        planned = self._planned(batch)
+        call = self._validated(planned, True, query is not None, query, None, None, key, value, kv_cache)
+        self._execute(planned, True, call)
 
     def attend(
         self,
@@ -271,7 +275,8 @@ class Attention:
         planned = self._planned(batch)
         if output is None:
             raise BatchError(["output is None; expected the tensor to write to"])
-        self._compute(planned, False, True, query, output, lse, key, value, kv_cache)
+        call = self._validated(planned, False, True, query, output, lse, key, value, kv_cache)
+        self._execute(planned, False, call)
 
     def new_output(self, query: Tensor) -> Tensor:
         """Uninitialised memory for the output of a query, with the query's number of dimensions."""
@@ -283,10 +288,6 @@ class Attention:
         if dimensions == 3:
             return query.new_empty((query.shape[0], heads, size), dtype=dtype)
         return query.new_empty((query.shape[0], heads * size), dtype=dtype)
-
-    def _compute(self, planned: _Planned, write: bool, attend: bool, *given: Any) -> None:
-        """Writes key and value, and attends if there is an output, once all tensors are validated."""
-        self._execute(planned, write, self._validated(planned, write, attend, *given))
 
     def _validated(
         self, planned: _Planned, write: bool, attend: bool, query: Any, output: Any, lse: Any, key: Any, value: Any,
