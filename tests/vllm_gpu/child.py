@@ -2,8 +2,8 @@
 
 The spec names the model's folder, the engine's options, the prompts and the sampling; the result has the tokens, the
 log probabilities, the backend of each layer, vLLM's own counts (of preemptions, of drafts that were accepted, ...) and
-the Triton kernels that were compiled. What it does is printed as it goes, with the seconds since it began; whoever
-stops it finds the last of that, and where every thread stood.
+the Triton kernels that were compiled. What it does is printed as it goes, with the seconds since it began; on SIGUSR1
+it prints where its thread stands, for whoever stops it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import faulthandler
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,8 +27,6 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 BEGAN = time.monotonic()
-# the stacks of all threads are printed this often
-STACKS_EVERY = 45
 
 
 def say(text: str) -> None:
@@ -112,7 +111,8 @@ def prompts(spec: dict[str, Any]) -> list[Any]:
 
 def main(spec_file: str, result_file: str) -> None:
     spec = json.loads(Path(spec_file).read_text())
-    faulthandler.dump_traceback_later(STACKS_EVERY, repeat=True)
+    # nothing that prints stacks by the clock: Python crashes if a thread that compiles is seen in the middle of a frame
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     say(f"{Path(spec['model']).name}, {spec['engine']}")
     from vllm import LLM, SamplingParams
 

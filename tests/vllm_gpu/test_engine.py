@@ -83,8 +83,9 @@ CASES = {
     "bloom": Case(model="bloom", lengths=(1, 7, 64, 130, 600)),
     "whisper": Case(model="whisper", lengths=(3, 5, 9), audio=True, engine={"max_model_len": 448}),
     "fp8 cache": Case(model="llama", engine={"kv_cache_dtype": "fp8"}, tolerance=0.05),
+    # a number may be rounded to the next in fp8, which is a sixteenth away
     "fp8 output": Case(
-        model="llama-fp8", tolerance=0.05, output="torch.float8_e4m3fn",
+        model="llama-fp8", tolerance=0.08, output="torch.float8_e4m3fn",
         engine={"compilation_config": {"pass_config": {"fuse_attn_quant": True}, "custom_ops": ["+quant_fp8"]}},
     ),
     "draft": Case(
@@ -161,6 +162,8 @@ def run(name: str, ours: bool, models: Path, folder: Path) -> dict[str, Any]:
             ended = str(process.wait(timeout=MINUTES * 60))
         except subprocess.TimeoutExpired:
             ended = f"no end after {MINUTES} minutes"
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
         finally:
             _end(process)
     assert ended == "0", f"the engine ended with {ended}:\n{log.read_text()[-6000:]}"
