@@ -12,9 +12,12 @@ from attnreg.request import AttentionRequest, features_of
 # kinds of layers that are no softmax attention, and how people call them
 MIXERS = {"linear": "linear attention", "mamba": "Mamba", "conv": "convolution"}
 
+# words for `causal` of layers in which multimodal tokens of a prompt see each other, and the features that they ask for
+PREFIXES = {"prefix": ("mm_prefix",), "prefix_in_window": ("mm_prefix", "mm_prefix_in_window")}
+
 
 def _causal(fields: ConfigFields, name: str, value: Any) -> Any:
-    return value if value == "prefix" else flag(fields, name, value)
+    return value if isinstance(value, str) and value in PREFIXES else flag(fields, name, value)
 
 
 def _word(fields: ConfigFields, name: str, value: Any) -> str:
@@ -78,7 +81,8 @@ class LayerFacts:
     ``kind`` is full, sliding, chunked, cross, encoder (bidirectional), vision, or of a layer that is no softmax
     attention linear, mamba or conv; those have no sizes and no ``request``. ``sliding_window`` counts the keys that a
     causal query sees, itself included; where ``causal`` is False it is the distance seen on either side. ``causal`` is
-    "prefix" where a prompt's multimodal tokens see each other in both directions. ``chunk`` is the length of the blocks
+    "prefix" where a prompt's multimodal tokens see each other in both directions, "prefix_in_window" where they do so
+    within the window alone. ``chunk`` is the length of the blocks
     within which queries see keys. ``bias`` is an additive score bias. ``kv_shared_from`` is the layer whose keys and
     values this one reads. ``compress`` is how many tokens one key stands for beside those of the window. ``part`` is
     where the layer's config stands in the model's, "" for the whole or the text's.
@@ -96,7 +100,7 @@ class LayerFacts:
     sinks: bool = False
     softcap: float | None = None
     alibi: bool = False
-    causal: bool | Literal["prefix"] = True
+    causal: bool | Literal["prefix", "prefix_in_window"] = True
     bias: bool = False
     mla: MlaDims | None = None
     scaling: float | None = None
@@ -135,9 +139,11 @@ def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> Atte
         sinks=facts.sinks,
         alibi=facts.alibi,
         score_bias=facts.bias,
-        mm_prefix=facts.causal == "prefix",
         sparse_blocks=facts.sparse_blocks,
     )
+    # without a window there is none to stay in
+    prefixes = PREFIXES.get(str(facts.causal), ())[: 1 if facts.sliding_window is None else 2]
+    features |= {*prefixes}
     return AttentionRequest(**fields, attn_type=attn_type, features=features)
 
 

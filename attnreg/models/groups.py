@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from attnreg.models.facts import MIXERS, LayerFacts, MlaDims
+from attnreg.models.facts import MIXERS, PREFIXES, LayerFacts, MlaDims
 from attnreg.request import AttentionRequest
 from attnreg.selection.wording import cache_words, facet_words, feature_words, head_words, request_words
 
@@ -117,7 +117,7 @@ def _keys(facts: LayerFacts) -> Iterator[str]:
         yield f"and a key for each {facts.compress} tokens"
     if facts.kv_shared_from is not None:
         yield "KV of an earlier layer"
-    yield from feature_words({"mm_prefix": facts.causal == "prefix"})
+    yield from feature_words(dict.fromkeys(PREFIXES.get(str(facts.causal), ()), True))
     if facts.kind == "cross":
         yield "cross-attention"
     else:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from attnreg.compile.schema import DataModel, SourceData, Words
 
+_CAUSAL = "true, false, or for a multimodal prefix {word: prefix} or, held in the window, {word: prefix_in_window}."
 Kind = Literal["full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none"]
 AttnType = Literal["decoder", "encoder", "encoder_only"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -76,7 +77,7 @@ class CallData(DataModel):
     softcap: Value = Field(default=None, description="What the scores are capped at.")
     alibi: Value = Field(default=None, description="Whether ALiBi slopes are added to the scores.")
     bias: Value = Field(default=None, description="Whether another bias is added to the scores.")
-    causal: Value = Field(default=None, description="true, false, or {word: prefix} for a multimodal prefix.")
+    causal: Value = Field(default=None, description=_CAUSAL)
     scaling: Value = Field(default=None, description="The softmax scale; head_size ** -0.5, if left out.")
     yarn_scale: Value = Field(default=None, description="Whether YaRN's factor multiplies the scale.")
     sparse_blocks: Value = Field(default=None, description="The length of the blocks that an indexer chooses.")

@@ -28,6 +28,7 @@ _PHRASES = {
     "score_bias": ("score bias", "score bias"),
     "sparse_blocks": ("sparse blocks", "sparse blocks of {}"),
     "mm_prefix": ("multimodal prefix", "multimodal prefix"),
+    "mm_prefix_in_window": ("held in the window", "held in the window"),
     "non_causal": ("bidirectional", "bidirectional"),
 }
 _PLACES = {word: place for place, word in enumerate(_PHRASES)}

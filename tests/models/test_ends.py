@@ -74,7 +74,7 @@ def test_the_only_layer_that_is_asked_about_has_its_place_in_the_model(default: 
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
-        ("{layers: 0, ask: {kv_dtype: auto}}", "input should be greater than or equal to 1"),
+        ("{layers: 0, ask: {kv_dtype: auto}}", "expected an integer of at least 1"),
         ("{layers: 2}", "ask"),
         ("{layers: 2, ask: {kv_dtyp: auto}}", "unknown facet `kv_dtyp`"),
         ("{layers: 2, asks: {}}", "unknown key `asks`"),

@@ -35,6 +35,10 @@ LATENT = MlaDims(512, 1536, 128, 64, 128, AbsorbedMla(1, 576, 512))
             {"sparse_blocks": 64, "compress": 4, "causal": "prefix"},
             "8/2 heads of 64 · sparse blocks of 64 · and a key for each 4 tokens · multimodal prefix",
         ),
+        (
+            {"sliding_window": 64, "causal": "prefix_in_window"},
+            "8/2 heads of 64 · sliding window 64 · multimodal prefix · held in the window",
+        ),
         ({"kv_shared_from": 3}, "8/2 heads of 64 · KV of an earlier layer"),
         ({"kind": "cross", "causal": False}, "8/2 heads of 64 · cross-attention"),
         ({"kind": "vision", "causal": False}, "8/2 heads of 64 · bidirectional · vision tower"),

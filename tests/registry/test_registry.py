@@ -149,9 +149,9 @@ INTENDED: dict[tuple[str, str], tuple[set[Any], set[Any], str]] = {
         "a fault of the field: it reads such a cache as e4m3",
     ),
     ("FLASH_ATTN", "features"): (
-        {"fp8_query"},
+        {"fp8_query", "mm_prefix_in_window"},
         set(),
-        "vLLM's layers make fp8 queries themselves, and its selector asks for none; FA3 and FA4 take them",
+        "vLLM's layers make fp8 queries, and set where ranges end, without asking; the kernels serve both",
     ),
     ("TURBOQUANT", "features"): (
         set(),

@@ -71,6 +71,9 @@ def differing(config: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, s
 
 def _value(layer: LayerFacts, field: str) -> Any:
     value = getattr(layer, field)
+    # an observation does not tell where ranges end
+    if value == "prefix_in_window":
+        return "prefix"
     return asdict(value) if field == "mla" and value is not None else value
 
 
