@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from ctypes import c_char
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter, index
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +171,7 @@ class BatchMetadata:
     @property
     def on_host(self) -> bool:
         """Whether the device is the processor, so that the device's lengths can be read."""
-        return self.seq_lens.device.type == "cpu"
+        return self.seq_lens.is_cpu
 
     @property
     def host_starts(self) -> Tensor:
@@ -194,7 +195,8 @@ class BatchMetadata:
         state: list[Any] = [x._version for x in counted]
         for tensor, address, memory in read:
             # other memory may have been put in its place
-            state.append(memory.raw if tensor.data_ptr() == address else (tensor.data_ptr(), _bytes_of(tensor).raw))
+            now = tensor.data_ptr()
+            state.append(memory.raw if now == address else (now, _bytes_at(now, tensor).raw))
         return state
 
     def watch(self) -> None:
@@ -203,7 +205,8 @@ class BatchMetadata:
         counted: list[Tensor] = []
         for x in self.given:
             if x.is_cpu:
-                read.append((x, x.data_ptr(), _bytes_of(x)))
+                address = x.data_ptr()
+                read.append((x, address, _bytes_at(address, x)))
             elif not x.is_inference():
                 counted.append(x)
         self._watched[:] = read, counted
@@ -218,10 +221,15 @@ _others = attrgetter(*[name for name in _TENSORS if name != "causal"])
 _STRIDED = torch.strided
 
 
-def _bytes_of(tensor: Tensor) -> Any:
-    """The memory of a tensor as ctypes' array of bytes, which is read the fastest."""
+def _bytes_at(address: int, tensor: Tensor) -> Any:
+    """The memory of a tensor, which begins there, as ctypes' array of bytes, which is read the fastest."""
     size = tensor.nbytes if tensor.is_contiguous() else _reach(tensor)
-    return (c_char * size).from_address(tensor.data_ptr()) if size else (c_char * 0)()
+    return _array_type(size).from_address(address) if size else _array_type(0)()
+
+
+@lru_cache(maxsize=1024)
+def _array_type(size: int) -> Any:
+    return c_char * size
 
 
 def _reach(tensor: Tensor) -> int:
@@ -278,13 +286,13 @@ def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[list[int], i
     except TypeError:
         problems.append(f"{name} is {tensor_words(lengths)}; expected a sequence of integers")
         return [], 0
-    if kinds - {int}:
-        values = [_integer(value) for value in values]
-        wrong = [(i, value) for i, value in enumerate(values) if type(value) is not int or not 0 <= value <= LONGEST]
-    elif not values or (min(values) >= 0 and max(values) <= LONGEST):
-        wrong = []
+    if kinds == {int}:
+        most = max(values)
+        if most <= LONGEST and min(values) >= 0 and most * len(values) <= _INT32:
+            return values, most
     else:
-        wrong = [(i, value) for i, value in enumerate(values) if not 0 <= value <= LONGEST]
+        values = [_integer(value) for value in values]
+    wrong = [(i, value) for i, value in enumerate(values) if type(value) is not int or not 0 <= value <= LONGEST]
     problems += [f"{name}[{i}] is {value!r}; expected an integer from 0 to {LONGEST}" for i, value in wrong]
     if wrong:
         return values, 0

@@ -28,7 +28,7 @@ class Queries(NamedTuple):
 def content(tensor: Tensor) -> bytes:
     """The elements of a tensor in host memory, in order."""
     whole = tensor.contiguous()
-    return string_at(whole.data_ptr(), whole.numel() * whole.itemsize)
+    return string_at(whole.data_ptr(), whole.nbytes)
 
 
 # the steps of a decode have the same queries
