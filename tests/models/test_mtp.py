@@ -30,6 +30,7 @@ FAMILIES: list[tuple[dict[str, Any], int, dict[str, Any]]] = [
     ({"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1}, 32, {"num_kv_heads": 4}),
     ({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1}}, 32, {}),
     ({"model_type": "deepseek_v32", "num_nextn_predict_layers": 1}, 61, {"index_topk": 2048}),
+    ({"model_type": "hy_v3", "num_nextn_predict_layers": 1}, 80, {"head_size": 128, "num_kv_heads": 8}),
 ]
 
 
