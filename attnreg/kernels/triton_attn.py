@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.kernels.triton.plans import AttentionPlan
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, paged_cache_shape
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, Repeated, paged_cache_shape
 
-__all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "run", "write_kv"]
+__all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "repeat", "run", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
 # launches read the lengths on the device, so a captured graph can be replayed with other ones
@@ -40,3 +40,8 @@ def run(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
         write_kv(spec, plan, key, value, kv_cache, params=params, alike=alike)
     if output is not None:
         plan.run(call)
+
+
+def repeat(spec: AttentionSpec, plan: TritonPlan, call: Call) -> Repeated:
+    """A call without a cache, to be run on other memory."""
+    return plan.repeat(call)

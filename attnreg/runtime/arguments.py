@@ -247,3 +247,18 @@ def as_cache(kv_cache: Any) -> KVCache:
     if isinstance(kv_cache, tuple | list) and len(kv_cache) == 2:
         return KVCache(*kv_cache)
     raise BatchError([f"kv_cache is {tensor_words(kv_cache)}; expected KVCache(key, value)"])
+
+
+def per_head(name: str, scale: Tensor | None, num_kv_heads: int) -> Tensor | None:
+    """A scale as [num_kv_heads] float32: a view, so that later changes of the scale take effect."""
+    if scale is None:
+        return None
+    expected = f"expected one float32 element, or [{num_kv_heads}] float32"
+    if not isinstance(scale, Tensor) or scale.layout is not torch.strided or scale.dtype != torch.float32:
+        raise SpecError(f"{name} is {tensor_words(scale)}; {expected}")
+    if scale.numel() == 1:
+        return scale.view(1).expand(num_kv_heads)
+    if scale.shape != (num_kv_heads,):
+        more = "; scales that differ by request are not served" if scale.ndim == 2 else ""
+        raise SpecError(f"{name} is {tensor_words(scale)}; {expected}{more}")
+    return scale

@@ -53,7 +53,7 @@ requests times their longest query if that is less. Backends that compute from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
@@ -178,6 +178,10 @@ class Call(NamedTuple):
         return self.key, self.value
 
 
+# runs a call on another query, key, value and output
+Repeated = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
 class KernelModule(Protocol):
     """The functions that a registry row's ``module`` must have. `Attention` validates every argument before a call.
 
@@ -190,7 +194,9 @@ class KernelModule(Protocol):
     num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots; the parts of latents.
 
     A module may have ``run(spec, plan, call)`` too, which does the work of both at less cost: it stores key and value
-    where the call has these and a kv_cache, and attends where it has an output.
+    where the call has these and a kv_cache, and attends where it has an output. And ``repeat(spec, plan, call)``: a
+    function that runs a call without a cache again, on a query, key, value and output of which it reads the addresses
+    alone, because the rest is as in that call.
     """
 
     def kv_cache_shape(self, spec: AttentionSpec, num_blocks: int) -> KVCacheShape: ...

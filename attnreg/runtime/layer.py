@@ -23,6 +23,7 @@ from attnreg.runtime.interface import (
     KVCacheShape,
     LayerParams,
     Layout,
+    Repeated,
     SpecError,
     UnclaimedError,
 )
@@ -149,10 +150,10 @@ class Attention:
         params = LayerParams(
             sinks=sinks,
             alibi_slopes=alibi_slopes,
-            k_scale=_per_head("k_scale", k_scale, spec.num_kv_heads),
-            v_scale=_per_head("v_scale", v_scale, spec.num_kv_heads),
-            q_scale=_per_head("q_scale", q_scale, spec.num_kv_heads),
-            out_scale=_per_head("out_scale", out_scale, 1),
+            k_scale=arguments.per_head("k_scale", k_scale, spec.num_kv_heads),
+            v_scale=arguments.per_head("v_scale", v_scale, spec.num_kv_heads),
+            q_scale=arguments.per_head("q_scale", q_scale, spec.num_kv_heads),
+            out_scale=arguments.per_head("out_scale", out_scale, 1),
         )
         layer = cls(selection, spec, params)
         if name is not None:
@@ -248,6 +249,27 @@ class Attention:
         return output
 
     __call__ = forward
+
+    @property
+    def kind(self) -> object:
+        """The same object for layers of one backend and spec."""
+        return self._kind
+
+    def repeat(
+        self, query: Tensor, key: Tensor, value: Tensor, batch: BatchMetadata, output: Tensor
+    ) -> Repeated | None:
+        """A function that runs this call of `forward` on another query, key, value and output.
+
+        It looks at nothing but their addresses: the caller has found that all else is as here, and the batch has not
+        changed. It holds for every layer of this kind that has no tensors of its own. None where the backend has no
+        such function, this layer has tensors, the batch a cache, or a CUDA graph is being captured.
+        """
+        make: Callable[[AttentionSpec, Any, Call], Repeated] | None = getattr(self.module, "repeat", None)
+        if make is None or self.params.tensors or batch.paged or _capturing(query):
+            return None
+        planned = self._planned(batch)
+        call = self._validated(planned, False, True, query, output, None, key, value, None)
+        return make(self.spec, planned.plan, call)
 
     def write_kv(
         self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata, *, query: Tensor | None = None
@@ -372,18 +394,3 @@ def _refuse_layout(selection: Selection, layout: str) -> None:
         others = alternatives(verdict)
         help_ = f"these read it: {', '.join(others)}" if others else "no backend here reads it"
         raise UnclaimedError(f"{selection.backend.name}: {why}; {help_}", selection.backend.name, others)
-
-
-def _per_head(name: str, scale: Tensor | None, num_kv_heads: int) -> Tensor | None:
-    """A scale as [num_kv_heads] float32: a view, so that later changes of the scale take effect."""
-    if scale is None:
-        return None
-    expected = f"expected one float32 element, or [{num_kv_heads}] float32"
-    if not isinstance(scale, Tensor) or scale.layout is not torch.strided or scale.dtype != torch.float32:
-        raise SpecError(f"{name} is {tensor_words(scale)}; {expected}")
-    if scale.numel() == 1:
-        return scale.view(1).expand(num_kv_heads)
-    if scale.shape != (num_kv_heads,):
-        more = "; scales that differ by request are not served" if scale.ndim == 2 else ""
-        raise SpecError(f"{name} is {tensor_words(scale)}; {expected}{more}")
-    return scale

@@ -18,9 +18,10 @@ from torch import Tensor
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.masks import MaskSource
 from attnreg.integrations.transformers.meanings import Ranged, known_band
-from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.interface import BatchMetadata, Repeated
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.masks import Band
+from attnreg.runtime.tensors import Alike, comparison
 
 
 class Rest(NamedTuple):
@@ -52,6 +53,17 @@ class Rest(NamedTuple):
         output[request, self.rows[request, at]] = attended[request, at]
 
 
+class Again(NamedTuple):
+    """A call as other layers make it too. alike: whether a query, key and value are as there but for their memory.
+
+    shape: of the output. run: of the same call on a query, key, value and output.
+    """
+
+    alike: Alike
+    shape: tuple[int, int, int, int]
+    run: Repeated
+
+
 @dataclass(frozen=True, eq=False)
 class Packed:
     """The requests of a call, and the places of their rows in the rectangles that transformers passes.
@@ -75,9 +87,21 @@ class Packed:
     rest: Rest | None = None
     # the batches by the distance of the requests' keys, in rows
     batches: dict[int | None, BatchMetadata] = field(default_factory=dict, repr=False)
+    # the last call of each kind of layers that the next may repeat
+    again: dict[object, Again] = field(default_factory=dict, repr=False)
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The output [batch, queries, heads, head_size_v] of query [batch, heads, queries, size], key and value."""
+        again = self.again.get(layer.kind)
+        if (
+            again is not None
+            and again.alike(query, key, value)
+            and not layer.params.tensors
+            and not (query.is_cuda and torch.cuda.is_current_stream_capturing())
+        ):
+            output = query.new_empty(again.shape)
+            again.run(query, key, value, output)
+            return output
         size, _, queries, _ = query.shape
         q = _rows(query)
         places = self._places(layer, key, value)
@@ -92,6 +116,9 @@ class Packed:
         output = q.new_empty(q.shape[0], heads, width)
         if self.queries is None:
             layer.forward(q, k, v, None, batch, output)
+            run = None if places is None or q.data_ptr() != query.data_ptr() else layer.repeat(q, k, v, batch, output)
+            if run is not None and self.rest is None:
+                self.again[layer.kind] = Again(comparison((query, key, value)), (size, queries, heads, width), run)
         else:
             output.zero_()[self.queries] = layer.forward(q[self.queries], k, v, None, batch)
         output = output.view(size, queries, heads, width)

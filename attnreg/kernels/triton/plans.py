@@ -8,7 +8,7 @@ streams, layers or graphs never share them, and those of a captured graph are in
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +88,25 @@ class AttentionPlan:
         self._tensors = starts, batch.key_start_loc, batch.seq_lens, by_request, table, ranges, tree
 
     def run(self, call: Call) -> None:
-        """Writes the output, and the lse, of every query of the batch. The output may be of any type, float32 too."""
+        """Writes the output, and the lse, of every query of the batch."""
+        runs, tensors = self._prepared(call)
+        for run in runs:
+            run(tensors, self._tensors)
+
+    def repeat(self, call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+        """`run` for a query, key, value and output of which only the addresses differ from the call's."""
+        runs, (_, _, _, _, *others) = self._prepared(call)
+        batch = self._tensors
+
+        def again(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+            tensors = (query, key, value, output, *others)
+            for run in runs:
+                run(tensors, batch)
+
+        return again
+
+    def _prepared(self, call: Call) -> tuple[list[Run], tuple[Any, ...]]:
+        """What runs the launches for a call, and the tensors of the call in the order of `_CALL`."""
         query, kv_cache, output, key, value, lse, params, alike = call
         if self._paged and kv_cache is not None:
             key, value = kv_cache
@@ -106,8 +124,7 @@ class AttentionPlan:
         if known is not alike:
             runs = self._runs(alike, tensors)
             self._recent = alike, runs
-        for run in runs:
-            run(tensors, self._tensors)
+        return runs, tensors
 
     def _runs(self, alike: object, tensors: tuple[Any, ...]) -> list[Run]:
         """What runs the launches for calls like this one, shared by the plans of alike batches."""

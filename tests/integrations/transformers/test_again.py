@@ -1,0 +1,90 @@
+"""Layers that repeat the call of the layer before them: by TRITON_ATTN in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import small_models as models
+from support.small_models import by, tokens
+from support.transformers_calls import Layer
+from torch import Tensor
+from transformers import AttentionInterface
+
+import attnreg.integrations.transformers as attention
+from attnreg import Platform, Registry
+from attnreg.integrations.transformers import engine
+from attnreg.integrations.transformers.masks import lazy_mask
+from attnreg.kernels import triton_attn
+from attnreg.runtime.interface import Call
+from attnreg.selection.selector import evaluate
+
+# numpy's, of the interpreter
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def triton(registered: None, default: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the interpreter stands for a device that this machine may lack
+    monkeypatch.setattr(engine, "evaluate", lambda *given, to_run: evaluate(*given))
+    attention.register(registry=default, platform=Platform(platform="cuda", arch="sm80"), backend="TRITON_ATTN")
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The calls that were not repeated."""
+    calls: list[Call] = []
+    run = triton_attn.TritonPlan.run
+
+    def recorded(self: Any, call: Call) -> None:
+        calls.append(call)
+        run(self, call)
+
+    monkeypatch.setattr(triton_attn.TritonPlan, "run", recorded)
+    return calls
+
+
+@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("make", "kinds"), [(models.llama, 1), (models.gemma2, 2), (models.gpt_oss, 2)], ids=["alike", "in turn", "sinks"]
+)
+def test_one_layer_of_a_kind_is_looked_at(
+    make: Callable[..., Any], kinds: int, cache: str | None, looked_at: list[Call]
+) -> None:
+    model, inputs = make(head_dim=32), tokens(7, 3)
+    greedy: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "cache_implementation": cache}
+    found = by("attnreg", model, lambda model: model.generate(**inputs, **greedy))
+    # the prompt has rows of padding, which no call repeats
+    assert len(looked_at) == models.LAYERS + 4 * kinds
+    assert torch.equal(found, by("eager", model, lambda model: model.generate(**inputs, **greedy)))
+
+
+def test_a_call_that_is_not_alike_is_looked_at(looked_at: list[Call]) -> None:
+    torch.manual_seed(3)
+    layers = [Layer() for _ in range(2)]
+    for layer in layers:
+        layer.num_key_value_groups = 2
+    attend, expect = (AttentionInterface()[name] for name in ("attnreg", "sdpa"))  # type: ignore[no-untyped-call]
+    mask = lazy_mask(2, 1, 6, q_offset=5)
+
+    def tensors(heads_last: bool = False, size: int = 32) -> list[Tensor]:
+        q, k, v = torch.randn(2, 4, 1, size), torch.randn(2, 2, 6, size), torch.randn(2, 2, 6, size)
+        return [q, *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))] if heads_last else [q, k, v]
+
+    again = [tensors() for _ in range(3)]
+    rows: list[tuple[list[Tensor], dict[str, Any], int]] = [
+        (again[0], {}, 1), (again[1], {}, 0), (again[2], {}, 0),
+        # other strides, other sizes, a scale, memory that is not aligned, and the first once more
+        (tensors(heads_last=True), {}, 1), (tensors(size=64), {}, 1), (tensors(), {"scaling": 0.5}, 1),
+        ([torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) for x in tensors()], {"scaling": 0.5}, 0),
+        (again[0], {}, 1), (again[1], {}, 0),
+    ]  # fmt: skip
+    with torch.no_grad():
+        for i, (given, more, calls) in enumerate(rows):
+            before = len(looked_at)
+            found = attend(layers[i % 2], *given, mask, **more)[0]
+            assert len(looked_at) - before == calls, i
+            expected = expect(layers[i % 2], *given, None, **more)[0]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
