@@ -258,7 +258,7 @@ class Attention:
     def repeat(
         self, query: Tensor, key: Tensor, value: Tensor, batch: BatchMetadata, output: Tensor
     ) -> Repeated | None:
-        """A function that runs this call of `forward` on another query, key, value and output.
+        """A function that runs this call of `forward` on any query, key, value and output like these; nothing runs yet.
 
         It looks at nothing but their addresses: the caller has found that all else is as here, and the batch has not
         changed. It holds for every layer of this kind that has no tensors of its own. None where the backend has no

@@ -115,9 +115,13 @@ class Packed:
         heads, width = layer.spec.num_heads, layer.spec.head_size_v
         output = q.new_empty(q.shape[0], heads, width)
         if self.queries is None:
-            layer.forward(q, k, v, None, batch, output)
-            run = None if places is None or q.data_ptr() != query.data_ptr() else layer.repeat(q, k, v, batch, output)
-            if run is not None and self.rest is None:
+            # a copy of the query has an address of its own
+            alone = places is None or self.rest is not None or q.data_ptr() != query.data_ptr()
+            run = None if alone else layer.repeat(q, k, v, batch, output)
+            if run is None:
+                layer.forward(q, k, v, None, batch, output)
+            else:
+                run(q, k, v, output)
                 self.again[layer.kind] = Again(comparison((query, key, value)), (size, queries, heads, width), run)
         else:
             output.zero_()[self.queries] = layer.forward(q[self.queries], k, v, None, batch)

@@ -36,13 +36,12 @@ def triton(registered: None, default: Registry, monkeypatch: pytest.MonkeyPatch)
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """The calls that were not repeated."""
     calls: list[Call] = []
-    run = triton_attn.TritonPlan.run
 
-    def recorded(self: Any, call: Call) -> None:
-        calls.append(call)
-        run(self, call)
+    def recorded(made: Any) -> Any:
+        return lambda plan, call: calls.append(call) or made(plan, call)
 
-    monkeypatch.setattr(triton_attn.TritonPlan, "run", recorded)
+    for name in ("run", "repeat"):
+        monkeypatch.setattr(triton_attn.TritonPlan, name, recorded(getattr(triton_attn.TritonPlan, name)))
     return calls
 
 
