@@ -15,6 +15,7 @@ from attnreg.conformance.proof import attend, examine
 from attnreg.kernels.triton import plans, schedule
 from attnreg.kernels.triton.target import Target, target_for
 from attnreg.kernels.triton.tiles import Shape
+from attnreg.runtime.lengths import prefix_sums
 
 # numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -49,19 +50,25 @@ def test_a_request_alone_gets_the_same_bits(
     assert examine(trial_of(case, "cpu")).problem is None
 
 
+# what the host knows of the batch: its queries, and bounds of its keys and queries, as of a dummy batch of a graph too
+KNOWN = {"bounds": ([1, 2, 16, 30], 57), "a graph's dummy": ([1, 1, 1, 1], 64), "of longer ones": ([40, 24, 0, 0], 40)}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs its own schedule: tests/gpu")
+@pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
-def test_bounds_of_lengths_change_no_bits(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_host_knows_changes_no_bits(target: str, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule_of(named(target), monkeypatch)
     trial = trial_of(Case([1, 2, 16, 30], [1100, 5, 40, 90], heads=(2, 2), features=INVARIANT), "cpu")
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
-    table = trial.batch.block_table
-    most = table.shape[1] * trial.layer.spec.block_size
-    known = torch.full_like(trial.batch.seq_lens_cpu, most)
-    bounded = replace(trial.batch, seq_lens_cpu=known, max_seq_len=most, max_query_len=57)
-    exact, loose = (attend(trial, batch, trial.query)[0] for batch in (trial.batch, bounded))
-    rows = trial.batch.num_tokens
-    assert torch.equal(exact[:rows], loose[:rows])
+    queries, longest = KNOWN[known]
+    most = trial.batch.block_table.shape[1] * trial.layer.spec.block_size
+    other = replace(
+        trial.batch, query_start_loc_cpu=torch.tensor(prefix_sums(queries), dtype=torch.int32),
+        seq_lens_cpu=torch.full_like(trial.batch.seq_lens_cpu, most), max_seq_len=most, max_query_len=longest,
+    )  # fmt: skip
+    exact, found = (attend(trial, batch, trial.query)[0] for batch in (trial.batch, other))
+    assert torch.equal(exact[:49], found[:49])
 
 
 def launches(target: Target, shape: Shape, query_lens: list[int], max_seq_len: int) -> list[Any]:

@@ -355,6 +355,18 @@ class Stage:
             known |= {"graph": graph} if self.replayed is not None else {}
         return known
 
+    def alike(self, call: Call, memory: Memory, exact: BatchMetadata) -> Call:
+        """A call whose bits must be those of a plain call of the batch with its exact lengths."""
+
+        def alike(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
+            found = call(trial, batch, query)
+            plain = self.attend(memory, trial, exact, query)
+            rows = batch.num_tokens
+            assert torch.equal(bits(found[0][:rows]), bits(plain[0][:rows])), "other bits than those of a plain call"
+            return found
+
+        return alike
+
     def step(self, number: int) -> str | None:
         """The problem of one batch, None where there is none."""
         choices, spec, memory = self.choices, self.layer.spec, Memory()
@@ -367,12 +379,15 @@ class Stage:
         trial = self.trial(draw, [lengths[i] for i in kept], memory)
         calls = self.calls(memory)
         name = choices(f"call {number}", choices.random.choice(sorted(calls)), "call")
+        call, exact = calls[name], trial.batch
+        if "batch_invariant" in spec.features and getattr(self.layer.module, "CAPTURABLE", False):
+            call = self.alike(call, memory, exact)
         if name == "bounds":
-            trial = replace(trial, batch=self.bounded(trial.batch))
+            trial = replace(trial, batch=self.bounded(exact))
         if self.replayed is not None and name == "graph":
             self.replayed.before(trial)
         try:
-            problem = examine(trial, calls[name]).problem
+            problem = examine(trial, call).problem
         # whatever it raises, a call of a request that was accepted has a problem
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
