@@ -18,6 +18,8 @@ from attnreg.runtime.validation import refuse
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# the name that newer versions of PyTorch give it
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 # outputs and LSEs of a message begin at multiples of it, so that rows can be loaded by whole vectors
 _ALIGNED = 64
 
@@ -124,7 +126,7 @@ class Exchange:
             work = dist.all_to_all_single(received.bytes, sent.bytes, group=self.group, async_op=True)
         else:
             sent = message
-            work = dist.all_gather_into_tensor(received.bytes.view(-1), sent.bytes, group=self.group, async_op=True)
+            work = _all_gather(received.bytes.view(-1), sent.bytes, group=self.group, async_op=True)
         return Pending(work, received, sent, own)
 
 
