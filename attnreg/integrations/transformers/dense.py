@@ -29,9 +29,12 @@ def dense_attention(
     added = _added(mask, bias, query.dtype)
     if softcap is None and sinks is None and query_sinks is None:
         grouped = query.shape[1] != key.shape[1]
-        if added is not None and added.stride(-1) != 1:
-            # PyTorch's kernels for CUDA refuse such a mask; contiguous() would keep the stride of a single key
-            added = added.clone(memory_format=torch.contiguous_format)
+        if added is not None:
+            # PyTorch's kernels for CUDA want a mask whose keys lie side by side, one for all keys among them
+            added = added.expand(*added.shape[:-1], key.shape[2])
+            if added.stride(-1) != 1:
+                # contiguous() would keep the stride of a single key
+                added = added.clone(memory_format=torch.contiguous_format)
         out = scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scale, enable_gqa=grouped)
         return out.transpose(1, 2).contiguous()
     scores = scores_of(query, key, scale=scale, softcap=softcap)

@@ -142,3 +142,20 @@ def test_a_mask_of_any_strides_is_one_that_cuda_takes(monkeypatch: pytest.Monkey
         found = dense.dense_attention(query, key, value, mask=given, **more)
         torch.testing.assert_close(found, dense.dense_attention(query, key, value, mask=given.clone(), **more))
     assert set(strides) == {1}
+
+
+@pytest.mark.parametrize("columns", [1, 9])
+def test_the_keys_of_a_mask_lie_side_by_side(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    strides = []
+
+    def given(*tensors: Any, attn_mask: Any, **more: Any) -> Any:
+        # as PyTorch's kernels for CUDA look at it
+        strides.append(attn_mask.expand(2, 4, 3, 9).stride(-1))
+        return scaled_dot_product_attention(*tensors, attn_mask=attn_mask, **more)
+
+    monkeypatch.setattr(dense, "scaled_dot_product_attention", given)
+    query, key, value = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
+    mask = torch.ones(columns, 3, 1, 2, dtype=torch.bool).permute(3, 2, 1, 0)
+    found = dense.dense_attention(query, key, value, mask=mask, bias=None, scale=1.0, softcap=None, sinks=None)
+    assert strides == [1]
+    assert found.shape == (2, 3, 4, 8)
