@@ -18,6 +18,7 @@ _HOME = {
     "ConfigError": "models.fields",
     "ContextParallel": "runtime.parallel.attention",
     "KVCache": "runtime.interface",
+    "MLAAttention": "runtime.mla.layer",
     "ModelLayers": "models.reader",
     "NoBackendError": "selection.refusal",
     "Platform": "platforms",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from attnreg.runtime.interface import SpecError as SpecError
     from attnreg.runtime.interface import UnclaimedError as UnclaimedError
     from attnreg.runtime.layer import Attention as Attention
+    from attnreg.runtime.mla.layer import MLAAttention as MLAAttention
     from attnreg.runtime.parallel.attention import ContextParallel as ContextParallel
     from attnreg.selection.refusal import NoBackendError as NoBackendError
     from attnreg.selection.refusal import select as select

@@ -18,7 +18,16 @@ _NAMES = {
     "refusals": ["NoBackendError", "RequestError"],
     "registries": ["load_registry", "bundled_registries", "Registry", "RegistryError"],
     "models": ["requests_from_model", "ModelLayers", "ConfigError"],
-    "run": ["Attention", "AttentionSpec", "BatchMetadata", "KVCache", "SpecError", "BatchError", "UnclaimedError"],
+    "run": [
+        "Attention",
+        "MLAAttention",
+        "AttentionSpec",
+        "BatchMetadata",
+        "KVCache",
+        "SpecError",
+        "BatchError",
+        "UnclaimedError",
+    ],
     "parallel": ["ContextParallel"],
     "verify": ["verify"],
 }

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnreg.conformance.bounds import ROUNDOFF
 from attnreg.conformance.trial import LENGTHS, STORAGES, Case
@@ -20,7 +20,7 @@ from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
-    from attnreg.registry import Registry
+    from attnreg.registry import Backend, Registry
     from attnreg.selection.trace import Selection
 
 # the features that a run on one device can prove or refute; claims of other features stay unproven
@@ -33,10 +33,49 @@ PROVABLE = frozenset(
 )  # fmt: skip
 # the most common first; `Claims` adds the numbers in the row's claims
 BLOCK_SIZES = (16, 32, 48, 64, 1, 8, 128)
-HEAD_SIZES = (64, 128, 80, 96, 112, 32, 256, 16, 192, 40, 512)
-HEAD_SIZES_V = (64, 128, 32)
-HEADS = ((4, 2), (1, 1), (6, 1), (3, 3), (16, 2))
 LARGEST = 512
+
+
+class Form(NamedTuple):
+    """A form of attention, as a request says it, and the usual sizes of its layers, the most common first.
+
+    head_sizes_v: None: as head_size. heads: query heads and KV heads. latent: MLA in its latent form. largest: the
+    largest size that is taken from a row's claims.
+    """
+
+    attention: str
+    phase: str
+    head_sizes: tuple[int, ...]
+    head_sizes_v: tuple[int | None, ...]
+    heads: tuple[tuple[int, int], ...]
+    latent: bool = False
+    largest: int = LARGEST
+
+
+ORDINARY = Form(
+    "mha", "any", (64, 128, 80, 96, 112, 32, 256, 16, 192, 40, 512), (None, 64, 128, 32),
+    ((4, 2), (1, 1), (6, 1), (3, 3), (16, 2)),
+)  # fmt: skip
+LATENT = Form(
+    "mla",
+    "decode",
+    (576, 288, 80, 512),
+    (512, 256, 64, 48),
+    ((4, 1), (1, 1), (16, 1), (6, 1), (40, 1)),
+    latent=True,
+    largest=640,
+)
+EXPANDED = Form("mla", "prefill", (192, 96, 128, 256), (128, 64, None, 256), ((4, 4), (1, 1), (3, 3), (16, 16)))
+
+
+def form_of(row: Backend) -> Form | None:
+    """The form of attention in which a row's claims are verified; None for one without a contract."""
+    if "mha" in row.attention:
+        return ORDINARY
+    if "mla" in row.attention:
+        return EXPANDED if row.phases == frozenset({"prefill"}) else LATENT
+    return None
+
 
 Size = Literal["claims", "pairs"]
 Setting = tuple[str, Any]
@@ -49,6 +88,14 @@ class Claims:
     backend: str
     platform: Platform
     registry: Registry
+
+    @cached_property
+    def form(self) -> Form:
+        """The form of attention that is verified. Raises LookupError where there is no contract for the row's."""
+        form = form_of(self.registry.backends[self.backend])
+        if form is None:
+            raise LookupError("there is no contract for its form of attention")
+        return form
 
     def accepts(self, request: AttentionRequest) -> bool:
         """Whether the backend accepts the request when it is named."""
@@ -66,9 +113,9 @@ class Claims:
             "dtype": self._dtypes,
             "kv_dtype": tuple(words["kv_dtypes"]),
             "block_size": self._sizes("block_size", BLOCK_SIZES),
-            "head_size": self._sizes("head_size", HEAD_SIZES),
+            "head_size": self._sizes("head_size", self.form.head_sizes),
             "heads": self._heads,
-            "head_size_v": (None, *self._sizes("head_size_v", HEAD_SIZES_V)),
+            "head_size_v": self._sizes("head_size_v", self.form.head_sizes_v),
         }
         accepted: dict[str, tuple[Any, ...]] = {}
         for facet, values in candidates.items():
@@ -90,12 +137,22 @@ class Claims:
     def _base(self) -> dict[str, Any]:
         """A plain configuration that the backend accepts. Raises LookupError where there is none."""
         attn_types = self.registry.vocabulary.words["attn_types"]
-        sizes = product(self._sizes("head_size", HEAD_SIZES), self._sizes("block_size", BLOCK_SIZES))
-        for heads, (head, block), attn_type, dtype in product(self._heads, sizes, attn_types, self._dtypes):
-            base = {"attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head, "heads": heads}
+        widths = self._sizes("head_size_v", self.form.head_sizes_v) if self.form.latent else self.form.head_sizes_v
+        sizes = product(self._sizes("head_size", self.form.head_sizes), widths, self._sizes("block_size", BLOCK_SIZES))
+        for heads, (head, width, block), attn_type, dtype in product(self._heads, sizes, attn_types, self._dtypes):
+            base = {
+                "attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head, "head_size_v": width,
+                "heads": heads,
+            }  # fmt: skip
             if self._case(base) is not None:
                 return base
-        usual = [AttentionRequest(head_size=HEAD_SIZES[0], block_size=BLOCK_SIZES[0], dtype=d) for d in self._dtypes]
+        usual = [
+            AttentionRequest(
+                attention=self.form.attention, phase=self.form.phase, head_size=self.form.head_sizes[0],
+                block_size=BLOCK_SIZES[0], dtype=d,
+            )
+            for d in self._dtypes
+        ]  # fmt: skip
         reasons = min(([r.text for c in self.select(u).candidates for r in c.reasons] for u in usual), key=len)
         where = f"{self.platform.platform} {self.platform.arch}"
         raise LookupError(f"it accepts no plain request on {where}: {'; '.join(reasons)}")
@@ -110,23 +167,24 @@ class Claims:
     def _heads(self) -> tuple[tuple[int, int], ...]:
         """Pairs of query heads and KV heads: the usual ones, and the numbers at which the row's claims have an edge."""
         edges = [(n, 1) for n in self._sizes("num_heads", ())] + [(n, n) for n in self._sizes("num_kv_heads", ())]
-        return tuple(dict.fromkeys((*HEADS, *edges)))
+        return tuple(dict.fromkeys((*self.form.heads, *edges)))
 
-    def _sizes(self, facet: str, usual: tuple[int, ...]) -> tuple[int, ...]:
+    def _sizes(self, facet: str, usual: tuple[Any, ...]) -> tuple[Any, ...]:
         """The usual sizes, and the sizes at which the row's claims have an edge."""
         variants = self.registry.backends[self.backend].variants
         matchers = [c.matcher for v in variants for c in v.claims if c.facet == facet]
         edges = {e for m in matchers for e in (*m.constants, *m.moduli, *m.mentions) if isinstance(e, int)}
-        return (*usual, *sorted(e for e in edges if 0 < e <= LARGEST and e not in usual))
+        return (*usual, *sorted(e for e in edges if 0 < e <= self.form.largest and e not in usual))
 
     def _case(self, settings: Mapping[str, Any]) -> Case | None:
         """The case of some settings, with plain values for all others; None where the backend refuses it."""
-        s = {"lengths": LENGTHS[0], "heads": HEADS[0], "head_size_v": None, **settings}
+        form = self.form
+        s = {"lengths": LENGTHS[0], "heads": form.heads[0], "head_size_v": None, **settings}
         features = frozenset(name for name in self.registry.vocabulary.features if s.get(name))
         if "mm_prefix_in_window" in features:
             # it is about the ranges and the window of a layer that has both
             features |= {"mm_prefix"} if "asymmetric_window" in features else {"mm_prefix", "sliding_window"}
-        cacheless = s["attn_type"] in ("encoder", "encoder_only")
+        cacheless = s["attn_type"] in ("encoder", "encoder_only") or form is EXPANDED
         storage = s.get("storage", "packed" if cacheless else "NHD")
         kv_dtype = s.get("kv_dtype", "fp8" if "per_head_quant_scales" in features else "auto")
         if not all(
@@ -137,15 +195,22 @@ class Claims:
                 storage != "packed" or (kv_dtype == "auto" and "kv_connector" not in features),
                 # keys and values of a fused cache have one width
                 storage != "fused" or s["head_size_v"] is None,
-                s["head_size_v"] != s["head_size"],
+                s["head_size_v"] != s["head_size"] or form.latent,
+                # a latent's value is a part of its key, in one cache
+                not form.latent or (storage in ("NHD", "HND") and s["head_size_v"] <= s["head_size"]),
+                form.attention == "mha" or s["attn_type"] == "decoder",
+                kv_dtype != "fp8_ds_mla" or (s["head_size"], s["head_size_v"]) == (576, 512),
                 "per_head_quant_scales" not in features or kv_dtype.startswith("fp8"),
                 "non_causal" not in features or s["attn_type"] == "decoder",
             )
         ):
             return None
         request = AttentionRequest(
+            attention=form.attention,
+            phase=form.phase,
             head_size=s["head_size"],
             head_size_v=s["head_size_v"],
+            kv_lora_rank=s["head_size_v"] if form.latent else None,
             num_heads=s["heads"][0],
             num_kv_heads=s["heads"][1],
             block_size=s["block_size"],

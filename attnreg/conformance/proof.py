@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from attnreg.conformance.bounds import ROUNDOFF, bounds
-from attnreg.conformance.trial import Case, Trial, poison, prepare
+from attnreg.conformance.trial import UNUSED, Case, Trial, poison, prepare
 from attnreg.kernels import reference
+from attnreg.runtime import latents
 from attnreg.runtime.interface import BatchMetadata, KVCache
 
 if TYPE_CHECKING:
@@ -139,15 +140,31 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
         ):
             unit = original.new_ones(1, 1).double() if scale is None else scale.double()[:, None]
             expected = original.double() / unit
-            kind = torch.finfo(spec.cache_dtype)
-            u = 0.0 if spec.cache_dtype == spec.dtype else ROUNDOFF[spec.cache_dtype]
-            errors = (cached.transpose(0, 1) / unit - expected.clamp(-kind.max, kind.max)).abs()
-            # a division in float32 comes before the rounding
-            if not (errors <= u * expected.abs() * (1 + 2**-20) + (kind.smallest_normal * u if u else 0)).all():
+            if spec.kv_dtype == "fp8_ds_mla":
+                allowed = _rounding_of_tiles(expected)
+            else:
+                kind = torch.finfo(spec.cache_dtype)
+                u = 0.0 if spec.cache_dtype == spec.dtype else ROUNDOFF[spec.cache_dtype]
+                expected = expected.clamp(-kind.max, kind.max)
+                # a division in float32 comes before the rounding
+                allowed = u * expected.abs() * (1 + 2**-20) + (kind.smallest_normal * u if u else 0)
+            if not ((cached.transpose(0, 1) / unit - expected).abs() <= allowed).all():
                 yield f"the {name}s of request {i} are not stored as they were given"
     in_use = sum(k.numel() for k, _ in trial.tokens)
-    if int(cache.key.float().isfinite().sum()) != in_use:
+    used = cache.key.float().isfinite()
+    if spec.kv_dtype == "fp8_ds_mla":
+        used, in_use = (cache.key != UNUSED).any(-1), sum(len(k) for k, _ in trial.tokens)
+    if int(used.sum()) != in_use:
         yield "slots of the cache were written that no row belongs to"
+
+
+def _rounding_of_tiles(expected: Tensor) -> Tensor:
+    """The largest errors of numbers [..., 512 or 576] that are stored as fp8_ds_mla; its rotary part is exact."""
+    tiles = expected[..., : latents.RANK].unflatten(-1, (latents.RANK // latents.TILE, latents.TILE)).abs()  # type: ignore[no-untyped-call]
+    scales = tiles.amax(-1, keepdim=True) / latents.LARGEST
+    u, smallest = ROUNDOFF[torch.float8_e4m3fn], torch.finfo(torch.float8_e4m3fn).smallest_normal
+    allowed = (u * tiles + u * smallest * scales) * (1 + 2**-20) + torch.finfo(torch.float32).tiny
+    return torch.cat([allowed.flatten(-2), torch.zeros_like(expected[..., latents.RANK :])], -1)
 
 
 def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[str]:
@@ -187,6 +204,8 @@ def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
     # block b moves to new_ids[b], copied as bytes
     new_ids = torch.arange(count).roll(1).to(trial.query.device)
     moved = KVCache(*(torch.empty_like(x) for x in trial.cache))
+    if trial.layer.spec.latent:
+        moved = moved._replace(value=moved.key[..., : trial.layer.spec.head_size_v])
     for target, source in zip(moved, trial.cache, strict=True):
         target.view(torch.uint8)[new_ids] = source.view(torch.uint8)
     table = trial.batch.block_table

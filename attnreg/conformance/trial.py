@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LENGTHS = ("mixed", "decode", "prefill", "chunked", "single")
 # the layouts of a cache; two views of one tensor; no cache
 STORAGES = ("NHD", "HND", "SPLIT", "fused", "packed")
+# the bytes of unused latents of fp8_ds_mla: NaN in each of its types
+UNUSED = 0xFF
 # rows of query, key and value past those of the batch
 PADDING = 3
 
@@ -48,7 +50,16 @@ class Case:
         """The text that seeds its random numbers: the same from run to run, and independent of a request's wording."""
         r = self.request
         sizes = f"h{r.num_heads}/{r.num_kv_heads}-d{r.head_size}" + (f"/{r.head_size_v}" if r.head_size_v else "")
-        words = [r.attn_type, r.dtype, f"kv_{r.kv_dtype}", f"b{r.block_size}", sizes, self.storage, self.lengths]
+        words = [
+            *([r.attention] if r.attention != "mha" else []),
+            r.attn_type,
+            r.dtype,
+            f"kv_{r.kv_dtype}",
+            f"b{r.block_size}",
+            sizes,
+            self.storage,
+            self.lengths,
+        ]
         return "-".join([*words, *sorted(r.features)])
 
 
@@ -145,16 +156,19 @@ def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: 
     draw = draw or Draw(case.seed, device)
     features, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
     scales = draw.scales(kv_heads if "per_head_quant_scales" in features else 1)
-    quantised = (case.request.kv_dtype or "").startswith("fp8")
+    kv_dtype, latent = case.request.kv_dtype or "", case.request.attention == "mla"
+    quantised = kv_dtype.startswith("fp8") and kv_dtype != "fp8_ds_mla"
     return Attention.from_selection(
         selection,
+        # a case does not say how wide expanded keys are
+        softmax_scale=case.request.head_size**-0.5 if latent else None,
         sliding_window=_window(features, _block(case), draw),
         chunk=(3, _block(case), 40)[draw.integer(0, 3)] if "chunk" in features else None,
         softcap=1.5 if "softcap" in features else None,
         sinks=draw.sinks(heads) if "sinks" in features else None,
         alibi_slopes=draw.slopes(heads) if "alibi" in features else None,
         k_scale=scales[0] if quantised else None,
-        v_scale=scales[1] if quantised else None,
+        v_scale=scales[1] if quantised and not latent else None,
         q_scale=draw.scales(1)[0] if "fp8_query" in features else None,
         out_scale=draw.scales(1)[0] if "fp8_output" in features else None,
         kv_layout=case.layout,
@@ -198,8 +212,7 @@ def fill(
     """
     spec, device = layer.spec, draw.device
     queries, keys = [q for q, _ in lengths], [k for _, k in lengths]
-    sizes = spec.head_size, spec.head_size_v
-    tokens = [tuple(draw.normal(k, spec.num_kv_heads, size, dtype=spec.dtype) for size in sizes) for k in keys]
+    tokens: list[tuple[Tensor, ...]] = [_tokens(spec, draw, k) for k in keys]
     query = _padded(draw.normal(sum(queries), spec.num_heads, spec.head_size, dtype=spec.query_dtype))
     if ranges is None and "mm_prefix" in spec.features:
         ranges = _ranges(draw, lengths)
@@ -216,7 +229,8 @@ def fill(
 
     def part(cuts: list[slice]) -> tuple[Tensor, Tensor, Tensor]:
         """Key, value and slots of some tokens of each request; rows of poison have no slot."""
-        key, value = (_padded(torch.cat([t[i][c] for t, c in zip(tokens, cuts, strict=True)])) for i in (0, 1))
+        new = [_written(spec, t, c) for t, c in zip(tokens, cuts, strict=True)]
+        key, value = (_padded(torch.cat(x)) for x in zip(*new, strict=True))
         cut_slots = [s[c] for s, c in zip(slots, cuts, strict=True)]
         return key, value, torch.cat([*cut_slots, torch.full((PADDING,), -1)]).to(device)
 
@@ -228,6 +242,20 @@ def fill(
     key, value, where = part([slice(k - n, k) for k, n in zip(keys, new, strict=True)])
     batch = build(queries, keys, block_table=table, slot_mapping=where, mm_prefix=ranges, tree_mask=tree)
     return Trial(layer, batch, query, key, value, cache, tokens)
+
+
+def _tokens(spec: AttentionSpec, draw: Draw, keys: int) -> tuple[Tensor, Tensor]:
+    """The keys and values of a request; of latents, a value is the beginning of its key."""
+    key = draw.normal(keys, spec.num_kv_heads, spec.head_size, dtype=spec.dtype)
+    if spec.latent:
+        return key, key[..., : spec.head_size_v]
+    return key, draw.normal(keys, spec.num_kv_heads, spec.head_size_v, dtype=spec.dtype)
+
+
+def _written(spec: AttentionSpec, tokens: tuple[Tensor, ...], cut: slice) -> tuple[Tensor, Tensor]:
+    """Key and value of some tokens as they are written: keys with values, or the two parts of latents."""
+    key, value = (x[cut] for x in tokens)
+    return (value, key[..., spec.head_size_v :]) if spec.latent else (key, value)
 
 
 def _blocks(draw: Draw, keys: list[int], block: int, unused: int | None) -> tuple[Tensor, list[Tensor], int]:
@@ -272,7 +300,7 @@ def _poisoned_cache(layer: Layer, storage: str, blocks: int, device: torch.devic
         cache = KVCache(both[:, 0], both[:, 1])
     for tensor in cache:
         # NaN is all ones but the sign; in fnuz formats it has the bits of -0
-        nan = 0x80 if layer.spec.fnuz else 0x7F
+        nan = UNUSED if layer.spec.kv_dtype == "fp8_ds_mla" else 0x80 if layer.spec.fnuz else 0x7F
         tensor.view(torch.uint8).fill_(nan) if layer.spec.quantised else tensor.fill_(torch.nan)
     return cache
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attnreg.conformance.claims import Claims, Size
+from attnreg.conformance.claims import Claims, Size, form_of
 from attnreg.conformance.evidence import Evidence, read_record, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
@@ -94,8 +94,8 @@ def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | No
         return f"{registry.title} describes another engine, whose modules are not imported"
     if row.module is None:
         return "the row is knowledge only, attnreg has no kernel module for it"
-    if "mha" not in row.attention:
-        return f"its attention is {', '.join(sorted(row.attention))}, and there is no contract for latents yet"
+    if form_of(row) is None:
+        return f"its attention is {', '.join(sorted(row.attention))}, and there is no contract for that form yet"
     if platform.platform not in row.platforms:
         return f"it runs on {', '.join(sorted(row.platforms))}, not on {platform.platform}; name a platform with --arch"
     return None

@@ -130,7 +130,7 @@ class Attention:
             fp8_query=q_scale,
             fp8_output=out_scale,
         )
-        _refuse_unasked(selection, features)
+        refuse_unasked(selection, features)
         layout: Layout = kv_layout or dict(request.extra).get("cache_layout") or "NHD"  # type: ignore[assignment]
         _refuse_layout(selection, layout)
         architecture = selection.registry.vocabulary.architectures.get(selection.platform.arch or "")
@@ -146,12 +146,12 @@ class Attention:
         )
         if spec.latent and v_scale is not None:
             raise SpecError("v_scale is given; a latent is the key and the value, and k_scale is the scale of both")
-        v_scale = k_scale if spec.latent else v_scale
+        k_factors = arguments.per_head("k_scale", k_scale, spec.num_kv_heads)
         params = LayerParams(
             sinks=sinks,
             alibi_slopes=alibi_slopes,
-            k_scale=arguments.per_head("k_scale", k_scale, spec.num_kv_heads),
-            v_scale=arguments.per_head("v_scale", v_scale, spec.num_kv_heads),
+            k_scale=k_factors,
+            v_scale=k_factors if spec.latent else arguments.per_head("v_scale", v_scale, spec.num_kv_heads),
             q_scale=arguments.per_head("q_scale", q_scale, spec.num_kv_heads),
             out_scale=arguments.per_head("out_scale", out_scale, 1),
         )
@@ -210,7 +210,7 @@ class Attention:
                     attn_type=self.spec.attn_type, causal=batch.causal, mm_prefix=batch.mm_prefix,
                     tree_mask=batch.tree_mask,
                 )  # fmt: skip
-                _refuse_unasked(self.selection, features)
+                refuse_unasked(self.selection, features)
                 self._served.add(mask)
             state = batch.state()
             alike, fit = Fit.of(self.spec, batch)
@@ -317,7 +317,7 @@ class Attention:
     ) -> Call:  # fmt: skip
         """The call of these tensors, validated; write, attend: what is done with them."""
         if lse is not None and "lse" not in self.spec.features:
-            _refuse_unasked(self.selection, {"lse"})
+            refuse_unasked(self.selection, {"lse"})
         if kv_cache is not None and type(kv_cache) is not KVCache:
             kv_cache = arguments.as_cache(kv_cache)
         return planned.fit.call(write, attend, query, output, lse, key, value, kv_cache, self.params)
@@ -363,7 +363,7 @@ def _validate_device(platform: str) -> None:
         raise SpecError(f"the selection is to run on {platform}, and PyTorch sees no such device here; {how}")
 
 
-def _refuse_unasked(selection: Selection, words: Set[str]) -> None:
+def refuse_unasked(selection: Selection, words: Set[str]) -> None:
     """Raises `UnclaimedError` for features that are used but not in the request."""
     unasked = words - selection.request.features
     if not unasked:

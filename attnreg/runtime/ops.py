@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -22,17 +22,24 @@ from attnreg.runtime.states.merge import merge_attn_states, merge_states
 __all__ = [
     "SPLITTING_OPS",
     "Layer",
+    "MLALayer",
     "attention",
     "forward_context",
     "merge_attn_states",
     "merge_states",
     "register",
+    "register_mla",
     "unified_attention_with_output",
     "unified_kv_cache_update",
+    "unified_mla_attention_with_output",
 ]
 
 # piecewise CUDA graphs are cut at these ops, which depend on the lengths of a batch
-SPLITTING_OPS = ("attnreg::unified_attention_with_output", "attnreg::unified_kv_cache_update")
+SPLITTING_OPS = (
+    "attnreg::unified_attention_with_output",
+    "attnreg::unified_kv_cache_update",
+    "attnreg::unified_mla_attention_with_output",
+)
 
 _UPDATE = (
     "unified_kv_cache_update(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, str layer, "
@@ -41,6 +48,10 @@ _UPDATE = (
 _ATTENTION = (
     "unified_attention_with_output(Tensor query, Tensor? key_cache, Tensor? value_cache, Tensor(a!) output, str layer, "
     "*, Tensor? key=None, Tensor? value=None, Tensor(b!)? lse=None) -> ()"
+)
+_MLA = (
+    "unified_mla_attention_with_output(Tensor query, Tensor latent, Tensor rope, Tensor(a!) kv_cache, "
+    "Tensor(b!) output, str layer, *, Tensor(c!)? lse=None) -> ()"
 )
 
 
@@ -155,13 +166,62 @@ def _attention_with_output(
     _layer_named(layer).attend(query, cache, _batch_for(layer), output, key=key, value=value, lse=lse)
 
 
+class MLALayer(Protocol):
+    """The method of a layer of MLA that its op calls; `attnreg.MLAAttention` has it."""
+
+    name: str | None
+
+    def forward(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        kv_cache: Tensor,
+        batch: BatchMetadata,
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+# named layers of MLA, for as long as they live
+_mla_layers: WeakValueDictionary[str, MLALayer] = WeakValueDictionary()
+
+
+def register_mla(layer: MLALayer, name: str) -> None:
+    """Names a layer of MLA, so that its op finds it for as long as it lives. Raises ValueError for a name in use."""
+    if _mla_layers.get(name, layer) is not layer:
+        raise ValueError(f"there is a layer of MLA named {name!r} already; a name belongs to one layer of the process")
+    _mla_layers[name] = layer
+    layer.name = name
+
+
+def _mla_attention_with_output(
+    query: Tensor,
+    latent: Tensor,
+    rope: Tensor,
+    kv_cache: Tensor,
+    output: Tensor,
+    layer: str,
+    *,
+    lse: Tensor | None = None,
+) -> None:
+    found = _mla_layers.get(layer)
+    if found is None:
+        names = ", ".join(sorted(_mla_layers)) or "none"
+        raise LookupError(f"there is no layer of MLA named {layer!r}; the layers are: {names}")
+    found.forward(query, latent, rope, kv_cache, _batch_for(layer), output, lse=lse)
+
+
 def _write_nothing(*args: object, **kwargs: object) -> None:
     """The ops for tensors without data: nothing to do, because the ops return nothing and only write to arguments."""
 
 
 # not torch.library.custom_op: its wrapper costs 20 µs a call, ten times as much as this
 _library: Any = torch.library.Library("attnreg", "DEF")  # type: ignore[no-untyped-call]
-for _schema, _function in ((_UPDATE, _kv_cache_update), (_ATTENTION, _attention_with_output)):
+for _schema, _function in (
+    (_UPDATE, _kv_cache_update), (_ATTENTION, _attention_with_output), (_MLA, _mla_attention_with_output)
+):  # fmt: skip
     _name = _schema.partition("(")[0]
     _library.define(_schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
@@ -169,6 +229,7 @@ for _schema, _function in ((_UPDATE, _kv_cache_update), (_ATTENTION, _attention_
 
 unified_kv_cache_update = torch.ops.attnreg.unified_kv_cache_update
 unified_attention_with_output = torch.ops.attnreg.unified_attention_with_output
+unified_mla_attention_with_output = torch.ops.attnreg.unified_mla_attention_with_output
 
 
 def attention(

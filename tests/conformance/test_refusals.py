@@ -20,7 +20,7 @@ def test_an_input_that_is_dropped_is_found(claims: Claims, monkeypatch: pytest.M
         "non_causal",
         "dcp=True",
     }
-    monkeypatch.setattr("attnreg.runtime.layer._refuse_unasked", lambda *_: None)
+    monkeypatch.setattr("attnreg.runtime.layer.refuse_unasked", lambda *_: None)
     found = dict(refusals(claims))
     assert found["lse"] == "lse reached the kernels of CPU_ATTN, which was not selected for it"
     assert found["mm_prefix"] is not None

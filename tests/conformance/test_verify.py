@@ -86,7 +86,6 @@ def test_a_module_that_does_not_keep_the_contract_is_refuted(
 
 # what cannot be verified ---------------------------------------------------------------------------------------------
 
-ROCM = Platform(platform="rocm", arch="gfx942")
 XPU = Platform(platform="xpu", arch="xe2")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
@@ -94,7 +93,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {},
         (
             "FLASH_ATTN cannot be verified: the row is knowledge only, attnreg has no kernel module for it; "
-            "these can: CPU_ATTN, TORCH_SDPA"
+            "these can: CPU_ATTN, TORCH_MLA, TORCH_SDPA"
         ),
     ),
     ("TRITON_ATN", {}, "unknown backend 'TRITON_ATN'; did you mean `TRITON_ATTN`?"),
@@ -103,15 +102,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {},
         (
             "TRITON_ATTN cannot be verified: it runs on cuda, rocm, not on cpu; name a platform with --arch; "
-            "these can: CPU_ATTN, TORCH_SDPA"
-        ),
-    ),
-    (
-        "ROCM_AITER_MLA",
-        {"platform": ROCM},
-        (
-            "ROCM_AITER_MLA cannot be verified: its attention is mla, and there is no contract for latents yet; "
-            "these can: FLEX_ATTENTION, "
+            "these can: CPU_ATTN, TORCH_MLA, TORCH_SDPA"
         ),
     ),
     ("CPU_ATTN", {"device": "nonsense"}, "PyTorch cannot use the device 'nonsense' here: Expected one of cpu, cuda, "),

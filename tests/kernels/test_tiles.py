@@ -139,11 +139,27 @@ def test_every_target_gets_its_tiles() -> None:
     assert chosen == cells()
 
 
+# latents of 512 with rotary parts of 64: in 16 bits, in 8 with one scale, and with a scale for each tile
+LATENTS = [
+    {"latent": True, "rows": rows, "short": True, "group": 128, "block_d": 64, "block_dv": 512, "paged": True, **stored}
+    for rows in (16, 64)
+    for stored in ({}, {"cache_itemsize": 1}, {"cache_itemsize": 1, "tile_scales": True}, {"itemsize": 4})
+]
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_tiles_of_latents_fit(target: Any) -> None:
+    for changes in LATENTS:
+        config = choose_config(target_for(*target), BASE._replace(**changes))
+        assert config.block_m <= 64
+        assert config.block_n <= 64
+
+
 def test_every_row_of_the_table_is_somebodys() -> None:
     reached = {
         id(matching_row(target_for(*target), BASE._replace(**changes)))
         for target in TARGETS.values()
-        for changes in SHAPES.values()
+        for changes in (*SHAPES.values(), *LATENTS)
     }
     assert [row.when.describe() for row in TABLE if id(row) not in reached] == []
 

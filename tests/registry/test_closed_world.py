@@ -69,26 +69,35 @@ def test_no_rule_says_in_a_sentence_what_a_claim_says(default: Registry) -> None
 
 
 def test_a_latent_with_values_of_another_width(default: Registry) -> None:
-    assert reasons(default, HOPPER, **LATENT, head_size_v=7) == {
+    refused = {
+        c.name: [(r.text, r.where.line) for r in c.reasons]
+        for c in evaluate(AttentionRequest(**LATENT, head_size_v=7), HOPPER, default).candidates
+    }
+    assert refused == {
+        "TORCH_MLA": [],
         "FLASH_ATTN_MLA": [("head_size_v is 7; supported: 256, 512", line_of("FLASH_ATTN_MLA", "head_sizes_v"))],
         "FLASHMLA": [("head_size_v is 7; supported: 512", line_of("FLASHMLA", "head_sizes_v"))],
         "TRITON_MLA": [
-            ("head_size_v is 7; supported: multiples of 16 up to 1024", line_of("TRITON_MLA", "head_sizes_v"))
+            ("head_size_v is 7; supported: multiples of 16 up to 512", line_of("TRITON_MLA", "head_sizes_v"))
         ],
     }
+    # PyTorch's operations take any
+    chosen = attnreg.select(AttentionRequest(**LATENT, head_size_v=7), HOPPER, default).backend
+    assert chosen is not None
+    assert chosen.name == "TORCH_MLA"
 
 
 def test_a_latent_with_several_kv_heads(default: Registry) -> None:
     assert reasons(default, HOPPER, **LATENT, num_kv_heads=16) == {
         row: [("num_kv_heads is 16; supported: 1", line_of(row, "num_kv_heads"))]
-        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA")
+        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "TORCH_MLA")
     }
 
 
 def test_a_latent_in_a_layout_that_splits_heads(default: Registry) -> None:
     assert reasons(default, HOPPER, **LATENT, extra={"cache_layout": "SPLIT"}) == {
         row: [("cache_layout is SPLIT; supported: NHD, HND", line_of(row, "cache_layouts"))]
-        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA")
+        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "TORCH_MLA")
     }
 
 
@@ -178,7 +187,8 @@ def test_trtllm_gen_reads_one_layout(default: Registry) -> None:
 def test_attnregs_own_rows_cite_what_decides_what_they_can_do(default: Registry) -> None:
     own = {n: row for n, row in default.backends.items() if row.source.startswith("attnreg:")}
     assert sorted(own) == [
-        "CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_PREFILL", "TORCH_SDPA", "TRITON_ATTN", "TRITON_PREFILL",
+        "CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_MLA", "TORCH_PREFILL", "TORCH_SDPA", "TRITON_ATTN",
+        "TRITON_MLA", "TRITON_PREFILL",
     ]  # fmt: skip
     assert default.sources["attnreg"].version == attnreg.__version__
     for name, row in own.items():
@@ -194,5 +204,5 @@ def test_attnregs_own_rows_cite_what_decides_what_they_can_do(default: Registry)
 
 def test_rows_without_a_module_are_knowledge_of_others_kernels(default: Registry) -> None:
     knowledge = [row.name for row in default.backends.values() if row.module is None]
-    assert len(knowledge) == 17
+    assert len(knowledge) == 16
     assert all(not default.backends[name].source.startswith("attnreg:") for name in knowledge)

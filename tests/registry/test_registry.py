@@ -90,7 +90,7 @@ TOGETHER = {
     "FLASH_ATTN_MLA": ("FLASH_ATTN_MLA", "XPUFlashAttnMLABackend"),
 }
 # attnreg's own kernels behind the field's names: what these serve is no statement about the field's backends
-OWN = {"CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_SDPA", "TRITON_ATTN"}
+OWN = {"CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_MLA", "TORCH_SDPA", "TRITON_ATTN", "TRITON_MLA"}
 # what the field's selector does not ask about
 UNASKED = {"alibi", "lse", "softcap"}
 PROBES = {"head_sizes": range(1, 1100), "block_sizes": range(1, 1100)}
@@ -204,7 +204,7 @@ def test_what_is_shared_with_the_field_agrees_but_for_a_few_intended_differences
 def test_the_field_is_compared_with_every_row_that_both_have(default: Registry) -> None:
     listed = {name for row in default.backends for name in TOGETHER.get(row, (row,))}
     assert set(FIELD) <= listed
-    assert len(set(FIELD) & set(default.backends) - OWN) == 16
+    assert len(set(FIELD) & set(default.backends) - OWN) == 15
     # what is left out is run from here, from nothing of the field's
     own = [default.backends[name] for name in sorted(OWN)]
     assert [r.name for r in own if not r.module or r.source.startswith("vllm")] == []

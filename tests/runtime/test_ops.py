@@ -217,7 +217,8 @@ def test_the_schemas_say_what_the_ops_do(make: Make) -> None:
 
 
 def test_the_ops_are_those_that_engines_split_on() -> None:
-    assert ops.SPLITTING_OPS == ("attnreg::unified_attention_with_output", "attnreg::unified_kv_cache_update")
+    names = ("unified_attention_with_output", "unified_kv_cache_update", "unified_mla_attention_with_output")
+    assert tuple(f"attnreg::{name}" for name in names) == ops.SPLITTING_OPS
     for name in ops.SPLITTING_OPS:
         assert operator.attrgetter(name.replace("::", "."))(torch.ops) is getattr(ops, name.partition("::")[2])
 

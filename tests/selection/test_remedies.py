@@ -38,7 +38,7 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("sm90", {"head_size": 100}, "FLASH_ATTN", "for head_size 104"),
     ("sm90", {"head_size": 100}, "FLASHINFER", "for head_size 128, with --backend FLASHINFER"),
     ("sm75", {}, "FLASH_ATTN", "on sm80"),
-    ("sm80", {**MLA, "kv_dtype": "fp8"}, "TRITON_MLA", "with --kv-dtype auto"),
+    ("sm80", {**MLA, "kv_dtype": "int8_per_token_head"}, "TRITON_MLA", "with --kv-dtype auto"),
     # the nearest KV dtypes are FLASH_ATTN's too, which ranks higher
     ("sm90", {"kv_dtype": "int8_per_token_head"}, "FLASHINFER", "with --kv-dtype fp8_e5m2"),
     ("sm90 -flash-attn-3 -vllm", {}, "FLASH_ATTN", "with package flash-attn-3"),

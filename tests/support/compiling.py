@@ -45,6 +45,8 @@ class Case:
     # partial states to merge, of as many tokens as there are queries; no attention is launched then
     states: int = 0
     output: str = "same"
+    # MLA in its latent form, of this kv_dtype
+    latent: str = ""
 
 
 _KV_DTYPES = {
@@ -58,6 +60,27 @@ FEATURES = ("sinks", "alibi", "lse", "ranges")
 DEFAULT = (
     Case("decode"),
     Case("decode fp8", cache="float8_e4m3fn", features=("sinks", "lse")),
+    *(
+        Case(
+            f"latents of {size_v} {kv_dtype}, {heads} heads",
+            heads=(heads, 1),
+            requests=requests,
+            queries=queries,
+            head_size=size,
+            head_size_v=size_v,
+            block_size=64,
+            features=("lse",),
+            latent=kv_dtype,
+        )
+        for kv_dtype in ("auto", "fp8", "fp8_ds_mla")
+        for heads, queries, requests, size, size_v in (
+            (128, 1, 64, 576, 512),
+            (16, 1, 8, 576, 512),
+            (16, 4, 8, 576, 512),
+            (40, 1, 1, 288, 256),
+        )
+        if kv_dtype != "fp8_ds_mla" or size_v == 512
+    ),
     Case("queries 16", queries=16, requests=64, causal=False),
     Case("prefill", queries=2048),
     Case("prefill packed", queries=4096, keys=4096, block_size=0, features=("sinks", "lse")),
@@ -220,6 +243,8 @@ def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
         signature, attrs, constexprs = {}, {}, {}
         for i, (param, value) in enumerate(zip(variant.function.params, values.values(), strict=True)):
             if param.is_constexpr or value is None:
+                # a launch reads the address of every pointer for whose alignment code is compiled
+                assert param.is_constexpr or param.do_not_specialize_on_alignment, param.name
                 signature[param.name], constexprs[(i,)] = "constexpr", value
             elif isinstance(value, bool | int | float):
                 signature[param.name] = "fp32" if isinstance(value, float) else "i32"
@@ -234,6 +259,8 @@ def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
 
 def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
     """The variant, the arguments and the constants of each launch of a case."""
+    from attnreg.kernels.mla import cache as mla_cache
+    from attnreg.kernels.mla import plans as mla_plans
     from attnreg.kernels.states import triton_merge
     from attnreg.kernels.triton import cache, launch, plans
 
@@ -245,7 +272,7 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
         arguments = zip(variant.function.arg_names, values, strict=False)
         launched.append((variant, dict(arguments), variant.code.constants(bound.key)))
 
-    users = (plans, cache, triton_merge)
+    users = (plans, cache, triton_merge, mla_plans, mla_cache)
     launching, target_of = launch.Bound.launch, cache.target_of
     launch.Bound.launch = record
     # what is kept of the device is of another target
@@ -253,7 +280,7 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
     for module in users:
         module.target_of = lambda device: target
     try:
-        _run_merge(case) if case.states else _run(case)
+        (_run_merge if case.states else _run_latent if case.latent else _run)(case)
     finally:
         launch.Bound.launch = launching
         cache._writes.clear()
@@ -290,6 +317,40 @@ def _run_merge(case: Case) -> None:
         states[:-1], lses[:-1], states[-1], lses[-1], _tensor(1, dtype=torch.float32) if eight else None,
     )  # fmt: skip
     Merge(*tensors).run(*tensors, case.queries)
+
+
+def _run_latent(case: Case) -> None:
+    """Writes latents and attends to them, on tensors without memory."""
+    import torch
+
+    from attnreg.kernels import triton_mla
+    from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerParams
+    from attnreg.runtime.mla.interface import as_kv_cache, latent_cache_shape
+
+    dtype, heads, tokens = getattr(torch, case.dtype), case.heads[0], case.queries * case.requests
+    assert case.head_size_v is not None
+    spec = AttentionSpec(
+        num_heads=heads, num_kv_heads=1, head_size=case.head_size, head_size_v=case.head_size_v, dtype=dtype,
+        kv_dtype=case.latent, softmax_scale=0.1, block_size=case.block_size, features=frozenset(case.features),
+        latent=True,
+    )  # fmt: skip
+    batch = BatchMetadata(
+        query_start_loc=_tensor(case.requests + 1), seq_lens=_tensor(case.requests), max_query_len=case.queries,
+        max_seq_len=case.keys, query_start_loc_cpu=torch.arange(case.requests + 1, dtype=torch.int32) * case.queries,
+        seq_lens_cpu=torch.full((case.requests,), case.keys), slot_mapping=_tensor(tokens, dtype=torch.int64),
+        block_table=_tensor(case.requests, case.keys // case.block_size), causal=case.causal,
+    )  # fmt: skip
+    shape, cache_dtype = latent_cache_shape(spec, 64)
+    cache = as_kv_cache(spec, _tensor(*shape, dtype=cache_dtype))
+    scale = _tensor(1, dtype=torch.float32) if case.latent == "fp8" else None
+    params = LayerParams(k_scale=scale, v_scale=scale)
+    plan = triton_mla.plan(spec, batch)
+    latent, rope = (_tensor(tokens, 1, n, dtype=dtype) for n in (case.head_size_v, case.head_size - case.head_size_v))
+    triton_mla.write_kv(spec, plan, latent, rope, cache, params=params)
+    query = _tensor(tokens, heads, case.head_size, dtype=dtype)
+    output = _tensor(tokens, heads, case.head_size_v, dtype=dtype)
+    lse = _tensor(heads, tokens, dtype=torch.float32) if "lse" in case.features else None
+    triton_mla.forward(spec, plan, Call(query, cache, output, None, None, lse, params))
 
 
 def _run(case: Case) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from attnreg.runtime import latents
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
 
 
@@ -32,20 +33,24 @@ def gather(spec: AttentionSpec, places: Places, call: Call) -> tuple[Tensor, Ten
         key, value = call.packed
         return key[places.offsets], value[places.offsets]
     assert call.kv_cache is not None
-    gathered = []
-    for cache, scale in zip(call.kv_cache, (call.params.k_scale, call.params.v_scale), strict=True):
-        tokens = _tokens_first(spec, cache)
-        if tokens.stride(0) == tokens.shape[1] * tokens.stride(1):
-            # one index is twice as fast as two
-            slots = places.blocks * tokens.shape[1] + places.offsets
-            x = tokens.flatten(0, 1).index_select(0, slots.flatten()).view(*slots.shape, *tokens.shape[2:])
-        else:
-            x = tokens[places.blocks, places.offsets]
-        x = x.view(cache.dtype)
-        if scale is not None:
-            x = x.float() * scale[:, None]
-        gathered.append(x.to(spec.dtype))
-    return gathered[0], gathered[1]
+    key = _gather(spec, places.blocks, places.offsets, call.kv_cache.key, call.params.k_scale)
+    if spec.latent:
+        return key, key[..., : spec.head_size_v]
+    return key, _gather(spec, places.blocks, places.offsets, call.kv_cache.value, call.params.v_scale)
+
+
+def _gather(spec: AttentionSpec, blocks: Tensor, offsets: Tensor, cache: Tensor, scale: Tensor | None) -> Tensor:
+    tokens = _tokens_first(spec, cache)
+    if tokens.stride(0) == tokens.shape[1] * tokens.stride(1):
+        # one index is twice as fast as two
+        slots = blocks * tokens.shape[1] + offsets
+        x = tokens.flatten(0, 1).index_select(0, slots.flatten()).view(*slots.shape, *tokens.shape[2:])
+    else:
+        x = tokens[blocks, offsets]
+    x = latents.unpacked(x) if spec.kv_dtype == "fp8_ds_mla" else x.view(cache.dtype)
+    if scale is not None:
+        x = x.float() * scale[:, None]
+    return x.to(spec.dtype)
 
 
 def _tokens_first(spec: AttentionSpec, cache: Tensor) -> Tensor:
@@ -84,8 +89,14 @@ def write_kv(
     if plan.written is None:
         return
     rows, blocks, offsets = plan.written
-    for x, cache, scale in ((key, kv_cache.key, params.k_scale), (value, kv_cache.value, params.v_scale)):
-        stored = _quantised(x, scale, cache.dtype).view(torch.uint8) if spec.quantised else x.to(cache.dtype)
+    scaled = spec.kv_dtype == "fp8_ds_mla"
+    if spec.latent:
+        # the two parts of a latent lie side by side
+        key = latents.packed(key, value) if scaled else torch.cat([key, value], -1)
+    pairs = ((key, kv_cache.key, params.k_scale), (value, kv_cache.value, params.v_scale))
+    for x, cache, scale in pairs[:1] if spec.latent else pairs:
+        plain = scaled or not spec.quantised
+        stored = x.to(cache.dtype) if plain else _quantised(x, scale, cache.dtype).view(torch.uint8)
         tokens = _tokens_first(spec, cache)
         # where no row has a slot, slot 0 is written with what it holds
         chosen = torch.where(rows[:, None, None] >= 0, stored[rows], tokens[blocks, offsets])

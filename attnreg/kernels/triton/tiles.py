@@ -48,7 +48,8 @@ class Shape(NamedTuple):
     rows: `tile_rows` of the longest request of the launch. short: its requests are to be decoded. block_d: `columns_of`
     keys. block_dv: the columns of values, rounded up to a power of 2. itemsize: of the dots. split: the cache's layout
     is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. mask: queries form
-    trees, or requests differ in causality.
+    trees, or requests differ in causality. latent: keys are latents, block_d wide in their rotary part, and values the
+    rest of them. tile_scales: these are in 8 bits with a scale for each tile.
     """
 
     rows: int
@@ -63,6 +64,8 @@ class Shape(NamedTuple):
     window: int
     extras: bool
     mask: bool = False
+    latent: bool = False
+    tile_scales: bool = False
 
     @property
     def width(self) -> int:
@@ -87,6 +90,8 @@ FACTS: Mapping[str, str] = {
     "paged": "keys are in a paged cache",
     "split": "the cache has the layout SPLIT",
     "window": "of a sliding window, in keys; 0: none",
+    "latent": "MLA in its latent form: a key is loaded once, and is the value too",
+    "tile_scales": "latents are in 8 bits with a scale for each of their tiles (fp8_ds_mla)",
 }
 
 
@@ -109,6 +114,8 @@ def facts(target: Target, shape: Shape) -> dict[str, Any]:
         "paged": shape.paged,
         "split": shape.split,
         "window": shape.window,
+        "latent": shape.latent,
+        "tile_scales": shape.tile_scales,
     }
 
 
@@ -139,9 +146,22 @@ def _matcher(value: Any) -> Matcher:
     return integer(value) if isinstance(value, int) else equals(value, value)
 
 
-H200 = "NVIDIA H200, 2026-11-21"
+H200, H200_MLA = "NVIDIA H200, 2026-11-21", "NVIDIA H200, 2026-11-22"
 
 TABLE: tuple[Row, ...] = (
+    # latents: an accumulator of 512 columns leaves few registers
+    _row({"latent": True, "gpu": "rdna"}, Config(16, 16, 8, 1, block_k=64)),
+    _row({"latent": True, "gpu": "cdna", "quantised": True}, Config(16, 32, 8, 1, block_k=128)),
+    _row({"latent": True, "gpu": "cdna"}, Config(16, 32, 8, 1)),
+    _row({"latent": True, "matrix_units": False}, Config(16, 16, 8, 1)),
+    _row({"latent": True, "sm": 90, "rows": {"min": 64}, "tile_scales": True},
+         Config(64, 64, 8, 2, programs_per_sm=1), H200_MLA,
+         because="less than half the time of loading a latent twice, in parts and whole"),
+    _row({"latent": True, "sm": 90, "rows": {"min": 64}, "quantised": True},
+         Config(64, 64, 8, 2, programs_per_sm=1, block_k=64)),
+    _row({"latent": True, "sm": 90, "rows": {"min": 64}}, Config(64, 64, 8, 2, programs_per_sm=1)),
+    _row({"latent": True, "warpgroup_mma": True, "rows": 16}, Config(16, 64, 8, 2)),
+    _row({"latent": True}, Config(UpTo(32), 32, 8, 2)),
     # without matrix units
     _row({"matrix_units": False, "gpu": "rdna", "width": {"min": 512}}, Config(16, 16, 8, 1, block_k=32)),
     _row({"matrix_units": False, "gpu": "rdna"}, Config(16, 16, 8, 1, block_k=64)),
@@ -259,11 +279,13 @@ def _fit(target: Target, shape: Shape, config: Config) -> Config:
     itemsize = max(shape.itemsize, shape.cache_itemsize)
     width = shape.block_d + shape.block_dv
     while True:
-        buffers = max(1, config.num_stages - 1) * config.block_n * width * shape.cache_itemsize
+        # a latent is an operand of both products where these read it from shared memory: it is kept for longer
+        kept = config.num_stages if shape.latent and target.warpgroup_mma else config.num_stages - 1
+        buffers = max(1, kept) * config.block_n * width * shape.cache_itemsize
         if shape.cache_itemsize < shape.itemsize:
             # a converted copy of the keys and of the values
             buffers += config.block_n * width * itemsize
-        rows = 2 * config.block_m * shape.width * itemsize
+        rows = config.block_m * (width if shape.latent else 2 * shape.width) * itemsize
         if buffers + rows <= target.shared_memory:
             return config
         if config.num_stages > 2:

@@ -36,7 +36,8 @@ Kernels are given two views of it (`as_kv_cache`). The kernel module of the late
 **The batch** is `BatchMetadata`, with a block table; ``seq_lens`` count this step's tokens, whose latents ``forward``
 writes first. Requests may stand in any order. Those of up to ``decode_queries`` queries are computed in the latent form
 and the others expanded; all are computed in the latent form where the layer has no backend for prompts. Which requests
-are which is decided from ``query_start_loc_cpu``, so a captured CUDA graph has requests of one phase alone.
+are which is decided from ``query_start_loc_cpu``; a captured CUDA graph, whose replays may have others, computes all in
+the latent form, which serves any number of queries.
 
 **Memory.** The caller owns queries, latents, the cache and the output, which may be uninitialised; rows past
 ``query_start_loc[-1]`` are padding. The layer allocates absorbed queries and latent outputs for each call on its

@@ -246,6 +246,10 @@ class Prompts:
         rank = self.spec.kv_lora_rank
         return read[:, :rank], read[:, rank:]
 
+    def plan(self, batch: BatchMetadata) -> None:
+        """Makes the plan of a batch. Raises `BatchError` for context where the backend was not asked for its lse."""
+        self._planned(batch)
+
     def _planned(self, batch: BatchMetadata) -> _Plan:
         """The plan of a batch as it is now, made once for all layers that are alike."""
         state = batch.state()

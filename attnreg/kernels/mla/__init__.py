@@ -1,0 +1,1 @@
+"""Triton kernels of MLA: attention over cached latents, and what writes and reads these."""

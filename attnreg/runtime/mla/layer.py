@@ -1,0 +1,233 @@
+"""MLAAttention: one layer of multi-head latent attention, by the backends selected for its two phases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnreg.request import features_of
+from attnreg.runtime import ops
+from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
+from attnreg.runtime.interface import SpecError
+from attnreg.runtime.layer import Attention, refuse_unasked
+from attnreg.runtime.mla.interface import MLASpec, as_kv_cache, latent_cache_shape, projections
+from attnreg.runtime.mla.phases import Phases, phases_of
+from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
+from attnreg.runtime.tensors import tensor_problems
+from attnreg.runtime.validation import refuse
+
+if TYPE_CHECKING:
+    from attnreg.selection.trace import Selection
+
+
+class MLAAttention:
+    """One layer of MLA (`attnreg.runtime.mla.interface`).
+
+    decode: the selection for the latent form. prefill: that for `AttentionRequest.expanded`; None: prompts are computed
+    in the latent form too. kv_b_proj [num_heads * (nope + v_head_dim), kv_lora_rank] is kept as it is, so that weights
+    may be loaded into it later. softmax_scale: default ``(nope + rope) ** -0.5``. kv_scale: of a quantised cache, one
+    float32. decode_queries: requests of up to so many queries are decoded. workspace_tokens: of context that are
+    expanded at once. The custom op (`attnreg.ops`) finds a layer by its ``name``.
+
+    Raises `SpecError` for selections of different layers and a weight that does not fit, `NoBackendError` for a
+    selection without a backend, ImportError for a row without a kernel module.
+    """
+
+    def __init__(
+        self,
+        decode: Selection,
+        prefill: Selection | None = None,
+        *,
+        kv_b_proj: Tensor,
+        softmax_scale: float | None = None,
+        kv_scale: Tensor | None = None,
+        decode_queries: int = 1,
+        workspace_tokens: int = WORKSPACE_TOKENS,
+        name: str | None = None,
+    ) -> None:
+        if type(decode_queries) is not int or decode_queries < 1:
+            raise SpecError(f"decode_queries is {decode_queries!r}; expected an integer of at least 1")
+        self.decode = Attention.from_selection(decode, softmax_scale=softmax_scale, k_scale=kv_scale)
+        if not self.decode.spec.latent:
+            raise SpecError(f"decode is a selection for {decode.request}; expected one of MLA in its latent form")
+        self.spec = MLASpec.from_request(decode.request, self.decode.spec)
+        self.prefill: Attention | None = None
+        self.prompts: Prompts | None = None
+        if prefill is not None:
+            self.prefill = Attention.from_selection(prefill, softmax_scale=self.decode.spec.softmax_scale)
+            self.spec = replace(self.spec, expanded_features=prefill.request.features)
+            _validate_prefill(self.spec, self.prefill)
+            self.prompts = Prompts(
+                self.spec, self.prefill.module, kv_b_proj, kv_scale=self.decode.params.k_scale,
+                workspace_tokens=workspace_tokens,
+            )  # fmt: skip
+        projections(self.spec, kv_b_proj)
+        self.kv_b_proj, self.decode_queries = kv_b_proj, decode_queries
+        self.name: str | None = None
+        self._key = (MLAAttention, decode_queries)
+        if name is not None:
+            ops.register_mla(self, name)
+
+    def __repr__(self) -> str:
+        prefill = "" if self.prefill is None else f", prompts {self.prefill.backend}"
+        return f"<MLAAttention {self.name or ''} {self.decode.backend}{prefill} {self.decode.selection.request}>"
+
+    def new_kv_cache(self, num_blocks: int, device: torch.device | str = "cpu") -> Tensor:
+        """A cache of this many blocks, [num_blocks, block_size, width], uninitialised."""
+        shape, dtype = latent_cache_shape(self.spec.latent, num_blocks)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def new_output(self, query: Tensor) -> Tensor:
+        """Uninitialised memory for the output of a query."""
+        if not isinstance(query, Tensor) or query.ndim != 3:
+            expected = f"[tokens, {self.spec.num_heads}, {self.spec.qk_head_dim}]"
+            raise BatchError([f"query is {tensor_words(query)}; expected {expected}"])
+        return query.new_empty(query.shape[0], self.spec.num_heads, self.spec.v_head_dim)
+
+    def forward(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        kv_cache: Tensor,
+        batch: BatchMetadata,
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        """Writes the new latents to the cache, attends, and returns the output [tokens, num_heads, v_head_dim].
+
+        query [tokens, num_heads, nope + rope], rotated; latent [tokens, kv_lora_rank] and rope [tokens,
+        qk_rope_head_dim] of the same tokens; kv_cache [num_blocks, block_size, width]. lse: [num_heads, tokens]
+        float32, written to. Rows from ``batch.num_tokens`` on are padding and stay as they are; in a captured graph,
+        which computes all in the latent form, those of the output are zero.
+
+        Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
+        """
+        output = self.new_output(query) if output is None else output
+        capturing = self._validate(query, latent, rope, kv_cache, batch, output, lse)
+        if capturing or self.prompts is None:
+            rows = query.shape[0] if capturing else batch.num_tokens
+            phases = None
+        else:
+            rows, phases = batch.num_tokens, self._phases(batch)
+            if phases.expanded is not None:
+                # what a layer for prompts refuses is refused before the cache is written
+                assert self.prefill is not None
+                refuse_unasked(self.prefill.selection, features_of(causal=batch.causal))
+                self.prompts.plan(phases.expanded.batch)
+        cache = as_kv_cache(self.spec.latent, kv_cache)
+        self.decode.write_kv(latent[:, None], rope[:, None], cache, batch)
+        if phases is None:
+            self._latent(slice(0, rows), query, cache, batch, output, lse, padded=capturing)
+            return output
+        if phases.latent is not None:
+            self._latent(phases.latent.rows, query, cache, phases.latent.batch, output, lse)
+        if phases.expanded is not None:
+            self._expanded(phases.expanded.rows, query, latent, rope, kv_cache, phases.expanded.batch, output, lse)
+        return output
+
+    __call__ = forward
+
+    def _phases(self, batch: BatchMetadata) -> Phases:
+        """The phases of a batch as it is now, made once for all layers with the same bound."""
+        state = batch.state()
+        known: tuple[Any, Phases] | None = batch.plans.get(self._key)
+        if known is None or known[0] != state:
+            known = batch.plans[self._key] = state, phases_of(batch, self.decode_queries)
+        return known[1]
+
+    def _latent(
+        self,
+        rows: slice | Tensor,
+        query: Tensor,
+        cache: Any,
+        batch: BatchMetadata,
+        output: Tensor,
+        lse: Tensor | None,
+        *,
+        padded: bool = False,
+    ) -> None:
+        """Computes rows in the latent form: absorbs W_UK, attends, multiplies by W_UV. padded: rows may be padding."""
+        spec, q = self.spec, query[rows]
+        w_uk, w_uv = projections(spec, self.kv_b_proj.detach())
+        absorbed = q.new_empty(q.shape[0], spec.num_heads, spec.latent.head_size)
+        nope, rotary = q.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)  # type: ignore[no-untyped-call]
+        absorbed[..., : spec.kv_lora_rank] = torch.bmm(nope.transpose(0, 1), w_uk).transpose(0, 1)
+        absorbed[..., spec.kv_lora_rank :] = rotary
+        memory = q.new_zeros if padded else q.new_empty
+        latents = memory(q.shape[0], spec.num_heads, spec.kv_lora_rank)
+        whole = lse is None or (isinstance(rows, slice) and rows.stop - rows.start == lse.shape[1])
+        own_lse = lse if lse is None or (whole and lse.is_contiguous()) else lse.new_empty(lse.shape[0], q.shape[0])
+        self.decode.attend(absorbed, cache, batch, latents, lse=own_lse)
+        output[rows] = torch.bmm(latents.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)
+        if lse is not None and own_lse is not None and own_lse is not lse:
+            lse[:, rows] = own_lse
+
+    def _expanded(
+        self,
+        rows: slice | Tensor,
+        query: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        kv_cache: Tensor,
+        batch: BatchMetadata,
+        output: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """Computes rows in the expanded form."""
+        assert self.prompts is not None
+        if isinstance(rows, slice):
+            own_lse = None if lse is None else lse[:, rows]
+            self.prompts(query[rows], latent[rows], rope[rows], kv_cache, batch, output[rows], lse=own_lse)
+            return
+        part = self.new_output(query[rows])
+        own_lse = None if lse is None else lse.new_empty(lse.shape[0], part.shape[0])
+        self.prompts(query[rows], latent[rows], rope[rows], kv_cache, batch, part, lse=own_lse)
+        output[rows] = part
+        if lse is not None and own_lse is not None:
+            lse[:, rows] = own_lse
+
+    def _validate(self, query: Any, latent: Any, rope: Any, cache: Any, batch: Any, output: Any, lse: Any) -> bool:
+        """Whether a CUDA graph is being captured. Raises `BatchError` for tensors that do not fit."""
+        spec, dtype = self.spec, self.spec.latent.dtype
+        if not isinstance(batch, BatchMetadata) or batch.block_table is None:
+            raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; a layer of MLA has a cache"])
+        rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
+        device: dict[str, Any] = {"device": batch.seq_lens.device}
+        cache_shape, cache_dtype = latent_cache_shape(spec.latent, 0)
+        shape = (None, *cache_shape[1:])
+        problems = [
+            *tensor_problems("query", query, (rows, spec.num_heads, spec.qk_head_dim), dtype, **device),
+            *tensor_problems("latent", latent, (rows, spec.kv_lora_rank), dtype, **device),
+            *tensor_problems("rope", rope, (rows, spec.qk_rope_head_dim), dtype, **device),
+            *tensor_problems("kv_cache", cache, shape, cache_dtype, written=True, **device),
+            *tensor_problems("output", output, (rows, spec.num_heads, spec.v_head_dim), dtype, written=True, **device),
+        ]
+        if lse is not None:
+            sizes = spec.num_heads, rows
+            problems += tensor_problems("lse", lse, sizes, torch.float32, dense=False, written=True, **device)
+            if "lse" not in spec.latent.features & (spec.expanded_features if self.prompts else spec.latent.features):
+                problems.append("lse is given, and a backend of this layer was not asked for it")
+        if not problems and query.shape[0] < batch.num_tokens:
+            problems.append(f"query has {query.shape[0]} rows; the batch has {batch.num_tokens} tokens")
+        if batch.mm_prefix is not None or batch.tree_mask is not None:
+            problems.append("the batch has mm_prefix or tree_mask; layers of MLA have no such mask")
+        refuse(problems)
+        return bool(query.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _validate_prefill(spec: MLASpec, prefill: Attention) -> None:
+    """Raises `SpecError` where the layer for prompts is not that of the latent form, expanded."""
+    own = replace(prefill.spec, block_size=None, kv_dtype="auto", kv_layout=spec.expanded.kv_layout, options=())
+    own = replace(own, fnuz=spec.expanded.fnuz)
+    if own != spec.expanded:
+        sizes = f"{prefill.spec.num_heads} heads of {prefill.spec.head_size}/{prefill.spec.head_size_v}"
+        expected = f"{spec.num_heads} heads of {spec.qk_head_dim}/{spec.v_head_dim}"
+        raise SpecError(
+            f"prefill is a selection for {sizes}, {prefill.spec.dtype}; the layer's prompts, expanded, have {expected} "
+            f"in {spec.latent.dtype} (select for request.expanded())"
+        )

@@ -1,0 +1,177 @@
+"""MLAAttention and its custom op: both phases of a batch, in any order, against the float64 reference."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.mla import filled_cache
+from torch import Tensor
+
+import attnreg
+from attnreg import AttentionRequest, BatchError, BatchMetadata, MLAAttention, Platform, SpecError, UnclaimedError
+from attnreg.kernels import mla_reference
+from attnreg.runtime.mla.interface import read_latents
+
+REQUEST = AttentionRequest(
+    attention="mla", phase="decode", head_size=80, head_size_v=64, num_heads=4, num_kv_heads=1, block_size=16,
+    kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24, dtype="float32",
+    features={"lse", "non_causal"},
+)  # fmt: skip
+# decodes and prompts, side by side and mixed; with and without context, and requests without a query
+BATCHES = {
+    "decodes first": ([1, 1, 5, 20], [40, 1, 5, 50]),
+    "mixed": ([5, 1, 0, 20, 1], [30, 9, 7, 20, 33]),
+    "decodes": ([1, 0, 1], [40, 3, 17]),
+    "prompts": ([7, 18], [7, 33]),
+    "nothing": ([0], [5]),
+}
+
+
+class Case:
+    """A layer, a batch and its tensors, with poison in the rows of padding and in all that is written."""
+
+    def __init__(
+        self, cpu: Platform, pattern: str, *, prefill: bool = True, causal: bool = True, **changes: Any
+    ) -> None:
+        torch.manual_seed(0)
+        fields = {k: v for k, v in changes.items() if k in AttentionRequest.__dataclass_fields__}
+        request = replace(REQUEST, **fields)
+        select = [attnreg.select(r, cpu, to_run=True) for r in (request, request.expanded())]
+        quantised = request.kv_dtype == "fp8"
+        self.scale = torch.tensor([0.25]) if quantised else None
+        self.weight = torch.randn(4 * 56, 64) * 0.2
+        more = {k: v for k, v in changes.items() if k not in fields}
+        self.layer = MLAAttention(
+            select[0], select[1] if prefill else None, kv_b_proj=self.weight, kv_scale=self.scale,
+            workspace_tokens=32, **more,
+        )  # fmt: skip
+        queries, keys = BATCHES[pattern]
+        self.spec = self.layer.spec
+        self.cache, table = filled_cache(self.spec, keys, self.scale)
+        slots = [int(table[i, t // 16]) * 16 + t % 16 for i, (q, k) in enumerate(zip(queries, keys, strict=True))
+                 for t in range(k - q, k)]  # fmt: skip
+        self.batch = BatchMetadata.build(
+            queries, keys, block_table=table, causal=causal, slot_mapping=torch.tensor(slots, dtype=torch.int64)
+        )
+        rows = sum(queries) + 2
+        self.query, self.latent, self.rope = (torch.randn(rows, *size) for size in ((4, 48), (64,), (16,)))
+        self.output = torch.full((rows, 4, 24), torch.nan)
+        self.lse = torch.full((4, rows), torch.nan)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.query, self.latent, self.rope, self.cache
+
+    def check(self, tolerance: float = 2e-5) -> None:
+        """Assert that output and lse are exact but for rounding, that latents are stored, and that padding is kept."""
+        n = self.batch.num_tokens
+        new = (self.latent, self.rope) if self.layer.prompts is not None else None
+        exact = mla_reference.attention(
+            self.spec, self.batch, self.query, self.cache, self.weight, kv_scale=self.scale, new=new,
+            decode_queries=self.layer.decode_queries,
+        )  # fmt: skip
+        torch.testing.assert_close(self.output[:n].double(), exact.output, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(self.lse[:, :n].double(), exact.lse, rtol=tolerance, atol=tolerance)
+        assert self.output[n:].isnan().all()
+        assert self.lse[:, n:].isnan().all()
+        assert self.batch.slot_mapping is not None
+        stored = read_latents(self.spec.latent, self.cache.flatten(0, 1)[self.batch.slot_mapping], self.scale)
+        given = torch.cat([self.latent, self.rope], -1)[:n]
+        torch.testing.assert_close(stored, given, rtol=0.07 if self.scale is not None else 0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"prefill": False}, {"kv_dtype": "fp8"}, {"decode_queries": 5}], ids=str)
+def test_both_phases_of_a_batch(cpu: Platform, name: str, causal: bool, changes: dict[str, Any]) -> None:
+    case = Case(cpu, name, causal=causal, **changes)
+    case.layer(*case.tensors, case.batch, case.output, lse=case.lse)
+    case.check()
+
+
+def test_an_output_is_allocated(cpu: Platform) -> None:
+    case = Case(cpu, "mixed")
+    output = case.layer(*case.tensors, case.batch)
+    case.output[: case.batch.num_tokens] = output[: case.batch.num_tokens]
+    case.layer(*case.tensors, case.batch, lse=case.lse)
+    case.check()
+
+
+def test_the_op_runs_the_layer_of_a_name(cpu: Platform) -> None:
+    case = Case(cpu, "mixed", name="mla.0")
+    op = attnreg.ops.unified_mla_attention_with_output
+    with pytest.raises(LookupError, match="no batch for layer 'mla"):
+        op(*case.tensors, case.output, "mla.0", lse=case.lse)
+    with attnreg.ops.forward_context(case.batch):
+        with pytest.raises(LookupError, match=r"there is no layer of MLA named 'mla.1'; the layers are: .*mla.0"):
+            op(*case.tensors, case.output, "mla.1")
+        op(*case.tensors, case.output, "mla.0", lse=case.lse)
+    case.check()
+    assert "attnreg::unified_mla_attention_with_output" in attnreg.ops.SPLITTING_OPS
+    with pytest.raises(ValueError, match=r"there is a layer of MLA named 'mla.0' already"):
+        Case(cpu, "mixed", name="mla.0")
+    del case
+    gc.collect()
+    Case(cpu, "mixed", name="mla.0")
+
+
+def test_the_op_is_traced(cpu: Platform) -> None:
+    case = Case(cpu, "mixed", name="mla.traced")
+
+    def model(query: Tensor, latent: Tensor, rope: Tensor, cache: Tensor, output: Tensor, lse: Tensor) -> Tensor:
+        attnreg.ops.unified_mla_attention_with_output(query * 1, latent, rope, cache, output, "mla.traced", lse=lse)
+        return output * 2
+
+    with attnreg.ops.forward_context(case.batch):
+        doubled = torch.compile(model, backend="aot_eager", fullgraph=True)(*case.tensors, case.output, case.lse)
+    case.check()
+    torch.testing.assert_close(doubled[: case.batch.num_tokens], case.output[: case.batch.num_tokens] * 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": torch.zeros(29, 4, 47)}, r"query is \[29, 4, 47\] float32; expected \[29, 4, 48\] float32"),
+        ({"latent": torch.zeros(28, 64)}, r"latent is \[28, 64\] float32; expected \[29, 64\] float32"),
+        ({"rope": torch.zeros(29, 16).half()}, r"rope is \[29, 16\] float16; expected \[29, 16\] float32"),
+        ({"kv_cache": torch.zeros(9, 16, 81)}, r"kv_cache is \[9, 16, 81\] float32; expected \[any, 16, 80\]"),
+        ({"output": torch.zeros(29, 4, 1).expand(29, 4, 24)}, "output has stride 0 in its last dimension"),
+        ({"lse": torch.zeros(4, 28)}, r"lse is \[4, 28\] float32; expected \[4, 29\] float32"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_cache_is_written(
+    cpu: Platform, changes: dict[str, Any], message: str
+) -> None:
+    case = Case(cpu, "mixed")
+    before = case.cache.clone()
+    names = ("query", "latent", "rope", "kv_cache")
+    given = dict(zip(names, case.tensors, strict=True)) | {"output": case.output, "lse": case.lse}
+    with pytest.raises(BatchError, match=message):
+        case.layer(batch=case.batch, **(given | changes))
+    assert torch.equal(case.cache.view(torch.uint8), before.view(torch.uint8))
+    assert case.output.isnan().all()
+
+
+def test_a_mask_that_was_not_asked_for_is_refused_before_the_cache_is_written(cpu: Platform) -> None:
+    case = Case(cpu, "mixed", causal=False, features={"lse"})
+    before = case.cache.clone()
+    with pytest.raises(UnclaimedError, match="non_causal: given, but not asked for"):
+        case.layer(*case.tensors, case.batch)
+    assert torch.equal(case.cache.view(torch.uint8), before.view(torch.uint8))
+
+
+def test_selections_of_different_layers_are_refused(cpu: Platform) -> None:
+    decode, weight = attnreg.select(REQUEST, cpu, to_run=True), torch.zeros(224, 64)
+    other = attnreg.select(replace(REQUEST, num_heads=8).expanded(), cpu, to_run=True)
+    with pytest.raises(SpecError, match=r"prefill is a selection for 8 heads of 48/24.* have 4 heads of 48/24"):
+        MLAAttention(decode, other, kv_b_proj=weight)
+    with pytest.raises(SpecError, match="expected one of MLA in its latent form"):
+        MLAAttention(other, kv_b_proj=weight)
+    with pytest.raises(SpecError, match=r"kv_b_proj is \[224, 63\] float32; expected \[224, 64\] float32"):
+        MLAAttention(decode, kv_b_proj=weight[:, 1:])
+    with pytest.raises(SpecError, match="decode_queries is 0; expected an integer of at least 1"):
+        MLAAttention(decode, kv_b_proj=weight, decode_queries=0)
