@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._dynamo import eval_frame
 from torch.autograd import forward_ad
 
 from attnreg.platforms import Platform
@@ -16,28 +13,6 @@ from attnreg.runtime.interface import UnclaimedError
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-# what torch.compile does with each call, None for nothing; where PyTorch does not say, it may do anything
-_tracer: Callable[[], object] = getattr(eval_frame, "get_eval_frame_callback", lambda: True)
-
-
-def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that torch.compile leaves alone, with all that it calls, as `torch.compiler.disable` makes it.
-
-    That slows every call inside of it, where nothing is compiled too: by 16 µs for a layer's attention on an H200's
-    host. So it is left out while torch.compile looks at no calls.
-    """
-    disabled: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return function(*args, **kwargs) if _tracer() is None else disabled(*args, **kwargs)
-
-    return torch.compiler.disable(call, recursive=False)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def platform_of(device: torch.device, registry: Registry) -> Platform:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attnreg.integrations.tensors import platform_of, refuse_tangents, untraced, without_gradient
+from attnreg.integrations.tensors import platform_of, refuse_tangents, without_gradient
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
     refuse_no_mask,
@@ -68,7 +68,7 @@ class Engine:
         self.sites = Sites()
         self._told: set[Any] = set()
 
-    @untraced
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(
         self,
         module: torch.nn.Module,

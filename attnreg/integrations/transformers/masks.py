@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from attnreg.integrations.tensors import untraced
 from attnreg.integrations.transformers.fetched import Fetched
 from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, fitted, known_band
 from attnreg.runtime.interface import UnclaimedError
@@ -349,7 +348,7 @@ def _misread(func: Any) -> str:
 
 
 # a compiler would trace into it, at no use
-@untraced
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def lazy_mask(
     batch_size: int,
     q_length: int,

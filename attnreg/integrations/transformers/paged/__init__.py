@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attnreg.integrations.tensors import untraced
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
@@ -65,7 +64,7 @@ def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
 
 
 def _instead_of(original: Any, engine: Engine) -> Any:
-    @untraced
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def paged(*args: Any, **kwargs: Any) -> Any:
         return _attend(engine, *args, **kwargs)
 
