@@ -19,6 +19,7 @@ STEPS = (
     ((3, 5, 1), (12, 8, 21)),
     ((1, 0, 2), (13, 8, 23)),
 )
+LATENT = {"attention": "mla", "phase": "decode", "head_size": 48, "head_size_v": 32, "num_kv_heads": 1}
 CASES = {
     "plain": Case(),
     "blocks": Case(interleave=4),
@@ -49,6 +50,13 @@ CASES = {
     "8-bit output": Case(
         backend="TRITON_ATTN", platform={"platform": "cuda", "arch": "sm90"},
         request={"features": {"fp8_output"}, "block_size": 16, "head_size": 32}, numbers={"out_scale": (1,)},
+    ),
+    "latents": Case(backend="TORCH_MLA", request=LATENT, numbers={"softmax_scale": 0.2}),
+    "latents, blocks": Case(backend="TORCH_MLA", interleave=4, request=LATENT, numbers={"softmax_scale": 0.2}),
+    "latents by head": Case(backend="TORCH_MLA", by_head=True, request=LATENT, numbers={"softmax_scale": 0.2}),
+    "latents, Triton": Case(
+        backend="TRITON_MLA", platform={"platform": "cuda", "arch": "sm90"},
+        request={**LATENT, "dtype": "float16", "block_size": 16}, numbers={"softmax_scale": 0.2},
     ),
 }  # fmt: skip
 
