@@ -203,7 +203,7 @@ def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
     count = trial.cache.key.shape[0]
     # block b moves to new_ids[b], copied as bytes
     new_ids = torch.arange(count).roll(1).to(trial.query.device)
-    moved = KVCache(*(torch.empty_like(x) for x in trial.cache))
+    moved = KVCache(*(memory_like(x) for x in trial.cache))
     if trial.layer.spec.latent:
         moved = moved._replace(value=moved.key[..., : trial.layer.spec.head_size_v])
     for target, source in zip(moved, trial.cache, strict=True):
@@ -214,6 +214,12 @@ def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
     batch = replace(trial.batch, block_table=torch.where(exists, new_ids[table.where(exists, 0).long()].int(), table))
     if not _same_bits(attend(trial, batch, trial.query, moved)[0], output):
         yield "after its blocks were moved, the same cache gives other bits"
+
+
+def memory_like(tensor: Tensor) -> Tensor:
+    """Other memory with the strides and the alignment of a tensor: code compiled for others may round otherwise."""
+    words = torch.empty(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=tensor.dtype, device=tensor.device)
+    return words.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import sanitized
 from support.kernel_trials import Case, trial_of
 
-from attnreg.conformance.proof import attend, compare
+from attnreg.conformance.proof import attend, compare, memory_like
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.kernels.triton.schedule import schedule
@@ -153,3 +153,11 @@ def test_under_a_sanitizer_the_parts_of_split_keys_begin_as_nan(monkeypatch: pyt
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
     assert PlannedMerge.parts(trial.query, 24, 3).memory.isnan().all()
     assert compare(trial, *attend(trial, trial.batch, trial.query)).problem is None
+
+
+def test_a_cache_is_moved_to_memory_that_is_laid_out_alike() -> None:
+    cache = torch.zeros(1000, dtype=torch.bfloat16, device=DEVICE).as_strided((3, 4, 5), (200, 7, 1), 3)
+    moved = memory_like(cache)
+    assert (moved.shape, moved.stride(), moved.dtype) == (cache.shape, cache.stride(), cache.dtype)
+    assert moved.data_ptr() % 16 == cache.data_ptr() % 16 == 6
+    assert moved.untyped_storage().data_ptr() != cache.untyped_storage().data_ptr()
