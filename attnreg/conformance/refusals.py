@@ -114,7 +114,8 @@ def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[st
         yield name, partial(Attention.from_selection, selection, **{name: value})
     facet = claims.registry.vocabulary.facets.get("cache_layout")
     for layout in sorted(facet.words if facet else ()):
-        if layout not in claims.dimensions["storage"]:
+        # a form without a cache leaves a claimed layout unread
+        if not any(_claims(v, "cache_layout", layout) for v in claims.registry.backends[claims.backend].variants):
             yield f"cache_layout={layout}", partial(Attention.from_selection, selection, kv_layout=layout)
     causal = request.attn_type == "decoder"
     ranges = torch.zeros(1, 1, 2, dtype=torch.int32, device=device)

@@ -93,7 +93,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {},
         (
             "FLASH_ATTN cannot be verified: the row is knowledge only, attnreg has no kernel module for it; "
-            "these can: CPU_ATTN, TORCH_MLA, TORCH_SDPA"
+            "these can: CPU_ATTN, TORCH_MLA, TORCH_PREFILL, TORCH_SDPA"
         ),
     ),
     ("TRITON_ATN", {}, "unknown backend 'TRITON_ATN'; did you mean `TRITON_ATTN`?"),
@@ -102,7 +102,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {},
         (
             "TRITON_ATTN cannot be verified: it runs on cuda, rocm, not on cpu; name a platform with --arch; "
-            "these can: CPU_ATTN, TORCH_MLA, TORCH_SDPA"
+            "these can: CPU_ATTN, TORCH_MLA, TORCH_PREFILL, TORCH_SDPA"
         ),
     ),
     ("CPU_ATTN", {"device": "nonsense"}, "PyTorch cannot use the device 'nonsense' here: Expected one of cpu, cuda, "),

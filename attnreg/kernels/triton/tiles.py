@@ -160,6 +160,7 @@ TABLE: tuple[Row, ...] = (
     _row({"latent": True, "sm": 90, "rows": {"min": 64}, "quantised": True},
          Config(64, 64, 8, 2, programs_per_sm=1, block_k=64)),
     _row({"latent": True, "sm": 90, "rows": {"min": 64}}, Config(64, 64, 8, 2, programs_per_sm=1)),
+    _row({"latent": True, "sm": 90, "rows": 16, "quantised": False}, Config(16, 32, 4, 3), H200_MLA),
     _row({"latent": True, "warpgroup_mma": True, "rows": 16}, Config(16, 64, 8, 2)),
     _row({"latent": True}, Config(UpTo(32), 32, 8, 2)),
     # without matrix units
