@@ -35,7 +35,7 @@ def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
 
 def run(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
     """Stores the call's new keys and values, and attends."""
-    _, kv_cache, output, key, value, _, params, alike = call
+    _, kv_cache, output, key, value, _, params, alike, _ = call
     if kv_cache is not None and key is not None and value is not None:
         write_kv(spec, plan, key, value, kv_cache, params=params, alike=alike)
     if output is not None:

@@ -27,6 +27,7 @@ from attnreg.runtime.interface import (
     SpecError,
     UnclaimedError,
 )
+from attnreg.runtime.mla.sparse import with_indices
 from attnreg.runtime.spec import window_of
 from attnreg.runtime.tensors import Alike
 from attnreg.selection.refusal import NoBackendError, alternatives
@@ -229,12 +230,14 @@ class Attention:
         output: Tensor | None = None,
         *,
         lse: Tensor | None = None,
+        indices: Tensor | None = None,
     ) -> Tensor:
         """Writes key and value to the cache (if both are given), attends, and returns the output.
 
         query [tokens, num_heads, head_size], key and value [keys, num_kv_heads, head_size(_v)]; heads and their
         elements may be one dimension. output: shaped as query, with head_size_v; allocated if None. Rows
         from ``batch.num_tokens`` on are padding and stay as they are. lse: [num_heads, tokens] float32, written to.
+        indices: of sparse MLA, the positions that each query attends to, [tokens, topk] int32.
 
         Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
         """
@@ -245,6 +248,8 @@ class Attention:
         reads = write or batch.paged
         kv_cache = kv_cache if reads else None
         call = self._validated(planned, write, True, query, output, lse, key, value, kv_cache)
+        if indices is not None or self.spec.sparse:
+            call = with_indices(self.spec, batch, call, indices)
         self._execute(planned, write, call)
         return output
 
@@ -292,12 +297,15 @@ class Attention:
         key: Tensor | None = None,
         value: Tensor | None = None,
         lse: Tensor | None = None,
+        indices: Tensor | None = None,
     ) -> None:
         """Attends to the cache, or to packed keys and values; writes no cache. Arguments as in `forward`."""
         planned = self._planned(batch)
         if output is None:
             raise BatchError(["output is None; expected the tensor to write to"])
         call = self._validated(planned, False, True, query, output, lse, key, value, kv_cache)
+        if indices is not None or self.spec.sparse:
+            call = with_indices(self.spec, batch, call, indices)
         self._execute(planned, False, call)
 
     def new_output(self, query: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ class AttentionSpec(_Hashed):
     ``mm_prefix_in_window``, ``lse`` and ``batch_invariant`` from them; ``sliding_window``, ``asymmetric_window`` (left,
     right), ``chunk`` and ``softcap`` are features if and only if their numbers are given. ``block_size`` None: there is
     no paged cache. ``kv_dtype`` is the request's word; with ``fnuz`` its 8-bit formats are those of gfx942, without
-    infinities and -0. ``latent``: MLA in its latent form (`attnreg.runtime.mla.interface`). ``options`` are the row's.
+    infinities and -0. ``latent``: MLA in its latent form (`attnreg.runtime.mla.interface`), and ``sparse``: over
+    chosen tokens. ``options`` are the row's.
 
     Raises `SpecError`.
     """
@@ -74,6 +75,7 @@ class AttentionSpec(_Hashed):
     kv_layout: Layout = "NHD"
     fnuz: bool = False
     latent: bool = False
+    sparse: bool = False
     options: tuple[tuple[str, str | int | float | bool], ...] = ()
 
     def __post_init__(self) -> None:
@@ -112,9 +114,9 @@ class AttentionSpec(_Hashed):
         as `window_of` takes it. chunk: positions. Raises `SpecError` where the request lacks a number that running
         needs, or asks for what this contract does not cover.
         """
-        if request.attention not in ("mha", "mla"):
-            raise SpecError(f"attention is {request.attention}; this contract is for mha and mla")
-        latent = request.attention == "mla" and request.phase != "prefill"
+        if request.attention not in ("mha", "mla", "mla_sparse"):
+            raise SpecError(f"attention is {request.attention}; this contract is for mha, mla and mla_sparse")
+        latent = request.attention != "mha" and request.phase != "prefill"
         if request.num_heads is None:
             raise SpecError("num_heads is not given; to run a layer its request must say how many heads it has")
         if request.dtype not in DTYPES:
@@ -138,6 +140,7 @@ class AttentionSpec(_Hashed):
             kv_layout=kv_layout,
             fnuz=fnuz,
             latent=latent,
+            sparse=latent and request.attention == "mla_sparse",
             options=options,
         )
 
@@ -310,6 +313,8 @@ def _mask_problems(spec: AttentionSpec, windows: frozenset[str]) -> Any:
 
 def _latent_problems(spec: AttentionSpec) -> Any:
     if not spec.latent:
+        if spec.sparse:
+            yield "the layer is sparse and not latent; tokens are chosen for MLA in its latent form alone"
         if spec.kv_dtype == "fp8_ds_mla":
             yield "kv_dtype is fp8_ds_mla, which holds latents; the layer is none of MLA in its latent form"
         return

@@ -107,7 +107,7 @@ class AttentionPlan:
 
     def _prepared(self, call: Call) -> tuple[list[Run], tuple[Any, ...]]:
         """What runs the launches for a call, and the tensors of the call in the order of `_CALL`."""
-        query, kv_cache, output, key, value, lse, params, alike = call
+        query, kv_cache, output, key, value, lse, params, alike, _ = call
         if self._paged and kv_cache is not None:
             key, value = kv_cache
         # the layer has validated that a call has a cache, or keys and values

@@ -33,6 +33,14 @@ contiguous, other strides are free. Its rows hold
 
 Kernels are given two views of it (`as_kv_cache`). The kernel module of the latent form writes it, by ``write_kv``.
 
+**Sparse** MLA (`AttentionSpec.sparse`) is the latent form over chosen tokens. A call is given ``indices``
+[tokens, topk] int32: for each query the positions of the keys that it attends to, in any order, and -1 for none. A
+position counts from its request's first key, whatever block that is in. A query sees of these the keys that it would
+see in dense MLA. A position that it does not see, or one that is given twice, is refused where the batch is in host
+memory (or with ``ATTNREG_DEBUG=1``); on another device the first contributes nothing, whatever it is, and the second
+counts as often as it is given. `attnreg.runtime.mla.indexer` chooses. A query without a key has the output zero and the
+lse -inf.
+
 **The batch** is `BatchMetadata`, with a block table; ``seq_lens`` count this step's tokens, whose latents ``forward``
 writes first. Requests may stand in any order. Those of up to ``decode_queries`` queries are computed in the latent form
 and the others expanded; all are computed in the latent form where the layer has no backend for prompts. Which requests

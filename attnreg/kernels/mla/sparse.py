@@ -1,0 +1,106 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+# ruff: noqa: N803 (constexprs are written in capitals)
+"""The tokens that queries chose as places in a cache, by one Triton kernel."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnreg.kernels.mla.chosen import Chosen, dense_call, indices_of, tokens_of
+from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.rows import request_of_row
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
+
+# the indices of a query that are looked at at once
+_BLOCK = 1024
+
+
+@triton.jit(
+    do_not_specialize=["num_reqs", "topk", "blocks_apart", "stride_indices", "stride_table"],
+    do_not_specialize_on_alignment=[
+        "indices_ptr", "query_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr", "starts_ptr",
+        "counts_ptr", "places_ptr",
+    ],
+)  # fmt: skip
+def _places_kernel(
+    indices_ptr, query_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, starts_ptr, counts_ptr, places_ptr,
+    num_reqs, topk, blocks_apart, stride_indices, stride_table,
+    CAUSAL: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Stores the places of one row's keys, in their order and without gaps, how many they are, and where rows begin.
+
+    Grid: (rows + 1,). A row of padding is no query. blocks_apart: the tokens from one block to the next in memory.
+    CAUSAL: all requests are. causal_ptr: None, or whether each is.
+    """
+    row = tl.program_id(0)
+    tokens = tl.load(query_start_loc_ptr + num_reqs)
+    tl.store(starts_ptr + row, tl.minimum(row, tokens))
+    if row >= tokens:
+        return
+    req = request_of_row(query_start_loc_ptr, num_reqs, row)
+    length = tl.load(seq_lens_ptr + req)
+    end = length - tl.load(query_start_loc_ptr + req + 1) + row + 1
+    if causal_ptr is not None:
+        end = tl.where(tl.load(causal_ptr + req) != 0, end, length)
+    elif not CAUSAL:
+        end = length
+    block_table_ptr += req.to(tl.int64) * stride_table
+    indices_ptr += row.to(tl.int64) * stride_indices
+    places_ptr += row.to(tl.int64) * topk
+    count = 0
+    for start in range(0, topk, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        position = tl.load(indices_ptr + offs, mask=offs < topk, other=-1)
+        seen = (position >= 0) & (position < end)
+        block = tl.load(block_table_ptr + position // BLOCK_SIZE, mask=seen, other=0)
+        kept = seen.to(tl.int32)
+        before = tl.cumsum(kept, 0) - kept
+        tl.store(places_ptr + count + before, block * blocks_apart + position % BLOCK_SIZE, mask=seen)
+        count += tl.sum(kept)
+    tl.store(counts_ptr + row, count)
+
+
+_PLACES = Kernel(
+    _places_kernel,
+    ("indices_ptr", "query_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr", "starts_ptr", "counts_ptr",
+     "places_ptr", "num_reqs", "topk", "blocks_apart", "stride_indices", "stride_table"),
+)  # fmt: skip
+
+
+class _Code(NamedTuple):
+    """The facts that the kernel's code depends on."""
+
+    causal: bool
+    block_size: int
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        return {"num_warps": 4}
+
+    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
+        return {"CAUSAL": self.causal, "BLOCK_SIZE": self.block_size, "BLOCK": _BLOCK}
+
+
+def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[AttentionSpec, BatchMetadata, Call]:
+    """A call over chosen tokens as one of dense MLA, on a GPU or in Triton's interpreter; padding stays padding."""
+    cache, apart = tokens_of(spec, call)
+    rows, indices = call.query.shape[0], indices_of(call)
+    # no program reads an index for padding
+    topk = indices.shape[1]
+    memory = indices.new_empty(2 * rows + 1 + rows * topk)
+    starts, counts, places = memory.split_with_sizes((rows + 1, rows, rows * topk))
+    table = batch.block_table
+    assert table is not None
+    assert spec.block_size is not None
+    causal = batch.causal.view(torch.uint8) if isinstance(batch.causal, Tensor) else None
+    variant = _PLACES.variant(indices.device, _Code(batch.causal is True, spec.block_size))
+    values = (
+        indices, batch.query_start_loc, batch.seq_lens, causal, table, starts, counts, places, batch.num_reqs, topk,
+        apart, indices.stride(0) if rows > 1 else 0, table.stride(0) if table.shape[0] > 1 else 0,
+    )  # fmt: skip
+    variant.launch((causal is None,), (rows + 1, 1, 1), values)
+    return dense_call(spec, call, cache, Chosen(starts, counts, places.view(rows, topk)))
