@@ -125,7 +125,7 @@ def test_each_latent_has_one_width_of_values(default: Registry, backend: str, si
 # every row, as a stranger tries it -----------------------------------------------------------------------------------
 
 # rows whose kernels set no bound on the width of values
-ANY_WIDTH = {"CPU_ATTN", "TORCH_PREFILL", "TORCH_SDPA"}
+ANY_WIDTH = {"CPU_ATTN", "TORCH_MLA_SPARSE", "TORCH_PREFILL", "TORCH_SDPA"}
 
 
 def platforms_of(registry: Registry, row: str) -> list[Platform]:
@@ -187,8 +187,8 @@ def test_trtllm_gen_reads_one_layout(default: Registry) -> None:
 def test_attnregs_own_rows_cite_what_decides_what_they_can_do(default: Registry) -> None:
     own = {n: row for n, row in default.backends.items() if row.source.startswith("attnreg:")}
     assert sorted(own) == [
-        "CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_MLA", "TORCH_PREFILL", "TORCH_SDPA", "TRITON_ATTN",
-        "TRITON_MLA", "TRITON_PREFILL",
+        "CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_MLA", "TORCH_MLA_SPARSE", "TORCH_PREFILL", "TORCH_SDPA",
+        "TRITON_ATTN", "TRITON_MLA", "TRITON_MLA_SPARSE", "TRITON_PREFILL",
     ]  # fmt: skip
     assert default.sources["attnreg"].version == attnreg.__version__
     for name, row in own.items():

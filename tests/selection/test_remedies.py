@@ -48,9 +48,9 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     # between the request and the one that is served lie requests whose order does not name the backend
     (
         "x86_64",
-        {"attention": "mla_sparse", "head_size": 32, "num_kv_heads": None},
+        {"attention": "mla", "head_size": 32, "num_kv_heads": None},
         "CPU_MLA",
-        "for attention mla, head_size 576",
+        "for head_size 576",
     ),
 ]
 
