@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import mla_merge
+import mla_prefill
 import torch
 import triton  # type: ignore[import-untyped]
 from attention import ceilings, time_us
 from mla_case import Case
 
 RESULTS = Path(__file__).resolve().parent / "results" / "mla.json"
-KINDS = (mla_merge,)
+KINDS = (mla_merge, mla_prefill)
 
 
 def measure(case: Case, limits: dict[str, float], with_peers: bool) -> dict[str, Any]:
