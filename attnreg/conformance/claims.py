@@ -91,10 +91,10 @@ class Claims:
 
     @cached_property
     def form(self) -> Form:
-        """The form of attention that is verified. Raises LookupError where there is no contract for the row's."""
+        """The form of attention that is verified. Raises LookupError where no cases are made of the row's."""
         form = form_of(self.registry.backends[self.backend])
         if form is None:
-            raise LookupError("there is no contract for its form of attention")
+            raise LookupError("no cases are made of its form of attention")
         return form
 
     def accepts(self, request: AttentionRequest) -> bool:

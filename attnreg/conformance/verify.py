@@ -95,7 +95,7 @@ def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | No
     if row.module is None:
         return "the row is knowledge only, attnreg has no kernel module for it"
     if form_of(row) is None:
-        return f"its attention is {', '.join(sorted(row.attention))}, and there is no contract for that form yet"
+        return f"its attention is {', '.join(sorted(row.attention))}, and no cases are made of that form yet"
     if platform.platform not in row.platforms:
         return f"it runs on {', '.join(sorted(row.platforms))}, not on {platform.platform}; name a platform with --arch"
     return None
