@@ -288,17 +288,10 @@ class Attention:
         self._execute(planned, True, call)
 
     def attend(
-        self,
-        query: Tensor,
-        kv_cache: KVCache | None,
-        batch: BatchMetadata,
-        output: Tensor,
-        *,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        lse: Tensor | None = None,
+        self, query: Tensor, kv_cache: KVCache | None, batch: BatchMetadata, output: Tensor, *,
+        key: Tensor | None = None, value: Tensor | None = None, lse: Tensor | None = None,
         indices: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Attends to the cache, or to packed keys and values; writes no cache. Arguments as in `forward`."""
         planned = self._planned(batch)
         if output is None:

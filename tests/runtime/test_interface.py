@@ -27,7 +27,7 @@ def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
 @pytest.mark.parametrize(
     ("request_fields", "numbers", "message"),
     [
-        ({"attention": "mla_sparse"}, {}, "attention is mla_sparse; this contract is for mha and mla"),
+        ({"attention": "mha_sparse"}, {}, "attention is mha_sparse; this contract is for mha, mla and mla_sparse"),
         ({"num_heads": None}, {}, "num_heads is not given"),
         ({"dtype": "float8"}, {}, "dtype is float8; layers compute in float16, bfloat16, float32"),
         ({"kv_dtype": "nvfp4"}, {}, "kv_dtype is nvfp4; caches here hold auto, float16"),
