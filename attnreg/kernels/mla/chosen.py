@@ -40,6 +40,8 @@ def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[Att
     block = table[request[:, None], position // spec.block_size].long()
     places = block * apart + position % spec.block_size
     counts = seen.sum(-1)
+    # one more column: a request of one query is otherwise taken to have a key, its own
+    places = torch.nn.functional.pad(places, (0, 1))
     # what no query sees is no place
     places = places.masked_fill(torch.arange(places.shape[1], device=places.device) >= counts[:, None], 0)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=places.device)
