@@ -27,7 +27,7 @@ from attnreg.runtime.interface import (
     SpecError,
     UnclaimedError,
 )
-from attnreg.runtime.mla.sparse import with_indices
+from attnreg.runtime.sparse.indices import with_indices
 from attnreg.runtime.spec import window_of
 from attnreg.runtime.tensors import Alike
 from attnreg.selection.refusal import NoBackendError, alternatives

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache
-from attnreg.runtime.mla.sparse import ends_of, rows_of
+from attnreg.runtime.sparse.indices import ends_of, rows_of
 
 
 class Chosen(NamedTuple):

@@ -16,7 +16,7 @@ from attnreg.kernels.mla import torch_sparse as torch_mla_sparse
 from attnreg.kernels.mla import triton_sparse as triton_mla_sparse
 from attnreg.runtime.interface import BatchError, BatchMetadata, Call, LayerParams, SpecError
 from attnreg.runtime.mla.interface import as_kv_cache
-from attnreg.runtime.mla.sparse import validate_indices
+from attnreg.runtime.sparse.indices import validate_indices
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODULES = {"triton": triton_mla_sparse, "torch": torch_mla_sparse}

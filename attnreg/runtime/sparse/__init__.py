@@ -1,0 +1,1 @@
+"""Sparse MLA: what a call is given beside others'."""
