@@ -109,7 +109,7 @@ def test_list_names_the_orders_that_apply(run: Callable[..., Any]) -> None:
     assert "–: knowledge only; 5 of 18 rows have no kernel module: they can be explained, not run" in result.out
     names = [row["name"] for row in json.loads(run("list", "--json").out)]
     assert names == sorted(names)
-    assert len(names) == 30
+    assert len(names) == 32
 
 
 def test_show_prints_every_variant_with_its_lines(run: Callable[..., Any]) -> None:
