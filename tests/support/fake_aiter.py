@@ -77,11 +77,12 @@ class Fake:
 
 
 def write(
-    writer: Any, num_tokens: int, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
-    k_scale: Tensor | None, v_scale: Tensor | None,
+    code: Any, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
+    k_scale: Tensor | None, v_scale: Tensor | None, alike: object = None,
 ) -> None:  # fmt: skip
     """The cache write of attnreg's Triton kernel in torch: Triton needs a GPU, and its interpreter has no bfloat16."""
-    layout, slot_mapping = writer.variant.code.cache.layout, slots[:num_tokens]
+    num_tokens = min(len(key), len(slots))
+    layout, slot_mapping = code.kv_layout, slots[:num_tokens]
     key, value = key[:num_tokens], value[:num_tokens]
     for x, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
         tokens = cache if layout == "NHD" else cache.transpose(1, 2)

@@ -22,7 +22,7 @@ _ADAPTERS = ("attnreg.kernels.aiter.", "attnreg.kernels.rocm_aiter_")
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The adapters have not been imported, and whatever a test imports of them is forgotten."""
     _forget()
-    monkeypatch.setattr(cache._Writer, "write", fake_aiter.write)
+    monkeypatch.setattr(cache, "_write", fake_aiter.write)
     # a fake package stands for the GPU too
     monkeypatch.setattr(layer, "_validate_device", lambda platform: None)
     yield
