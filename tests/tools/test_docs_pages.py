@@ -61,7 +61,7 @@ def test_page_has_every_reason(registry: Registry, page: str) -> None:
     plain = page.replace("\\", "")
     assert not [text for text in sorted(texts) if text not in plain]
     # attnreg's own modules are beside the pages
-    homes = {s: "../attnreg/" if s.startswith("attnreg:") else "https://github.com/" for s in sources}
+    homes = {s: "../" if s.startswith("attnreg:") else "https://github.com/" for s in sources}
     assert not [source for source, home in sorted(homes.items()) if f"[`{source}`]: {home}" not in page]
 
 
