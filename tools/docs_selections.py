@@ -56,6 +56,12 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     yield from ({**_VISION, "features": ["softcap"]}, {"role": "vision", **_BASE, "kv_dtype": "turboquant_k8v4"})
     yield from ({**_LATENT, **_DIMENSIONS, "kv_dtype": word} for word in ("auto", *kv_dtypes))
     yield from ({**_LATENT, "features": [word]} for word in ("dcp", "non_causal", "pcp"))
+    # what attnreg's own kernels alone serve of MLA
+    wide = {**_EXPANDED, "head_size": 256, "head_size_v": None, "qk_nope_head_dim": 192, "v_head_dim": 256}
+    for request in (_EXPANDED, wide, {**_LATENT, **_DIMENSIONS}, _SPARSE, {**_SPARSE, "head_size": 512}):
+        yield from ({**request, "features": ["non_causal"]}, {**request, "dtype": "float32"})
+        yield {**request, "head_size": 544}
+    yield {**_SPARSE, "num_heads": 8, "features": ["non_causal"]}
     # latents that few kernels are compiled for
     yield from ({**_LATENT, "qk_nope_head_dim": 96}, {**_LATENT, "head_size": 288, "head_size_v": 256})
     wide = {**_EXPANDED, "head_size": 256, "head_size_v": 256, "qk_nope_head_dim": 192, "v_head_dim": 256}
