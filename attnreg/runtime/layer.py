@@ -200,10 +200,9 @@ class Attention:
         if batch.key_rows is not None and not getattr(self.module, "KEYS_APART", False):
             raise BatchError([f"key_rows is given, and {self.backend} reads packed keys one behind the other"])
         planned: _Planned | None = batch.plans.get(self._kind)
-        if planned is not None and not planned.alike(*batch.given):
-            planned = None
+        if planned is None or not planned.alike(*batch.given) or planned.state != batch.state():
+            # memory may have been resized in place since other layers began to watch it
             batch.watch()
-        if planned is None or planned.state != batch.state():
             causal = batch.causal if isinstance(batch.causal, bool) else None
             mask = causal, batch.mm_prefix is None, batch.tree_mask is None
             if mask not in self._served:

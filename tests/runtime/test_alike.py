@@ -199,6 +199,31 @@ def test_a_batch_changed_in_place_is_planned_anew(default: Registry, monkeypatch
     assert plan(batch) is plan(batch)
 
 
+def test_memory_that_grew_in_place_is_watched_whole(default: Registry) -> None:
+    # one kind of layer plans while the table is narrow, another once it is wide again, at the same address
+    given = walk.tensors({"sinks"}, quantised=False, paged=True)
+    held = Held("CPU_ATTN", default, given)
+    selection, sinks = held.layer.selection, given["sinks"]
+    other = Attention.from_selection(selection, softmax_scale=0.5, sinks=sinks)
+    batch, table = held.batch, given["block_table"]
+    rows, columns = table.shape
+    lengths = [x.clone() for x in (batch.seq_lens, batch.seq_lens_cpu)]
+    numbers = table.clone()
+    for first, second in ((held.layer, other), (other, held.layer)):
+        table.resize_(rows, columns - 1)
+        for x in (batch.seq_lens, batch.seq_lens_cpu):
+            x.clamp_(max=(columns - 1) * walk.BLOCK)
+        first.plan(batch)
+        table.resize_(rows, columns).copy_(numbers)
+        for x, length in zip((batch.seq_lens, batch.seq_lens_cpu), lengths, strict=True):
+            x.copy_(length)
+        second.plan(batch)
+        planned = second.plan(batch)
+        table[-1, -1] += 1
+        assert second.plan(batch) is not planned
+        table[-1, -1] -= 1
+
+
 def test_only_run_is_told_which_calls_are_alike(default: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     # others may put tensors of their own into a call, as ROCM_ATTN does for sinks
     held = Held("CPU_ATTN", default, walk.tensors({"sinks"}, quantised=False, paged=True))

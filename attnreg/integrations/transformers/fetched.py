@@ -34,7 +34,9 @@ class Fetched:
 
     def get(self) -> Tensor:
         """The value in host memory."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        # another thread may have waited already
+        copied = self._copied
+        if copied is not None:
+            copied.synchronize()
             self._copied = None
         return self._value
