@@ -16,7 +16,7 @@ from attnreg.runtime.layer import Attention, refuse_unasked
 from attnreg.runtime.mla.interface import MLASpec, as_kv_cache, latent_cache_shape, projections
 from attnreg.runtime.mla.phases import Phases, phases_of
 from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
-from attnreg.runtime.tensors import tensor_problems
+from attnreg.runtime.tensors import Alike, comparison, tensor_problems
 from attnreg.runtime.validation import refuse
 
 if TYPE_CHECKING:
@@ -134,11 +134,13 @@ class MLAAttention:
 
     def _phases(self, batch: BatchMetadata) -> Phases:
         """The phases of a batch as it is now, made once for all layers with the same bound."""
-        state = batch.state()
-        known: tuple[Any, Phases] | None = batch.plans.get(self._key)
-        if known is None or known[0] != state:
-            known = batch.plans[self._key] = state, phases_of(batch, self.decode_queries)
-        return known[1]
+        known: tuple[Alike, Any, Phases] | None = batch.plans.get(self._key)
+        if known is None or not known[0](*batch.given) or known[1] != batch.state():
+            # memory may have been resized in place
+            batch.watch()
+            phases = phases_of(batch, self.decode_queries)
+            known = batch.plans[self._key] = comparison(batch.given), batch.state(), phases
+        return known[2]
 
     def _latent(
         self,

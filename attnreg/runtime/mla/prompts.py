@@ -22,7 +22,7 @@ from attnreg.runtime.interface import AttentionSpec, Call, KernelModule, SpecErr
 from attnreg.runtime.lengths import prefix_sums
 from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projections, read_latents
 from attnreg.runtime.states.merge import merge_attn_states
-from attnreg.runtime.tensors import tensor_problems
+from attnreg.runtime.tensors import Alike, comparison, tensor_problems
 from attnreg.runtime.validation import refuse
 
 # tokens of context that are expanded at once: of 128 heads of (128, 64, 128), 0.9 GiB in 16 bits
@@ -50,13 +50,17 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """The attention of a batch. rows: [tokens] int64, the batch's rows in the plan's order; None: they stand so."""
+    """The attention of a batch. rows: [tokens] int64, the batch's rows in the plan's order; None: they stand so.
+
+    state: of the batch. alike: tells whether tensors have the shapes and strides of the batch's.
+    """
 
     num_tokens: int
     rows: Tensor | None
     plan: Any
     chunks: list[_Chunk]
     state: list[Any]
+    alike: Alike
 
 
 def chunks_of(contexts: list[int], workspace_tokens: int) -> list[list[Piece]]:
@@ -252,13 +256,14 @@ class Prompts:
 
     def _planned(self, batch: BatchMetadata) -> _Plan:
         """The plan of a batch as it is now, made once for all layers that are alike."""
-        state = batch.state()
         plan: _Plan | None = batch.plans.get(self._key)
-        if plan is None or plan.state != state:
-            plan = batch.plans[self._key] = self._make_plan(batch, state)
+        if plan is None or not plan.alike(*batch.given) or plan.state != batch.state():
+            # memory may have been resized in place
+            batch.watch()
+            plan = batch.plans[self._key] = self._make_plan(batch)
         return plan
 
-    def _make_plan(self, batch: BatchMetadata, state: list[Any]) -> _Plan:
+    def _make_plan(self, batch: BatchMetadata) -> _Plan:
         starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
         queries = [last - first for first, last in pairwise(starts)]
         # a request without queries has nothing to compute
@@ -277,7 +282,8 @@ class Prompts:
             rows=rows,
             plan=self.module.plan(self.new_tokens, new),
             chunks=[self._chunk(batch, order, queries, chunk) for chunk in pieces],
-            state=state,
+            state=batch.state(),
+            alike=comparison(batch.given),
         )
 
     def _chunk(self, batch: BatchMetadata, order: list[int], queries: list[int], pieces: list[Piece]) -> _Chunk:

@@ -93,6 +93,18 @@ def test_both_phases_of_a_batch(cpu: Platform, name: str, causal: bool, changes:
     case.check()
 
 
+def test_a_table_laid_out_anew_in_place_is_seen(cpu: Platform) -> None:
+    case = Case(cpu, "mixed")
+    table = case.batch.block_table
+    assert table is not None
+    # all requests read the blocks of the first, which are those of the longest, and then their own again
+    table[0] = table[4]
+    for strides in (table.stride(), (0, 1), table.stride()):
+        table.as_strided_(table.shape, strides)
+        case.layer(*case.tensors, case.batch, case.output, lse=case.lse)
+        case.check()
+
+
 def test_an_output_is_allocated(cpu: Platform) -> None:
     case = Case(cpu, "mixed")
     output = case.layer(*case.tensors, case.batch)
