@@ -119,10 +119,10 @@ def terminal() -> Console:
     out = sys.stdout
     # the console writes the escape sequences of its styles; the texts are escaped before
     file: Any = Stream(out.stream, styled=True) if isinstance(out, Stream) else out
-    # rich would take a $COLUMNS of 0, as containers have it, and print nothing
-    width = shutil.get_terminal_size((_PIPED_WIDTH, 24)).columns
+    # rich would take a $COLUMNS of 0, as containers have it, and print nothing; with both it reads neither variable
+    width, height = shutil.get_terminal_size((_PIPED_WIDTH, 24))
     colours = None if os.environ.get("NO_COLOR") else "auto"
-    console = Console(file=file, width=width, color_system=colours, highlight=False)  # type: ignore[arg-type]
+    console = Console(file=file, width=width, height=height, color_system=colours, highlight=False)  # type: ignore[arg-type]
     hook: Any = _Escaping()  # a RenderHook, whose module is not imported without need
     console.push_render_hook(hook)
     return console
