@@ -56,6 +56,8 @@ class BatchMetadata:
                          holds of the query itself, and past the request's queries, is not read
 
     Its tensors may be changed in place between calls: every call computes with what they hold. Raises `BatchError`.
+    PyTorch counts no changes of a device's tensors that were made in inference mode: backends which no CUDA graph can
+    capture, such as TORCH_SDPA, may compute with what those held before. Build a batch anew for them.
     """
 
     query_start_loc: Tensor
