@@ -153,7 +153,7 @@ TABLE: tuple[Row, ...] = (
     _row({"latent": True, "gpu": "rdna"}, Config(16, 16, 8, 1, block_k=64)),
     _row({"latent": True, "gpu": "cdna", "quantised": True}, Config(16, 32, 8, 1, block_k=128)),
     _row({"latent": True, "gpu": "cdna"}, Config(16, 32, 8, 1)),
-    _row({"latent": True, "matrix_units": False}, Config(16, 16, 8, 1)),
+    _row({"latent": True, "matrix_units": False}, Config(16, 16, 8, 1, block_k=128)),
     _row({"latent": True, "sm": 90, "rows": {"min": 64}, "tile_scales": True},
          Config(64, 64, 8, 2, programs_per_sm=1), H200_MLA,
          because="less than half the time of loading a latent twice, in parts and whole"),
