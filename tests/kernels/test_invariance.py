@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,17 +35,26 @@ def named(name: str) -> Target:
     return target_for(backend, arch, 132)
 
 
-def schedule_of(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def schedule_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Have plans launch what a target would; the kernels are those of the machine."""
-    monkeypatch.setattr(plans, "schedule", lambda _, *arguments, **more: schedule.schedule(target, *arguments, **more))
+
+    def plan_for(name: str) -> None:
+        target = named(name)
+        monkeypatch.setattr(plans, "schedule", lambda _, *args, **more: schedule.schedule(target, *args, **more))
+
+    # launches are kept by the machine's target: those that another test planned would be found
+    plans._launches.cache_clear()
+    yield plan_for
+    plans._launches.cache_clear()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs its own schedule: tests/gpu")
 @pytest.mark.parametrize(("target", "heads", "window"), TRIALS)
 def test_a_request_alone_gets_the_same_bits(
-    target: str, heads: tuple[int, int], window: int | None, monkeypatch: pytest.MonkeyPatch
+    target: str, heads: tuple[int, int], window: int | None, schedule_of: Callable[[str], None]
 ) -> None:
-    schedule_of(named(target), monkeypatch)
+    schedule_of(target)
     # a trial of such a layer runs each request alone too
     case = Case(QUERIES, KEYS, heads=heads, window=window, features=INVARIANT)
     assert examine(trial_of(case, "cpu")).problem is None
@@ -57,8 +67,8 @@ KNOWN = {"bounds": ([1, 2, 16, 30], 57), "a graph's dummy": ([1, 1, 1, 1], 64), 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs its own schedule: tests/gpu")
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
-def test_what_the_host_knows_changes_no_bits(target: str, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule_of(named(target), monkeypatch)
+def test_what_the_host_knows_changes_no_bits(target: str, known: str, schedule_of: Callable[[str], None]) -> None:
+    schedule_of(target)
     trial = trial_of(Case([1, 2, 16, 30], [1100, 5, 40, 90], heads=(2, 2), features=INVARIANT), "cpu")
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
     queries, longest = KNOWN[known]
