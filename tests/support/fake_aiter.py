@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnreg.kernels import reference
 from attnreg.kernels.aiter import record
-from attnreg.kernels.aiter.upstream import Function
+from attnreg.kernels.upstream import Function
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams
 
 FP8 = torch.float8_e4m3fn

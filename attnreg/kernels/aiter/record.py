@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnreg.kernels.aiter.upstream import Function, Value
+from attnreg.kernels.upstream import Function, Value
 
 # the sources that the adapters were written for; a fork of ROCm/aiter had the newest mha.py
 _ATTENTION = "https://github.com/ROCm/aiter/blob/0056982d17ebe7d15cdab0c8eb7cea36f1b61018/aiter/ops/attention.py"

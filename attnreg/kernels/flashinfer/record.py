@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnreg.kernels.aiter.upstream import Function, UpstreamError
+from attnreg.kernels.upstream import Function, UpstreamError
 
 _PREFILL = (
     "https://github.com/flashinfer-ai/flashinfer/blob/002920bf8256465171c95d76519ea1cf35244865/flashinfer/prefill.py"

@@ -7,38 +7,34 @@ A plan has no memory of its own: the parts of split keys are allocated by each r
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
-from torch import Tensor
 
 from attnreg.kernels.mla.cache import block_and_token, paged_layout, scaled_parts
 from attnreg.kernels.mla.decode import _latent_attention_kernel
-from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import Launch, schedule
-from attnreg.kernels.triton.splits import _merge_splits_kernel
+from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
 from attnreg.runtime import latents
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError
 from attnreg.runtime.lengths import content, queries_of
 
-_BATCH = ("query_start_loc_ptr", "num_reqs", "seq_lens_ptr", "block_table_ptr", "stride_table")
-_CALL = (
-    "query_ptr", "latent_ptr", "rope_ptr", "tile_scale_ptr", "output_ptr", "lse_ptr", "kv_scale_ptr", "stride_lse",
-)  # fmt: skip
+# the tensors of a launch in the order of the kernel's pointers: those of the call and of the batch, then its parts
+_CALL = ("query_ptr", "latent_ptr", "rope_ptr", "output_ptr", "tile_scale_ptr", "lse_ptr", "kv_scale_ptr")
+_BATCH = ("query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr")
+_PARTS = ("partial_ptr", "partial_lse_ptr")
+_NO_PARTS = (None, None)
+# the numbers of the batch and of the call, and those of the launch
+_NUMBERS = ("num_reqs", "stride_table", "stride_lse")
 _LAUNCH = ("min_query_len", "max_query_len", "min_split", "rank", "softmax_scale")
-_PARTS = ("partial_ptr", "partial_lse_ptr", "slots")
-_ATTENTION = Kernel(_latent_attention_kernel, (*_BATCH, *_CALL, *_LAUNCH, *_PARTS))
-_MERGE = Kernel(
-    _merge_splits_kernel,
-    ("query_start_loc_ptr", "num_reqs", "output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "stride_lse",
-     "min_query_len", "max_query_len", "num_splits", *_PARTS),
-)  # fmt: skip
+_ATTENTION = Kernel(_latent_attention_kernel, (*_CALL, *_BATCH, *_PARTS, *_NUMBERS, *_LAUNCH, "slots"))
 _TL_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 # a block of key lengths within which plans are alike
 _ALIKE = 256
@@ -83,31 +79,43 @@ class LatentPlan:
             spec, target_of(starts.device), starts.device, batch.causal is True, content(batch.query_start_loc_cpu),
             batch.max_query_len, -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits,
         )  # fmt: skip
-        stride = table.stride(0) if table.shape[0] > 1 else 0
-        self._values = starts, batch.num_reqs, batch.seq_lens, table, stride
+        self._numbers = batch.num_reqs, table.stride(0) if table.shape[0] > 1 else 0
+        self._tensors = starts, batch.seq_lens, table
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
-        if not self.launches:
+        if not self.launches.planned:
             return
         assert call.kv_cache is not None
-        query, output, lse = call.query, call.output, call.lse
-        code = self.launches[0].code
-        cache = call.kv_cache.key
+        query, output, lse, kv_scale = call.query, call.output, call.lse, call.params.k_scale
+        code, cache = self.launches.planned[0].code, call.kv_cache.key
         if code.tiles:
             latent, scales, rope = scaled_parts(cache, code.converts)
         else:
             latent = cache.view(torch.uint8) if code.fp8 and not code.converts else cache
             rope, scales = latent[..., code.rank :], None
-        kv_scale = call.params.k_scale
-        variant_key = (
-            query.stride(), output.stride(), block_and_token(latent, code.tokens_first),
-            block_and_token(rope, code.tokens_first),
-            None if scales is None else block_and_token(scales, code.tokens_first), kv_scale is None, lse is None,
+        tokens_first = code.tokens_first
+        key = _VariantKey(
+            query.stride(), output.stride(), block_and_token(latent, tokens_first), block_and_token(rope, tokens_first),
+            None if scales is None else block_and_token(scales, tokens_first), kv_scale is None, lse is None,
         )  # fmt: skip
-        values = query, latent, rope, scales, output, lse, kv_scale, 0 if lse is None else lse.shape[1]
-        for planned in self.launches:
-            planned.run(variant_key, self._values, values)
+        # an lse is contiguous, and that of one head may have any stride
+        numbers = (*self._numbers, 0 if lse is None else lse.shape[1])
+        tensors = query, latent, rope, output, scales, lse, kv_scale
+        for run in self.launches.bound(key, query.shape[0], numbers):
+            run(tensors, self._tensors)
+
+
+class _VariantKey(NamedTuple):
+    """The facts about a call's tensors that the decode kernel's code depends on: strides, and which are not given."""
+
+    query: tuple[int, ...]
+    output: tuple[int, ...]
+    latent: tuple[int, int]
+    rope: tuple[int, int]
+    scales: tuple[int, int] | None
+    no_kv_scale: bool
+    no_lse: bool
 
 
 class _Code(NamedTuple):
@@ -138,8 +146,7 @@ class _Code(NamedTuple):
     def block_dv(self) -> int:
         return power_of_2(self.rank)
 
-    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        query, output, latent, rope, scales, *_ = key
+    def constants(self, key: _VariantKey) -> Mapping[str, Any]:
         tile = Tile(
             heads=self.heads,
             block_m=self.config.block_m,
@@ -150,11 +157,11 @@ class _Code(NamedTuple):
             block_dv=self.block_dv,
         )
         return {
-            "Q": Strides(query[0], query[1]),
-            "OUT": Strides(output[0], output[1]),
-            "LATENT": paged_layout(self.block_size, latent, self.rank, self.fp8),
-            "ROPE": paged_layout(self.block_size, rope, self.rope, "" if self.tiles else self.fp8),
-            "SCALES": paged_layout(self.block_size, scales or (0, 0), self.tiles, ""),
+            "Q": Strides(key.query[0], key.query[1]),
+            "OUT": Strides(key.output[0], key.output[1]),
+            "LATENT": paged_layout(self.block_size, key.latent, self.rank, self.fp8),
+            "ROPE": paged_layout(self.block_size, key.rope, self.rope, "" if self.tiles else self.fp8),
+            "SCALES": paged_layout(self.block_size, key.scales or (0, 0), self.tiles, ""),
             "TILE": tile,
             "COMPUTE_DTYPE": _TL_DTYPES[self.compute],
             "NUM_HEADS": self.num_heads,
@@ -166,97 +173,59 @@ class _Code(NamedTuple):
 
 
 class _PlannedLaunch:
-    """One launch of the decode kernel, without the tensors of a batch, and the merge if its keys are split."""
+    """One launch of the decode kernel, without tensors, and the merge if its keys are split."""
 
     def __init__(self, spec: AttentionSpec, chosen: Launch, requests: int, device: torch.device, code: _Code) -> None:
         self.chosen, self.requests, self.code = chosen, requests, code
-        self.merge = _PlannedMerge(spec, chosen, requests, device, code) if code.split else None
+        self.merge: PlannedMerge | None = None
+        if code.split:
+            self.merge = PlannedMerge(spec, chosen, code.block_dv, requests, device, code.dependent_launch)
         self.programs = -(-spec.num_heads // chosen.heads)
         self.values = (
             chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.head_size_v, spec.softmax_scale,
         )  # fmt: skip
         self.variant = _ATTENTION.variant(device, code)
 
-    def run(self, variant_key: tuple[Any, ...], batch: tuple[Any, ...], call: tuple[Any, ...]) -> None:
-        """Computes the requests of this launch; a captured graph may be replayed with any lengths within the bounds."""
-        rows = call[0].shape[0]
+    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...]) -> Run:
+        """What computes the requests of this launch, of calls with so many rows of queries, padding included.
+
+        numbers: the `_NUMBERS` of a batch and a call. A captured graph may be replayed with any lengths within the
+        bounds.
+        """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
-        if self.merge is None:
-            self.variant.launch(variant_key, grid, (*batch, *call, *self.values, None, None, 0))
-            return
-        parts = self.merge.parts(call[0])
-        self.variant.launch(variant_key, grid, (*batch, *call, *self.values, *parts))
-        self.merge.run(variant_key, batch, call, parts)
+        named = dict(zip((*_NUMBERS, *_LAUNCH, "slots"), (*numbers, *self.values, 0), strict=True))
+        if self.merge is not None:
+            merge_key = MergeKey(key.output, None, not key.no_lse, False)
+            return self.merge.bind(self.variant, key, grid, rows, named, merge_key, _merged)
+        attention = self.variant.bind(key, grid, named)
+
+        def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
+            attention.launch((*call, *batch, *_NO_PARTS))
+
+        return run
 
 
-class _MergeCode(NamedTuple):
-    """The facts that the merge kernel's code depends on, apart from strides."""
-
-    rank: int
-    dependent_launch: bool
-    by_row: bool
-    block_s: int
-    block_dv: int
-
-    @property
-    def options(self) -> Mapping[str, int]:
-        return {"num_warps": 4, "launch_pdl": True} if self.dependent_launch else {"num_warps": 4}
-
-    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        return {
-            "OUT": Strides(key[1][0], key[1][1]),
-            "SINK_STRIDE": 1,
-            "HEAD_SIZE_V": self.rank,
-            "DEPENDENT_LAUNCH": self.dependent_launch,
-            "BY_ROW": self.by_row,
-            "BLOCK_S": self.block_s,
-            "BLOCK_DV": self.block_dv,
-        }
+def _merged(call: Sequence[Any]) -> tuple[Any, Any, None, None]:
+    """The tensors of a call that the merge of split keys needs; latents have no sinks and no 8-bit output."""
+    return call[3], call[5], None, None
 
 
-class _PlannedMerge:
-    """The launch that merges the parts of split keys.
+class _Launches:
+    """The launches for batches alike, and what runs them for calls alike."""
 
-    Parts lie by request, with ``slots`` rows for each, or by row where there are fewer rows than that.
-    """
+    def __init__(self, planned: Sequence[_PlannedLaunch]) -> None:
+        self.planned = planned
+        self._runs: dict[Any, list[Run]] = {}
 
-    def __init__(self, spec: AttentionSpec, chosen: Launch, requests: int, device: torch.device, code: _Code) -> None:
-        self.num_heads, self.splits, self.rank = spec.num_heads, chosen.splits, spec.head_size_v
-        self.slots, self.by_request = chosen.max_query_len, requests * chosen.max_query_len
-        self.values = (chosen.min_query_len, chosen.max_query_len, chosen.splits)
-        # the order in which parts are summed: with batch_invariant it may not depend on the batch
-        block_s = min(32, 4096 // code.block_dv)
-        if "batch_invariant" not in spec.features:
-            block_s = min(block_s, power_of_2(chosen.splits))
-        self.variants = [
-            _MERGE.variant(device, _MergeCode(self.rank, code.dependent_launch, by_row, block_s, code.block_dv))
-            for by_row in (False, True)
-        ]
-
-    def parts(self, query: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Memory beside the query for the parts of its rows, and where each row's are: values of both kernels."""
-        rows = query.shape[0]
-        by_row = rows < self.by_request
-        sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
-        # one allocation is half the time of two
-        memory = query.new_empty(sums * (self.rank + 1), dtype=torch.float32)
-        outputs, sums_of_weights = memory.split_with_sizes((sums * self.rank, sums))
-        return outputs, sums_of_weights, 0 if by_row else self.slots
-
-    def run(
-        self,
-        variant_key: tuple[Any, ...],
-        batch: tuple[Any, ...],
-        call: tuple[Any, ...],
-        parts: tuple[Tensor, Tensor, int],
-    ) -> None:
-        """Merges parts into the output."""
-        starts, requests, *_ = batch
-        query, _, _, _, output, lse, _, stride_lse = call
-        rows = query.shape[0]
-        grid = (min(rows, self.by_request), self.num_heads, 1)
-        values = (starts, requests, output, lse, None, None, stride_lse, *self.values, *parts)
-        self.variants[rows < self.by_request].launch(variant_key, grid, values)
+    def bound(self, key: _VariantKey, rows: int, numbers: tuple[int, ...]) -> list[Run]:
+        """What runs each launch for calls with so many rows of queries."""
+        known = key, rows, numbers
+        runs = self._runs.get(known)
+        if runs is None:
+            if len(self._runs) >= MOST_BOUND:
+                self._runs.clear()
+            runs = self._runs[known] = [one.bind(*known) for one in self.planned]
+        return runs
 
 
 @functools.lru_cache(maxsize=1024)
@@ -270,7 +239,7 @@ def _launches(
     max_seq_len: int,
     config: Config | None,
     splits: int | None,
-) -> tuple[_PlannedLaunch, ...]:
+) -> _Launches:
     """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
     scaled = spec.kv_dtype == "fp8_ds_mla"
     compute, rank, rope = compute_dtype(spec, target), spec.head_size_v, spec.head_size - spec.head_size_v
@@ -319,4 +288,4 @@ def _launches(
             dependent_launch=one.splits > 1 and target.dependent_launch,
         )
         planned.append(_PlannedLaunch(spec, one, len(queries), device, code))
-    return tuple(planned)
+    return _Launches(planned)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
 from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides, on_bytes, packed_strides
 from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
-from attnreg.kernels.triton.splits import PlannedMerge, Run
+from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, columns_of, power_of_2, value_columns
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
@@ -36,6 +37,8 @@ _BATCH = (
     "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr", "causal_ptr", "block_table_ptr", "ranges_ptr",
     "tree_ptr",
 )  # fmt: skip
+# those of the call that the merge of split keys needs: output, lse, sinks and out_scale
+_MERGED = itemgetter(3, 4, 5, 10)
 _PARTS = ("partial_ptr", "partial_lse_ptr")
 _NO_PARTS = (None, None)
 # the numbers of the batch, of the call and of the launch; the launch of a batch has `slots` too
@@ -221,7 +224,9 @@ class _PlannedLaunch:
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
         numbers = {**numbers, **dict(zip(_LAUNCH, self.values, strict=True)), "slots": 0}
         if self.merge is not None:
-            return self.merge.bind(self.variant, variant_key, grid, rows, numbers)
+            output, sinks, no_out_scale, no_lse = (variant_key[i] for i in (1, 6, 9, 10))
+            merge_key = MergeKey(output, sinks, not no_lse, not no_out_scale)
+            return self.merge.bind(self.variant, variant_key, grid, rows, numbers, merge_key, _MERGED)
         attention = self.variant.bind(variant_key, grid, numbers)
 
         def run(call: Sequence[Any], batch: Sequence[Any]) -> None:

@@ -135,6 +135,20 @@ _MERGE = Kernel(
 )  # fmt: skip
 # runs a launch, of the tensors of a call and those of a batch
 Run = Callable[[Sequence[Any], Sequence[Any]], None]
+# the output, lse, sinks and out_scale of a call, of its tensors; None for what the call has not
+Merged = Callable[[Sequence[Any]], tuple[Any, Any, Any, Any]]
+
+
+class MergeKey(NamedTuple):
+    """The facts about a call's tensors that the merge kernel's code depends on.
+
+    output: its strides. sinks: None, or their stride and type. lse, out_scale: whether the call has them.
+    """
+
+    output: tuple[int, ...]
+    sinks: tuple[int, torch.dtype] | None
+    lse: bool
+    out_scale: bool
 
 
 class _MergeCode(NamedTuple):
@@ -151,11 +165,10 @@ class _MergeCode(NamedTuple):
     def options(self) -> Mapping[str, int]:
         return {"num_warps": 4, "launch_pdl": True} if self.dependent_launch else {"num_warps": 4}
 
-    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
-        output, sinks = key[1], key[6]
+    def constants(self, key: MergeKey) -> Mapping[str, Any]:
         return {
-            "OUT": Strides(output[0], output[1], FP8.get(self.dtype, "")),
-            "SINK_STRIDE": sinks[0] if sinks else 1,
+            "OUT": Strides(key.output[0], key.output[1], FP8.get(self.dtype, "")),
+            "SINK_STRIDE": key.sinks[0] if key.sinks else 1,
             "HEAD_SIZE_V": self.head_size_v,
             "DEPENDENT_LAUNCH": self.dependent_launch,
             "BY_ROW": self.by_row,
@@ -193,21 +206,25 @@ class PlannedMerge:
         grid: tuple[int, int, int],
         rows: int,
         numbers: Mapping[str, Any],
+        merge_key: MergeKey,
+        merged: Merged,
     ) -> Run:
-        """What runs the attention kernel and the merge for calls with so many rows of queries."""
+        """What runs the attention kernel and the merge for calls with so many rows of queries.
+
+        The first tensor of a call is its query, the first of a batch its query_start_loc.
+        """
         by_row = rows < self.by_request
         numbers = {**numbers, "slots": 0 if by_row else self.slots, "num_splits": self.splits}
         first = attention.bind(variant_key, grid, numbers)
         grid = (min(rows, self.by_request), self.num_heads, 1)
-        second = self.variants[by_row].bind(variant_key, grid, numbers)
+        second = self.variants[by_row].bind(merge_key, grid, numbers)
         sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
         elements = sums * self.head_size_v
 
         def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
-            query, _, _, output, lse, sinks, _, _, _, _, out_scale = call
-            parts = self.parts(query, elements, sums)
+            parts = self.parts(call[0], elements, sums)
             first.launch((*call, *batch), parts)
-            second.launch((output, lse, sinks, out_scale, batch[0]), parts)
+            second.launch((*merged(call), batch[0]), parts)
 
         return run
 

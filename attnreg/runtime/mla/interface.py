@@ -56,13 +56,13 @@ was not written in the same call: a token without context is copied from its own
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnreg.runtime import latents
-from attnreg.runtime.batch import BatchMetadata, tensor_words
+from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.interface import KVCache
 from attnreg.runtime.spec import AttentionSpec, SpecError
 
@@ -179,24 +179,3 @@ def read_latents(spec: AttentionSpec, rows: Tensor, kv_scale: Tensor | None = No
     if not spec.quantised:
         return rows
     return rows.float() if kv_scale is None else rows.float() * kv_scale
-
-
-class Expanded(Protocol):
-    """What computes the requests of a batch that are prompts: context in chunks, new tokens, and the merge.
-
-    query [tokens, num_heads, qk_head_dim], latent [tokens, kv_lora_rank] and rope [tokens, qk_rope_head_dim] are rows
-    of the batch's tokens, whose latents the cache [num_blocks, block_size, width] holds already. Writes output
-    [tokens, num_heads, v_head_dim], and lse [num_heads, tokens] float32 if it is given.
-    """
-
-    def __call__(
-        self,
-        query: Tensor,
-        latent: Tensor,
-        rope: Tensor,
-        cache: Tensor,
-        batch: BatchMetadata,
-        output: Tensor,
-        *,
-        lse: Tensor | None = None,
-    ) -> None: ...

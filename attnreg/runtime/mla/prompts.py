@@ -81,7 +81,7 @@ def chunks_of(contexts: list[int], workspace_tokens: int) -> list[list[Piece]]:
 
 
 class Prompts:
-    """Computes a batch's requests in the expanded form (`attnreg.runtime.mla.interface.Expanded`).
+    """Computes a batch's requests in the expanded form (`attnreg.runtime.mla.interface`).
 
     module: the kernel module for prompts. kv_b_proj: kept as it is, so that weights may be loaded into it later.
     kv_scale: of an 8-bit cache, one float32. workspace_tokens: the tokens of context that are expanded at once, at
@@ -122,7 +122,11 @@ class Prompts:
         *,
         lse: Tensor | None = None,
     ) -> None:
-        """Writes the output, and the lse, of every query of the batch.
+        """Writes the output, and the lse, of every query of the batch: context in chunks, new tokens, and the merge.
+
+        query [tokens, num_heads, qk_head_dim], latent [tokens, kv_lora_rank] and rope [tokens, qk_rope_head_dim] are
+        rows of the batch's tokens, whose latents the cache [num_blocks, block_size, width] holds already. output
+        [tokens, num_heads, v_head_dim]; lse [num_heads, tokens] float32, written to if it is given.
 
         Raises `BatchError` before anything is launched: for a tensor that does not fit, for context where the backend
         was not asked for its lse, and while a CUDA graph is captured, because chunks are made of the host's lengths.

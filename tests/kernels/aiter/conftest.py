@@ -10,7 +10,8 @@ import pytest
 from support import fake_aiter
 
 from attnreg import Platform, Registry
-from attnreg.kernels.aiter import record, upstream
+from attnreg.kernels import upstream
+from attnreg.kernels.aiter import record
 from attnreg.kernels.triton import cache
 from attnreg.runtime import layer
 

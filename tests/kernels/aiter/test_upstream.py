@@ -15,8 +15,9 @@ from support.fake_aiter import Fake, signature_of
 
 import attnreg
 from attnreg import AttentionRequest, Platform, Registry
-from attnreg.kernels.aiter import record, upstream
-from attnreg.kernels.aiter.upstream import Function, Value
+from attnreg.kernels import upstream
+from attnreg.kernels.aiter import record
+from attnreg.kernels.upstream import Function, Value
 from attnreg.loader import load_kernel
 from attnreg.selection.selector import evaluate
 

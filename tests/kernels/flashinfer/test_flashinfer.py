@@ -14,9 +14,10 @@ from support.fake_flashinfer import MODULES, Fake
 from support.mla import filled_cache, mla_spec
 
 from attnreg import AttentionRequest, Platform, Registry
-from attnreg.kernels import mla_reference, reference
-from attnreg.kernels.aiter.upstream import UpstreamError
+from attnreg.kernels import reference
 from attnreg.kernels.flashinfer import record
+from attnreg.kernels.mla import reference as mla_reference
+from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError, UnclaimedError
 from attnreg.runtime.mla.interface import MLASpec
 from attnreg.runtime.mla.prompts import Prompts

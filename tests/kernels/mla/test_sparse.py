@@ -11,7 +11,7 @@ import torch
 from support.mla import filled_cache, mla_spec
 from torch import Tensor
 
-from attnreg.kernels import mla_reference
+from attnreg.kernels.mla import reference as mla_reference
 from attnreg.kernels.mla import torch_sparse as torch_mla_sparse
 from attnreg.kernels.mla import triton_sparse as triton_mla_sparse
 from attnreg.runtime.interface import BatchError, BatchMetadata, Call, LayerParams, SpecError

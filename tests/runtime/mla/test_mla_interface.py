@@ -12,7 +12,8 @@ from support.mla import absorbed, filled_cache, mla_spec
 from torch import Tensor
 
 from attnreg import AttentionRequest
-from attnreg.kernels import mla_reference, reference
+from attnreg.kernels import reference
+from attnreg.kernels.mla import reference as mla_reference
 from attnreg.runtime import latents
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, LayerParams, SpecError, paged_cache_shape
 from attnreg.runtime.mla.interface import MLASpec, as_kv_cache, latent_cache_shape, projections, read_latents

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attnreg
 from attnreg import AttentionRequest, BatchError, BatchMetadata, MLAAttention, Platform, SpecError, UnclaimedError
-from attnreg.kernels import mla_reference
+from attnreg.kernels.mla import reference as mla_reference
 from attnreg.runtime.mla.interface import read_latents
 
 REQUEST = AttentionRequest(

@@ -10,8 +10,9 @@ import torch
 from support.mla import filled_cache, mla_spec
 from torch import Tensor
 
-from attnreg.kernels import cpu_attn, mla_reference, torch_sdpa, triton_attn
+from attnreg.kernels import cpu_attn, torch_sdpa, triton_attn
 from attnreg.kernels.dense import prompts as torch_prefill
+from attnreg.kernels.mla import reference as mla_reference
 from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError
 from attnreg.runtime.mla.interface import MLASpec
 from attnreg.runtime.mla.prompts import Piece, Prompts, chunks_of

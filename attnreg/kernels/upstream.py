@@ -1,4 +1,4 @@
-"""Loads the functions of aiter that the adapters call, and compares their signatures with the calls.
+"""Loads the functions of other packages that adapters call, and compares their signatures with the calls.
 
 An adapter loads its functions when it is imported. A function that no longer fits raises `UpstreamError`, whose text
 the selector states as a reason.
