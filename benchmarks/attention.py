@@ -10,29 +10,19 @@ two CUDA events; the figure is the median. Data are random, and each result is c
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import statistics
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+from measuring import Figures, Peers, ceilings, machine, measured, parser_of, require_gpus, time_us
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from attnreg.kernels import rocm_attn, triton_attn
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
-
-RESULTS = Path(__file__).resolve().parent / "results" / "attention.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,34 +193,7 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
-_flush: list[Tensor] = []
-
-
-def time_us(call: Callable[[], Any], samples: int = 40) -> float:
-    """The median time of a call, replayed as a CUDA graph with a cold L2 cache."""
-    if not _flush:
-        _flush.append(torch.empty(256 * 2**20, dtype=torch.int8, device="cuda"))
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    times: list[float] = []
-    begun = time.perf_counter()
-    while len(times) < samples and (len(times) < 10 or time.perf_counter() - begun < 1.0):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        # the device sleeps while the host queues the rest, so that no host time falls between the events
-        torch.cuda._sleep(500_000)  # type: ignore[no-untyped-call]
-        _flush[0].zero_()
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
-
-
-def peers(data: Data) -> Iterator[tuple[str, Callable[[], Any]]]:
+def peers(data: Data) -> Peers:
     """(name, call) of torch's own attention on the same numbers in dense tensors, without the cost of paging."""
     case = data.case
     if data.spec.quantised or case.window is not None:
@@ -263,53 +226,15 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, context: int) -> Callab
     return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=True)
 
 
-def ceilings() -> dict[str, float]:
-    """The ceilings of this machine: GB/s of a copy (read and written) and of reading, TFLOP/s of a matrix product."""
-    n = 2**30
-    x, y = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
-    copy = 2 * 4 * n / time_us(lambda: torch.neg(x, out=y), 10) / 1e3
-    read = 4 * n / time_us(lambda: _read(x), 10) / 1e3
-    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
-    product = 2 * 8192**3 / time_us(lambda: a @ b, 10) / 1e6
-    return {"copy GB/s": round(copy), "read GB/s": round(read), "bf16 matmul TFLOP/s": round(product)}
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _read_kernel(x_ptr, sink_ptr, TILES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-    start = tl.program_id(0).to(tl.int64) * TILES * BLOCK
-    bits = tl.zeros([BLOCK], dtype=tl.int32)
-    for i in range(TILES):
-        bits ^= tl.load(x_ptr + start + i * BLOCK + tl.arange(0, BLOCK))
-    tl.store(sink_ptr + tl.program_id(0), tl.sum(bits))
-
-
-def _read(x: Tensor) -> None:
-    """Read x once. Writes one integer for each program."""
-    tiles, block = 16, 4096
-    programs = x.numel() // (tiles * block)
-    _read_kernel[(programs,)](
-        x.view(torch.int32), torch.empty(programs, dtype=torch.int32, device="cuda"), tiles, block
-    )
-
-
 def measure(case: Case, limits: dict[str, float], with_peers: bool, **how: Any) -> dict[str, Any]:
     """The figures of one case: time, error, floor, and the peers' times. ``how``: further arguments of `Data`."""
     # no case gets fragments of the last one's memory
     torch.cuda.empty_cache()
     data = Data(case, **how)
     us = time_us(data.forward)
-    error = data.error()
     moved, operations = case.work
     floor = max(moved / limits["read GB/s"] / 1e3, operations / limits["bf16 matmul TFLOP/s"] / 1e6)
-    row: dict[str, Any] = {"case": case.name, "us": round(us, 1), "mark": case.mark, "met": us <= case.mark,
-                           "floor": round(floor, 1), "error": float(f"{error:.2g}"),
-                           "correct": error <= case.max_error, "peers": {}}  # fmt: skip
-    for name, call in peers(data) if with_peers else ():
-        try:
-            row["peers"][name] = round(time_us(call), 1)
-        except (RuntimeError, ValueError, NotImplementedError) as problem:
-            row["peers"][name] = f"refused: {str(problem).splitlines()[0][:90]}"
-    return row
+    return measured(case.name, us, case.mark, floor, data.error(), case.max_error, peers(data) if with_peers else ())
 
 
 def measure_rocm(case: Case, limits: dict[str, float]) -> dict[str, Any]:
@@ -322,57 +247,21 @@ def measure_rocm(case: Case, limits: dict[str, float]) -> dict[str, Any]:
     return {**row, "peers": {"TRITON_ATTN": triton_us, "ROCM_ATTN in the layout SPLIT": split["us"]}}
 
 
-# as they are recorded, and above a narrow column
-PEERS = {
-    "sdpa flash": "sdpa flash", "sdpa cuDNN": "sdpa cuDNN", "flex": "flex", "TRITON_ATTN": "TRITON_ATTN",
-    "ROCM_ATTN in the layout SPLIT": "SPLIT",
-}  # fmt: skip
-
-
-def show(rows: list[dict[str, Any]], machine: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}")
-    for column in ("case", "µs", "mark", "", "floor", "error", *PEERS.values()):
-        table.add_column(column, justify="left" if column == "case" else "right", no_wrap=True)
-    for row in rows:
-        verdict = "[green]met[/]" if row["met"] else "[red]missed[/]"
-        others = [str(row["peers"].get(name, ""))[:9] for name in PEERS]
-        table.add_row(row["case"], str(row["us"]), str(row["mark"]), verdict if row["correct"] else "[red]WRONG[/]",
-                      str(row["floor"] or ""), str(row["error"] or ""), *others)  # fmt: skip
-    Console(width=160).print(table)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("attention", __doc__)
     parser.add_argument("--case", default="", help="only the cases with this word in their names")
     parser.add_argument("--no-peers", action="store_true", help="leave torch's own attention out")
-    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks/attention.py measures a GPU, and torch sees none")
-    machine = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": date.today().isoformat(),
-    }
+    require_gpus("attention")
     limits = ceilings()
-    print(machine, limits, flush=True)
-    rows = []
+    figures = Figures(options.record, machine(), ceilings=limits)
     for case in CASES:
         if options.case in case.name:
-            rows.append(measure(case, limits, not options.no_peers))
-            print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
+            figures.add(measure(case, limits, not options.no_peers))
     for case in ROCM_CASES:
         if options.case in f"ROCM_ATTN {case.name}":
-            rows.append(measure_rocm(case, limits))
-            print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
-    show(rows, machine)
-    if options.record:
-        result = {"machine": machine, "ceilings": limits, "figures": rows}
-        options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+            figures.add(measure_rocm(case, limits))
+    figures.show()
 
 
 if __name__ == "__main__":

@@ -9,27 +9,24 @@ larger than the L2. The output of the ranks is compared with that of one GPU ove
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import date, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from measuring import Figures, machine, parser_of, require_gpus
 from torch.multiprocessing.spawn import spawn
 
 import attnreg
 from attnreg import Attention, AttentionRequest, BatchMetadata, KVCache
 from attnreg.runtime.parallel.attention import ContextParallel
 
-RESULTS = Path(__file__).resolve().parent / "results" / "parallel.json"
 BLOCK = 16
 
 
@@ -107,7 +104,7 @@ def time_us(call: Callable[[], Any], batches: int = 7, replays: int = 20) -> flo
     return statistics.median(times)
 
 
-def run(rank: int, world: int, place: str, record: str | None) -> None:
+def run(rank: int, world: int, place: str, record: Path | None) -> None:
     """A rank: measures every case."""
     # multicast would reach beyond the process's own GPUs
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -116,34 +113,25 @@ def run(rank: int, world: int, place: str, record: str | None) -> None:
         "nccl", init_method=f"file://{place}", rank=rank, world_size=world, timeout=timedelta(seconds=60),
         device_id=torch.device("cuda", rank),
     )  # fmt: skip
-    rows = []
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    figures = Figures(record, machine(gpus=world, nccl=nccl)) if rank == 0 else None
     with torch.inference_mode():
         for case in CASES:
             torch.cuda.empty_cache()
-            rows.append({**measure(rank, world, case), **asdict(case), "world": world})
-            if rank == 0:
-                print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
-    if rank == 0 and record:
-        machine = {
-            "device": torch.cuda.get_device_name(), "gpus": world, "torch": torch.__version__,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())), "date": date.today().isoformat(),  # type: ignore[no-untyped-call]
-        }  # fmt: skip
-        result = {"machine": machine, "figures": rows}
-        Path(record).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+            row = {**measure(rank, world, case), **asdict(case), "world": world}
+            if figures is not None:
+                figures.add(row)
     dist.destroy_process_group()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("parallel", __doc__)
     parser.add_argument("--gpus", type=int, default=2, help="how many share a cache")
-    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
     options = parser.parse_args()
-    if torch.cuda.device_count() < options.gpus:
-        sys.exit(f"benchmarks/parallel.py measures {options.gpus} GPUs, and torch sees {torch.cuda.device_count()}")
+    require_gpus("parallel", options.gpus)
     with tempfile.TemporaryDirectory() as folder:
         place = str(Path(folder, "meeting"))
-        record = None if options.record is None else str(options.record)
-        spawn(run, (options.gpus, place, record), nprocs=options.gpus)  # type: ignore[no-untyped-call]
+        spawn(run, (options.gpus, place, options.record), nprocs=options.gpus)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -12,24 +12,19 @@ batching is ``generate_batch`` over 64 prompts of many lengths, after a few that
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import gc
 import itertools
-import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-import triton  # type: ignore[import-untyped]
+from measuring import Figures, machine, parser_of, require_gpus
 from transformers import (
     ContinuousBatchingConfig,
     GenerationConfig,
@@ -41,7 +36,6 @@ from transformers import (
 
 import attnreg.integrations.transformers as attention
 
-RESULTS = Path(__file__).resolve().parent / "results" / "serving.json"
 LAYERS = 8
 NEW, ROUNDS = 27, 4
 # requests, tokens of context, the cache, whether the lengths are new; the names of transformers' own implementations
@@ -152,24 +146,16 @@ def marked(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
+    parser = parser_of("serving", __doc__)
     parser.add_argument("--only", default="", help="decode or batching")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks/serving.py measures a GPU, and torch sees none")
-    machine = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "transformers": transformers.__version__, "date": date.today().isoformat(),
-    }  # fmt: skip
-    print(machine, flush=True)
+    require_gpus("serving")
     attention.register()
-    model, rows = model_of(), []
+    model, figures = model_of(), Figures(options.record, machine(transformers=transformers.__version__))
     for requests, context, cache, new in DECODES if options.only in "decode" else ():
         what = f"{cache or 'dynamic'} cache" + (", new lengths" if new else "")
         times = decoded(model, requests, context, cache, new=new)
-        rows.append(marked({"case": f"decode b{requests} at {context}, {what}", "unit": "ms a token", **times}))
-        print(json.dumps(rows[-1]), flush=True)
+        figures.add(marked({"case": f"decode b{requests} at {context}, {what}", "unit": "ms a token", **times}))
     if options.only in "batching":
         row: dict[str, Any] = {"case": "continuous batching", "unit": "new tokens a second"}
         for name in ("attnreg", "attnreg, CUDA graphs", "paged|eager", "sdpa"):
@@ -177,12 +163,7 @@ def main() -> None:
                 row[name] = batched(model, name, "graphs" in name)
             gc.collect()
             torch.cuda.empty_cache()
-            print(json.dumps(marked(row)), flush=True)
-        rows.append(marked(row))
-    if options.record:
-        kept = json.loads(options.record.read_text())["figures"] if options.record.exists() else []
-        rows = [*(row for row in kept if row["case"] not in {new["case"] for new in rows}), *rows]
-        options.record.write_text(json.dumps({"machine": machine, "figures": rows}, indent=2) + "\n")
+            figures.add(marked(row))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,13 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
+from measuring import machine, parser_of, require_gpus
+
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results" / "vllm_engine.json"
 CONFIGS = {"llama": "Llama-3.1-8B", "gpt-oss": "gpt-oss-20b", "gemma-2": "gemma-2-9b"}
 # what those files leave to transformers' defaults, which are another model's
 WIDTHS = {
@@ -86,7 +87,6 @@ def child(spec: dict[str, Any]) -> None:
     """Run the loads in one engine, and print a line of JSON for each."""
     import random
 
-    import torch
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -224,31 +224,25 @@ def show(rows: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("vllm_engine", __doc__)
     parser.add_argument("--model", choices=CONFIGS, help="only this model")
     parser.add_argument("--backend", choices=BACKENDS, help="only this backend")
     parser.add_argument("--load", default="", metavar="WORD", help="only loads with this in their names")
     parser.add_argument(
         "--minutes", type=float, default=MINUTES, help="for each backend; what was measured by then counts"
     )
-    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(options.child)
         return
-    import torch
-    import triton  # type: ignore[import-untyped]
-
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks/vllm_engine.py measures a GPU, and torch sees none")
+    require_gpus("vllm_engine")
     models = (options.model,) if options.model else tuple(CONFIGS)
     backends = (options.backend,) if options.backend else BACKENDS
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = seen.split(",") if seen else [str(i) for i in range(torch.cuda.device_count())]
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-               "vllm": _version(), "date": date.today().isoformat()}  # fmt: skip
-    print(machine, flush=True)
+    facts = machine(vllm=_version())
+    print(facts, flush=True)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(devices)) as pool:
         jobs = [
             pool.submit(measure, name, backends, options.load, options.minutes, devices[i % len(devices)], Path(folder))
@@ -256,18 +250,18 @@ def main() -> None:
         ]
         rows = [row for job in jobs for row in job.result()]
     if options.record:
-        rows = merged(options.record, machine, rows)
+        rows = merged(options.record, facts, rows)
     found = marks(rows)
     show(rows, found)
     if options.record:
-        result = {"machine": machine, "marks": found, "figures": rows}
+        result = {"machine": facts, "marks": found, "figures": rows}
         options.record.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
-def merged(record: Path, machine: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged(record: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows, and those of the record that were not measured anew, if it is of the same machine and versions."""
     before = json.loads(record.read_text()) if record.exists() else {"machine": {}, "figures": []}
-    if {**before["machine"], "date": ""} != {**machine, "date": ""}:
+    if {**before["machine"], "date": ""} != {**facts, "date": ""}:
         return rows
     measured = {(row["model"], row["backend"], row["load"]) for row in rows}
     pairs = {(model, backend) for model, backend, _ in measured}

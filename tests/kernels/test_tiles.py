@@ -212,8 +212,9 @@ def test_what_the_benchmark_records_is_measured(benchmark_cases: list[Any]) -> N
 
 
 @pytest.fixture
-def benchmark_cases() -> list[Any]:
+def benchmark_cases(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The cases of benchmarks/attention.py, which is a program."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     spec = importlib.util.spec_from_file_location("benchmark_attention", ROOT / "benchmarks/attention.py")
     assert spec is not None
     assert spec.loader is not None
