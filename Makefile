@@ -9,7 +9,7 @@ VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs bench bench-gpu bench-parallel bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site bench bench-gpu bench-parallel bench-vllm fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,12 @@ sanitize-gpu:  ## compute-sanitizer over a part of the GPU's tests: memcheck, ra
 
 docs: .venv/dev  ## write the generated docs, schemas and picture
 	$(BIN)/python tools/gen_docs.py
+
+site: .venv/dev  ## build the static site in build/site
+	$(BIN)/python tools/gen_docs.py --site build/site
+
+test-site: .venv/dev  ## the site in a headless Chromium: search, filters, themes, pages without scripts
+	$(BIN)/pytest tests/site_browser -rs
 
 bench: .venv/dev  ## measure import, cold explain and select; write benchmarks/results
 	$(BIN)/python benchmarks/selection.py --record

@@ -1,6 +1,7 @@
 """Generates parts of docs/ from the bundled registries: tables, explanations, JSON Schemas, the README's picture.
 
-`python tools/gen_docs.py` writes them. With `--check` it prints a diff and exits with 1 if they are stale.
+`python tools/gen_docs.py` writes them. With `--check` it prints a diff and exits with 1 if they are stale. With
+`--site FOLDER` it builds the static site there instead.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import docs_models
 import docs_page
 import docs_schemas
 import docs_selections
+import docs_site
 import docs_speed
 import docs_tiles
 import docs_transformers
@@ -48,8 +50,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point: the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 and a diff if docs are stale")
-    check = parser.parse_args(arguments).check
+    parser.add_argument("--site", metavar="FOLDER", type=Path, help="build the static site there, and nothing else")
+    options = parser.parse_args(arguments)
+    check = options.check
     root = Path(__file__).resolve().parent.parent
+    if options.site:
+        with without_plugins:
+            files = docs_site.build(root, options.site)
+        print(f"wrote {len(files)} files to {options.site}")
+        return 0
     generated = outputs(root)
     if check:
         difference = stale(root, generated)

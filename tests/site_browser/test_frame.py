@@ -1,0 +1,77 @@
+"""The frame of the site in a browser: the search, filters, the theme, old links, and pages without scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.browser import Browser
+from support.site import read_index, search
+
+QUERIES = ["gfx942 sinks", "H100 gpt-oss", "fp8_e5m2", "FLASH_ATTN", "flash", "no such words anywhere"]
+
+
+def test_search_finds_what_the_index_holds(browser: Browser, site_folder: Path) -> None:
+    browser.open(site_folder / "index.html")
+    index = read_index(site_folder)
+    for query in QUERIES:
+        assert browser.run("return attnregSearch(arguments[0])", query) == search(index, query)
+
+
+def test_search_is_reached_and_left_by_keys(browser: Browser, site_folder: Path) -> None:
+    browser.open(site_folder / "default/orders.html")
+    browser.run("""const field = document.getElementById("search"); field.focus(); field.value = "FLASH_ATTN";
+        field.dispatchEvent(new Event("input"));""")
+    browser.wait('return document.querySelectorAll("#found a").length')
+    browser.run('document.getElementById("search").dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowDown"}))')
+    assert browser.run('return document.querySelector("#found [aria-selected=true]").textContent').startswith(
+        "FLASH_ATTN"
+    )
+    browser.run('document.getElementById("search").dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}))')
+    browser.wait('return location.pathname.endsWith("/backends/FLASH_ATTN.html")')
+
+
+def test_table_is_filtered(browser: Browser, site_folder: Path) -> None:
+    browser.open(site_folder / "default/index.html")
+    shown = 'return [...document.querySelectorAll("tbody tr")].filter((r) => !r.hidden).length'
+    before = browser.run(shown)
+    browser.run("""const field = document.querySelector(".filtering input"); field.value = "triton mla";
+        field.dispatchEvent(new Event("input"));""")
+    assert 0 < browser.run(shown) < before
+    assert "of" in browser.run('return document.querySelector(".filtering output").textContent')
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_theme_follows_the_system_until_it_is_chosen(browser: Browser, site_folder: Path, dark: bool) -> None:
+    browser.dark(dark)
+    browser.open(site_folder / "index.html")
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    light, night = "rgb(255, 255, 255)", "rgb(15, 20, 25)"
+    browser.run("localStorage.clear()")
+    browser.open(site_folder / "index.html")
+    assert browser.run(colour) == (night if dark else light)
+    browser.run('document.getElementById("theme").click()')
+    assert browser.run(colour) == (light if dark else night)
+    browser.run("localStorage.clear()")
+
+
+def test_old_link_says_both_fingerprints(browser: Browser, site_folder: Path) -> None:
+    page = site_folder / "default/index.html"
+    notice = 'return document.querySelector(".notice")?.textContent'
+    browser.open(page)
+    now = browser.run('return document.querySelector("meta[name=attnreg-fingerprint]").content')
+    browser.open(page, f"?registry={now}")
+    assert browser.run(notice) is None
+    browser.open(page, "?registry=0123abc")
+    assert "0123abc" in browser.run(notice)
+    assert now in browser.run(notice)
+
+
+def test_pages_answer_without_scripts(browser: Browser, site_folder: Path) -> None:
+    browser.scripts(False)
+    browser.open(site_folder / "default/index.html")
+    browser.scripts(True)
+    # the driver's own script runs; the page's did not
+    assert browser.run('return document.querySelectorAll(".filtering").length') == 0
+    assert browser.run('return document.querySelector("form.search").checkVisibility()') is False
+    assert browser.run('return document.querySelector("table").checkVisibility()') is True

@@ -1,0 +1,156 @@
+"""The frame of the site: pages and assets, the templates that lay pages out, and how all is written to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from docs_markdown import slug
+from markupsafe import Markup
+
+from attnreg.compile.bundled import registry_root
+from attnreg.errors import Location
+from attnreg.loader import bundled_registries, load_registry
+from attnreg.registry import Registry
+from attnreg.version import __version__
+from docs_site.search import Index
+
+HERE = Path(__file__).parent
+# title -> path; an entry is shown where the site has the page
+NAVIGATION = {
+    "Pick": "pick.html",
+    "Compare": "compare.html",
+    "Registries": "registries.html",
+    "Models": "models/index.html",
+    "Measured": "measured.html",
+    "Guides": "guides/index.html",
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its path below the site, the template that lays it out, its title, and the template's values.
+
+    ``kind`` says in a result of the search what it is about. ``registry`` is the name of the registry that it shows,
+    ``above`` the (title, path) of the pages that it belongs to, the outermost first.
+    """
+
+    path: str
+    template: str
+    title: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "page"
+    registry: str = ""
+    above: tuple[tuple[str, str], ...] = ()
+    searched: bool = True
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file of the site that is no page."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the pages are made of: the checkout, and the bundled registries by name."""
+
+    root: Path
+
+    @cached_property
+    def registries(self) -> Mapping[str, Registry]:
+        return {name: load_registry(name) for name in bundled_registries()}
+
+    @cached_property
+    def environment(self) -> jinja2.Environment:
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["slug"] = slug
+        return environment
+
+    def at(self, where: Location) -> str:
+        """The path below the site that shows a line of data."""
+        return f"files/{where.file}.html#L{where.line}"
+
+    def text(self, file: str) -> str:
+        """The text of a data file, by the name that locations give it."""
+        return (registry_root().parent / file).read_text(encoding="utf-8")
+
+    def write(self, folder: Path, items: Iterable[Page | Asset]) -> list[str]:
+        """Write pages and assets, with the index of the search; their paths. The folder must be empty or absent.
+
+        Raises ValueError for two of one path.
+        """
+        pages: list[Page] = []
+        written: dict[str, None] = {}
+        index = Index()
+        items = list(items)
+        paths = {item.path for item in items}
+        navigation = [(title, path) for title, path in NAVIGATION.items() if path in paths]
+        for item in items:
+            if item.path in written:
+                raise ValueError(f"two pages of the site are {item.path}")
+            written[item.path] = None
+            if isinstance(item, Page):
+                text = self._rendered(item, navigation)
+                if item.searched:
+                    index.add(item.path, item.title, item.kind, text)
+                pages.append(item)
+                self._put(folder, item.path, text.encode())
+            else:
+                self._put(folder, item.path, item.data)
+        self._put(folder, "assets/search-index.js", index.script().encode())
+        return [*written, "assets/search-index.js"]
+
+    def _rendered(self, page: Page, navigation: list[tuple[str, str]]) -> str:
+        registry = self.registries.get(page.registry)
+        values = {
+            "site": self,
+            "page": page,
+            "title": page.title,
+            "root": "../" * page.path.count("/"),
+            "navigation": navigation,
+            "registry": registry,
+            "version": __version__,
+            "fingerprints": {name: r.fingerprint for name, r in self.registries.items()},
+        }
+        return self.environment.get_template(page.template).render(values | dict(page.values))
+
+    def _put(self, folder: Path, path: str, data: bytes) -> None:
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+
+def assets() -> Iterator[Asset]:
+    """The files of assets/, as they are."""
+    for file in sorted((HERE / "assets").iterdir()):
+        yield Asset(f"assets/{file.name}", file.read_bytes())
+
+
+def yaml_lines(text: str) -> list[Markup]:
+    """The lines of a YAML file as HTML, its keys and comments marked."""
+    return [_yaml_line(line) for line in text.rstrip("\n").split("\n")]
+
+
+def _yaml_line(line: str) -> Markup:
+    stripped = line.lstrip()
+    if stripped.startswith("#"):
+        return Markup('<span class="c">{}</span>').format(line)
+    head, colon, tail = line.partition(":")
+    if not colon or not head.strip(" -").replace("_", "").replace("-", "").replace(".", "").isalnum():
+        return Markup("{}").format(line)
+    value, hash_, comment = tail.partition(" #")
+    marked = Markup('<span class="k">{}</span>:{}').format(head, value)
+    return marked + Markup('<span class="c">{}</span>').format(hash_ + comment) if hash_ else marked
