@@ -71,13 +71,18 @@ def label(facts: LayerFacts) -> str:
     """What a layer computes, in one line."""
     if facts.kind in MIXERS:
         return f"{MIXERS[facts.kind]} · no softmax attention"
-    return " · ".join([*_sizes(facts), *feature_words(_scores(facts)), *_keys(facts), *_place(facts)])
+    return " · ".join([*_sizes(facts), *words_beside(facts)])
 
 
 def changed_label(facts: LayerFacts, request: AttentionRequest) -> str:
     """The label of a layer whose request differs from its facts: the request, and what only the facts state."""
-    words = request_words(request, _scores(facts), without=("dtype", "model"))
-    return " · ".join(dict.fromkeys([*words, *feature_words(_scores(facts)), *_keys(facts), *_place(facts)]))
+    words = request_words(request, scores(facts), without=("dtype", "model"))
+    return " · ".join(dict.fromkeys([*words, *words_beside(facts)]))
+
+
+def words_beside(facts: LayerFacts) -> list[str]:
+    """What a label says of a layer beside its sizes, whatever else its request asks for."""
+    return [*feature_words(scores(facts)), *_keys(facts), *_place(facts)]
 
 
 def _sizes(facts: LayerFacts) -> Iterable[str]:
@@ -97,7 +102,7 @@ def _latent(facts: LayerFacts, mla: MlaDims) -> Iterator[str]:
         yield mla.form
 
 
-def _scores(facts: LayerFacts) -> dict[str, object]:
+def scores(facts: LayerFacts) -> dict[str, object]:
     """Feature -> its number: the bounds on the keys of a layer, and what changes its scores."""
     window = facts.sliding_window
     return {

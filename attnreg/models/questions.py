@@ -66,8 +66,7 @@ class ModelQuestions(NamedTuple):
 def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
     """The questions that a model asks. Raises `ConfigError` for what is wrong with a config, or for an absent layer."""
     words = registry.vocabulary.words["kv_dtypes"]
-    kv_dtype = options.given.get("kv_dtype") or "auto"
-    options = dataclasses.replace(options, ends=words[kv_dtype].facts.get("ends") if kv_dtype in words else None)
+    options = _with_ends(options, registry)
     main = _read(config, options)
     of_draft = options.of_draft()
     drafts = [] if options.draft is None else [_read_draft(config, options.draft, of_draft)]
@@ -78,6 +77,18 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks)
     notes = [*main.assumptions, *(f"draft: {note}" for d in drafts for note in d.assumptions)]
     return ModelQuestions(tuple(questions), main.name, _title(main, drafts, options), tuple(notes), memory)
+
+
+def model_layers(config: str, options: ModelOptions, registry: Registry) -> tuple[ModelLayers, str]:
+    """The layers of a model as its questions ask for them, and its name with their number. Raises `ConfigError`."""
+    model = _read(config, _with_ends(options, registry))
+    return model, f"{model.name} · {_count(model)}"
+
+
+def _with_ends(options: ModelOptions, registry: Registry) -> ModelOptions:
+    """The options with what the KV dtype's word says of a model's first and last layers."""
+    word = registry.vocabulary.words["kv_dtypes"].get(options.given.get("kv_dtype") or "auto")
+    return dataclasses.replace(options, ends=word.facts.get("ends") if word else None)
 
 
 def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptions) -> str:

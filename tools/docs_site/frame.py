@@ -135,8 +135,8 @@ class Site:
 
 def assets() -> Iterator[Asset]:
     """The files of assets/, as they are."""
-    for file in sorted((HERE / "assets").iterdir()):
-        yield Asset(f"assets/{file.name}", file.read_bytes())
+    for file in sorted((HERE / "assets").rglob("*.*")):
+        yield Asset(file.relative_to(HERE).as_posix(), file.read_bytes())
 
 
 def yaml_lines(text: str) -> list[Markup]:

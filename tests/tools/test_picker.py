@@ -1,0 +1,173 @@
+"""The picker's evaluator, under Node, answers as attnreg does: selections with every reason, remedies, models whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ROOT, picking, tiny
+from support.examples import examples
+
+from attnreg import Registry, load_registry
+from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
+from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
+from attnreg.explain import explain
+
+BUNDLED = [*bundled_registries(), *bundled_overlays()]
+pytestmark = pytest.mark.skipif(picking.NODE is None, reason="Node is not installed: the evaluator needs it here")
+
+CHOICES = [
+    {"require": "TRITON_ATTN", "when": {"arch": ["sm90", "gfx942"]}, "because": "a test"},
+    {"prefer": "FLASHINFER", "when": {"platform": "cuda"}},
+    {"deny": ["FLASH_ATTN/FA3", "FLEX_ATTENTION"], "when": {"block_size": {"max": 64}}},
+    {"deny": ["ROCM_ATTN"]},
+]
+
+
+def same(asked: list[Any], answered: list[Any], questions: list[Any]) -> None:
+    """Compare as text, in which true is not 1, and show the first question with another answer."""
+    assert len(asked) == len(answered)
+    for question, expected, answer in zip(questions, asked, answered, strict=True):
+        assert json.dumps(answer, sort_keys=True) == json.dumps(expected, sort_keys=True), question
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_questions_at_random(name: str) -> None:
+    registry = load_registry(name)
+    questions = picking.questions(registry, 300, seed=17)
+    expected = [picking.asked(q, registry, remedies=False) for q in questions]
+    assert sum(bool(e.get("backend")) for e in expected) > 40
+    assert 5 < sum("error" in e for e in expected) < 150
+    same(expected, picking.answers(registry, questions), questions)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_remedies(name: str) -> None:
+    registry = load_registry(name)
+    questions = picking.questions(registry, 25, seed=18)
+    expected = [picking.asked(q, registry, remedies=True) for q in questions]
+    assert any(c["would_win"] for e in expected for c in e.get("candidates", ()))
+    same(expected, picking.answers(registry, questions, remedies=True), questions)
+
+
+def test_choices_of_an_overlay() -> None:
+    registry = load_registry("default", [{"choices": CHOICES}])
+    questions = picking.questions(registry, 300, seed=19)
+    expected = [picking.asked(q, registry, remedies=False) for q in questions]
+    assert {"require", "prefer"} <= {(e.get("choice") or {}).get("strength") for e in expected}
+    assert any(r["kind"] == "denied" for e in expected for c in e.get("candidates", ()) for r in c["reasons"])
+    same(expected, picking.answers(registry, questions), questions)
+
+
+def explained(registry: str, config: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    """What `attnreg explain --json` prints, without its command."""
+    options, platform = question["options"], question["platform"]
+    facets = {name: "none" if value is None else value for name, value in options["given"].items()}
+    backends = BackendInputs(backend=question["backend"])
+    inputs = read_inputs(
+        RegistryInputs(registry=registry),
+        PlatformInputs(arch=(platform["arch"],), flags=tuple(platform["flags"])),
+        RequestInputs(model=config, facets=facets, features=tuple(options["features"]), tp=options["ranks"]),
+        backends,
+    )
+    explanation = explain(
+        inputs.questions,
+        inputs.platforms,
+        inputs.registry,
+        backend=backends.backend,
+        title=inputs.title,
+        notes=inputs.notes,
+        memory=inputs.memory,
+    )
+    return json.loads(json.dumps(explanation.to_dict()))  # type: ignore[no-any-return]
+
+
+OPTIONS: list[tuple[dict[str, Any], tuple[str, ...], int, tuple[str, ...], str | None]] = [
+    ({}, (), 1, (), None),
+    ({"kv_dtype": "fp8"}, ("batch_invariant",), 2, (), None),
+    ({"kv_dtype": None, "block_size": 16}, ("sinks", "lse"), 1, (), "TRITON_ATTN"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(OPTIONS)))
+def test_models(default: Registry, number: int) -> None:
+    given, features, ranks, flags, backend = OPTIONS[number]
+    options = {"given": given, "features": features, "ranks": ranks, "extra": {}, "backend": backend}
+    archs = list(default.vocabulary.architectures.values())
+    names = list(bundled_configs())[number :: len(OPTIONS)]
+    questions = [
+        {
+            "model": name,
+            "options": options,
+            "backend": backend,
+            "platform": {"platform": a.platform, "arch": a.name, "flags": flags, "packages": None},
+        }
+        for i, name in enumerate(names)
+        for a in archs[i % 6 :: 6]
+    ]
+    models = picking.documents(default, names)
+    expected = [explained("default", str(bundled_configs()[q["model"]]), q) for q in questions]
+    same(expected, picking.answers(default, questions, remedies=True, models=models), questions)
+
+
+def test_a_matcher_without_an_expression_is_refused() -> None:
+    from picker.registries import ExpressionError, expression
+
+    from attnreg.language.matchers import Matcher
+
+    with pytest.raises(ExpressionError, match="no expression for 'odd'"):
+        expression(Matcher("odd", lambda value: bool(value % 2)))
+
+
+def test_data_that_the_evaluator_does_not_know_is_refused(default: Registry) -> None:
+    from picker import registries
+
+    # as if a field had come to the data since
+    known = registries._READ[Registry].replace(" orders", "")
+    with (
+        mock.patch.dict(registries._READ, {Registry: known}),
+        pytest.raises(registries.ExpressionError, match=r"^default@.* has orders, of which the evaluator"),
+    ):
+        registries.registry_document(default)
+
+
+@given(registry=tiny.registries(by_name=True), seed=st.integers(0, 1000))
+@examples(5)
+def test_registries_at_random(registry: Registry, seed: int) -> None:
+    # with facets, words and conditions that no bundled registry has
+    questions = picking.questions(registry, 60, seed)
+    expected = [picking.asked(q, registry, remedies=True) for q in questions]
+    same(expected, picking.answers(registry, questions, remedies=True), questions)
+
+
+def test_versions_compare_as_packaging_compares_them() -> None:
+    from packaging.specifiers import SpecifierSet
+
+    bounds = ("2.7", "2.7.0rc1", "2.7.post1", "2.7.dev1", "1!1.0", "2.7.1+cu12", "2", "0")
+    versions = [
+        *picking.VERSIONS[1:-1],
+        *bounds,
+        "2.7.0",
+        "2.7.1",
+        "2.7a1.post2.dev3",
+        "v2.7-1",
+        "2.7+abc.10",
+        "2.6.9999",
+    ]
+    cases = [
+        (f"{operator}{bound}", version)
+        for operator in (">=", "<=", "<", ">", "==", "!=", "~=")
+        for bound in (*bounds, "2.7.*", "2.*")
+        if not (bound.endswith("*") and operator not in ("==", "!="))
+        if not ("+" in bound and operator not in ("==", "!="))
+        if not (operator == "~=" and "." not in bound.rpartition("!")[2])
+        for version in versions
+    ]
+    questions = [([[s.operator, s.version] for s in SpecifierSet(spec)], version) for spec, version in cases]
+    expected = [SpecifierSet(spec).contains(version, prereleases=True) for spec, version in cases]
+    same(expected, picking.by_node(ROOT / "tests/tools/picker/versions.js", questions, str(picking.STATIC)), cases)

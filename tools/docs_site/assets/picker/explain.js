@@ -1,0 +1,222 @@
+// The answers of `attnreg explain`, in the form of its --json: selections with their traces, remedies, and KV bytes.
+(function (attnreg) {
+  "use strict";
+
+  const { RequestError, evaluate, consequences, makeRequest, expanded, remedy } = attnreg;
+  const { requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords } = attnreg;
+
+  /** A selection with everything that is said of it; without `remedies`, which take longest, if that is false. */
+  function selectionDict(selection, remedies = true) {
+    const { registry, request, platform, order, choice, chosen } = selection;
+    const derived = Object.values(registry.derived).map((d) => {
+      return [d.name, { value: selection.point.get(d.name), where: registry.derivedCase(d, selection.point).where.text }];
+    });
+    return {
+      registry: registry.title,
+      platform,
+      request: requestDict(registry, request),
+      backend: chosen && { name: chosen.name, variant: chosen.variant },
+      requested: selection.requested,
+      order: order && { name: order.title, where: order.where.text },
+      choice: choice && { strength: choice.strength, where: choice.where.text },
+      derived: Object.fromEntries(derived),
+      warnings: selection.warnings,
+      consequences: consequences(selection).map((f) => ({ ...f, where: f.where.text })),
+      alternatives: alternatives(selection),
+      candidates: selection.candidates.map((c) => candidateDict(selection, c, remedies)),
+    };
+  }
+
+  function candidateDict(selection, candidate, remedies) {
+    const { rank, name, variant, emulates, reasons } = candidate;
+    const lost = remedies && reasons.length > 0 && selection.chosen?.name !== name;
+    return {
+      rank,
+      name,
+      variant,
+      accepted: reasons.length === 0,
+      emulates,
+      reasons: reasons.map((r) => r.toDict()),
+      where: candidate.where.text,
+      would_win: lost ? remedy(selection, candidate) : null,
+    };
+  }
+
+  /** The backends that accept a refused request if a user names them, those of the order first. */
+  function alternatives(selection) {
+    if (selection.chosen !== null) return [];
+    const { registry, request, platform, order, requested } = selection;
+    const names = [...new Set([...(order?.entries ?? []).map((e) => e.backend), ...Object.keys(registry.backends)])];
+    const ofVariant = requested !== null && !(requested in registry.backends) ? requested.split("/")[0] : "";
+    const out = [];
+    for (const name of names) {
+      const row = registry.backends[name];
+      if (!row.platforms.includes(platform.platform) || !row.attention.includes(request.attention)) continue;
+      const { chosen } = evaluate(request, platform, registry, name);
+      // a fallback may have chosen another backend than the one named
+      if (chosen?.name === name) out.push(name === ofVariant ? chosen.title : name);
+    }
+    return out;
+  }
+
+  /** How a backend was chosen: 4th choice of 5 (order rocm/mha, priorities.yaml:31). */
+  function howChosen({ chosen, choice, order, requested, candidates }) {
+    if (requested !== null) {
+      const name = chosen ? "" : `${requested} `;
+      return choice ? `${name}required by ${choice.where.short}` : `${name}requested`;
+    }
+    const place = order ? `(order ${order.title}, ${order.where.short})` : "(no order for this platform)";
+    if (chosen === null) return place;
+    if (choice !== null && chosen.rank === 1) return `preferred by ${choice.where.short} ${place}`;
+    return `${ordinal(chosen.rank)} choice of ${candidates.length} ${place}`;
+  }
+
+  function ordinal(rank) {
+    const last = rank < 20 ? rank : rank % 10;
+    return `${rank}${{ 1: "st", 2: "nd", 3: "rd" }[last] ?? "th"}`;
+  }
+
+  /** The reasons against a candidate in words, with their lines; features of one line are one text, and so are flags. */
+  function verdictWords(candidate) {
+    const out = [];
+    for (const reason of candidate.reasons) {
+      const listed = !reason.sentence && (reason.kind === "feature" || reason.facets[0] === "flags");
+      const last = out.at(-1);
+      if (listed && last?.listed && last.kind === reason.kind && last.where === reason.where) last.words.push(reason.asked);
+      else out.push({ listed, kind: reason.kind, where: reason.where, text: reason.text, words: [reason.asked] });
+    }
+    const text = ({ kind, text, words }) => {
+      if (words.length === 1) return text;
+      return kind === "feature" ? `${words.join(", ")} are not supported` : `flags ${words.join(", ")} are off`;
+    };
+    if (out.length === 0) return [{ text: "valid too, ranked lower", where: candidate.where }];
+    return out.map((part) => ({ text: text(part), where: part.where }));
+  }
+
+  /** The questions of a model's groups of layers, from its document; `options` are those of `explain`. */
+  function modelQuestions(registry, model, options) {
+    const kv = options.given.kv_dtype === undefined ? "" : options.given.kv_dtype ?? "none";
+    const answer = model.answers[`${kv}|${options.ranks}`];
+    if (answer === undefined) throw new RequestError(`no data on ${model.name} with TP ${options.ranks} and KV cache ${kv}`);
+    const found = model.cases[answer];
+    if (found.error) throw new RequestError(found.error);
+    const { kv_dtype: _, ...changes } = options.given;
+    const questions = [];
+    const labels = [];
+    for (const [about, requestIndex] of found.groups) {
+      const group = model.groups[about];
+      let label = model.labels[group.label];
+      if (requestIndex !== null) {
+        const fields = { features: [], extra: {}, ...model.requests[requestIndex] };
+        const before = makeRequest(registry, fields);
+        const features = [...before.features, ...options.features];
+        const request = makeRequest(registry, { ...fields, ...changes, features, extra: { ...before.extra, ...options.extra } });
+        if (JSON.stringify(request) !== JSON.stringify(before)) label = changedLabel(registry, group, request);
+        questions.push({ request, label, layers: group.layers });
+        if (request.attention.startsWith("mla") && request.qk_nope_head_dim !== null && !("phase" in options.given)) {
+          questions.push({ request: expanded(registry, request), label: `${label} · prefill`, layers: group.layers });
+        }
+      } else questions.push({ request: null, label, layers: group.layers });
+      labels.push([label, group.indices]);
+    }
+    const memory = found.memory === null ? null : memoryDict(model, found, labels, options);
+    return { questions, title: [found.head, ...optionWords(found, options)].join(" · "), notes: found.notes, memory };
+  }
+
+  function changedLabel(registry, group, request) {
+    const words = requestWords(registry, request, group.phrases, ["dtype", "model"]);
+    return [...new Set([...words, ...group.beside])].join(" · ");
+  }
+
+  function optionWords(found, options) {
+    const { kv_dtype: kvDtype = "auto", ...rest } = options.given;
+    const words = options.ranks > 1 ? [`TP ${options.ranks}`] : [];
+    words.push(found.dtype);
+    if (kvDtype !== "auto") words.push(cacheWords(kvDtype));
+    words.push(...facetWords(rest), ...facetWords(options.extra));
+    const features = [...new Set(options.features)].sort().map(featureWords);
+    return features.length > 0 ? [...words, `with ${features.join(", ")}`] : words;
+  }
+
+  /** Bytes of the KV cache: of each group, and in total, for a token and for requests of some lengths. */
+  function memoryDict(model, found, labels, options) {
+    const lengths = model.lengths;
+    const kept = (part, length) => {
+      const tokens = part.keeps === null ? length : Math.min(length, part.keeps);
+      return part.token_bytes * (tokens + (part.compress ? Math.floor(length / part.compress) : 0));
+    };
+    const groups = found.memory.map((part, i) => ({
+      label: labels[i][0],
+      layers: labels[i][1],
+      bytes_per_token: part.token_bytes,
+      keeps_tokens: part.keeps,
+      note: part.what,
+      bytes_at: Object.fromEntries(lengths.map((n) => [n, kept(part, n)])),
+    }));
+    const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+    return {
+      kv_dtype: options.given.kv_dtype ?? "auto",
+      ranks: options.ranks,
+      groups,
+      bytes_per_token: sum(groups.map((g) => g.bytes_per_token)),
+      bytes_at: Object.fromEntries(lengths.map((n) => [n, sum(groups.map((g) => g.bytes_at[n]))])),
+    };
+  }
+
+  /** A request's question, without a model. */
+  function requestQuestions(registry, options) {
+    const fields = { head_size: registry.core.head_size.ordinary, ...options.given };
+    const request = makeRequest(registry, { ...fields, features: options.features, extra: options.extra });
+    const label = requestWords(registry, request).join(" · ");
+    const { head_size: given, head_size_v: given_v } = options.given;
+    const notes = given === undefined ? [`no --head-size and no --model: head_size ${request.head_size} was assumed`] : [];
+    if (given_v != null && given_v === request.head_size) {
+      notes.push(`--head-size-v ${given} is --head-size, as it is without that option`);
+    }
+    return { questions: [{ request, label, layers: "" }], title: label, notes, memory: null };
+  }
+
+  function idleFlags(asked, ask, platform) {
+    const said = (s) => JSON.stringify([s.candidates, s.warnings], (key, value) => (key === "where" ? value.text : value));
+    const idle = (flag) => {
+      const without = { ...platform, flags: platform.flags.filter((f) => f !== flag) };
+      return asked.length > 0 && asked.every(([request, selection]) => said(selection) === said(ask(request, without)));
+    };
+    return platform.flags
+      .filter(idle)
+      .map((flag) => `flag ${flag} changes nothing here: without it, every answer and every reason is the same`);
+  }
+
+  /**
+   * The explanation of a question on a platform. options: given (fields of every request), features, extra, ranks,
+   * backend. model: the document of a model, null for the request that the options describe.
+   */
+  function explain(registry, platform, options, model = null) {
+    const asked = model === null ? requestQuestions(registry, options) : modelQuestions(registry, model, options);
+    const ask = (request, where) => evaluate(request, where, registry, options.backend ?? null);
+    const answers = asked.questions.map((question) => {
+      return { ...question, selection: question.request && ask(question.request, platform) };
+    });
+    const choice = options.backend ? [`backend ${options.backend}`] : [];
+    const title = [asked.title, ...choice, ...platformWords(registry, platform), `registry ${registry.title}`];
+    const pairs = answers.filter((a) => a.request !== null).map((a) => [a.request, a.selection]);
+    const notes = [...asked.notes, ...idleFlags(pairs, ask, platform)];
+    return { registry, title: title.filter(Boolean).join(" · "), notes, answers, memory: asked.memory };
+  }
+
+  /** An explanation as `attnreg explain --json` prints it, without the command. */
+  function explanationDict(explanation) {
+    const { registry, title, notes, answers, memory } = explanation;
+    return {
+      registry: registry.title,
+      title,
+      notes,
+      answers: answers.map(({ label, layers, selection }) => {
+        return { label, layers, selections: selection === null ? [] : [selectionDict(selection)] };
+      }),
+      ...(memory === null ? {} : { kv_cache: memory }),
+    };
+  }
+
+  Object.assign(attnreg, { explain, explanationDict, selectionDict, howChosen, verdictWords, alternatives });
+})((globalThis.attnreg ??= {}));

@@ -1,0 +1,251 @@
+// A registry read from its document: conditions and matchers that can be asked, and the point at which they are asked.
+(function (attnreg) {
+  "use strict";
+
+  const FORMAT = 1;
+
+  /** A question that is not valid; `message` says what is wrong with it. */
+  class RequestError extends Error {}
+
+  /** What Python prints for a value. */
+  function printed(value) {
+    if (value === null || value === undefined) return "None";
+    return typeof value === "boolean" ? (value ? "True" : "False") : String(value);
+  }
+
+  /** A value as Python writes it in a program. */
+  function quoted(value) {
+    if (typeof value !== "string") return printed(value);
+    const mark = value.includes("'") && !value.includes('"') ? '"' : "'";
+    const text = value.replace(/\\/g, "\\\\").replace(/\n/g, "\\n").replace(/\r/g, "\\r").replace(/\t/g, "\\t");
+    return mark + (mark === "'" ? text.replace(/'/g, "\\'") : text) + mark;
+  }
+
+  const subset = (words, of) => words.every((word) => of.has(word));
+
+  function installed(requirement, packages) {
+    if (packages === null) return true;
+    const version = packages[requirement.package];
+    if (version === undefined || requirement.versions === "" || version === "") return version !== undefined;
+    return attnreg.versions.contains(requirement.specifiers, version);
+  }
+
+  function within(low, high, step, value) {
+    if (value === null) return false;
+    return (low === null || value >= low) && (high === null || value <= high) && (step === 1 || value % step === 0);
+  }
+
+  // operation -> a function of what stands behind it, which gives the test of a value
+  const OPERATIONS = {
+    anything: () => () => true,
+    is: (wanted) => (value) => value === wanted,
+    in: (words) => ((set) => (value) => set.has(value))(new Set(words)),
+    within: (low, high, step) => (value) => within(low, high, step, value),
+    "all of": (words) => (held) => subset(words, held),
+    "any of": (words) => (held) => words.some((word) => held.has(word)),
+    "none of": (words) => (held) => !words.some((word) => held.has(word)),
+    only: (words) => ((set) => (held) => subset([...held], set))(new Set(words)),
+    installed: (requirements) => (packages) => requirements.every((r) => installed(r, packages)),
+    not: (test) => ((inner) => (value) => !inner(value))(predicate(test)),
+    or: (...tests) => ((all) => (value) => all.some((t) => t(value)))(tests.map(predicate)),
+    and: (...tests) => ((all) => (value) => all.every((t) => t(value)))(tests.map(predicate)),
+  };
+
+  function predicate([operation, ...operands]) {
+    return OPERATIONS[operation](...operands);
+  }
+
+  /** Facet -> value at one question, null where none is given; a derived facet is worked out when it is first read. */
+  class Point {
+    constructor(registry, values) {
+      this.registry = registry;
+      this.values = values;
+    }
+
+    get(facet) {
+      if (!this.values.has(facet)) {
+        const derived = this.registry.derived[facet];
+        this.values.set(facet, derived ? this.registry.derivedCase(derived, this).value : null);
+      }
+      return this.values.get(facet);
+    }
+
+    /** The point for a backend that a user named. */
+    byName() {
+      if (!this.values.has("asked")) return this;
+      const values = new Map([...this.values].filter(([facet]) => !(facet in this.registry.derived)));
+      return new Point(this.registry, values.set("asked", "by_name"));
+    }
+  }
+
+  /** Whether a condition holds at a point. */
+  function holds(condition, point) {
+    return (
+      condition.clauses.every((clause) => clause.matcher.test(point.get(clause.facet))) &&
+      condition.any.every((group) => group.of.some((part) => holds(part, point))) &&
+      !condition.none.some((part) => holds(part.of, point))
+    );
+  }
+
+  const all = (answers) => (answers.includes(false) ? false : answers.includes(null) ? null : true);
+  const negated = (answer) => (answer === null ? null : !answer);
+
+  /** Whether a condition holds where only some facets are known; null where that depends on the others. */
+  function decided(condition, known) {
+    return all([
+      ...condition.clauses.map((c) => (c.facet in known ? c.matcher.test(known[c.facet]) : null)),
+      ...condition.any.map((group) => negated(all(group.of.map((part) => negated(decided(part, known)))))),
+      ...condition.none.map((part) => negated(decided(part.of, known))),
+    ]);
+  }
+
+  /** Every clause of a condition, those of nested conditions too. */
+  function* clausesOf(condition) {
+    yield* condition.clauses;
+    for (const group of condition.any) for (const part of group.of) yield* clausesOf(part);
+    for (const part of condition.none) yield* clausesOf(part.of);
+  }
+
+  /** The parts of a document put in place of their indices. */
+  class Registry {
+    constructor(document) {
+      if (document.format !== FORMAT) throw new Error(`data of format ${document.format}, and a page of ${FORMAT}`);
+      const { files, places, matchers, clauses, conditions, rules, consequences } = this.tables(document);
+      this.places = places.map(([file, line, column]) => ({
+        file: files[file],
+        line,
+        text: `${files[file]}:${line}:${column}`,
+        short: `${files[file].split("/").pop()}:${line}`,
+      }));
+      const at = (index) => this.places[index];
+      const tests = matchers.map((m) => ({ ...m, form: m.form ?? "", inWords: m.inWords ?? m.text, test: predicate(m.test) }));
+      const clause = clauses.map((c) => ({ ...c, matcher: tests[c.matcher], where: at(c.where) }));
+      // a condition stands behind those that it is made of
+      this.conditions = [];
+      const when = (index) => this.conditions[index];
+      for (const c of conditions) {
+        this.conditions.push({
+          clauses: (c.clauses ?? []).map((i) => clause[i]),
+          any: (c.any ?? []).map((g) => ({ ...g, of: g.of.map(when), where: at(g.where) })),
+          none: (c.none ?? []).map((p) => ({ ...p, of: when(p.of), where: at(p.where) })),
+        });
+      }
+      const placed = (part) => ({ ...part, when: when(part.when), where: at(part.where) });
+      const ruled = rules.map(placed);
+      const following = consequences.map(placed);
+      const variant = (v) => ({
+        ...v,
+        when: when(v.when),
+        requires: when(v.requires),
+        claims: v.claims.map((i) => clause[i]),
+        featuresAt: at(v.featuresAt),
+        served: new Set(v.served),
+        emulated: Object.fromEntries(Object.entries(v.emulated).map(([f, [why, i]]) => [f, { why, where: at(i) }])),
+        unchecked: v.unchecked.map(([word, i]) => ({ word, where: at(i) })),
+        rules: v.rules.map((i) => ruled[i]),
+        consequences: v.consequences.map((i) => following[i]),
+      });
+      const mapped = (object, change) => Object.fromEntries(Object.entries(object).map(([k, v]) => [k, change(v, k)]));
+      this.title = document.title;
+      this.name = document.name;
+      this.fingerprint = document.fingerprint;
+      this.core = Object.fromEntries(document.core.map((facet) => [facet.name, facet]));
+      this.linked = document.linked;
+      this.vocabulary = document.vocabulary;
+      this.facets = mapped(document.vocabulary.facets, (f) => ({ ...f, known: new Set(f.words) }));
+      this.architectures = document.vocabulary.architectures;
+      this.derived = mapped(document.derived, (d, name) => ({
+        name,
+        cases: d.cases.map(([c, value, where]) => ({ when: when(c), value, where: at(where) })),
+        where: at(d.where),
+      }));
+      this.orders = mapped(document.orders, (orders) =>
+        orders.map((o) => ({
+          ...placed(o),
+          entries: o.entries.map(([backend, c, where]) => ({ backend, condition: when(c), where: at(where) })),
+        })),
+      );
+      this.choices = document.choices.map(placed);
+      this.fallbacks = document.fallbacks.map(placed);
+      this.waivers = document.waivers.map(placed);
+      this.backends = mapped(document.backends, (row, name) => ({
+        ...row,
+        name,
+        where: at(row.where),
+        variants: row.variants.map(variant),
+      }));
+    }
+
+    tables(document) {
+      const empty = { files: [], places: [], matchers: [], clauses: [], conditions: [], rules: [], consequences: [] };
+      return { ...empty, ...document.tables };
+    }
+
+    /** The case that gives a derived facet its value at a point. */
+    derivedCase(derived, point) {
+      const found = derived.cases.find((c) => holds(c.when, point));
+      return found ?? { value: null, where: derived.where };
+    }
+
+    /** The row of a backend; of FLASH_ATTN/FA3 with this variant alone; null where there is none. */
+    row(name) {
+      if (Object.hasOwn(this.backends, name)) return this.backends[name];
+      const slash = name.indexOf("/");
+      const row = slash > 0 ? this.backends[name.slice(0, slash)] : undefined;
+      const alone = row?.variants.filter((v) => v.name !== null && v.name === name.slice(slash + 1)) ?? [];
+      return alone.length > 0 && slash < name.length - 1 ? { ...row, variants: alone } : null;
+    }
+
+    architecturesOf(platform) {
+      return Object.keys(this.architectures).filter((name) => this.architectures[name].platform === platform);
+    }
+
+    /** The point of a request as an order sees it. Throws `RequestError` for a word or a facet that is not known. */
+    point(request, platform) {
+      const values = new Map(Object.values(this.core).filter((f) => f.of === "request").map((f) => [f.name, request[f.name]]));
+      values.set("features", new Set(request.features));
+      for (const [name, value] of Object.entries(request.extra)) values.set(name, this.extra(name, value));
+      values.set("platform", platform.platform).set("arch", platform.arch);
+      values.set("flags", new Set(platform.flags)).set("packages", platform.packages);
+      for (const [name, value] of values) {
+        const facet = this.facets[name];
+        if (facet.kind === "word" || facet.kind === "arch") {
+          if (value !== null && !facet.known.has(value)) throw this.unknown(value, name);
+        } else if (facet.kind === "words") {
+          const strangers = [...value].filter((word) => !facet.known.has(word)).sort();
+          if (strangers.length > 0) throw this.unknown(strangers[0], name);
+        }
+      }
+      const owner = this.architectures[platform.arch].platform;
+      if (owner !== platform.platform) {
+        throw new RequestError(`arch is ${platform.arch}, which belongs to platform ${owner}, not ${platform.platform}`);
+      }
+      if ("asked" in this.facets) values.set("asked", "automatic");
+      return new Point(this, values);
+    }
+
+    extra(name, value) {
+      const facet = Object.hasOwn(this.facets, name) ? this.facets[name] : null;
+      if (facet === null) throw new RequestError(`${name} is no facet of ${this.title}`);
+      if (facet.of !== "request") {
+        const why = facet.of === "derived" ? "is derived from others" : `belongs to the ${facet.of}`;
+        throw new RequestError(`extra names ${quoted(name)}, which ${why} and cannot be given`);
+      }
+      if (value === null) return null;
+      // in Python true is 1
+      if (facet.kind === "integer" && typeof value === "boolean") return Number(value);
+      if (facet.kind === "boolean" && (value === 0 || value === 1)) return value === 1;
+      const wrong = (expected) => new RequestError(`${name} is ${quoted(value)}; expected ${expected}`);
+      if (facet.kind === "integer" && !(Number.isSafeInteger(value) && value >= 0)) throw wrong("an integer of at least 0");
+      if (facet.kind === "text" && typeof value !== "string") throw wrong("text");
+      if (!["integer", "text"].includes(facet.kind) && !facet.known.has(value)) throw this.unknown(value, name);
+      return value;
+    }
+
+    unknown(word, facet) {
+      return new RequestError(`${facet} names ${quoted(word)}, which ${this.title} does not know`);
+    }
+  }
+
+  Object.assign(attnreg, { RequestError, Registry, holds, decided, clausesOf, installed, printed, quoted });
+})((globalThis.attnreg ??= {}));

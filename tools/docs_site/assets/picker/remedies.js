@@ -1,0 +1,231 @@
+// Remedies: the fewest changes after which a candidate is chosen, each confirmed by the selector.
+(function (attnreg) {
+  "use strict";
+
+  const { RequestError, evaluate, makeRequest, makePlatform, clausesOf } = attnreg;
+  const MOST_CHANGES = 5;
+  const NO_CHANGE_HELPS = ["denied", "status", "module", "emulated"];
+
+  /** What a function answers; null where the question is not valid. */
+  function unlessInvalid(ask) {
+    try {
+      return ask();
+    } catch (error) {
+      if (error instanceof RequestError) return null;
+      throw error;
+    }
+  }
+
+  /** A request and a platform after one change: another value of a facet, or a word more or less of a set. */
+  function applied(change, registry, request, platform) {
+    const { facet, value, drop } = change;
+    const changed = (words) => (drop ? words.filter((word) => word !== value) : [...words, value]);
+    const { platform: name, arch, flags, packages } = platform;
+    if (facet === "platform") return [request, makePlatform(value, arch, flags, packages)];
+    if (facet === "arch") return [request, makePlatform(name, value, flags, packages)];
+    if (facet === "flags") return [request, makePlatform(name, arch, changed(flags), packages)];
+    if (facet === "packages") {
+      // "" is a version that meets every requirement
+      return [request, makePlatform(name, arch, flags, { ...packages, [value.split(/[<>=!~]/)[0]]: "" })];
+    }
+    const fields =
+      facet === "features" ? { features: changed(request.features) }
+      : registry.core[facet]?.of === "request" ? { [facet]: value }
+      : { extra: { ...request.extra, [facet]: value } };
+    return [makeRequest(registry, { ...request, ...fields }), platform];
+  }
+
+  /** A change in words: a preposition, and what follows it. */
+  function phrase(change, registry) {
+    const { facet, value, drop } = change;
+    if (facet === "features") return drop ? ["without", value] : ["with", `--feature ${value}`];
+    if (facet === "flags") return drop ? ["without", `flag ${value}`] : ["with", `--flag ${value}`];
+    if (facet === "packages") return ["with", `package ${value}`];
+    if (facet === "arch") return ["on", String(value)];
+    const core = registry.core[facet];
+    if (core) {
+      if (core.decidedBy === "model") return ["for", `${facet} ${attnreg.printed(value)}`];
+      return ["with", `--${facet.replaceAll("_", "-")} ${attnreg.printed(value)}`];
+    }
+    return ["with", `--set ${facet}=${typeof value === "boolean" ? value : attnreg.printed(value)}`];
+  }
+
+  function remedyOf(changes, byName, registry) {
+    const phrases = changes.map((change) => phrase(change, registry));
+    if (byName !== null) phrases.push(["with", `--backend ${byName}`]);
+    const out = [];
+    for (const word of ["without", "for", "on", "with"]) {
+      const parts = phrases.filter(([preposition]) => preposition === word).map(([, what]) => what);
+      if (parts.length > 0) out.push(`${word} ${parts.join(word === "with" ? " " : ", ")}`);
+    }
+    const ofModel = changes.some((c) => registry.core[c.facet]?.decidedBy === "model");
+    return { text: out.join(", "), changes, by_name: byName, of_model: ofModel };
+  }
+
+  /** One configuration of a search for changes after which one backend is chosen. */
+  class Attempt {
+    constructor(search, request, platform, changed) {
+      Object.assign(this, { search, request, platform, changed });
+    }
+
+    get key() {
+      return JSON.stringify([this.request, this.platform, [...this.changed].sort()]);
+    }
+
+    /** The verdict on the backend in this configuration; null where it is no candidate. */
+    candidate() {
+      const { registry, name, backend } = this.search;
+      const selection = unlessInvalid(() => evaluate(this.request, this.platform, registry, backend));
+      if (selection === null) return null;
+      if (selection.chosen?.name === name) return selection.chosen;
+      return selection.candidates.find((c) => c.name === name && c.reasons.length > 0) ?? null;
+    }
+
+    after(change) {
+      const { registry } = this.search;
+      const after = unlessInvalid(() => applied(change, registry, this.request, this.platform));
+      if (after === null) return null;
+      const changed = registry.core[change.facet]?.isSet ? this.changed : new Set([...this.changed, change.facet]);
+      return new Attempt(this.search, ...after, changed);
+    }
+  }
+
+  function find(attempt, limit) {
+    const candidate = attempt.candidate();
+    if (candidate === null) return null;
+    if (candidate.reasons.length === 0) return [];
+    if (limit === 0) return null;
+    const { steps } = attempt.search;
+    const key = attempt.key;
+    if (!steps.has(key)) steps.set(key, stepsFrom(attempt, candidate));
+    for (const [change, following] of steps.get(key)) {
+      const rest = find(following, limit - 1);
+      if (rest !== null) return [change, ...rest];
+    }
+    return null;
+  }
+
+  /** Changes that remove the first reason: for each facet, the two that leave the fewest reasons. */
+  function stepsFrom(attempt, candidate) {
+    const { registry } = attempt.search;
+    const [reason] = candidate.reasons;
+    if (NO_CHANGE_HELPS.includes(reason.kind)) return [];
+    const wanted = identity(reason, registry);
+    const out = [];
+    for (const facet of plainFacets(reason.facets, registry)) {
+      const steps = [];
+      for (const change of attempt.changed.has(facet) ? [] : changesOf(attempt, facet, reason)) {
+        const following = attempt.after(change);
+        const verdict = following?.candidate() ?? null;
+        if (verdict !== null && !verdict.reasons.some((r) => identity(r, registry) === wanted)) {
+          steps.push([verdict.reasons.length, change, following]);
+        }
+      }
+      out.push(...steps.sort((a, b) => a[0] - b[0]).slice(0, 2).map(([, ...step]) => step));
+    }
+    return out;
+  }
+
+  /** What a reason keeps when a value changes. */
+  function identity(reason, registry) {
+    const word = registry.core[reason.facets[0]]?.isSet ? reason.asked : null;
+    return JSON.stringify([reason.kind, reason.where.text, reason.facets, word]);
+  }
+
+  /** The facets that a user can change: in place of a derived facet, those that it is computed from. */
+  function plainFacets(facets, registry) {
+    const out = new Set();
+    for (const facet of facets) {
+      const derived = registry.derived[facet];
+      if (derived) {
+        const from = derived.cases.flatMap((c) => [...new Set([...clausesOf(c.when)].map((clause) => clause.facet))]);
+        for (const f of plainFacets(from, registry)) out.add(f);
+      } else if (facet in registry.facets) out.add(facet);
+    }
+    return [...out];
+  }
+
+  /** Other values of a facet, the nearest first. */
+  function changesOf(attempt, facet, reason) {
+    const { registry } = attempt.search;
+    const { kind, words } = registry.facets[facet];
+    if (facet === "packages") return packageChanges(attempt, reason);
+    if (facet === "features" || facet === "flags") {
+      const held = facet === "flags" ? attempt.platform.flags : attempt.request.features;
+      const more = facet === "flags" ? words.filter((word) => !held.includes(word)) : [];
+      const fewer = held.map((value) => ({ facet, value, drop: true }));
+      return [...fewer, ...more.map((value) => ({ facet, value, drop: false }))];
+    }
+    const { request, platform } = attempt;
+    const current = platform[facet] ?? request[facet] ?? request.extra[facet] ?? null;
+    let values = [];
+    if (kind === "arch") values = registry.architecturesOf(platform.platform);
+    else if ((kind === "word" || kind === "boolean") && facet !== "platform") values = words;
+    else if (kind === "integer") values = integers(attempt, facet, current ?? 0);
+    return values.filter((value) => value !== current).map((value) => ({ facet, value, drop: false }));
+  }
+
+  function packageChanges(attempt, reason) {
+    const known = Object.keys(attempt.search.registry.vocabulary.packages);
+    const missing = known.filter((p) => !(p in (attempt.platform.packages ?? {})));
+    const names = known.includes(reason.asked) ? [`${reason.asked}${reason.supported}`] : missing;
+    return names.map((value) => ({ facet: "packages", value, drop: false }));
+  }
+
+  /** The integers at which a test of the backend or of an order changes its answer: larger first, by distance. */
+  function integers(attempt, facet, current) {
+    const matchers = tests(attempt).filter((test) => test.facet === facet).map((test) => test.matcher);
+    const edges = new Set([current, ...matchers.flatMap((m) => m.constants ?? [])]);
+    const steps = new Set([1, ...matchers.flatMap((m) => m.moduli ?? [])]);
+    const near = new Set();
+    for (const edge of edges) {
+      for (const step of steps) near.add(Math.floor(edge / step) * step).add(Math.ceil(edge / step) * step);
+    }
+    const distance = (n) => Math.abs(n - current);
+    return [...near].filter((n) => n > 0).sort((a, b) => (a < current) - (b < current) || distance(a) - distance(b));
+  }
+
+  /** Every test that decides whether the backend is chosen: its own, and those of the platform's orders. */
+  function tests(attempt) {
+    const { registry, name } = attempt.search;
+    const out = [];
+    for (const variant of registry.backends[name].variants) {
+      out.push(...variant.claims);
+      for (const when of [variant.when, variant.requires, ...variant.rules.map((r) => r.when)]) out.push(...clausesOf(when));
+    }
+    for (const order of registry.orders[attempt.platform.platform] ?? []) {
+      out.push(...clausesOf(order.when));
+      for (const entry of order.entries) if (entry.backend === name) out.push(...clausesOf(entry.condition));
+    }
+    return out;
+  }
+
+  /** The fewest changes after which a candidate is chosen; null where more are needed, or the backend is chosen. */
+  function remedy(selection, candidate) {
+    const { registry, request, platform, requested } = selection;
+    const { name } = candidate;
+    if (selection.chosen?.name === name) return null;
+    for (const backend of requested !== null ? [requested] : [null, name]) {
+      const start = new Attempt({ name, backend, registry, steps: new Map() }, request, platform, new Set());
+      for (let limit = 0; limit <= MOST_CHANGES; limit++) {
+        const changes = find(start, limit);
+        if (changes !== null) {
+          const enough = backend === requested || isChosen(start, requested, changes);
+          return remedyOf(changes, enough ? null : name, registry);
+        }
+      }
+    }
+    return null;
+  }
+
+  function isChosen(start, backend, changes) {
+    let attempt = new Attempt({ ...start.search, backend }, start.request, start.platform, start.changed);
+    for (const change of changes) {
+      attempt = attempt.after(change);
+      if (attempt === null) return false;
+    }
+    return attempt.candidate()?.reasons.length === 0;
+  }
+
+  attnreg.remedy = remedy;
+})((globalThis.attnreg ??= {}));

@@ -1,0 +1,357 @@
+// The selector: a request, a platform and a registry -> a selection with every reason, as attnreg/selection has it.
+(function (attnreg) {
+  "use strict";
+
+  const { RequestError, holds, decided, installed, printed, quoted } = attnreg;
+  const WITHOUT_CACHE = ["encoder", "encoder_only"];
+
+  function shown(value) {
+    if (typeof value === "boolean") return value ? "true" : "false";
+    return value === null ? "not given" : String(value);
+  }
+
+  /** One reason against a candidate; `text` is its sentence. */
+  class Reason {
+    constructor(kind, facets, where, { asked = null, supported = "", sentence = "", case: because = null } = {}) {
+      Object.assign(this, { kind, facets, where, asked, supported, sentence, because });
+    }
+
+    get text() {
+      if (this.sentence) return this.sentence;
+      if (this.kind === "feature") return `${this.asked} is not supported`;
+      const facet = this.facets[0];
+      if (facet === "flags") return `flag ${this.asked} is off`;
+      if (facet === "packages") {
+        return `package ${this.asked} is not installed` + (this.supported ? `; needs ${this.supported}` : "");
+      }
+      const verb = this.kind === "claim" ? "supported:" : "needs";
+      const because = this.because ? ` (${this.because.short})` : "";
+      return `${facet} is ${shown(this.asked)}${because}; ${verb} ${this.supported}`;
+    }
+
+    toDict() {
+      const { kind, facets, asked, supported, text } = this;
+      return { kind, facets, asked, supported, text, where: this.where.text };
+    }
+  }
+
+  const candidateTitle = (name, variant) => (variant ? `${name}/${variant}` : name);
+
+  /** Judges backends at one point: each accepts, or has every reason against it listed. */
+  class Judge {
+    constructor(registry, point, denied) {
+      Object.assign(this, { registry, point, denied, features: point.get("features"), waived: new Map() });
+      for (const waiver of registry.waivers) {
+        if (holds(waiver.when, point)) for (const facet of waiver.facets) this.waived.set(facet, waiver);
+      }
+    }
+
+    candidate(rank, row, where, condition) {
+      const reasons = [];
+      if (this.denied.has(row.name)) reasons.push(denial(this.denied.get(row.name)));
+      if (condition !== null) {
+        if (!holds(condition, this.point)) reasons.push(...this.unmet(condition, "order"));
+        if (row.status === "experimental") {
+          reasons.push(new Reason("status", [], row.where, { sentence: "experimental: never chosen automatically" }));
+        }
+      }
+      const best = this.bestVariant(row);
+      reasons.push(...best.reasons);
+      const emulates = best.variant ? this.emulated(best.variant) : [];
+      let variant = best.variant;
+      // a variant that a user names is the only one of its row
+      if (variant === null && row !== this.registry.backends[row.name]) variant = row.variants[0];
+      const name = variant ? variant.name : null;
+      return { rank, name: row.name, variant: name, title: candidateTitle(row.name, name), reasons, where, emulates };
+    }
+
+    emulated(variant) {
+      return Object.keys(variant.emulated).filter((feature) => this.features.has(feature)).sort();
+    }
+
+    /** The variant by which a row is judged, and the reasons against it. */
+    bestVariant(row) {
+      let emulating = null;
+      let nearest = null;
+      for (const variant of row.variants) {
+        if (!holds(variant.when, this.point)) continue;
+        const reasons = this.reasons(variant);
+        const denied = this.denied.get(`${row.name}/${variant.name}`);
+        if (denied) reasons.unshift(denial(denied));
+        if (reasons.length === 0) {
+          if (this.emulated(variant).length === 0) return { variant, reasons };
+          emulating ??= variant;
+        } else if (nearest === null || reasons.length < nearest.reasons.length) {
+          nearest = { variant, reasons };
+        }
+      }
+      if (emulating !== null) return { variant: emulating, reasons: [] };
+      if (nearest !== null) return nearest;
+      let best = null;
+      for (const variant of row.variants) {
+        const [reasons, count] = [this.reasonsAgainst(variant), this.architectureCount(variant)];
+        const key = [Number(count === 0), reasons.length, -count];
+        if (best === null || before(key, best.key)) best = { key, reasons };
+      }
+      return { variant: null, reasons: best.reasons };
+    }
+
+    reasonsAgainst(variant) {
+      const reasons = this.reasons(variant);
+      const key = (r) => JSON.stringify([r.facets, r.asked]);
+      const required = new Set(reasons.filter((r) => r.kind === "requires").map(key));
+      return [...this.unmet(variant.when, "variant").filter((r) => !required.has(key(r))), ...reasons];
+    }
+
+    architectureCount(variant) {
+      const platform = this.point.get("platform");
+      return this.registry.architecturesOf(platform).filter((arch) => decided(variant.when, { platform, arch }) !== false).length;
+    }
+
+    reasons(variant) {
+      const out = this.unmet(variant.requires, "requires");
+      for (const claim of variant.claims) {
+        const value = this.point.get(claim.facet);
+        if (value !== null && !claim.matcher.test(value) && !this.waived.has(claim.facet)) {
+          out.push(this.mismatch("claim", claim));
+        }
+      }
+      for (const feature of [...this.features].filter((f) => !variant.served.has(f)).sort()) {
+        out.push(new Reason("feature", ["features", feature], variant.featuresAt, { asked: feature }));
+      }
+      for (const rule of variant.rules) {
+        if (holds(rule.when, this.point)) out.push(new Reason("rule", rule.facets, rule.where, { sentence: rule.reject }));
+      }
+      return out;
+    }
+
+    /** A reason for each part of a condition that does not hold. */
+    unmet(condition, kind) {
+      const out = [];
+      for (const clause of condition.clauses) {
+        const value = this.point.get(clause.facet);
+        if (clause.matcher.test(value)) continue;
+        if (clause.facet === "packages") {
+          const missing = clause.matcher.mentions.filter((r) => !installed(r, value));
+          out.push(...missing.map((r) => missingPackage(r, value, clause.where, kind)));
+        } else if (clause.matcher.form) {
+          out.push(...wrongWords(clause, value, kind));
+        } else {
+          out.push(this.mismatch(kind, clause));
+        }
+      }
+      for (const group of condition.any) {
+        if (!group.of.some((part) => holds(part, this.point))) {
+          out.push(new Reason(kind, group.facets, group.where, { sentence: group.text }));
+        }
+      }
+      for (const part of condition.none) {
+        if (holds(part.of, this.point)) out.push(new Reason(kind, part.facets, part.where, { sentence: part.text }));
+      }
+      return out;
+    }
+
+    mismatch(kind, clause) {
+      const derived = this.registry.derived[clause.facet];
+      return new Reason(kind, [clause.facet], clause.where, {
+        asked: this.point.get(clause.facet),
+        // the text of a claim lists what is supported, so it has no "or"
+        supported: kind === "claim" ? clause.matcher.text : clause.matcher.inWords,
+        case: derived ? this.registry.derivedCase(derived, this.point).where : null,
+      });
+    }
+
+    variantOf(candidate) {
+      return this.registry.backends[candidate.name].variants.find((v) => v.name === candidate.variant);
+    }
+
+    /** A candidate that would emulate what the winner serves natively. */
+    passedOver(candidate, winner) {
+      const words = candidate.emulates.join(", ");
+      const pronoun = candidate.emulates.length > 1 || words.endsWith("s") ? "them" : "it";
+      const sentence = `emulates ${words} (slow); ${winner.title} serves ${pronoun} natively`;
+      const { where } = this.variantOf(candidate).emulated[candidate.emulates[0]];
+      const facets = ["features", ...candidate.emulates];
+      return { ...candidate, reasons: [new Reason("emulated", facets, where, { asked: words, sentence })] };
+    }
+
+    /** Sentences on claims that a waiver suspends, unchecked words, emulated features and known failures. */
+    warnings(candidate) {
+      const variant = this.variantOf(candidate);
+      const out = [];
+      for (const claim of this.waived.size ? variant.claims : []) {
+        const [waiver, value] = [this.waived.get(claim.facet), this.point.get(claim.facet)];
+        if (waiver && value !== null && !claim.matcher.test(value)) {
+          const isFor = `${claim.facet} is ${printed(value)}, and ${candidate.title} is for ${claim.matcher.text}`;
+          out.push(`${isFor}: ${waiver.because} (${waiver.where.short})`);
+        }
+      }
+      const unchecked = variant.unchecked.filter(({ word }) => this.features.has(word) || this.isUnusual(word));
+      if (unchecked.length > 0) {
+        const places = [...new Set(unchecked.map((u) => u.where.short))].join(", ");
+        out.push(`${candidate.title} does not check ${unchecked.map((u) => u.word).join(", ")} here (${places})`);
+      }
+      if (candidate.emulates.length > 0) {
+        const why = candidate.emulates.map((feature) => variant.emulated[feature].why).join("; ");
+        out.push(`${candidate.title} emulates ${candidate.emulates.join(", ")} (slow): ${why}`);
+      }
+      for (const follows of following(variant, this.point)) {
+        if (follows.kind === "fails") {
+          out.push(`${candidate.title} is chosen, and then fails: ${follows.text} (${follows.where.short})`);
+        }
+      }
+      return out;
+    }
+
+    isUnusual(facet) {
+      const core = this.registry.core[facet];
+      return core?.of === "request" && (core.required && facet === "head_size" || this.point.get(facet) !== core.ordinary);
+    }
+  }
+
+  function before(a, b) {
+    const i = a.findIndex((n, place) => n !== b[place]);
+    return i >= 0 && a[i] < b[i];
+  }
+
+  const denial = (choice) => new Reason("denied", [], choice.where, { sentence: choice.denial });
+
+  /** A reason for each word that a set lacks or must not hold; one for all words of which it needs any. */
+  function wrongWords(clause, value, kind) {
+    const { form, mentions } = clause.matcher;
+    const flags = clause.facet === "flags";
+    const one = (more) => new Reason(kind, [clause.facet], clause.where, more);
+    if (form === "any") {
+      return [one({ sentence: `${flags ? "needs" : "only for requests with"} ${clause.nouns.join(" or ")}` })];
+    }
+    if (form === "all") {
+      const missing = mentions.filter((word) => !value.has(word));
+      return missing.map((word) => one({ asked: word, sentence: flags ? "" : `only for requests with ${word}` }));
+    }
+    const tooMany = [...value].filter((word) => mentions.includes(word) === (form === "none")).sort();
+    return tooMany.map((word) =>
+      one({ asked: word, sentence: flags ? `flag ${word} is on; needs it off` : `not for requests with ${word}` }),
+    );
+  }
+
+  function missingPackage(requirement, packages, where, kind) {
+    const version = packages[requirement.package];
+    const is = `package ${requirement.package} is version ${version}; needs ${requirement.versions}`;
+    const { package: asked, versions: supported } = requirement;
+    return new Reason(kind, ["packages"], where, { asked, supported, sentence: version === undefined ? "" : is });
+  }
+
+  /** Bytes as 2.3 MiB. */
+  function readable(size) {
+    for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+      if (size < 1024) return `${unit === "B" || size >= 100 ? rounded(size, 0) : rounded(size, 1)} ${unit}`;
+      size /= 1024;
+    }
+    return `${rounded(size, 1)} TiB`;
+  }
+
+  // as Python rounds: a number in the middle goes to the even digit
+  function rounded(value, digits) {
+    const scaled = value * 10 ** digits;
+    const floor = Math.floor(scaled);
+    const whole = scaled - floor === 0.5 ? floor + (floor % 2) : Math.round(scaled);
+    return (whole / 10 ** digits).toFixed(digits);
+  }
+
+  /** What follows from choosing a variant at a point. Of several entries on blocks the first that holds counts. */
+  function following(variant, point) {
+    const out = [];
+    let blocksKnown = false;
+    for (const known of variant.consequences.filter((c) => holds(c.when, point))) {
+      const add = (kind, text, value = null) => out.push({ kind, text, where: known.where, value, source: known.source });
+      const says = (text) => (known.says ? `${text}; ${known.says}` : text);
+      if (known.fails) add("fails", known.fails);
+      else if (known.runs) add("runs", known.runs);
+      else if (known.workspace !== null) add("workspace", says(workspaceWords(known, point)), known.workspace);
+      else if (!blocksKnown) {
+        blocksKnown = true;
+        const page = point.get("block_size");
+        if (page === null || WITHOUT_CACHE.includes(point.get("attn_type"))) continue;
+        const [sizes, multiples, text] = known.blocks;
+        const fitting = sizes.filter((size) => page % size === 0);
+        const block = multiples.some((n) => page % n === 0) ? page : fitting.length ? Math.max(...fitting) : null;
+        if (block === null) {
+          add("fails", says(`the kernel reads blocks of ${text} tokens, and none divides a page of ${page}`));
+        } else {
+          const how = block === page ? "each as one block" : `in blocks of ${block}`;
+          add("kernel_block", says(`pages of ${page} tokens, which the kernel reads ${how}`), block);
+        }
+      }
+    }
+    return out;
+  }
+
+  function workspaceWords(known, point) {
+    const text = `a workspace of ${readable(known.workspace)} on each GPU, beside the KV cache`;
+    if (known.perQueryElement === null) return text;
+    const heads = point.get("num_heads");
+    const each = readable(known.perQueryElement * point.get("head_size") * (heads || 1));
+    return `${text}; ${each} for each ${heads ? "token" : "token and query head"} of the longest step, if that is more`;
+  }
+
+  /** The selection for a request. Where no backend is valid its `backend` is null. */
+  function evaluate(request, platform, registry, backend = null) {
+    const point = registry.point(request, platform);
+    const order = (registry.orders[platform.platform] ?? []).find((o) => holds(o.when, point)) ?? null;
+    const choices = registry.choices.filter((c) => holds(c.when, point));
+    // a later overlay overrides an earlier one, and an argument overrides both
+    const choice = backend === null ? choices.findLast((c) => c.strength !== "deny") ?? null : null;
+    const denied = new Map(choices.filter((c) => c.strength === "deny").flatMap((c) => c.backends.map((name) => [name, c])));
+    const requested = choice?.strength === "require" ? choice.backends[0] : backend;
+    if (requested !== null && registry.row(requested) === null) {
+      throw new RequestError(`unknown backend ${quoted(requested)}`);
+    }
+    const named = requested ?? choice?.backends[0] ?? null;
+    const judge = new Judge(registry, point, denied);
+    // where a user named a backend, it is the first candidate and has a point of its own
+    const first = named === null ? judge : new Judge(registry, point.byName(), denied);
+    const entries = [];
+    const row = named === null ? null : registry.row(named);
+    if (row !== null) entries.push([row, choice ? choice.where : row.where, null]);
+    for (const entry of requested === null ? order?.entries ?? [] : []) {
+      if (entry.backend !== named) entries.push([registry.backends[entry.backend], entry.where, entry.condition]);
+    }
+    let candidates = entries.map((entry, i) => (i === 0 ? first : judge).candidate(i + 1, ...entry));
+    const accepted = candidates.filter((c) => c.reasons.length === 0);
+    const native = accepted.find((c) => c.emulates.length === 0);
+    if (native) candidates = candidates.map((c) => (accepted.includes(c) && c.emulates.length ? judge.passedOver(c, native) : c));
+    const fallback = fallbackFor(registry, requested, choice, candidates, first.point);
+    if (fallback !== undefined) {
+      const automatic = evaluate(request, platform, registry);
+      const [refused] = candidates;
+      const why = `${refused.title} was asked for (${refused.reasons[0].text}), but ${fallback.because}`;
+      return { ...automatic, warnings: [`${why} (${fallback.where.short})`, ...automatic.warnings] };
+    }
+    const chosen = native ?? accepted[0] ?? null;
+    const warnings = notPreferred(choice, candidates);
+    if (chosen !== null) warnings.push(...(chosen.rank === 1 ? first : judge).warnings(chosen));
+    const at = named !== null && chosen?.rank === 1 || requested !== null ? first.point : judge.point;
+    return { request, platform, registry, order, candidates, chosen, requested, choice, warnings, point: at };
+  }
+
+  function fallbackFor(registry, requested, choice, candidates, point) {
+    if (requested === null || choice !== null || candidates[0].reasons.length === 0) return undefined;
+    const about = new Set(candidates[0].reasons.flatMap((r) => r.facets));
+    return registry.fallbacks.find((f) => [...about].every((facet) => f.only.includes(facet)) && holds(f.when, point));
+  }
+
+  function notPreferred(choice, candidates) {
+    if (choice?.strength !== "prefer" || candidates[0].reasons.length === 0) return [];
+    const why = candidates[0].reasons.map((r) => r.text).join("; ");
+    return [`${choice.backends[0]} is preferred (${choice.where.short}) but not chosen: ${why}`];
+  }
+
+  /** What follows from the choice of a selection. */
+  function consequences(selection) {
+    if (selection.chosen === null) return [];
+    const row = selection.registry.backends[selection.chosen.name];
+    return following(row.variants.find((v) => v.name === selection.chosen.variant), selection.point);
+  }
+
+  Object.assign(attnreg, { evaluate, consequences, readable });
+})((globalThis.attnreg ??= {}));

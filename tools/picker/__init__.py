@@ -1,0 +1,1 @@
+"""The picker: `attnreg explain` in a browser. Registries and models as data, and the pages that evaluate them."""

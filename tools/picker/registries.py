@@ -1,0 +1,355 @@
+"""A registry as JSON: all that a selection depends on, for the evaluator in `docs_site/assets/picker/selector.js`.
+
+Conditions and matchers become small expressions, each with the texts that messages quote, so that the evaluator knows
+no backend and no word. Parts that are equal are written once and named by their index.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from attnreg.errors import Location
+from attnreg.language import matchers
+from attnreg.language.conditions import Clause, Condition
+from attnreg.language.facets import CORE, LINKED
+from attnreg.language.matchers import Matcher, Requirement
+from attnreg.language.vocabulary import Facet, Vocabulary, Word
+from attnreg.registry import Backend, Claim, Consequence, Derived, Order, Registry, Variant
+from attnreg.selection.judge import denial
+
+# a change of what these pages can evaluate; a page refuses data of another version
+FORMAT = 1
+
+
+_KINDS = ("word", "arch", "integer", "text", "words", "packages", "boolean", "derived")
+_OWNERS = ("request", "platform", "selection", "derived")
+
+
+class ExpressionError(ValueError):
+    """Raised for a part of a registry that the evaluator has no expression for."""
+
+
+# what the evaluator reads or what changes no selection: data with anything else is not expressed
+_READ = {
+    Registry: "name fingerprint vocabulary backends orders derived choices fallbacks waivers",
+    Backend: "name summary status platforms attention variants where",
+    Variant: "name when requires claims features features_at emulated unchecked rules served consequences",
+    Order: "platform name when entries where because",
+    Facet: "name of kind legend where words claim word_set known",
+    Derived: "name cases where",
+    Consequence: "when where fails runs workspace per_query_element kernel_blocks says source",
+}
+_WITHOUT_EFFECT = {
+    Registry: "invariants known sources files trusted imports base left_out",
+    Backend: "module phases source since notes module_at only_on_request contract options",
+    Variant: "where source notes open",
+    Order: "source",
+}
+
+
+class Tables:
+    """The parts of a registry, each written once: table -> its parts as JSON."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, dict[str, int]] = {}
+
+    def add(self, table: str, part: object) -> int:
+        """The index of a part in a table."""
+        known = self.parts.setdefault(table, {})
+        return known.setdefault(json.dumps(part, sort_keys=True), len(known))
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        return {table: [json.loads(part) for part in parts] for table, parts in self.parts.items()}
+
+
+def registry_document(registry: Registry) -> dict[str, Any]:
+    """The registry as JSON-ready values. Raises `ExpressionError` for what the evaluator would not understand."""
+    _refuse_what_is_new(registry)
+    write = _Writer()
+    document = {
+        "format": FORMAT,
+        "name": registry.name,
+        "fingerprint": registry.fingerprint,
+        "title": registry.title,
+        "core": [_core(name) for name in CORE],
+        "linked": [[first, second] for first, second, _ in LINKED],
+        "vocabulary": _vocabulary(registry.vocabulary),
+        "derived": {
+            d.name: {
+                "cases": [[write.condition(when), value, write.where(at)] for when, value, at in d.cases],
+                "where": write.where(d.where),
+            }
+            for d in registry.derived.values()
+        },
+        "orders": {
+            platform: [
+                {
+                    "title": order.title,
+                    "when": write.condition(order.when),
+                    "where": write.where(order.where),
+                    "because": order.because,
+                    "entries": [[e.backend, write.condition(e.condition), write.where(e.where)] for e in order.entries],
+                }
+                for order in orders
+            ]
+            for platform, orders in registry.orders.items()
+        },
+        "choices": [
+            {
+                "strength": c.strength,
+                "backends": list(c.backends),
+                "when": write.condition(c.when),
+                "where": write.where(c.where),
+                "denial": denial(c).sentence,
+            }
+            for c in registry.choices
+        ],
+        "fallbacks": [
+            {
+                "when": write.condition(f.when),
+                "only": sorted(f.only),
+                "because": f.because,
+                "where": write.where(f.where),
+            }
+            for f in registry.fallbacks
+        ],
+        "waivers": [
+            {
+                "when": write.condition(w.when),
+                "facets": sorted(w.facets),
+                "because": w.because,
+                "where": write.where(w.where),
+            }
+            for w in registry.waivers
+        ],
+        "backends": {name: write.backend(row) for name, row in registry.backends.items()},
+    }
+    return {**document, "tables": write.tables.to_dict()}
+
+
+def _refuse_what_is_new(registry: Registry) -> None:
+    """Raise `ExpressionError` for a field that has come to the data since the evaluator was written, and is used."""
+    rows = registry.backends.values()
+    variants = [v for row in rows for v in row.variants]
+    orders = [o for several in registry.orders.values() for o in several]
+    following = (c for v in variants for c in v.consequences)
+    facets, derived = registry.vocabulary.facets.values(), registry.derived.values()
+    parts: list[Any] = [registry, *rows, *variants, *orders, *following, *facets, *derived]
+    for part in parts:
+        known = f"{_READ[type(part)]} {_WITHOUT_EFFECT.get(type(part), '')}".split()
+        new = [f.name for f in fields(part) if f.name not in known and getattr(part, f.name)]
+        if new:
+            raise ExpressionError(f"{registry.title} has {', '.join(new)}, of which the evaluator knows nothing")
+    odd = [f.name for f in registry.vocabulary.facets.values() if f.kind not in _KINDS or f.of not in _OWNERS]
+    if odd:
+        raise ExpressionError(
+            f"{registry.title} has facets of a kind that the evaluator does not know: {', '.join(odd)}"
+        )
+
+
+def _core(name: str) -> dict[str, Any]:
+    facet = CORE[name]
+    return {
+        "name": name,
+        "of": facet.of,
+        "kind": facet.kinds[0],
+        "least": facet.least,
+        "required": facet.required,
+        "ordinary": None if facet.is_set else facet.ordinary,
+        "decidedBy": facet.decided_by,
+        "isSet": facet.is_set,
+        "help": facet.help,
+    }
+
+
+def _vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    def legends(words: Mapping[str, Word]) -> dict[str, str]:
+        return {name: word.legend for name, word in words.items()}
+
+    return {
+        "facets": {
+            f.name: {
+                "of": f.of,
+                "kind": f.kind,
+                "legend": f.legend,
+                "words": list(f.words),
+                "legends": legends(vocabulary.words_of(f.name)),
+            }
+            for f in vocabulary.facets.values()
+        },
+        "packages": legends(vocabulary.packages),
+        "architectures": {
+            a.name: {"platform": a.platform, "title": a.title, "products": list(a.products), "aliases": list(a.aliases)}
+            for a in vocabulary.architectures.values()
+        },
+    }
+
+
+class _Writer:
+    """Writes the parts of one registry into its tables."""
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+
+    def where(self, location: Location) -> int:
+        file = self.tables.add("files", location.file)
+        return self.tables.add("places", [file, location.line, location.column])
+
+    def condition(self, condition: Condition) -> int:
+        part: dict[str, Any] = {
+            "clauses": [self.clause(c) for c in condition.clauses],
+            "any": [
+                {
+                    "of": [self.condition(c) for c in group],
+                    "facets": list(dict.fromkeys(f for c in group for f in c.facets)),
+                    "text": "needs " + " or ".join(c.describe() for c in group),
+                    "where": self.where(group[0].where),
+                }
+                for group in condition.any_of
+            ],
+            "none": [
+                {
+                    "of": self.condition(c),
+                    "facets": list(c.facets),
+                    "text": f"not for {c.describe()}",
+                    "where": self.where(c.where),
+                }
+                for c in condition.none_of
+            ],
+        }
+        return self.tables.add("conditions", {name: value for name, value in part.items() if value})
+
+    def clause(self, clause: Clause) -> int:
+        nouns = {"nouns": list(clause.nouns)} if clause.matcher.form == "any" else {}
+        matcher, where = self.matcher(clause.matcher), self.where(clause.where)
+        return self.tables.add("clauses", {"facet": clause.facet, "matcher": matcher, "where": where, **nouns})
+
+    def claim(self, claim: Claim) -> int:
+        matcher, where = self.matcher(claim.matcher), self.where(claim.where)
+        return self.tables.add("clauses", {"facet": claim.facet, "matcher": matcher, "where": where})
+
+    def matcher(self, matcher: Matcher) -> int:
+        part = {
+            "text": matcher.text,
+            "inWords": matcher.in_words if matcher.in_words != matcher.text else None,
+            "test": expression(matcher),
+            "form": matcher.form,
+            "mentions": _mentions(matcher) if matcher.form else [],
+            "constants": sorted(matcher.constants),
+            "moduli": sorted(matcher.moduli),
+        }
+        return self.tables.add("matchers", {name: value for name, value in part.items() if value})
+
+    def backend(self, row: Backend) -> dict[str, Any]:
+        return {
+            "summary": row.summary,
+            "status": row.status,
+            "platforms": sorted(row.platforms),
+            "attention": sorted(row.attention),
+            "where": self.where(row.where),
+            "variants": [self.variant(v) for v in row.variants],
+        }
+
+    def variant(self, variant: Variant) -> dict[str, Any]:
+        return {
+            "name": variant.name,
+            "when": self.condition(variant.when),
+            "requires": self.condition(variant.requires),
+            "claims": [self.claim(c) for c in variant.claims],
+            "featuresAt": self.where(variant.features_at),
+            "served": sorted(variant.served),
+            "emulated": {f: [why, self.where(where)] for f, (why, where) in sorted(variant.emulated.items())},
+            # in the order of the data: a warning lists them so
+            "unchecked": [[word, self.where(where)] for word, where in variant.unchecked.items()],
+            "rules": [
+                self.tables.add(
+                    "rules",
+                    {
+                        "when": self.condition(r.when),
+                        "reject": r.reject,
+                        "facets": list(r.facets),
+                        "where": self.where(r.where),
+                    },
+                )
+                for r in variant.rules
+            ],
+            "consequences": [self.consequence(c) for c in variant.consequences],
+        }
+
+    def consequence(self, known: Consequence) -> int:
+        blocks = known.kernel_blocks
+        part = {
+            "when": self.condition(known.when),
+            "where": self.where(known.where),
+            "fails": known.fails,
+            "runs": known.runs,
+            "workspace": known.workspace,
+            "perQueryElement": known.per_query_element,
+            "blocks": None if blocks is None else [list(blocks.sizes), list(blocks.multiples), blocks.text],
+            "says": known.says,
+            "source": known.source,
+        }
+        return self.tables.add("consequences", part)
+
+
+def _mentions(matcher: Matcher) -> list[Any]:
+    requirements = [m for m in matcher.mentions if isinstance(m, Requirement)]
+    if requirements:
+        return [_requirement(r) for r in sorted(requirements, key=str)]
+    return sorted(matcher.mentions)
+
+
+def _requirement(requirement: Requirement) -> dict[str, Any]:
+    # in an order of their own: a set of specifiers has none
+    specifiers = sorted([s.operator, s.version] for s in SpecifierSet(requirement.versions))
+    return {"package": requirement.package, "versions": requirement.versions, "specifiers": specifiers}
+
+
+def expression(matcher: Matcher) -> list[Any]:
+    """The test of a matcher as a list: its operation, then what it compares with."""
+    predicate: Any = matcher.predicate
+    if predicate is matchers.ANY.predicate:
+        return ["anything"]
+    if isinstance(predicate, partial):
+        return _applied(predicate)
+    words = getattr(predicate, "__self__", None)
+    # a method of the set of words
+    operation = {
+        "__contains__": "in",
+        "issubset": "all of",
+        "issuperset": "only",
+        "isdisjoint": "none of",
+    }.get(getattr(predicate, "__name__", ""))
+    if isinstance(words, frozenset) and operation:
+        return [operation, _sorted(words)]
+    raise ExpressionError(f"no expression for {matcher.text!r}: {predicate!r}")
+
+
+def _applied(predicate: partial[bool]) -> list[Any]:
+    arguments = predicate.args
+    if predicate.func is operator.eq or predicate.func is matchers._same:
+        return ["is", arguments[0]]
+    if predicate.func is matchers._within:
+        return ["within", *arguments]
+    if predicate.func is matchers._overlaps:
+        return ["any of", _sorted(arguments[0])]
+    if predicate.func is matchers._all_met:
+        return ["installed", [_requirement(r) for r in arguments[0]]]
+    if predicate.func is matchers._does_not_match:
+        return ["not", expression(arguments[0])]
+    several = {matchers._any_matches: "or", matchers._all_match: "and"}.get(predicate.func)
+    if several is None:
+        raise ExpressionError(f"no expression for {predicate!r}")
+    return [several, *(expression(test) for test in arguments[0])]
+
+
+def _sorted(words: Iterable[Any]) -> list[Any]:
+    """Words in an order of their own; not given, and numbers, among them."""
+    return sorted(words, key=lambda word: (type(word).__name__, word if word is not None else 0))
