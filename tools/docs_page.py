@@ -14,7 +14,8 @@ from docs_markdown import plain, slug, table
 from attnreg.compile.bundled import registry_root
 from attnreg.compile.yaml_source import Document
 from attnreg.language.conditions import Condition
-from attnreg.language.vocabulary import Architecture
+from attnreg.language.packed import Packed, packed_formats
+from attnreg.language.vocabulary import Architecture, Word
 from attnreg.registry import Order, Registry, Variant
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -112,6 +113,10 @@ class Page:
         """Name and legend of each platform that has orders."""
         words = self.registry.vocabulary.words["platforms"].values()
         return [(word.name, word.legend.rstrip(".")) for word in words if word.name in self.registry.orders]
+
+    def packed_formats(self, words: Mapping[str, Word]) -> dict[str, Packed]:
+        """The packed formats among the words of a set."""
+        return packed_formats(words)
 
     def groups(self, platform: str) -> list[tuple[list[Architecture], list[Line]]]:
         """Groups of architectures with the same orders and candidates, and these orders."""

@@ -21,6 +21,8 @@ from pydantic import (
     WrapValidator,
 )
 
+from attnreg.language import packed
+
 
 def _one_or_many(value: Any) -> Any:
     if not isinstance(value, str | list):
@@ -64,6 +66,7 @@ Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
 Words = Annotated[list[str], BeforeValidator(_one_or_many), WithJsonSchema(_WORDS)]
 Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabilities"})]
 CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
+PackedFormat = Annotated[dict[str, Any], WithJsonSchema(packed.SCHEMA)]
 _OPTION = {"type": ["string", "number", "boolean"]}
 # what a user reads: a text with something in it
 Sentence = Annotated[str, Field(pattern=r"[^\s]")]
@@ -95,6 +98,7 @@ class WordData(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     legend: str
     ends: EndsData | None = None
+    packed: PackedFormat | None = None
     aliases: list[str] = Field(default=[], description=_ALIASES)
 
 

@@ -9,6 +9,7 @@ from attnreg.compile import schema
 from attnreg.compile.parts import VocabularyPart
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.facets import CORE
+from attnreg.language.packed import packed_problems
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, Architecture, Facet, Vocabulary, Word, plain
 
 
@@ -184,6 +185,8 @@ def _check_words(
                     f"unknown facet `{facet}`",
                     did_you_mean(facet, facets),
                 )
+            for path, message, help_ in packed_problems(data.packed) if data.packed is not None else ():
+                report(("words", group, word, "packed", *path), message, help_)
     for name in model.architectures.keys() - platforms.keys():
         report(("architectures", name), f"unknown platform `{name}`", did_you_mean(name, platforms))
     for name in model.words.get("platforms", {}):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.compile.yaml_source import as_written
 from attnreg.explain.layout import Column, emit, table, wrapped
+from attnreg.language.packed import packed_formats
 from attnreg.selection.consequences import consequence_words
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from attnreg.language.conditions import Condition
+    from attnreg.language.packed import Packed
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Order, Registry, Variant
 
@@ -134,6 +136,8 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
         lines += [Text(part, style="dim") for part in wrapped(text, width, "    ", first="  ")]
     for variant in row.variants:
         lines += [Text(), *_variant_lines(variant, [*registry.vocabulary.claims], width)]
+    if formats := _formats(registry, row):
+        lines += [Text(), *_format_lines(formats, width)]
     places = [
         f"{rank}. in {order.title}"
         for orders in registry.orders.values()
@@ -144,6 +148,29 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
     orders = [Text(part) for part in wrapped(f"orders  {', '.join(places) or 'none: only on request'}", width, "  ")]
     orders[0].stylize("bold", 0, len("orders"))
     emit([*lines, Text(), *orders], console)
+
+
+# the head size that bytes are given for
+_HEAD_SIZE = 128
+
+
+def _formats(registry: Registry, row: Backend) -> list[Packed]:
+    """The packed formats of the KV cache that a backend claims."""
+    formats = packed_formats(registry.vocabulary.words.get("kv_dtypes", {}))
+    claims = [c.matcher for v in row.variants for c in v.claims if c.facet == "kv_dtype"]
+    return [packed for name, packed in formats.items() if any(claim.matches(name) for claim in claims)]
+
+
+def _format_lines(formats: Iterable[Packed], width: int) -> Iterator[Text]:
+    """What each packed format stores, and its bytes."""
+    bytes_of = f"bytes of a token and head of {_HEAD_SIZE}"
+    columns = [Column("packed formats", "bold"), Column("keys and values", wraps=True), Column(bytes_of, right=True)]
+    rows = []
+    for packed in formats:
+        of_16_bits = f"{packed.ratio(_HEAD_SIZE):.2f}x fewer"
+        stored = f"{packed.keys.words}; {packed.values.words}"
+        rows.append([f"  {packed.name}", stored, f"{packed.token_bytes(_HEAD_SIZE)} ({of_16_bits})"])
+    yield from table(columns, rows, width)
 
 
 def _variant_lines(variant: Variant, keys: list[str], width: int) -> Iterator[Text]:

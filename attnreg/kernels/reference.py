@@ -1,7 +1,8 @@
 """Attention in float64, one request at a time: the reference by which claims are verified.
 
 The code follows the contract in `attnreg.runtime.interface` step by step, at the expense of speed. The lengths are
-those on the device.
+those on the device. Rotated keys and values of a packed cache stay rotated: the queries are rotated with the keys, and
+the output is rotated back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from attnreg.runtime import latents
 from attnreg.runtime.interface import NO_PARAMS, AttentionSpec, BatchMetadata, KVCache, LayerParams, by_token
+from attnreg.runtime.turboquant import codec
+from attnreg.runtime.turboquant.pages import pages_of
 
 # the scores that are computed at once
 _SCORES = 2**25
@@ -23,7 +26,8 @@ class Reference(NamedTuple):
 
     output: [num_tokens, num_heads, head_size_v] float64; lse: [num_heads, num_tokens] float64.
     abs_output: shaped as output, sum of p * abs(v).
-    abs_score: shaped as lse, the largest ``softmax_scale * sum(abs(q) * abs(k)) + abs(bias)`` of a visible key.
+    abs_score: shaped as lse, the largest ``softmax_scale * sum(abs(q) * abs(k)) + abs(bias)`` of a visible key, as the
+    cache holds it.
     """
 
     output: Tensor
@@ -45,7 +49,12 @@ def attention(
     """The result that `KernelModule.forward` must come to from the same arguments, on the device of the query."""
     starts, device = batch.query_start_loc.tolist(), query.device
     tokens = starts[-1]
-    output = torch.zeros(tokens, spec.num_heads, spec.head_size_v, dtype=torch.float64, device=device)
+    packed = spec.packed if kv_cache is not None else None
+    if packed is not None and packed.keys.code == "levels":
+        query = codec.rotated(query, packed.keys.columns(spec.head_size))
+    turned = packed is not None and packed.values.code == "levels"
+    columns = packed.values.columns(spec.head_size_v) if packed is not None and turned else spec.head_size_v
+    output = torch.zeros(tokens, spec.num_heads, columns, dtype=torch.float64, device=device)
     lse = torch.full((spec.num_heads, tokens), -torch.inf, dtype=torch.float64, device=device)
     exact = Reference(output, lse, torch.zeros_like(output), torch.zeros_like(lse))
     for i in range(batch.num_reqs):
@@ -59,6 +68,12 @@ def attention(
             part = slice(first, min(first + some, len(distance)))
             rows = slice(starts[i] + part.start, starts[i] + part.stop)
             _attend(spec, query[rows], k, v, distance[part], visible[part], params, exact, rows)
+    if turned:
+        # an element is a sum of all columns, each times 1 or -1 and a factor
+        sums = exact.abs_output.sum(-1, keepdim=True) * columns**-0.5
+        exact = exact._replace(
+            output=codec.unrotated(output, spec.head_size_v), abs_output=sums.expand(-1, -1, spec.head_size_v)
+        )
     if "fp8_output" in spec.features:
         # what the format cannot hold is saturated
         largest = torch.finfo(spec.output_dtype).max * (1.0 if params.out_scale is None else float(params.out_scale))
@@ -158,7 +173,10 @@ def request_kv(
     value: Tensor | None,
     params: LayerParams,
 ) -> tuple[Tensor, Tensor]:
-    """One request's keys and values: [num_kv_heads, keys, head_size] and [..., head_size_v], float64, dequantised."""
+    """One request's keys and values: [num_kv_heads, keys, head_size] and [..., head_size_v], float64, dequantised.
+
+    Those of a packed cache are as `attnreg.runtime.turboquant.codec.decode` returns them: rotated if stored so.
+    """
     keys = int(batch.seq_lens[request])
     if kv_cache is None:
         starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
@@ -172,6 +190,14 @@ def request_kv(
     assert batch.block_table is not None
     assert spec.block_size is not None
     blocks = batch.block_table[request, : -(-keys // spec.block_size)].long()
+    if spec.packed is not None:
+        pages = pages_of(spec.packed, spec.head_size, spec.head_size_v, spec.block_size)
+        # [blocks, heads, block_size, bytes] -> [heads, keys, columns]
+        k, v = (
+            codec.decode(page, page.rows(x[blocks]).transpose(0, 1).flatten(1, 2)[:, :keys])
+            for page, x in zip(pages, kv_cache, strict=True)
+        )
+        return k, v
     if spec.kv_dtype == "fp8_ds_mla":
         latent = latents.unpacked(by_token(KVCache(*(x[blocks] for x in kv_cache)), spec.kv_layout).key)
         k = latent.flatten(0, 1)[:keys].double().transpose(0, 1)

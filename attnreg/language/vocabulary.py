@@ -160,6 +160,11 @@ class Vocabulary:
         meant = self._meant(facet, unknown)
         if meant is not None:
             return f"{unknown} is `{meant}` here"
+        # of a family with presets, such as turboquant_*, all are named
+        words = (w for w in self.words_of(facet).values() if "packed" in w.facts)
+        family = [w.name for w in words if unknown.startswith(f"{w.facts.get('family')}_")]
+        if family:
+            return did_you_mean(unknown, family, 40)
         return did_you_mean(unknown, self.packages if facet == "packages" else map(str, self.facets[facet].words))
 
     def _help_for_architecture(self, text: str) -> str:

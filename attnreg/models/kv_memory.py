@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from attnreg.language.packed import Packed
 from attnreg.models.groups import LayerGroup, ModelLayers
 from attnreg.request import AttentionRequest
 
@@ -113,11 +114,16 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any]) -> Kv
 def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Mapping[str, Any]) -> int:
     """Bytes of one token in one layer; a word's ``head_bytes`` are its scales per KV head, of keys and values both."""
     stored = words[dtype if kv_dtype == "auto" else kv_dtype].facts if kv_dtype != "auto" or dtype in words else {}
+    packed = Packed.of(kv_dtype, stored)
     if request.attention.startswith("mla"):
+        if packed is not None:
+            return packed.keys.row_bytes(request.head_size)
         if "latent_bytes" in stored and request.head_size == 576:
             return int(stored["latent_bytes"])
         elements, heads = request.head_size, 1
     else:
+        if packed is not None:
+            return (request.num_kv_heads or 0) * packed.token_bytes(request.head_size, request.head_size_v)
         elements, heads = request.head_size + (request.head_size_v or request.head_size), request.num_kv_heads or 0
     bits = float(stored.get("stored_bits", stored.get("bits", 32)))
     return round(heads * (elements * bits / 8 + int(stored.get("head_bytes", 0))))

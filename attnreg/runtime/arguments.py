@@ -28,7 +28,7 @@ def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
         problem = next(tensor_problems(name, tensor, (size,), dtype, dense=False), None)
         if problem is not None:
             raise SpecError(problem)
-        if feature is None and not (spec.quantised and spec.kv_dtype != "fp8_ds_mla"):
+        if feature is None and not (spec.quantised and spec.packed is None and spec.kv_dtype != "fp8_ds_mla"):
             raise SpecError(f"{name} is given, and kv_dtype {spec.kv_dtype} has no scales")
     if spec.latent and params.v_scale is not params.k_scale:
         raise SpecError("v_scale is not k_scale; of latents, which are keys and values, they are one tensor")
@@ -203,6 +203,8 @@ class Fit:
             problems += tensor_problems(
                 f"kv_cache.{name}", tensor, sizes, shape.dtype, device=self.device, written=written
             )
+        if problems and self.spec.packed is not None:
+            problems.append(_preset_words(self.spec, kv_cache))
         one = not problems and key.data_ptr() == kv_cache[1].data_ptr()
         if self.spec.latent and not problems and not (one and key.stride() == kv_cache[1].stride()):
             problems.append("kv_cache.value has memory of its own; of latents it is kv_cache.key[..., :head_size_v]")
@@ -212,6 +214,19 @@ class Fit:
         if not problems and self.places is not None and self.spec.block_size is not None:
             used = self.places if written else self.places._replace(slot=-1)
             yield from used.problems(blocks, self.spec.block_size)
+
+
+def _preset_words(spec: AttentionSpec, kv_cache: Any) -> str:
+    """The bytes of a token and head in a cache that is not the layer's, beside those of the layer's format."""
+    packed, block_size = spec.packed, spec.block_size
+    assert packed is not None
+    assert block_size is not None
+    sizes = [x.shape[-1] / block_size if isinstance(x, Tensor) and x.ndim else 0.0 for x in kv_cache]
+    return (
+        f"the cache has {sizes[0]:g} + {sizes[1]:g} bytes for each token and KV head in blocks of {block_size}; "
+        f"{packed.name} takes {packed.keys.row_bytes(spec.head_size)} + {packed.values.row_bytes(spec.head_size_v)} "
+        "for this head size: allocate it with new_kv_cache of a layer of this kv_dtype"
+    )
 
 
 def _memory_of(kv_cache: Any) -> bool | str | None:

@@ -31,6 +31,12 @@ contiguous; other strides are free. A quantised cache is float8_e4m3fn or float8
 format on architectures that have it. It holds ``x / scale``, computed in float32, saturated at the largest finite
 number and rounded to nearest even.
 
+A packed cache (``spec.packed``) holds codes of a few bits with their scales: keys ``[num_blocks, num_kv_heads, page]``
+uint8 and values likewise, whose pages `attnreg.runtime.turboquant.pages` lays out and whose numbers
+`attnreg.runtime.turboquant.codec` defines. A slot past the cache is skipped, as a negative one is. A key or value that
+is not finite, or too large for its format, is stored as NaN: the rows that see it are NaN, and no others of another
+request.
+
 **Latents.** MLA in its latent form (``spec.latent``; `attnreg.runtime.mla.interface`) is this contract for one KV head
 over a cache whose value is the beginning of its key: ``kv_cache.value`` is ``kv_cache.key[..., :head_size_v]``, the
 same memory, and ``v_scale`` is ``k_scale``. ``write_kv`` is given a key's two parts: as key the latent
@@ -67,6 +73,7 @@ from attnreg.runtime.spec import DTYPES as DTYPES
 from attnreg.runtime.spec import AttentionSpec as AttentionSpec
 from attnreg.runtime.spec import Layout as Layout
 from attnreg.runtime.spec import SpecError as SpecError
+from attnreg.runtime.turboquant.pages import pages_of
 
 
 class UnclaimedError(ValueError):
@@ -127,10 +134,13 @@ NO_PARAMS = LayerParams()
 
 
 def paged_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
-    """The shapes of a cache in ``spec.kv_layout`` with one element per element of a key or value."""
+    """The shapes of a cache in ``spec.kv_layout`` with one element per element of a key or value; or of its pages."""
     if spec.block_size is None:
         raise SpecError("block_size is not given; a paged cache needs the tokens per block")
     dtype, heads = spec.cache_dtype, spec.num_kv_heads
+    if spec.packed is not None:
+        keys, values = pages_of(spec.packed, spec.head_size, spec.head_size_v, spec.block_size)
+        return KVCacheShape((num_blocks, heads, keys.bytes), (num_blocks, heads, values.bytes), dtype)
     if spec.kv_layout == "SPLIT":
         x = 16 // dtype.itemsize
         key = (num_blocks, heads, spec.head_size // x, spec.block_size, x)

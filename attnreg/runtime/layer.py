@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from attnreg.language.packed import Packed
 from attnreg.request import features_of
 from attnreg.runtime import arguments, ops
 from attnreg.runtime.arguments import Fit
@@ -144,6 +145,7 @@ class Attention:
             kv_layout=layout,
             fnuz=architecture is not None and architecture.fp8 == "fnuz",
             options=tuple(selection.backend.row.options.items()),
+            packed=Packed.among(selection.registry.vocabulary.words, request.kv_dtype),
         )
         if spec.latent and v_scale is not None:
             raise SpecError("v_scale is given; a latent is the key and the value, and k_scale is the scale of both")

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from attnreg.language.packed import Packed
 from attnreg.runtime.lengths import LONGEST
+from attnreg.runtime.turboquant.pages import ROWS
 
 if TYPE_CHECKING:
     from typing import Self
@@ -53,7 +55,8 @@ class AttentionSpec(_Hashed):
     right), ``chunk`` and ``softcap`` are features if and only if their numbers are given. ``block_size`` None: there is
     no paged cache. ``kv_dtype`` is the request's word; with ``fnuz`` its 8-bit formats are those of gfx942, without
     infinities and -0. ``latent``: MLA in its latent form (`attnreg.runtime.mla.interface`), and ``sparse``: over
-    chosen tokens. ``options`` are the row's.
+    chosen tokens. ``options`` are the row's. ``packed`` is the format that ``kv_dtype`` names, where it is one of codes
+    with scales.
 
     Raises `SpecError`.
     """
@@ -77,6 +80,7 @@ class AttentionSpec(_Hashed):
     latent: bool = False
     sparse: bool = False
     options: tuple[tuple[str, str | int | float | bool], ...] = ()
+    packed: Packed | None = None
 
     def __post_init__(self) -> None:
         for name, integral in _NUMBERS.items():
@@ -107,6 +111,7 @@ class AttentionSpec(_Hashed):
         kv_layout: Layout = "NHD",
         fnuz: bool = False,
         options: tuple[tuple[str, str | int | float | bool], ...] = (),
+        packed: Packed | None = None,
     ) -> Self:
         """The spec of a layer, from its request and the numbers that a request does not hold.
 
@@ -142,6 +147,7 @@ class AttentionSpec(_Hashed):
             latent=latent,
             sparse=latent and request.attention == "mla_sparse",
             options=options,
+            packed=packed,
         )
 
     def sides(self, causal: bool | Tensor) -> tuple[int, int]:
@@ -158,7 +164,9 @@ class AttentionSpec(_Hashed):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """The dtype of the KV cache's elements."""
+        """The dtype of the KV cache's elements; uint8 where they are packed."""
+        if self.packed is not None:
+            return torch.uint8
         dtype = self.dtype if self.kv_dtype == "auto" else KV_DTYPES[self.kv_dtype]
         return _FNUZ.get(dtype, dtype) if self.fnuz else dtype
 
@@ -268,8 +276,7 @@ def _spec_problems(spec: AttentionSpec) -> Any:
             yield f"{name} is {getattr(spec, name)}; expected at least 1"
     if spec.num_heads % max(spec.num_kv_heads, 1):
         yield f"num_heads is {spec.num_heads} and num_kv_heads is {spec.num_kv_heads}; the second must divide the first"
-    if spec.kv_dtype != "auto" and spec.kv_dtype not in KV_DTYPES:
-        yield f"kv_dtype is {spec.kv_dtype}; caches here hold auto, {', '.join(KV_DTYPES)}"
+    yield from _format_problems(spec)
     if spec.block_size is not None and spec.block_size < 1:
         yield f"block_size is {spec.block_size}; expected at least 1"
     if spec.kv_layout not in get_args(Layout):
@@ -277,6 +284,7 @@ def _spec_problems(spec: AttentionSpec) -> Any:
     elif (
         spec.kv_layout == "SPLIT"
         and spec.kv_dtype in ("auto", *KV_DTYPES)
+        and spec.packed is None
         and spec.head_size % (16 // spec.cache_dtype.itemsize)
     ):
         x = 16 // spec.cache_dtype.itemsize
@@ -298,6 +306,25 @@ def _spec_problems(spec: AttentionSpec) -> Any:
             yield f"{name} is {value}; expected more than 0 (None for none)"
     yield from _mask_problems(spec, windows)
     yield from _latent_problems(spec)
+
+
+def _format_problems(spec: AttentionSpec) -> Any:
+    packed, known = spec.packed, ("auto", *KV_DTYPES)
+    if packed is None:
+        if spec.kv_dtype not in known:
+            yield (
+                f"kv_dtype is {spec.kv_dtype}; caches here hold {', '.join(known)}, or a packed format, which is given "
+                "as packed"
+            )
+        return
+    if spec.kv_dtype != packed.name:
+        yield f"kv_dtype is {spec.kv_dtype} and packed is {packed.name}; they name one format"
+    if spec.latent:
+        yield f"kv_dtype is {packed.name}, which holds keys and values; the layer is MLA in its latent form"
+    if spec.kv_layout != "NHD":
+        yield f"kv_layout is {spec.kv_layout}; {packed.name} has a layout of its own, which goes with NHD"
+    if spec.block_size is not None and spec.block_size % ROWS:
+        yield f"block_size is {spec.block_size}; {packed.name} holds blocks of a multiple of {ROWS} tokens"
 
 
 def _mask_problems(spec: AttentionSpec, windows: frozenset[str]) -> Any:

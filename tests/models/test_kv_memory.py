@@ -30,11 +30,12 @@ def memory(default: Registry, config: dict[str, Any], kv_dtype: str = "auto") ->
         (GQA, "fp8", 32 * 2 * 8 * 128),
         (GQA, "fp8_per_token_head", 32 * 8 * (2 * 128 + 8)),
         (GQA, "nvfp4", 32 * 8 * (2 * 128 * 4.5 / 8)),
-        # 196, 136, 120 and 104 bytes a head: the slots that TurboQuant's authors give for head size 128
-        (GQA, "turboquant_k8v4", 32 * 8 * 196),
-        (GQA, "turboquant_4bit_nc", 32 * 8 * 136),
-        (GQA, "turboquant_k3v4_nc", 32 * 8 * 120),
-        (GQA, "turboquant_3bit_nc", 32 * 8 * 104),
+        # codes, a scale of a rotated row, a scale and a zero of another, of two bytes each
+        (GQA, "turboquant_k8v4", 32 * 8 * (128 + 64 + 4)),
+        (GQA, "turboquant_4bit_nc", 32 * 8 * (64 + 2 + 64 + 4)),
+        (GQA, "turboquant_k3v4_nc", 32 * 8 * (48 + 2 + 64 + 4)),
+        (GQA, "turboquant_3bit_nc", 32 * 8 * (48 + 2 + 48 + 4)),
+        (GQA, "turboquant_4bit_ub", 32 * 8 * (64 + 2 + 64 + 2)),
         # one latent of 512 + 64 a layer; DeepSeek's own fp8 format has 656 bytes
         (DEEPSEEK, "auto", 61 * 576 * 2),
         (DEEPSEEK, "fp8", 61 * 576),
