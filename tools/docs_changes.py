@@ -26,10 +26,17 @@ KV_DTYPES = {"models": "auto", "models-fp8": "fp8"}
 def change_blocks(before: str, after: str) -> dict[str, str]:
     """Name of each generated block -> its Markdown."""
     old, new = load_registry(before), load_registry(after)
+    return {**moved_blocks(before, after), "words": _words(old, new), "everything": _everything(old, new)}
+
+
+@cache
+def moved_blocks(before: str, after: str) -> dict[str, str]:
+    """Those of the blocks that are about well-known models."""
+    old, new = load_registry(before), load_registry(after)
     moves = {name: _moves(old, new, kv_dtype) for name, kv_dtype in KV_DTYPES.items()}
     tables = {name: _table(new, some) for name, some in moves.items()}
     whys = dict.fromkeys(line for some in moves.values() for line in _why(some))
-    return {**tables, "why": "\n".join(whys), "words": _words(old, new), "everything": _everything(old, new)}
+    return {**tables, "why": "\n".join(whys)}
 
 
 def _moves(old: Registry, new: Registry, kv_dtype: str) -> Moves:

@@ -71,7 +71,7 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     of_draft = options.of_draft()
     drafts = [] if options.draft is None else [_read_draft(config, options.draft, of_draft)]
     asked = [("", main, options), *(("draft", draft, of_draft) for draft in drafts)]
-    questions = [question for name, model, each in asked for question in _questions(name, model, each)]
+    questions = [question for name, model, each in asked for question in questions_of(model, each, name)]
     stored = [(model, each.given.get("kv_dtype") or "auto") for _, model, each in asked]
     memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype == "auto" or dtype in words]
     memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks)
@@ -170,7 +170,8 @@ def _changed(model: ModelLayers, options: ModelOptions) -> ModelLayers:
     return dataclasses.replace(model, groups=tuple(groups))
 
 
-def _questions(name: str, model: ModelLayers, options: ModelOptions) -> Sequence[Question]:
+def questions_of(model: ModelLayers, options: ModelOptions, name: str = "") -> Sequence[Question]:
+    """The questions of a model's groups, those of MLA for both phases. name: stands before the layers, for a draft."""
     questions = []
     for found in model.groups:
         layers = " · ".join(filter(None, (name, group_layers(found))))

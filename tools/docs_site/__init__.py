@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs_site import backends, guides, picker, registries
+from docs_site import architectures, backends, changes, guides, measured, models, picker, registries, words
 from docs_site.frame import Asset, Page, Site, assets
 
 
@@ -21,6 +21,6 @@ def build(root: Path, folder: Path) -> list[str]:
 
 def items(site: Site) -> Iterator[Page | Asset]:
     """Everything that the site is made of."""
-    for part in (registries, backends, guides, picker):
+    for part in (registries, backends, architectures, words, models, changes, measured, guides, picker):
         yield from part.pages(site)
     yield from assets()

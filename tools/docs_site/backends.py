@@ -3,12 +3,189 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from docs_site.frame import Asset, Page, Site
+from docs_capabilities import link, needs, runs_on
+from markupsafe import Markup
+
+from attnreg.errors import Location
+from attnreg.registry import Backend, Order, Registry, Variant
+from attnreg.selection.consequences import consequence_words
+from docs_site.frame import Asset, Page, Site, yaml_lines
+from docs_site.history import row_history
+from docs_site.measured import proofs, speed
+from docs_site.pictures import bars
+from docs_site.registries import above_registry
+
+
+class Cell(NamedTuple):
+    """What a variant says of a claim or a feature, with its line; ``mark`` is its class in the style sheet."""
+
+    text: str
+    where: Location | None = None
+    mark: str = ""
+
+
+class Stated(NamedTuple):
+    """A rule or a consequence: its sentence, its condition, its line, its source, and the variants that have it."""
+
+    text: str
+    when: str
+    where: Location
+    source: str
+    variants: list[str]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A place in an order, with the backends before and behind it."""
+
+    order: Order
+    rank: int
+    condition: str
+
+    @property
+    def before(self) -> str:
+        return self.order.entries[self.rank - 2].backend if self.rank > 1 else ""
+
+    @property
+    def behind(self) -> str:
+        return self.order.entries[self.rank].backend if self.rank < len(self.order.entries) else ""
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
     """The pages of all backends."""
     for name, registry in site.registries.items():
+        above = above_registry(site, name)
         for row in registry.backends.values():
-            yield Page(f"{name}/backends/{row.name}.html", "backend.html.j2", row.name, {"row": row}, "backend", name)
+            values = _values(site, name, registry, row)
+            yield Page(f"{name}/backends/{row.name}.html", "backend.html.j2", row.name, values, "backend", name, above)
+
+
+def _values(site: Site, name: str, registry: Registry, row: Backend) -> dict[str, Any]:
+    own = name == "default"
+    machine, figures = speed(site.root, row) if own else ("", [])
+    return {
+        "row": row,
+        "variants": [(v, runs_on(registry, row, v), needs(v)) for v in row.variants],
+        "claims": _claims(registry, row),
+        "features": _features(registry, row),
+        "unserved": [f for f in registry.vocabulary.features if not any(f in v.served for v in row.variants)],
+        "rules": _rules(registry, row),
+        "follows": _follows(registry, row),
+        "notes": list(dict.fromkeys((*row.notes, *(note for v in row.variants for note in v.notes)))),
+        "standings": _standings(registry, row),
+        "places": _places(site, name, row),
+        "proofs": proofs().get(row.name, []) if own else [],
+        "machine": machine,
+        "bars": bars("speed", row.name, machine, figures) if figures else "",
+        "history": row_history(site, name, row.name),
+        "yaml": yaml_of(site, row.where),
+        "source": link(registry, row.source),
+    }
+
+
+def _claims(registry: Registry, row: Backend) -> list[tuple[str, str, list[Cell]]]:
+    """For each claim its key, its legend, and what each variant takes."""
+    out = []
+    for key, facet in registry.vocabulary.claims.items():
+        cells = []
+        for variant in row.variants:
+            claim = next((c for c in variant.claims if c.key == key), None)
+            cells.append(
+                Cell(claim.matcher.text, claim.where) if claim else Cell("any", variant.open.get(key), "muted")
+            )
+        out.append((key, facet.legend, cells))
+    return out
+
+
+def _features(registry: Registry, row: Backend) -> list[tuple[str, str, list[Cell]]]:
+    """The same for each feature that some variant serves."""
+    out = []
+    for name, word in registry.vocabulary.features.items():
+        if any(name in v.served for v in row.variants):
+            out.append((name, word.legend, [_feature(v, name) for v in row.variants]))
+    return out
+
+
+def _feature(variant: Variant, name: str) -> Cell:
+    if name in variant.features:
+        return Cell("yes", variant.features[name], "good")
+    if name in variant.emulated:
+        reason, where = variant.emulated[name]
+        return Cell(f"slowly: {reason}", where, "warn")
+    if name in variant.unchecked:
+        return Cell("let through without a look", variant.unchecked[name], "warn")
+    return Cell("no", variant.features_at, "muted")
+
+
+def _rules(registry: Registry, row: Backend) -> list[Stated]:
+    found: dict[tuple[str, Location], Stated] = {}
+    for variant in row.variants:
+        for rule in variant.rules:
+            stated = Stated(rule.reject, rule.when.describe(), rule.where, link(registry, rule.source), [])
+            found.setdefault((rule.reject, rule.where), stated).variants.append(variant.name or "")
+    return list(found.values())
+
+
+def _follows(registry: Registry, row: Backend) -> list[Stated]:
+    found: dict[tuple[str, Location], Stated] = {}
+    for variant in row.variants:
+        for known in variant.consequences:
+            text = consequence_words(known)
+            stated = Stated(text, known.when.describe(), known.where, link(registry, known.source), [])
+            found.setdefault((text, known.where), stated).variants.append(variant.name or "")
+    return list(found.values())
+
+
+def _standings(registry: Registry, row: Backend) -> list[Standing]:
+    return [
+        Standing(order, rank, entry.condition.describe())
+        for orders in registry.orders.values()
+        for order in orders
+        for rank, entry in enumerate(order.entries, 1)
+        # an order may name one variant of a backend
+        if entry.backend.partition("/")[0] == row.name
+    ]
+
+
+def _places(site: Site, name: str, row: Backend) -> list[tuple[Any, list[str]]]:
+    """Each architecture on which some request is accepted, with the variants that accept there."""
+    archs = site.registries[name].vocabulary.architectures
+    out = []
+    for arch, places in site.serving[name].on.items():
+        titles = [place.title for place in places if place.row is row]
+        if titles:
+            out.append((archs[arch], titles))
+    return out
+
+
+def yaml_of(site: Site, where: Location) -> tuple[str, list[tuple[int, Markup]]]:
+    """The file of an entry, and the numbered lines of the entry that begins at a place."""
+    lines = _file_lines(site.root, where.file)
+    first = where.line - 1
+    end = first + 1
+    while end < len(lines) and _within(lines[end][0], where.column):
+        end += 1
+    while end > first + 1 and _is_blank_or_comment(lines[end - 1][0]):
+        end -= 1
+    return where.file, [(number + 1, lines[number][1]) for number in range(first, end)]
+
+
+def _within(line: str, column: int) -> bool:
+    """Whether a line belongs to the entry whose key is in that column."""
+    indent = len(line) - len(line.lstrip())
+    return not line.strip() or indent >= column or line.lstrip().startswith("#")
+
+
+def _is_blank_or_comment(line: str) -> bool:
+    return not line.strip() or line.lstrip().startswith("#")
+
+
+@cache
+def _file_lines(root: Path, file: str) -> list[tuple[str, Markup]]:
+    text = Site(root).text(file)
+    return list(zip(text.rstrip("\n").split("\n"), yaml_lines(text), strict=True))

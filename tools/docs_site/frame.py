@@ -8,18 +8,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import docs_page
 import jinja2
 from docs_markdown import slug
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import normalizeReference
 from markupsafe import Markup
 
 from attnreg.compile.bundled import registry_root
 from attnreg.errors import Location
 from attnreg.loader import bundled_registries, load_registry
+from attnreg.models.families import Families
+from attnreg.models.reader import bundled_families
 from attnreg.registry import Registry
 from attnreg.version import __version__
 from docs_site.search import Index
+from docs_site.serving import Serving
 
 HERE = Path(__file__).parent
+_MARKDOWN = MarkdownIt("commonmark")
 # title -> path; an entry is shown where the site has the page
 NAVIGATION = {
     "Pick": "pick.html",
@@ -62,6 +69,13 @@ class Site:
     """What the pages are made of: the checkout, and the bundled registries by name."""
 
     root: Path
+    # what was worked out for one page, for others
+    kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def families(self) -> Families:
+        """The model families."""
+        return bundled_families()
 
     @cached_property
     def registries(self) -> Mapping[str, Registry]:
@@ -76,12 +90,37 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters["slug"] = slug
+        environment.filters |= {"slug": slug, "breaks": breaks, "inline": self._inline}
         return environment
+
+    @cached_property
+    def serving(self) -> Mapping[str, Serving]:
+        """Where the variants of each registry accept."""
+        return {name: Serving(registry) for name, registry in self.registries.items()}
 
     def at(self, where: Location) -> str:
         """The path below the site that shows a line of data."""
+        folder, _, file = where.file.rpartition("/")
+        if folder == "registry/models" and not file.startswith("_"):
+            return f"families/{file.removesuffix('.yaml')}.html#L{where.line}"
         return f"files/{where.file}.html#L{where.line}"
+
+    @jinja2.pass_context
+    def _inline(self, context: jinja2.runtime.Context, text: str) -> Markup:
+        """Markdown of the generated tables as HTML; ``[FLASH_ATTN]`` and its like lead to their pages."""
+        targets = self._targets(context["page"].registry)
+        root = context["root"]
+        references = {label: {"href": _rooted(root, to), "title": ""} for label, to in targets.items()}
+        return Markup(_MARKDOWN.renderInline(text, {"references": references}))
+
+    def _targets(self, name: str) -> Mapping[str, str]:
+        """Label of every shortcut link of a registry's tables -> its address, or its path below the site."""
+        if name not in self.registries:
+            return {}
+        if ("targets", name) not in self.kept:
+            self.kept["targets", name] = _targets(name, self.registries[name])
+        targets: Mapping[str, str] = self.kept["targets", name]
+        return targets
 
     def text(self, file: str) -> str:
         """The text of a data file, by the name that locations give it."""
@@ -131,6 +170,26 @@ class Site:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
+
+
+def _targets(name: str, registry: Registry) -> dict[str, str]:
+    claims = registry.vocabulary.claims
+    orders = [order for some in registry.orders.values() for order in some]
+    targets = {label: url for label, url in docs_page.Page(registry).links().items() if url.startswith("https:")}
+    targets |= {key: f"{name}/index.html#facet-{slug(facet.name)}" for key, facet in claims.items()}
+    targets |= {row: f"{name}/backends/{row}.html" for row in registry.backends}
+    targets |= {word: f"{name}/features/{word}.html" for word in registry.vocabulary.features}
+    targets |= {order.title: f"{name}/orders.html#order-{slug(order.title)}" for order in orders}
+    return {normalizeReference(label): to for label, to in targets.items()}
+
+
+def breaks(name: str) -> Markup:
+    """A name that may be broken behind its underscores."""
+    return Markup("_<wbr>").join(Markup.escape(part) for part in name.split("_"))
+
+
+def _rooted(root: str, target: str) -> str:
+    return target if target.startswith("https:") else root + target
 
 
 def assets() -> Iterator[Asset]:

@@ -13,6 +13,8 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
+from attnreg.compile.bundled import registry_root
+from attnreg.loader import bundled_registries
 from docs_site.frame import Asset, Page, Site
 
 # pages of the checkout beside docs/
@@ -139,6 +141,9 @@ def _place_on_site(site: Site, place: str) -> str | None:
         return "index.html"
     if place.startswith(("docs/images/", "docs/schema/")):
         return f"guides/{place.removeprefix('docs/')}"
+    for name, folder in bundled_registries().items():
+        if place == folder.relative_to(registry_root().parent).as_posix():
+            return f"{name}/index.html"
     if place in {file for registry in site.registries.values() for file in registry.files}:
         return f"files/{place}.html"
     return None

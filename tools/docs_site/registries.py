@@ -7,18 +7,26 @@ from typing import Any
 
 from attnreg.registry import Registry
 from docs_site.frame import Asset, Page, Site, yaml_lines
+from docs_site.history import steps
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
     """The start page, the list of registries, and for each registry its page, its orders and its files."""
     yield Page("index.html", "index.html.j2", "attnreg", kind="start")
-    yield Page("registries.html", "registries.html.j2", "Registries", {"titles": titles(site)}, kind="list")
+    yield Page(
+        "registries.html",
+        "registries.html.j2",
+        "Registries",
+        {"titles": titles(site), "steps": steps(site)},
+        kind="list",
+    )
     files: dict[str, None] = {}
     for name, registry in site.registries.items():
         title = titles(site)[name]
         above = above_registry(site, name)
-        yield Page(f"{name}/index.html", "registry.html.j2", title, {}, "registry", name, above[:1])
-        values: dict[str, Any] = {"platforms": platforms(registry)}
+        values: dict[str, Any] = {"steps": [step for step in steps(site) if name in step]}
+        yield Page(f"{name}/index.html", "registry.html.j2", title, values, "registry", name, above[:1])
+        values = {"platforms": platforms(registry)}
         yield Page(f"{name}/orders.html", "orders.html.j2", f"Orders of {title}", values, "orders", name, above)
         files |= dict.fromkeys(registry.files)
     for file in files:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from collections.abc import Iterator
 
 _WORD = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
-# what a section's words are not taken from
-_SKIPPED = {"script", "style", "svg", "nav"}
-_VOID = {"br", "hr", "img", "input", "link", "meta", "wbr"}
+_MAIN = re.compile(r"<main\b.*</main>", re.DOTALL)
+# what has no words of a section, and what does not part words
+_SKIPPED = re.compile(r"<(script|style|svg|nav)\b.*?</\1>|<div[^>]* data-unsearched\b.*?</div>", re.DOTALL)
+_WITHIN = re.compile(r"</?(?:a|b|code|em|i|small|span|strong|wbr)\b[^>]*>")
+_TAG = re.compile(r"<[^>]*>")
+_HEADING = re.compile(r"<h2(?: id=\"([^\"]*)\")?[^>]*>(.*?)</h2>", re.DOTALL)
 
 
 def words(text: str) -> list[str]:
@@ -31,12 +34,10 @@ class Index:
         self.sections: list[tuple[int, str, str]] = []
         self.words: dict[str, list[int]] = {}
 
-    def add(self, path: str, title: str, kind: str, html: str) -> None:
-        """Add a page."""
+    def add(self, path: str, title: str, kind: str, page: str) -> None:
+        """Add a page, which is HTML."""
         self.pages.append((path, title, kind))
-        reader = _Sections()
-        reader.feed(html)
-        for anchor, heading, text in reader.sections():
+        for anchor, heading, text in _sections(page):
             number = len(self.sections)
             self.sections.append((len(self.pages) - 1, anchor, heading))
             for word in dict.fromkeys(words(f"{title} {heading} {text}")):
@@ -54,47 +55,15 @@ def _gaps(numbers: list[int]) -> list[int]:
     return [b - a for a, b in zip([0, *numbers], numbers, strict=False)]
 
 
-@dataclass
-class _Section:
-    anchor: str
-    heading: list[str] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
+def _sections(page: str) -> Iterator[tuple[str, str, str]]:
+    """(anchor, heading, text) of each section of a page; what is before the first heading has neither of the two."""
+    main = _MAIN.search(page)
+    before, *parts = _HEADING.split(_SKIPPED.sub(" ", main[0] if main else ""))
+    yield "", "", _plain(before)
+    for anchor, heading, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        yield anchor or "", " ".join(_plain(heading).split()), _plain(text)
 
 
-class _Sections(HTMLParser):
-    """The text of <main>, cut at headings of the second level that have an id."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self._main = False
-        self._skip: list[str] = []
-        self._in_heading = False
-        self._parts = [_Section("")]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "main":
-            self._main = True
-        if self._skip or tag in _SKIPPED or "data-unsearched" in given:
-            if tag not in _VOID:
-                self._skip.append(tag)
-        elif tag == "h2":
-            self._parts.append(_Section(given.get("id") or ""))
-            self._in_heading = True
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "main":
-            self._main = False
-        if self._skip and tag == self._skip[-1]:
-            self._skip.pop()
-        elif tag == "h2":
-            self._in_heading = False
-
-    def handle_data(self, data: str) -> None:
-        if self._main and not self._skip:
-            part = self._parts[-1]
-            (part.heading if self._in_heading else part.text).append(data)
-
-    def sections(self) -> list[tuple[str, str, str]]:
-        """(anchor, heading, text) of each section; the part before the first heading has neither of the first two."""
-        return [(p.anchor, " ".join("".join(p.heading).split()), " ".join(p.text)) for p in self._parts]
+def _plain(text: str) -> str:
+    """HTML without its tags."""
+    return html.unescape(_TAG.sub(" ", _WITHIN.sub("", text)))

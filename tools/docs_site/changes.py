@@ -1,0 +1,36 @@
+"""A page for each change between two versions of an engine: the models that move, and the rows that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from docs_changes import moved_blocks
+
+from docs_site.frame import Asset, Page, Site
+from docs_site.guides import path_of, render
+from docs_site.history import changes, steps
+from docs_site.registries import titles
+
+
+def pages(site: Site) -> Iterator[Page | Asset]:
+    """The pages of all steps from one bundled version of an engine to the next."""
+    for before, after in steps(site):
+        old, new = site.registries[before], site.registries[after]
+        rows = [(name, changes(old, new, name)) for name in sorted({*old.backends, *new.backends})]
+        blocks = {name: render(site, "docs/engines/", text)[1] for name, text in moved_blocks(before, after).items()}
+        title = f"{titles(site)[before]} to {titles(site)[after].rpartition(' ')[2]}"
+        written = site.root / f"docs/engines/{_short(before)}-to-{_short(after).rpartition('-')[2]}.md"
+        values = {
+            "before": before,
+            "after": after,
+            "blocks": blocks,
+            "rows": [(name, some) for name, some in rows if some],
+            "guide": path_of(str(written.relative_to(site.root))) if written.is_file() else "",
+        }
+        above = (("Registries", "registries.html"),)
+        yield Page(f"changes/{before}-to-{after}.html", "change.html.j2", title, values, "change", above=above)
+
+
+def _short(name: str) -> str:
+    """``vllm-0.33`` for ``vllm-0.33.0``."""
+    return name.removesuffix(".0")

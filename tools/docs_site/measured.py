@@ -1,0 +1,93 @@
+"""What was recorded: proofs of claims, speed beside peers; and the page with the pictures of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attnreg.compile.bundled import registry_root
+from attnreg.language.facets import PROVEN
+from attnreg.registry import Backend
+from docs_site.frame import Asset, Page, Site
+from docs_site.pictures import bars, heat_map
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One run of `attnreg verify` for a backend: the architecture that it is for, the device, and the claims.
+
+    ``stands_in``: the device is of another platform, so that the architecture itself was not run.
+    """
+
+    platform: str
+    arch: str
+    device: str
+    stands_in: bool
+    result: Mapping[str, Any]
+
+    @property
+    def worst(self) -> float:
+        """The largest share of an error in its bound."""
+        return max((t["share"] for facet in self.result["claims"].values() for t in facet.values()), default=0.0)
+
+    @property
+    def claims(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Facet and the tallies of its values, in the order in which they are proven."""
+        return [(name, self.result["claims"][name]) for name in (*PROVEN, "features") if name in self.result["claims"]]
+
+    @property
+    def versions(self) -> str:
+        return ", ".join(f"{name} {version}" for name, version in self.result["versions"].items())
+
+
+@cache
+def proofs() -> Mapping[str, list[Proof]]:
+    """Backend of the default registry -> its runs."""
+    out: dict[str, list[Proof]] = {}
+    for path in sorted((registry_root() / "evidence").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for name, result in record["backends"].items():
+            platform, _, arch = result["for"].partition(" ")
+            stands_in = platform not in (record["platform"], "cpu")
+            out.setdefault(name, []).append(Proof(platform, arch, str(record["device"]), stands_in, result))
+    return out
+
+
+def figures(root: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The machine of the recorded attention benchmarks in words, and the figures, each with its backend's name."""
+    record = json.loads((root / "benchmarks/results/attention.json").read_text(encoding="utf-8"))
+    machine = record["machine"]
+    out = []
+    for figure in record["figures"]:
+        # a case of another backend begins with its name
+        first, _, rest = figure["case"].partition(" ")
+        backend, case = (first, rest) if first.isupper() else ("TRITON_ATTN", figure["case"])
+        out.append({**figure, "backend": backend, "case": case})
+    return f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}", out
+
+
+def speed(root: Path, row: Backend) -> tuple[str, list[dict[str, Any]]]:
+    """The machine, and the figures of one backend."""
+    machine, every = figures(root)
+    return machine, [figure for figure in every if figure["backend"] == row.name]
+
+
+def pages(site: Site) -> Iterator[Page | Asset]:
+    """The page of everything that was measured."""
+    machine, every = figures(site.root)
+    by_backend: dict[str, list[dict[str, Any]]] = {}
+    for figure in every:
+        by_backend.setdefault(figure["backend"], []).append(figure)
+    registry = site.registries["default"]
+    values = {
+        "machine": machine,
+        "map": heat_map(registry, proofs(), site.serving["default"]),
+        "bars": [(name, bars(f"speed-{name.lower()}", name, machine, some)) for name, some in by_backend.items()],
+        "every": every,
+        "runs": [(name, proof) for name, some in proofs().items() for proof in some],
+    }
+    yield Page("measured.html", "measured.html.j2", "What was measured", values, "measured", "default")

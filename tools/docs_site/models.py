@@ -1,0 +1,118 @@
+"""A page for each bundled model and each model family: its layers, their KV cache, and the backend of each group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from attnreg.compile.bundled import bundled_configs
+from attnreg.models.groups import describe_indices
+from attnreg.models.kv_memory import GroupMemory, kv_memory
+from attnreg.models.questions import ModelOptions, questions_of
+from attnreg.models.reader import ConfigError, ModelLayers, bundled_families, requests_from_model
+from attnreg.platforms import Platform
+from attnreg.selection.selector import evaluate
+from attnreg.selection.wording import readable
+from docs_site.answers import sold_as, table
+from docs_site.frame import Asset, Page, Site, yaml_lines
+from docs_site.pictures import path
+from docs_site.registries import titles
+
+# the lengths in tokens at which pages count the KV cache
+_LENGTHS = (8192, 131072)
+# the architectures on which pages of models draw the selection
+_DRAWN = ("sm90", "gfx942")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model's layers, with what pages say of them."""
+
+    model: ModelLayers
+    site: Site
+
+    @cached_property
+    def questions(self) -> list[Any]:
+        """What is asked of a registry: the groups of layers, those of MLA for each of the two phases."""
+        return list(questions_of(self.model, ModelOptions()))
+
+    @cached_property
+    def memory(self) -> list[tuple[GroupMemory, str, list[str]]]:
+        """For each group what it stores, its layers, and the bytes at some lengths."""
+        words = self.site.registries["default"].vocabulary.words["kv_dtypes"]
+        groups = kv_memory(self.model, "auto", words).groups
+        return [(g, describe_indices(g.group.layers), [readable(g.at(n)) for n in _LENGTHS]) for g in groups]
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(group.token_bytes for group, _, _ in self.memory)
+
+    def tables(self) -> list[tuple[str, str, Any]]:
+        """For each registry its name, its title, and the answers on its architectures."""
+        requests = [question.request for question in self.questions]
+        return [(name, title, table(self.site, name, requests)) for name, title in titles(self.site).items()]
+
+
+def pages(site: Site) -> Iterator[Page | Asset]:
+    """The pages of the models and of the families, and their lists."""
+    configs = {name: requests_from_model(str(file)) for name, file in bundled_configs().items()}
+    families = bundled_families()
+    defaults = {name: _default(name) for name in families}
+    of_family: dict[str, list[str]] = {}
+    for name, model in configs.items():
+        of_family.setdefault(model.model_type, []).append(name)
+    above = (("Models", "models/index.html"),)
+    values: dict[str, Any] = {"configs": configs, "families": list(families), "defaults": defaults}
+    yield Page("models/index.html", "models.html.j2", "Models", values, "list")
+    for name, model in configs.items():
+        known = Known(model, site)
+        values = _values(known) | {"family": model.model_type, "pictures": _pictures(known), "config": name}
+        yield Page(f"models/{name}.html", "model.html.j2", name, values, "model", above=above)
+    for name in families:
+        layers = defaults[name]
+        values = {
+            "name": name,
+            "like": families.like(name),
+            "lineage": [(base, site.at(families.where(base))) for base in families.lineage(name)[1:]],
+            "note": families.note(name),
+            "source": families.source(name),
+            "configs": of_family.get(name, []),
+            "lines": yaml_lines(families.text(name)),
+            **(_values(Known(layers, site)) if layers else {"known": None}),
+        }
+        yield Page(f"families/{name}.html", "family.html.j2", name, values, "model family", above=above)
+    for base in families.files:
+        if base.startswith("_"):
+            file = families.where(base).file
+            values = {"lines": yaml_lines(site.text(file))}
+            yield Page(f"files/{file}.html", "file.html.j2", file, values, kind="file", searched=False)
+
+
+def _default(name: str) -> ModelLayers | None:
+    """The layers of a family by the defaults of its class; None where its configs say everything."""
+    try:
+        return requests_from_model({"model_type": name})
+    except ConfigError:
+        return None
+
+
+def _values(known: Known) -> dict[str, Any]:
+    return {"known": known, "lengths": [f"{n:,} tokens" for n in _LENGTHS], "sold_as": sold_as}
+
+
+def _pictures(known: Known) -> list[tuple[str, Any]]:
+    """The way of each group through its order, on some architectures."""
+    registry = known.site.registries["default"]
+    out = []
+    for number, question in enumerate(known.questions):
+        for name in _DRAWN:
+            arch = registry.vocabulary.architectures[name]
+            if question.request is not None:
+                platform = Platform(platform=arch.platform, arch=arch.name)
+                title = f"{question.label} on {arch.title}"
+                label = f"path-{number}-{re.sub('[^a-z0-9]', '', name)}"
+                out.append((title, path(label, evaluate(question.request, platform, registry), title)))
+    return out

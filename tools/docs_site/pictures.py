@@ -1,0 +1,182 @@
+"""Pictures of the data as SVG: what is proven where, speed beside peers, and a selection's way through its order.
+
+Each has a title and a description for those who do not see it, and takes its colours from the page; `standalone` gives
+it colours of its own, for a file that no page holds.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+from attnreg.registry import Registry
+from attnreg.selection.trace import Selection, how_chosen, verdict_words
+
+if TYPE_CHECKING:
+    from docs_site.measured import Proof
+    from docs_site.serving import Serving
+
+_COLOUR = re.compile(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
+
+
+@cache
+def colours() -> Mapping[str, tuple[str, str]]:
+    """Name of each colour of the site's style sheet -> its light and its dark value."""
+    sheet = (Path(__file__).parent / "assets/site.css").read_text(encoding="utf-8")
+    return {name: (light, dark) for name, light, dark in _COLOUR.findall(sheet)}
+
+
+def _svg(name: str, width: float, height: float, title: str, description: str, parts: Sequence[str]) -> Markup:
+    """A picture with its title and its description."""
+    head = Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:.0f} {1:.0f}" role="img" '
+        'aria-labelledby="{2}-title {2}-text" font-size="13">\n'
+        '<title id="{2}-title">{3}</title>\n<desc id="{2}-text">{4}</desc>\n'
+    ).format(width, height, name, title, description)
+    return head + Markup("\n".join(parts) + "\n</svg>")
+
+
+def standalone(picture: Markup) -> str:
+    """A picture as a file, light or dark as its reader's system is."""
+    light, dark = (";".join(f"--{name}:{pair[i]}" for name, pair in colours().items()) for i in (0, 1))
+    style = f"<style>svg{{{light};font-family:system-ui,sans-serif}}"
+    style += f"@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
+    head, end, rest = str(picture).partition("</desc>\n")
+    return f'{head}{end}{style}\n<rect width="100%" height="100%" rx="8" style="fill:var(--bg)"/>\n{rest}\n'
+
+
+def _text(x: float, y: float, text: str, fill: str = "fg", **more: str) -> str:
+    given = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
+    return f'<text x="{x:.0f}" y="{y:.0f}" style="fill:var(--{fill})"{given}>{escape(text)}</text>'
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str, edge: str = "", opacity: float = 1) -> str:
+    stroke = f";stroke:var(--{edge})" if edge else ""
+    shown = f";fill-opacity:{opacity:.2f}" if opacity < 1 else ""
+    return (
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{max(width, 1):.0f}" height="{height:.0f}" rx="3" '
+        f'style="fill:var(--{fill}){shown}{stroke}"/>'
+    )
+
+
+def heat_map(registry: Registry, proofs: Mapping[str, Sequence[Proof]], serving: Serving) -> Markup:
+    """Backends with a kernel module × architectures: the cases that were proven, and where claims were not run."""
+    rows = [row for row in registry.backends.values() if row.module]
+    archs = list(registry.vocabulary.architectures.values())
+    cell, row_height, left, top = 34, 24, 190, 92
+    parts = []
+    for column, arch in enumerate(archs):
+        x = left + column * cell + cell / 2 + 4
+        parts.append(
+            _text(x, top - 10, arch.name, "muted", transform=f"rotate(-55 {x:.0f} {top - 10})", font_size="12")
+        )
+    said = []
+    for number, row in enumerate(rows):
+        y = top + number * row_height
+        parts.append(_text(left - 10, y + 16, row.name, text_anchor="end", font_size="12"))
+        for column, arch in enumerate(archs):
+            x = left + column * cell
+            some = [p for p in proofs.get(row.name, ()) if p.platform == arch.platform and p.arch == arch.name]
+            if some:
+                cases, elsewhere = sum(p.result["cases"] for p in some), all(p.stands_in for p in some)
+                colour = "warn" if elsewhere else "good"
+                parts.append(_box(x + 1, y + 1, cell - 2, row_height - 2, f"{colour}-soft", colour))
+                parts.append(_text(x + cell / 2, y + 16, str(cases), colour, text_anchor="middle", font_size="11"))
+                said.append(
+                    f"{row.name} for {arch.name}: {cases} cases" + f" on {some[0].device} in its place" * elsewhere
+                )
+            elif any(place.row is row for place in serving.on[arch.name]):
+                parts.append(_box(x + 1, y + 1, cell - 2, row_height - 2, "soft", "line"))
+    width, bottom = left + len(archs) * cell + 44, top + len(rows) * row_height + 12
+    legend = (
+        ("good-soft", "good", "proven there against float64: cases"),
+        ("warn-soft", "warn", "proven on another platform's device in its place"),
+        ("soft", "line", "claims to serve, not run there"),
+    )
+    x = 30.0
+    for fill, edge, words in legend:
+        parts += [_box(x, bottom, 18, 16, fill, edge), _text(x + 26, bottom + 13, words, "muted", font_size="12")]
+        x += 60 + 7 * len(words)
+    title = "What is proven where"
+    text = "Rows are backends with a kernel module, columns are architectures. Proven: " + "; ".join(said) + "."
+    return _svg("evidence-map", width, bottom + 30, title, text, parts)
+
+
+def bars(name: str, backend: str, machine: str, figures: Sequence[Mapping[str, Any]]) -> Markup:
+    """The time of each case beside its peers in the same run; a bar's length is its time beside the slowest's."""
+    left, span, height = 250, 420, 17
+    parts, said = [], []
+    y = 14.0
+    for figure in figures:
+        parts.append(_text(left - 10, y + 12, figure["case"], text_anchor="end"))
+        times = {backend: figure["us"], **figure.get("peers", {})}
+        known = {who: us for who, us in times.items() if us is not None}
+        most = max(known.values())
+        for who, us in known.items():
+            own = who == backend
+            parts.append(
+                _box(left, y, span * us / most, height - 3, "accent" if own else "edge", opacity=1 if own else 0.55)
+            )
+            label = f"{us:,.1f} µs {who}"
+            parts.append(_text(left + span * us / most + 6, y + 11, label, "fg" if own else "muted", font_size="11"))
+            y += height
+        said.append(f"{figure['case']}: " + ", ".join(f"{who} {us:,.1f} µs" for who, us in known.items()))
+        y += 9
+    title = f"{backend} beside its peers, {machine}; shorter is faster"
+    return _svg(name, left + span + 230, y, title, "; ".join(said), parts)
+
+
+def path(name: str, selection: Selection, title: str) -> Markup:
+    """A selection as the way through its order: each candidate, why it was refused, and the one chosen."""
+    parts: list[str] = []
+    said: list[str] = []
+    before = 0.0
+    chosen = selection.chosen
+    # a backend that won is not drawn for its other places in the order
+    drawn = [c for c in selection.candidates if chosen is None or c is chosen or c.name != chosen.name]
+    left, width, y = 36, 860, 14.0
+    for number, candidate in enumerate(drawn):
+        won = candidate is chosen
+        mark, sign, verdict = _verdict(won, candidate.accepted)
+        texts = [(how_chosen(selection), None)] if won else verdict_words(candidate)
+        reasons = [text + (f" ({where.short})" if where else "") for text, where in texts]
+        lines = [line for reason in reasons for line in textwrap.wrap(reason, 78, subsequent_indent="  ")]
+        high = 26 + max(len(lines) - 1, 0) * 16
+        middle = y + 13
+        if number:
+            parts.append(_line(left - 18, before + 9, middle - 9))
+        parts.append(_box(left, y, width, high, "good-soft" if won else "soft", mark if won else "line"))
+        parts.append(_circle(left - 18, middle, mark))
+        parts.append(_text(left - 18, y + 18, sign, mark, text_anchor="middle", font_size="12"))
+        parts.append(_text(left + 10, y + 17, candidate.title, "fg", font_weight="600" if won else "400"))
+        for index, line in enumerate(lines):
+            parts.append(_text(left + 260, y + 17 + index * 16, line, "good" if won else "muted", font_size="12"))
+        said.append(f"{candidate.title}, {verdict}: {'; '.join(reasons)}")
+        before = middle
+        y += high + 12
+    if chosen is None:
+        parts.append(_text(left, y + 6, "No backend takes the request.", "bad", font_weight="600"))
+        said.append("No backend takes the request")
+        y += 20
+    return _svg(name, left + width + 12, y + 6, title, ". ".join(said) + ".", parts)
+
+
+def _verdict(won: bool, accepted: bool) -> tuple[str, str, str]:
+    """The colour of a candidate's mark, the mark, and the verdict in a word."""
+    if won:
+        return "good", "✓", "chosen"
+    return ("muted", "○", "not needed") if accepted else ("bad", "✗", "refused")
+
+
+def _line(x: float, top: float, bottom: float) -> str:
+    return f'<path d="M{x:.0f} {top:.0f}V{bottom:.0f}" style="stroke:var(--edge)" stroke-width="2"/>'
+
+
+def _circle(x: float, y: float, edge: str) -> str:
+    return f'<circle cx="{x:.0f}" cy="{y:.0f}" r="9" style="fill:var(--bg);stroke:var(--{edge})" stroke-width="2"/>'

@@ -1,0 +1,79 @@
+"""Where each variant of a registry accepts some request, exactly: by the decision diagrams of `attnreg check`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from attnreg.analysis.space import Space
+from attnreg.analysis.symbolic import Model
+from attnreg.language.vocabulary import Architecture
+from attnreg.registry import Backend, Registry, Variant
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a variant accepts on an architecture: the features and KV dtypes that some accepted request has."""
+
+    row: Backend
+    variant: Variant
+    features: frozenset[str]
+    kv_dtypes: frozenset[str]
+
+    @property
+    def title(self) -> str:
+        return f"{self.row.name}/{self.variant.name}" if self.variant.name else self.row.name
+
+    def takes(self, facet: str, word: str) -> bool:
+        return word in (self.features if facet == "features" else self.kv_dtypes)
+
+    def how(self, facet: str, word: str) -> str:
+        """``native``, ``slow`` for a feature that it emulates, ``unchecked`` for what it takes without a look at it."""
+        if facet == "features" and word in self.variant.emulated:
+            return "slow"
+        return "unchecked" if word in self.variant.unchecked or facet in self.variant.unchecked else "native"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A registry's variants on its architectures, for requests of the order and those that name a backend."""
+
+    registry: Registry
+
+    @cached_property
+    def _model(self) -> Model:
+        return Model(Space([self.registry]), self.registry)
+
+    @cached_property
+    def on(self) -> dict[str, list[Place]]:
+        """Architecture -> the variants that accept some request there, in the order of the data."""
+        return {name: self._places(arch) for name, arch in self.registry.vocabulary.architectures.items()}
+
+    def _places(self, arch: Architecture) -> list[Place]:
+        model, space = self._model, self._model.space
+        d = space.diagrams
+        level = space.level["arch", None]
+        here = d.among(level, [_class_of(space, level, (arch.platform, arch.name))])
+        out = []
+        for row in self.registry.backends.values():
+            for index, variant in enumerate(row.variants):
+                accepts = d.unite(each.variant(row, index)[0] for each in model.both)
+                where = d.conjoin([accepts, here])
+                if where != d.false and arch.platform in row.platforms:
+                    out.append(self._place(row, variant, d.bounds(where)))
+        return out
+
+    def _place(self, row: Backend, variant: Variant, bounds: dict[int, frozenset[int]]) -> Place:
+        space = self._model.space
+        features = {str(v.word) for i, v in enumerate(space.variables) if v.facet == "features" and 1 in bounds[i]}
+        stored = space.level.get(("kv_dtype", None))
+        words = self.registry.vocabulary.words_of("kv_dtype")
+        if stored is None:
+            return Place(row, variant, frozenset(features), frozenset(words))
+        kv_dtypes = {w for w in words if _class_of(space, stored, w) in bounds[stored]}
+        return Place(row, variant, frozenset(features), frozenset(kv_dtypes))
+
+
+def _class_of(space: Space, level: int, value: Any) -> int:
+    return space.variables[level].class_of(value)
