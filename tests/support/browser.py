@@ -1,22 +1,14 @@
-"""A headless Chromium, driven through ChromeDriver by the WebDriver protocol; no package is needed."""
+"""A headless Chromium for tests: the system's, driven by playwright (`pip install 'attnreg[site-test]'`)."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
+import importlib.util
 import shutil
-import socket
-import subprocess
-import tempfile
-import time
-import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 _FLAGS = [
-    "--headless",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -24,43 +16,38 @@ _FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--hide-scrollbars",
-    "--force-prefers-reduced-motion",
+    # pages of a disk may read the scripts beside them, as they may where nobody drives the browser
+    "--allow-file-access-from-files",
 ]
-_START = 30.0
+
+
+def _chromium() -> str | None:
+    return shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def missing() -> str:
     """Why there is no browser here; empty where there is one."""
-    absent = [names[0] for names in (("chromium", "chrome"), ("chromedriver",)) if not any(map(shutil.which, names))]
-    return f"{' and '.join(absent)} not installed (Debian: apt-get install chromium chromium-driver)" if absent else ""
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed (pip install 'attnreg[site-test]', or make test-site)"
+    return "" if _chromium() else "chromium is not installed (Debian: apt-get install chromium)"
 
 
 class Browser:
-    """A window of Chromium, with a profile of its own, that is closed at the end of a `with` statement."""
+    """A window of Chromium with a profile of its own; `with` closes it. What pages report as errors is kept."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        driver = shutil.which("chromedriver")
-        assert driver
-        self._driver = subprocess.Popen(
-            [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        self._url = f"http://127.0.0.1:{port}"
+        from playwright.sync_api import sync_playwright
+
+        self._playwright = sync_playwright().start()
         try:
-            self._wait()
-            flags = [*_FLAGS, f"--user-data-dir={self._profile.name}"]
-            options = {"args": flags, "binary": shutil.which("chromium") or shutil.which("chrome")}
-            # messages of the console, errors among them
-            wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-            session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
-            self._url += f"/session/{session['sessionId']}"
+            self._browser = self._playwright.chromium.launch(executable_path=_chromium(), args=_FLAGS)
         except BaseException:
-            self.close()
+            self._playwright.stop()
             raise
+        self._settings: dict[str, Any] = {"reduced_motion": "reduce"}
+        self._errors: list[str] = []
+        self._requests: list[str] = []
+        self._open_context()
 
     def __enter__(self) -> Browser:
         return self
@@ -69,80 +56,62 @@ class Browser:
         self.close()
 
     def close(self) -> None:
-        """End the browser and its driver."""
-        with contextlib.suppress(OSError, RuntimeError):
-            self._call("DELETE", "", None)
-        self._driver.terminate()
-        self._driver.wait(10)
-        self._profile.cleanup()
+        """End the browser."""
+        self._browser.close()
+        self._playwright.stop()
+
+    def _open_context(self) -> None:
+        self.context = self._browser.new_context(**self._settings)
+        self.page = self.context.new_page()
+        self.page.on("pageerror", lambda error: self._errors.append(str(error)))
+        self.page.on("console", lambda message: message.type == "error" and self._errors.append(message.text))
+        self.page.on("request", lambda request: self._requests.append(request.url))
 
     def open(self, page: str | Path, anchor: str = "") -> None:
         """Go to an address, or to a file."""
         url = page.as_uri() if isinstance(page, Path) else page
-        self._call("POST", "/url", {"url": url + anchor})
+        # an address that differs in its fragment alone is no new page
+        if self.page.url.partition("#")[0] == (url + anchor).partition("#")[0]:
+            self.page.goto("about:blank")
+        self.page.goto(url + anchor)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """The value that a script's body returns; a promise is awaited."""
-        return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+        """The value that a script's body returns, which reads ``arguments``; a promise is awaited."""
+        return self.page.evaluate(f"given => (function () {{ {script} }}).apply(null, given)", list(arguments))
 
-    def wait(self, script: str, *arguments: Any, seconds: float = 10.0) -> Any:
-        """The value that a script's body returns, as soon as it is true. Raises TimeoutError."""
-        end = time.monotonic() + seconds
-        while not (value := self.run(script, *arguments)):
-            if time.monotonic() > end:
-                raise TimeoutError(f"not within {seconds} s: {script}")
-            time.sleep(0.02)
-        return value
-
-    def devtools(self, command: str, **parameters: Any) -> Any:
-        """The answer to a command of the DevTools protocol."""
-        return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+    def wait(self, script: str, *arguments: Any, seconds: float = 30.0) -> Any:
+        """The value that a script's body returns, as soon as it is true. Raises playwright's TimeoutError."""
+        body = f"given => (function () {{ {script} }}).apply(null, given)"
+        return self.page.wait_for_function(body, arg=list(arguments), timeout=seconds * 1000).json_value()
 
     def size(self, width: int, height: int = 900) -> None:
         """Let pages be so wide and high, in CSS pixels."""
-        mobile = width < 600
-        self.devtools(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-        )
+        self.page.set_viewport_size({"width": width, "height": height})
 
     def dark(self, on: bool) -> None:
         """Let the system prefer dark pages, or light ones."""
-        feature = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
-        self.devtools("Emulation.setEmulatedMedia", features=[feature])
+        self.page.emulate_media(color_scheme="dark" if on else "light")
+
+    def printed(self, on: bool) -> None:
+        """Lay pages out as for a printer, or for a screen."""
+        self.page.emulate_media(media="print" if on else "screen")
 
     def scripts(self, on: bool) -> None:
-        """Let pages that are opened from now on run scripts, or none."""
-        self.devtools("Emulation.setScriptExecutionDisabled", value=not on)
+        """Let pages run scripts, or none, in a new window; what a page kept is gone."""
+        self.context.close()
+        self._settings["java_script_enabled"] = on
+        self._open_context()
 
     def errors(self) -> list[str]:
         """The errors that pages reported since the last call."""
-        entries = self._call("POST", "/se/log", {"type": "browser"})
-        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+        errors, self._errors[:] = self._errors[:], []
+        return errors
+
+    def requests(self) -> list[str]:
+        """The addresses that pages loaded since the last call."""
+        requests, self._requests[:] = self._requests[:], []
+        return requests
 
     def screenshot(self, file: Path, whole: bool = False) -> None:
         """Write a picture of the window, or of the whole page."""
-        shot = self.devtools("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(shot["data"]))
-
-    def _wait(self) -> None:
-        end = time.monotonic() + _START
-        while True:
-            try:
-                if self._call("GET", "/status", None)["ready"]:
-                    return
-            except OSError:
-                if time.monotonic() > end:
-                    raise
-            time.sleep(0.05)
-
-    def _call(self, method: str, path: str, data: Any) -> Any:
-        body = None if data is None else json.dumps(data).encode()
-        request = urllib.request.Request(self._url + path, body, {"Content-Type": "application/json"}, method=method)
-        # a proxy of the environment is not for this machine's own ports
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=600) as answer:
-                return json.load(answer)["value"]
-        except urllib.error.HTTPError as e:
-            value = json.load(e)["value"]
-            raise RuntimeError(f"{value['error']}: {value['message'].splitlines()[0]}") from None
+        self.page.screenshot(path=file, full_page=whole)

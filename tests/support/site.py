@@ -1,11 +1,11 @@
-"""The static site for tests: how it is built, and its pages and its search as a reader without a browser sees them."""
+"""The static site for tests: how it is built, and what its pages hold."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,13 +13,13 @@ from unittest import mock
 from attnreg.environment import PLUGINS_VARIABLE
 from support import ROOT
 
+VOID = {"br", "hr", "img", "input", "link", "meta", "wbr"}
+
 
 def build_site(folder: Path) -> Path:
     """The folder, with the site of this checkout in it."""
-    with (
-        mock.patch.object(sys, "path", [str(ROOT / "tools"), *sys.path]),
-        mock.patch.dict("os.environ", {PLUGINS_VARIABLE: "off"}),
-    ):
+    path = mock.patch.object(sys, "path", [str(ROOT / "tools"), *sys.path])
+    with path, mock.patch.dict("os.environ", {PLUGINS_VARIABLE: "off"}):
         import docs_site
 
         docs_site.build(ROOT, folder)
@@ -33,41 +33,57 @@ def read_index(folder: Path) -> Mapping[str, Any]:
     return data
 
 
-def search(index: Mapping[str, Any], query: str) -> list[str]:
-    """The paths of the pages that assets/search.js finds, the best first."""
-    wanted = _words(query)
-    hits = [_sections(index, word) for word in wanted]
-    best: dict[int, float] = {}
-    for number in set.intersection(*map(set, hits)) if hits else ():
-        page, _, heading = index["sections"][number]
-        _, title, kind = index["pages"][page]
-        score = 0.0 if kind == "guide" else 2.0
-        for word, hit in zip(wanted, hits, strict=True):
-            score += hit[number] + _weight(title, word, 12, 6) + _weight(heading, word, 4, 2)
-        score -= len(_parts(title)) / 8
-        best[page] = max(score, best.get(page, -1e9))
-    return [index["pages"][page][0] for page in sorted(best, key=lambda p: (-best[p], p))]
+class Element:
+    """An element of a page: its tag, attributes, place among the elements above it, and text."""
+
+    def __init__(self, tag: str, attributes: dict[str, str], above: tuple[Element, ...]) -> None:
+        self.tag = tag
+        self.attributes = attributes
+        self.above = above
+        self.texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.texts).split())
+
+    def inside(self, tag: str) -> bool:
+        return any(element.tag == tag for element in self.above)
 
 
-def _words(text: str) -> list[str]:
-    return [re.sub("[._]", "-", word) for word in re.findall(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", text.lower())]
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[Element] = []
+        self.open: list[Element] = []
+        self.problems: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        self.problems += [f"<{tag}> has {name} twice" for name in {*names} if names.count(name) > 1]
+        element = Element(tag, {name: value or "" for name, value in attrs}, tuple(self.open))
+        self.elements.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open[-1].tag != tag:
+            self.problems.append(f"</{tag}> closes <{self.open[-1].tag if self.open else ''}>")
+        else:
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        for element in self.open:
+            element.texts.append(data)
 
 
-def _parts(text: str) -> list[str]:
-    return [part for word in _words(text) for part in ([word, *word.split("-")] if "-" in word else [word])]
-
-
-def _sections(index: Mapping[str, Any], word: str) -> dict[int, int]:
-    out: dict[int, int] = {}
-    for longer, gaps in index["words"].items():
-        if longer.startswith(word):
-            number = 0
-            for gap in gaps:
-                number += gap
-                out[number] = max(out.get(number, 0), 2 if longer == word else 1)
-    return out
-
-
-def _weight(text: str, word: str, exact: int, prefix: int) -> int:
-    names = _parts(text)
-    return exact if word in names else prefix if any(name.startswith(word) for name in names) else 0
+def read_page(text: str) -> tuple[list[Element], list[str]]:
+    """The elements of a page, and what is wrong with how they are nested."""
+    reader = _Reader()
+    reader.feed(text)
+    reader.close()
+    return reader.elements, reader.problems + [f"<{element.tag}> is not closed" for element in reader.open]

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from attnreg.compile.bundled import bundled_configs
+from attnreg.models.reader import requests_from_model
+from attnreg.platforms import Platform
 from attnreg.registry import Registry
+from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import Selection
 from docs_site.frame import Asset, Page, Site, yaml_lines
 from docs_site.history import steps
+from docs_site.pictures import path
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
     """The start page, the list of registries, and for each registry its page, its orders and its files."""
-    yield Page("index.html", "index.html.j2", "attnreg", kind="start")
+    yield Page("index.html", "index.html.j2", "attnreg", _start(site), kind="start")
     yield Page(
         "registries.html",
         "registries.html.j2",
@@ -32,6 +38,37 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     for file in files:
         values = {"lines": yaml_lines(site.text(file))}
         yield Page(f"files/{file}.html", "file.html.j2", file, values, kind="file", searched=False)
+
+
+def _start(site: Site) -> dict[str, Any]:
+    """The values of the start page."""
+    registry = site.registries["default"]
+    title, selection = example(registry)
+    before, after = steps(site)[-1]
+    tasks = [
+        (
+            "Which kernel will my model get?",
+            "models/index.html",
+            "Every known model and family, on every architecture.",
+        ),
+        (
+            "What does this upgrade change?",
+            f"changes/{before}-to-{after}.html",
+            f"From {before} to {after}, model by model.",
+        ),
+        ("Add a backend", "guides/writing_backends.html", "One entry of data, and at most one module."),
+    ]
+    values = {"picture": path("path", selection, title), "caption": title, "tasks": tasks, "titles": titles(site)}
+    return values | {"configs": list(bundled_configs())}
+
+
+def example(registry: Registry) -> tuple[str, Selection]:
+    """The selection that the start page and README draw: the layers of a known model on an AMD GPU."""
+    model = requests_from_model(str(bundled_configs()["gpt-oss-120b"]))
+    request = next(group.request for group in model.groups if group.request is not None)
+    arch = registry.vocabulary.architectures["gfx942"]
+    title = f"{model.name} on {arch.title}: {model.groups[0].label}"
+    return title, evaluate(request, Platform(platform=arch.platform, arch=arch.name), registry)
 
 
 def titles(site: Site) -> dict[str, str]:

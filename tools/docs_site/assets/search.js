@@ -1,82 +1,67 @@
-// The search: the index is loaded when the field is first used. tests/support/site.py says the same in Python.
+// The search: MiniSearch over the sections of all pages, loaded when the field is first used.
 "use strict";
 (() => {
   const field = document.getElementById("search");
   const found = document.getElementById("found");
   const root = document.body.dataset.root;
   const MOST = 12;
-  let index = null;
+  // pages about one thing before the tables of everything
+  const BOOST = { guide: 0.3, list: 0.5, change: 0.5, "model family": 0.8 };
+  let loaded = null;
+  let data = null;
 
-  function words(text) {
-    return (text.toLowerCase().match(/[a-z0-9]+(?:[._-][a-z0-9]+)*/g) || []).map((word) => word.replace(/[._]/g, "-"));
-  }
+  // gpt-oss-120b is a word, and so are its parts; _ . and - are alike
+  const words = (text) => (text.toLowerCase().match(/[a-z0-9]+(?:[._-][a-z0-9]+)*/g) || []).map((word) => word.replace(/[._]/g, "-"));
+  const parts = (text) => words(text).flatMap((word) => (word.includes("-") ? [word, ...word.split("-")] : [word]));
 
-  function load() {
-    if (index) return Promise.resolve(index);
+  function script(name) {
     return new Promise((resolve, reject) => {
-      const script = document.createElement("script");
-      script.src = `${root}assets/search-index.js`;
-      script.onload = () => {
-        index = { ...window.attnregIndex, sorted: Object.keys(window.attnregIndex.words).sort() };
-        resolve(index);
-      };
-      script.onerror = () => reject(new Error("the index of the search is missing"));
-      document.head.append(script);
+      const element = document.createElement("script");
+      element.src = `${root}assets/${name}`;
+      element.onload = resolve;
+      element.onerror = () => reject(new Error(`${name} is missing`));
+      document.head.append(element);
     });
   }
 
-  // section -> 2 for the word itself, 1 for a longer one that begins so
-  function sections({ words: postings, sorted }, word) {
-    const out = new Map();
-    let low = 0, high = sorted.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (sorted[middle] < word) low = middle + 1; else high = middle;
-    }
-    for (; low < sorted.length && sorted[low].startsWith(word); low++) {
-      let number = 0;
-      for (const gap of postings[sorted[low]]) {
-        number += gap;
-        out.set(number, Math.max(out.get(number) || 0, sorted[low] === word ? 2 : 1));
-      }
-    }
-    return out;
-  }
-
-  function parts(text) {
-    return words(text).flatMap((word) => (word.includes("-") ? [word, ...word.split("-")] : [word]));
-  }
-
-  function weight(text, word, exact, prefix) {
-    const names = parts(text);
-    return names.includes(word) ? exact : names.some((name) => name.startsWith(word)) ? prefix : 0;
-  }
-
-  function search(data, query) {
-    const wanted = words(query);
-    if (!wanted.length) return [];
-    const hits = wanted.map((word) => sections(data, word));
-    const best = new Map();
-    for (const number of hits[0].keys()) {
-      if (!hits.every((hit) => hit.has(number))) continue;
-      const [page, anchor, heading] = data.sections[number];
-      const [, title, kind] = data.pages[page];
-      let score = kind === "guide" ? 0 : 2;
-      wanted.forEach((word, i) => {
-        score += hits[i].get(number) + weight(title, word, 12, 6) + weight(heading, word, 4, 2);
+  function load() {
+    loaded ||= Promise.all([script("minisearch.js"), script("search-index.js")]).then(() => {
+      data = window.attnregIndex;
+      const index = new window.MiniSearch({
+        fields: ["title", "heading", "text"],
+        storeFields: ["page", "anchor", "heading"],
+        tokenize: parts,
+        processTerm: (term) => term,
+        searchOptions: {
+          tokenize: words,
+          combineWith: "AND",
+          prefix: true,
+          boost: { title: 12, heading: 3 },
+          boostDocument: (id, term, { page }) => BOOST[data.pages[page][2]] || 1,
+        },
       });
-      score -= parts(title).length / 8;
-      if (!best.has(page) || best.get(page).score < score) best.set(page, { page, anchor, heading, score });
-    }
-    return [...best.values()].sort((a, b) => b.score - a.score || a.page - b.page);
+      index.addAll(data.sections.map(([page, anchor, heading, text], id) => (
+        { id, page, anchor, heading, text, title: data.pages[page][1] })));
+      return index;
+    });
+    return loaded;
   }
-  window.attnregSearch = (query) => load().then((data) => search(data, query).map((hit) => data.pages[hit.page][0]));
+
+  // the best section of each page, the best page first
+  async function search(query) {
+    const index = await load();
+    const best = new Map();
+    for (const hit of index.search(query)) if (!best.has(hit.page)) best.set(hit.page, hit);
+    return [...best.values()];
+  }
+  window.attnregSearch = async (query) => (await search(query)).map((hit) => data.pages[hit.page][0]);
 
   let selected = -1;
   const links = () => [...found.querySelectorAll("a")];
   function close() {
     found.hidden = true;
     field.setAttribute("aria-expanded", "false");
+    field.removeAttribute("aria-activedescendant");
   }
   function select(next) {
     const all = links();
@@ -91,14 +76,16 @@
     selected = -1;
     field.removeAttribute("aria-activedescendant");
     results.slice(0, MOST).forEach((hit, i) => {
-      const [path, title, kind] = index.pages[hit.page];
+      const [path, title, kind] = data.pages[hit.page];
       const link = document.createElement("a");
       link.id = `found-${i}`;
       link.href = root + path + (hit.anchor ? `#${hit.anchor}` : "");
+      link.tabIndex = -1;
       link.setAttribute("role", "option");
       link.setAttribute("aria-selected", "false");
       const small = document.createElement("small");
-      small.textContent = [kind, hit.heading].filter(Boolean).join(" · ");
+      const registry = /^([^/]+)\/(?:backends|architectures|features|kv_dtypes)\//.exec(path);
+      small.textContent = [kind, registry && registry[1], hit.heading].filter(Boolean).join(" · ");
       link.append(title, small);
       found.append(link);
     });
@@ -116,8 +103,8 @@
     const query = field.value;
     if (!query.trim()) { close(); return; }
     try {
-      const data = await load();
-      if (query === field.value) show(search(data, query));
+      const results = await search(query);
+      if (query === field.value) show(results);
     } catch (error) {
       window.attnregSite.notice(`The search cannot answer: ${error.message}.`, "error");
     }
