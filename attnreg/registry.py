@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnreg.errors import Location
@@ -233,6 +234,44 @@ class Known:
     where: Location
 
 
+class From(NamedTuple):
+    """The value that another facet has at the moment, in place of a constant."""
+
+    facet: str
+
+
+class Switched(NamedTuple):
+    """The words that a step adds to a set, and those that it takes out."""
+
+    on: frozenset[str]
+    off: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a step does where ``when`` holds: it sets facets, or refuses the run with a sentence, or does nothing.
+
+    ``sets`` maps a facet to its value, to a `From`, or for features to what is `Switched`.
+    """
+
+    when: Condition
+    where: Location
+    sets: Mapping[str, Any] = field(default_factory=FrozenDict)
+    refuses: str = ""
+    because: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an engine's start: where ``when`` holds, the first of the effects that holds speaks."""
+
+    name: str
+    when: Condition
+    effects: tuple[Effect, ...]
+    where: Location
+    source: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Derived:
     """A facet computed from others: the value of the first case whose condition holds, else None."""
@@ -244,7 +283,7 @@ class Derived:
     def value(self, point: Mapping[str, Any]) -> Any:
         for condition, value, _ in self.cases:
             if condition.holds(point):
-                return value
+                return point[value.facet] if type(value) is From else value
         return None
 
     def case(self, point: Mapping[str, Any]) -> Location:
@@ -268,7 +307,7 @@ class Registry:
 
     ``fingerprint`` is a hash of the data: registries with the same one make the same selections. With ``imports`` false
     the modules are another engine's and are never imported. ``base`` is the source below the overlays, as it is named.
-    ``left_out`` are the plugins that have no part in it.
+    ``left_out`` are the plugins that have no part in it. ``steps`` are what the engine does before it chooses.
     """
 
     name: str
@@ -288,6 +327,7 @@ class Registry:
     imports: bool = True
     base: str = ""
     left_out: tuple[LeftOut, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("backends", "orders", "derived", "sources"):
@@ -308,6 +348,11 @@ class Registry:
         row = self.backends.get(backend)
         alone = tuple(v for v in row.variants if variant and v.name == variant) if row else ()
         return replace(row, variants=alone) if row and alone else None
+
+    @cached_property
+    def selector(self) -> Registry:
+        """The registry without the steps of the engine's start: its selector alone."""
+        return replace(self, name=f"{self.name}/selector", steps=()) if self.steps else self
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""JSON Schemas for editors: the shapes of compile/schema.py and models/schema.py, with the words of a registry."""
+"""JSON Schemas for editors: the shapes of compile/schema/ and models/schema.py, with the words of a registry."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
 
 from attnreg.compile import schema
 from attnreg.compile.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
+from attnreg.compile.schema.steps import StepsFile
 from attnreg.language.facets import SAME_AS
 from attnreg.language.vocabulary import Facet
 from attnreg.models import schema as model_schema
@@ -24,6 +25,7 @@ FILES: dict[str, type[BaseModel]] = {
     "vocabulary": schema.VocabularyFile,
     "backends": schema.BackendsFile,
     "priorities": schema.PrioritiesFile,
+    "steps": StepsFile,
     "invariants": schema.InvariantsFile,
     "overlay": schema.OverlayFile,
     "models": model_schema.FamilyData,
@@ -48,7 +50,7 @@ def schemas(registry: Registry) -> dict[str, str]:
     out = {}
     for name, model in FILES.items():
         definitions = {key: _tidy(value) for key, value in generated["$defs"].items()}
-        definitions |= _words(registry, closed=name != "overlay")
+        definitions |= _words(registry, closed=name not in ("overlay", "steps"))
         definitions |= _family_language()
         _refine(definitions, registry)
         _files_and_parts(definitions)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from attnreg.compile import schema
 from attnreg.compile.modules import Module, ModuleCompiler
 from attnreg.compile.parts import Part, Parts, Reporter, RowData
+from attnreg.compile.schema import values
 from attnreg.compile.stated import Statements
 from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
@@ -70,8 +71,11 @@ class RowCompiler(Reporter):
         problems: list[Problem],
         trusted: frozenset[str],
         imports: bool,
+        after: tuple[Consequence, ...] = (),
     ) -> None:
+        """after: what follows from the choice of any row."""
         super().__init__(vocabulary, sources, broken, problems)
+        self.after = after
         self.modules = ModuleCompiler(self, trusted, imports)
         # by file, the features and facets that its rows do not check
         self.unchecked: dict[Document, dict[str, Location]] = {}
@@ -104,7 +108,7 @@ class RowCompiler(Reporter):
         unchecked = {w: at for w, at in self.unchecked.get(base.document, {}).items() if w in features}
         capabilities = _Capabilities({}, {}, base.key_at("capabilities"), {}, unchecked)
         self._identity(base, capabilities)
-        requires, rules, notes, consequences = ALWAYS, list[Rule](), list[str](), list[Consequence]()
+        requires, rules, notes, consequences = ALWAYS, list[Rule](), list[str](), [*self.after]
         variants: dict[str, list[Part[schema.VariantData]]] = {}
         summary, status, module, source = data.summary, data.status, Module(), data.source
         for part in layers:
@@ -311,7 +315,7 @@ class RowCompiler(Reporter):
                 where=part.at(*here),
                 fails=data.fails or "",
                 runs=data.runs or "",
-                workspace=None if data.workspace is None else schema.size_in_bytes(data.workspace),
+                workspace=None if data.workspace is None else values.size_in_bytes(data.workspace),
                 per_query_element=data.per_query_element,
                 kernel_blocks=None if data.kernel_blocks is None else _blocks(data.kernel_blocks),
                 says=data.says or "",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from attnreg.compile import schema
 from attnreg.compile.backends import RowCompiler
 from attnreg.compile.parts import OrdersPart, Part, Parts, Reporter
+from attnreg.compile.schema.values import FromData
+from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.vocabulary import compile_vocabulary
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.vocabulary import Facet
@@ -17,6 +20,7 @@ from attnreg.registry import (
     Derived,
     Entry,
     Fallback,
+    From,
     Invariant,
     Known,
     Order,
@@ -42,7 +46,7 @@ class _Compiler(Reporter):
     def __init__(self, parts: Parts, trusted: frozenset[str], problems: list[Problem]) -> None:
         sources = {key: s for part in parts.sources for key, s in part.model.items()}
         before = len(problems)
-        vocabulary = compile_vocabulary(parts.vocabulary, problems)
+        vocabulary = compile_vocabulary(parts.vocabulary, parts.rows() | parts.broken, problems)
         super().__init__(vocabulary, sources, parts.broken, problems)
         if len(problems) > before:
             # without its words, every other part would have problems too
@@ -55,7 +59,9 @@ class _Compiler(Reporter):
     def registry(self, name: str, fingerprint: str, files: tuple[str, ...]) -> Registry:
         derived = self._derived()
         imports = all(part.model.imports is None for part in self.parts.backends)
-        rows = RowCompiler(self.vocabulary, self.sources, self.broken, self.problems, self.trusted, imports)
+        starts = StepCompiler(self.vocabulary, self.sources, self.broken, self.problems)
+        steps, after = starts.steps(self.parts), starts.after(self.parts)
+        rows = RowCompiler(self.vocabulary, self.sources, self.broken, self.problems, self.trusted, imports, after)
         backends = rows.backends(self.parts)
         orders = self._orders(backends)
         registry = Registry(
@@ -77,6 +83,7 @@ class _Compiler(Reporter):
             files=files,
             trusted=self.trusted,
             imports=imports,
+            steps=steps,
         )
         self._fail()
         return registry
@@ -96,7 +103,7 @@ class _Compiler(Reporter):
                 cases = tuple(
                     (
                         self.condition(part, case.when, *here, "cases", i, "when"),
-                        case.value,
+                        self._value(part, case.value, *here, "cases", i, "value", "from"),
                         part.at(*here, "cases", i),
                     )
                     for i, case in enumerate(data.cases)
@@ -106,10 +113,24 @@ class _Compiler(Reporter):
                 where = part.key_at(*here)
                 out[name] = Derived(name, cases, where)
                 # by type too: 1 and True are equal, but different values
-                values = tuple({(type(value), value): value for _, value, _ in cases if value is not None}.values())
+                known = [v for _, value, _ in cases for v in self._values(value) if v is not None]
+                values = tuple({(type(value), value): value for value in known}.values())
                 facet = Facet(name, "derived", "derived", data.legend, where, values, data.claim)
                 self.vocabulary = self.vocabulary.with_facets([facet])
         return out
+
+    def _value(self, part: Part[schema.VocabularyFile], value: Any, *path: str | int) -> Any:
+        """The value of a case: a constant, or the facet that it is copied from."""
+        if not isinstance(value, FromData):
+            return value
+        source = copied(self, part, "", value, path)
+        if source is not None and not self._values(source):
+            self.report(part, path, f"`{source.facet}` has no list of values", "copy a facet of words, or a boolean")
+        return source
+
+    def _values(self, value: Any) -> tuple[Any, ...]:
+        """The values that a case may have."""
+        return self.vocabulary.facets[value.facet].words if isinstance(value, From) else (value,)
 
     def _orders(self, backends: dict[str, Backend]) -> dict[str, tuple[Order, ...]]:
         orders: dict[str, tuple[Order, ...]] = {}

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 from attnreg.compile import schema
 from attnreg.compile.conditions import Parser
+from attnreg.compile.schema import values
+from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.yaml_source import Document, Path_, as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
@@ -67,6 +69,7 @@ class Parts:
     invariants: list[Part[schema.InvariantData]] = field(default_factory=list)
     bound: list[frozenset[str]] = field(default_factory=list)
     known: list[Part[schema.KnownData]] = field(default_factory=list)
+    steps: list[Part[StepsFile]] = field(default_factory=list)
     sources: list[Part[dict[str, schema.SourceData]]] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
@@ -92,11 +95,11 @@ class Reporter:
     def parser(self, part: Part[object]) -> Parser:
         return Parser(self.vocabulary, part.document, self.problems)
 
-    def condition(self, part: Part[object], raw: schema.Condition | None, *path: str | int) -> Condition:
+    def condition(self, part: Part[object], raw: values.Condition | None, *path: str | int) -> Condition:
         """The condition of a row, a waiver or a derived facet, which may differ from backend to backend."""
         return ALWAYS if raw is None else self.parser(part).condition(raw, (*part.path, *path))
 
-    def shared_condition(self, part: Part[object], raw: schema.Condition | None, *path: str | int) -> Condition:
+    def shared_condition(self, part: Part[object], raw: values.Condition | None, *path: str | int) -> Condition:
         """The condition of an order, entry, choice, fallback or invariant, which is the same for all backends."""
         parser = Parser(self.vocabulary, part.document, self.problems, of_row=False)
         return ALWAYS if raw is None else parser.condition(raw, (*part.path, *path))
@@ -130,10 +133,10 @@ class Reporter:
         return False
 
     def check_reachable(
-        self, part: Part[object], conditions: Iterable[schema.Condition | None], path: Path_, noun: str
+        self, part: Part[object], conditions: Iterable[values.Condition | None], path: Path_, noun: str
     ) -> None:
         """Report each item of a list that an earlier one makes unreachable, by their `when`: none, or the same."""
-        seen: list[schema.Condition] = []
+        seen: list[values.Condition] = []
         for i, condition in enumerate(conditions):
             when = condition or {}
             if {} in seen or when in seen:

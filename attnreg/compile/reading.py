@@ -16,6 +16,7 @@ from attnreg.compile import schema
 from attnreg.compile.bundled import bundled_registries, bundled_source, help_for_registry
 from attnreg.compile.compiler import compile_registry
 from attnreg.compile.parts import Part, Parts, RowData
+from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.validation import validate
 from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, RegistryError
@@ -31,6 +32,7 @@ _FILES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("vocabulary", schema.VocabularyFile),
     ("backends", schema.BackendsFile),
     ("priorities", schema.PrioritiesFile),
+    ("steps", StepsFile),
     ("invariants", schema.InvariantsFile),
 )
 
@@ -188,6 +190,8 @@ class Reading:
                 self.parts.backends.append(part.piece(data))
             case schema.PrioritiesFile():
                 self.parts.orders.append(part.piece(data.root))
+            case StepsFile():
+                self.parts.steps.append(part.piece(data))
             case schema.InvariantsFile():
                 self._add_invariants(part, data)
 

@@ -10,11 +10,27 @@ from attnreg.compile.parts import VocabularyPart
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.facets import CORE
 from attnreg.language.packed import packed_problems
-from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, Architecture, Facet, Vocabulary, Word, plain
+from attnreg.language.vocabulary import (
+    ASKED,
+    AUTOMATIC,
+    BACKENDS,
+    BY_MODEL,
+    BY_NAME,
+    NAMED,
+    Architecture,
+    Facet,
+    Kind,
+    Vocabulary,
+    Word,
+    plain,
+)
 
 
-def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> Vocabulary:
-    """The vocabulary of all files together; a later file may add words and facets and replace legends."""
+def compile_vocabulary(parts: list[VocabularyPart], rows: Iterable[str], problems: list[Problem]) -> Vocabulary:
+    """The vocabulary of all files together; a later file may add words and facets and replace legends.
+
+    rows: the names of the registry's backends.
+    """
     words = _Words(problems)
     for part in parts:
         words.add(part)
@@ -22,7 +38,7 @@ def compile_vocabulary(parts: list[VocabularyPart], problems: list[Problem]) -> 
     facets: dict[str, Facet] = {}
     for part in parts:
         for name, data in part.model.facets.items():
-            facets[name] = _facet(part, name, data, vocabulary, problems)
+            facets[name] = _facet(part, name, data, vocabulary, rows, problems)
     sets = {data.words for part in parts for data in part.model.facets.values() if data.words}
     for part in parts:
         _check_words(part, vocabulary, sets, facets, problems)
@@ -117,7 +133,12 @@ def _word_map(
 
 
 def _facet(
-    part: VocabularyPart, name: str, data: schema.FacetData, vocabulary: Vocabulary, problems: list[Problem]
+    part: VocabularyPart,
+    name: str,
+    data: schema.FacetData,
+    vocabulary: Vocabulary,
+    rows: Iterable[str],
+    problems: list[Problem],
 ) -> Facet:
     here = (*part.path, "facets", name)
     sets: dict[str, Iterable[Any]] = {
@@ -136,27 +157,36 @@ def _facet(
         words = vocabulary.architectures
     elif data.kind == "boolean":
         words = (True, False)
+    elif data.kind == "backend":
+        words = sorted(rows)
     core = CORE.get(name)
-    of, kinds = (core.of, core.kinds) if core else (data.of, ("word", "arch", "integer", "text", "boolean"))
-    if core is None and (name == ASKED or data.of == "selection"):
-        _check_asked(part, name, data, frozenset(words), problems)
+    of, kinds = (core.of, core.kinds) if core else (data.of, ("word", "arch", "integer", "text", "boolean", "backend"))
+    if core is None and (name in (ASKED, NAMED) or data.of == "selection"):
+        _check_of_selection(part, name, data, frozenset(words), problems)
     elif data.of != of or data.kind not in kinds:
         message = f"facets.{name}: expected a facet of the {of}, of kind {', '.join(kinds)}"
         help_ = "" if core else "sets of words are asked for as features or flags"
         problems.append(part.document.problem(here, message, help_, key=True))
+    if data.config and (core is not None or data.of != "request"):
+        message = f"facets.{name}: `config` is for a facet of the request that no other registry has"
+        problems.append(part.document.problem((*here, "config"), message, "remove it", key=True))
     where = part.document.key_at(*here)
-    return Facet(name, data.of, data.kind, data.legend, where, tuple(words), data.claim, data.words)
+    kind: Kind = "word" if data.kind == "backend" else data.kind
+    word_set = BACKENDS if data.kind == "backend" else data.words
+    return Facet(name, data.of, kind, data.legend, where, tuple(words), data.claim, word_set, tuple(data.config))
 
 
-def _check_asked(
+def _check_of_selection(
     part: VocabularyPart, name: str, data: schema.FacetData, words: frozenset[Any], problems: list[Problem]
 ) -> None:
-    """Check the one facet of the selection: its words must be the values that the selector sets."""
-    wrong = ""
-    if name != ASKED or data.of != "selection" or data.kind != "word":
-        wrong = f"the selection has one facet, `{ASKED}`, of kind word"
-    elif words != {AUTOMATIC, BY_NAME}:
-        wrong = f"its words are `{AUTOMATIC}` and `{BY_NAME}`, got {', '.join(sorted(words)) or 'none'}"
+    """Check a facet of the selection: who asks for a backend, in the selector's words, or which is named."""
+    wrong, expected = "", ({AUTOMATIC, BY_NAME}, {AUTOMATIC, BY_NAME, BY_MODEL})
+    kind = {ASKED: "word", NAMED: "backend"}.get(name)
+    if kind is None or data.of != "selection" or data.kind != kind:
+        wrong = f"the selection has two facets, `{ASKED}` of kind word and `{NAMED}` of kind backend"
+    elif name == ASKED and words not in expected:
+        got = ", ".join(sorted(words)) or "none"
+        wrong = f"its words are `{AUTOMATIC}`, `{BY_NAME}` and, where steps name backends, `{BY_MODEL}`, got {got}"
     elif data.claim is not None:
         wrong = "no capability constrains it"
     if wrong:

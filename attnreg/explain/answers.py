@@ -181,4 +181,4 @@ def _signature(selection: Selection) -> Any:
     )
     winner, order, choice = selection.backend, selection.order, selection.choice
     decided = winner and winner.name, order and order.where, choice and choice.where
-    return *decided, selection.warnings, selection.facts, candidates
+    return *decided, selection.started, selection.warnings, selection.facts, candidates

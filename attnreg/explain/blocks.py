@@ -73,6 +73,7 @@ def _signature(answer: Answer) -> Any:
             v.selection.choice,
             v.selection.requested,
             v.selection.chosen and (v.selection.chosen.rank, v.selection.chosen.title),
+            v.selection.started,
             v.selection.warnings,
             v.selection.facts,
             tuple(

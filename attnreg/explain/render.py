@@ -147,6 +147,8 @@ def _verdict_lines(block: Block, number: int, width: int) -> list[Text]:
     names = ", ".join(alternatives(selection))
     if names:
         lines += _texts(wrapped(f"would accept it if asked for by name: {names}", width, "    ", first="  "))
+    for change in selection.started:
+        lines += _texts(wrapped(f"→ {change}", width, "    ", first="  "))
     for warning in selection.warnings:
         lines += _warning_lines(warning, width)
     for fact in selection.facts:

@@ -12,9 +12,12 @@ from attnreg.errors import Location, did_you_mean
 from attnreg.language.facets import CORE
 from attnreg.language.frozen import FrozenDict, deep_frozen, frozen
 
-# the one facet that a selection has itself: whether an order tries the backend, or a user named it
-ASKED = "asked"
-AUTOMATIC, BY_NAME = "automatic", "by_name"
+# the facets that a selection has itself: who asks for the backend (an order, the user, or a step of the engine's, which
+# knows the model), and the backend that the user or such a step names
+ASKED, NAMED = "asked", "named"
+AUTOMATIC, BY_NAME, BY_MODEL = "automatic", "by_name", "by_model"
+# the set of words of facets that name a backend: the rows' names
+BACKENDS = "backends"
 Kind = Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "derived", "field"]
 # a compute capability as a compiler's target: compute_90, sm_90a, 10.0f
 _TARGET = re.compile(r"(?:compute|sm|cc)?(\d+)[af]?")
@@ -88,21 +91,27 @@ class Facet:
 
     ``of`` is what has it, ``kind`` the kind of its values, ``claim`` the capability key that constrains it. ``words``
     lists its values in the order of the data, ``known`` holds the same as a set, and ``word_set`` is the set's name in
-    the vocabulary.
+    the vocabulary. ``config`` are the fields of a model's config that hold it.
     """
 
     name: str
-    of: Literal["request", "platform", "selection", "derived", "config"]
+    of: Literal["request", "platform", "selection", "start", "derived", "config"]
     kind: Kind
     legend: str
     where: Location
     words: tuple[Any, ...] = ()
     claim: str | None = None
     word_set: str | None = None
+    config: tuple[str, ...] = ()
     known: frozenset[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", frozenset(self.words))
+
+    @property
+    def names_backends(self) -> bool:
+        """Whether its values are backends."""
+        return self.word_set == BACKENDS
 
     @property
     def least(self) -> int:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from attnreg.compile.schema import DataModel, SourceData, Words
+from attnreg.compile.schema import SourceData
+from attnreg.compile.schema.values import DataModel, Words
 
 _CAUSAL = "true, false, or for a multimodal prefix {word: prefix} or, held in the window, {word: prefix_in_window}."
 Kind = Literal["full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none"]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import RequestError, did_you_mean
-from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME
+from attnreg.language.frozen import FrozenDict
+from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME, NAMED
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -28,12 +29,26 @@ class Point(dict[str, Any]):
         value = self[facet] = derived.value(self) if derived is not None else None
         return value
 
-    def by_name(self) -> Point:
-        """The point for a backend that a user named; this point where the registry has no facet `asked`."""
-        if ASKED not in self:
-            return self
-        facts = {facet: value for facet, value in self.items() if facet not in self.registry.derived}
-        return Point(facts | {ASKED: BY_NAME}, self.registry)
+    def by_name(self, name: str) -> Point:
+        """The point for a backend that a user named; this point where the registry asks for no such thing."""
+        facets = self.registry.vocabulary.facets
+        named = {ASKED: BY_NAME, NAMED: name.partition("/")[0]}
+        return (
+            self.changed({f: v for f, v in named.items() if f in facets}) if ASKED in self or NAMED in facets else self
+        )
+
+    def automatic(self) -> Point:
+        """The point for a backend that an order tries."""
+        return self.changed({f: v for f, v in ((ASKED, AUTOMATIC), (NAMED, None)) if f in self})
+
+    def facts(self) -> FrozenDict[str, Any]:
+        """The values of the facets that are not derived."""
+        derived = self.registry.derived
+        return FrozenDict({f: v for f, v in self.items() if f not in derived})
+
+    def changed(self, facts: Mapping[str, Any]) -> Point:
+        """The point with other values; derived facets are computed anew."""
+        return Point({**self.facts(), **facts}, self.registry)
 
 
 def point_of(request: AttentionRequest, platform: Platform, registry: Registry) -> Point:
@@ -67,8 +82,9 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
     if facet is None:
         known = [f for f, about in registry.vocabulary.facets.items() if about.of == "request"]
         raise RequestError(f"{name} is no facet of {registry.title}", did_you_mean(name, known))
-    if name in platform or facet.of in ("derived", "selection"):
-        why = "is derived from others" if facet.of == "derived" else f"belongs to the {facet.of}"
+    if name in platform or facet.of in ("derived", "selection", "start"):
+        why = {"derived": "is derived from others", "start": "is set by steps alone"}.get(facet.of)
+        why = why or f"belongs to the {facet.of}"
         raise RequestError(f"extra names {name!r}, which {why} and cannot be given")
     if value is None:
         return None

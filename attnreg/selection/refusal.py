@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from attnreg.language.vocabulary import NAMED
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import trace_lines
 
@@ -89,8 +90,14 @@ def alternatives(selection: Selection) -> tuple[str, ...]:
 def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:
     """The text of a refusal: a line for each reason, and the backends that would accept."""
     where = f"{selection.platform.platform} {selection.platform.arch}"
-    order, nearest = selection.order, selection.nearest
-    if selection.requested:
+    order, nearest, start = selection.order, selection.nearest, selection.start
+    refusal = start.refusal if start is not None else None
+    if refusal is not None:
+        first = f"The run is refused on {where}: {refusal.text} ({refusal.name}, {refusal.where.short})"
+    elif start is not None and start.named is not None:
+        named = f"{start.facts[NAMED]}, which {start.named.name} names ({start.named.where.short}),"
+        first = f"{named} does not accept this request on {where}:"
+    elif selection.requested:
         first = f"{selection.requested} does not accept this request on {where}:"
     elif order:
         first = f"No backend accepts this request on {where} (order `{order.title}`, {order.where.short}):"

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attnreg.errors import Location, RequestError, did_you_mean, shown
 from attnreg.language.conditions import Condition
+from attnreg.language.vocabulary import NAMED
 from attnreg.selection.judge import Judge
 from attnreg.selection.memory import answers_of, remember
 from attnreg.selection.point import Point, point_of
+from attnreg.selection.steps import Start, start_of
 from attnreg.selection.trace import Candidate, Selected, Selection
 
 if TYPE_CHECKING:
@@ -75,14 +77,18 @@ def evaluate_anew(
     request: AttentionRequest, platform: Platform, registry: Registry, backend: str | None, to_run: bool
 ) -> Selection:
     """The selection for a request, computed without the cache."""
-    plan = _plan(request, platform, registry, backend)
+    return _evaluated(_plan(request, platform, registry, backend), request, platform, to_run)
+
+
+def _evaluated(plan: _Plan, request: AttentionRequest, platform: Platform, to_run: bool) -> Selection:
+    registry, refused = plan.registry, plan.start is not None and plan.start.refusal is not None
     judge = Judge(registry, plan.point, plan.denied, to_run)
     # where a user named a backend, it is the first candidate and has a point of its own
-    first = Judge(registry, plan.point.by_name(), plan.denied, to_run) if plan.names_one else judge
-    candidates, winner = _decide(_judge(plan, first, judge), judge)
-    fallback = _fallback(plan, first.point, candidates)
+    first = judge if plan.first is plan.point else Judge(registry, plan.first, plan.denied, to_run)
+    candidates, winner = _decide([] if refused else _judge(plan, first, judge), judge)
+    fallback = _fallback(plan, candidates)
     if fallback is not None:
-        return _give_way(evaluate_anew(request, platform, registry, None, to_run), candidates[0], fallback)
+        return _give_way(_evaluated(plan.automatic(), request, platform, to_run), candidates[0], fallback)
     warnings = _not_preferred(plan, candidates)
     if winner is not None:
         warnings += (first if winner.rank == 1 else judge).warnings(winner)
@@ -90,39 +96,45 @@ def evaluate_anew(
         request=request,
         platform=platform,
         registry=registry,
-        order=plan.order,
+        order=None if refused else plan.order,
         candidates=tuple(candidates),
         backend=Selected(winner.name, winner.variant, registry.backends[winner.name], registry) if winner else None,
         requested=plan.requested,
         choice=plan.choice,
         warnings=tuple(warnings),
         to_run=to_run,
+        start=plan.start,
     )
 
 
 class _Plan(NamedTuple):
-    """What decides a selection: the point, the order, and the choices that apply.
+    """What decides a selection: the points, the order, and the choices that apply.
 
-    ``requested`` is the only backend to try, if any. ``choice`` is the user's choice that requires or prefers one,
-    ``denied`` maps backends to the choices that deny them. Either may name one variant: ``FLASH_ATTN/FA3``.
+    ``first`` is the point of the first candidate, ``point`` that of all others. ``requested`` is the only backend to
+    try, if a user names one, ``named`` the only one that a step of the engine's start leaves. ``choice`` is the user's
+    choice that requires or prefers one, ``denied`` maps backends to the choices that deny them. Each may name one
+    variant: ``FLASH_ATTN/FA3``.
     """
 
     registry: Registry
+    first: Point
     point: Point
     order: Order | None
     choice: Choice | None
     requested: str | None
+    named: str | None
     denied: Mapping[str, Choice]
+    start: Start | None
 
-    @property
-    def names_one(self) -> bool:
-        """Whether a user named a backend, which is then the first candidate."""
-        return self.requested is not None or self.choice is not None
+    def automatic(self) -> _Plan:
+        """The plan in which the order decides, after the same steps."""
+        point = self.point.automatic()
+        start = self.start and replace(self.start, named=None, facts=point.facts())
+        return self._replace(first=point, point=point, order=_order(point), requested=None, named=None, start=start)
 
 
 def _plan(request: AttentionRequest, platform: Platform, registry: Registry, backend: str | None) -> _Plan:
     point = point_of(request, platform, registry)
-    order = next((o for o in registry.orders.get(platform.platform, ()) if o.when.holds(point)), None)
     choices = [c for c in registry.choices if c.when.holds(point)]
     # a later overlay overrides an earlier one, and an argument overrides both
     choice = next((c for c in reversed(choices) if c.strength != "deny"), None) if backend is None else None
@@ -130,7 +142,18 @@ def _plan(request: AttentionRequest, platform: Platform, registry: Registry, bac
     requested = choice.backends[0] if choice and choice.strength == "require" else backend
     if requested is not None and registry.row(requested) is None:
         raise _unknown(requested, registry)
-    return _Plan(registry, point, order, choice, requested, denied)
+    start = None
+    if registry.steps:
+        start, point = start_of(point if requested is None else point.by_name(requested))
+    named = point[NAMED] if start is not None and start.named is not None else None
+    preferred = requested or (choice.backends[0] if choice is not None else None)
+    first = point.by_name(preferred) if preferred is not None and named is None else point
+    requested = None if named is not None else requested
+    return _Plan(registry, first, point, _order(point), choice, requested, named, denied, start)
+
+
+def _order(point: Point) -> Order | None:
+    return next((o for o in point.registry.orders.get(point["platform"], ()) if o.when.holds(point)), None)
 
 
 def _judge(plan: _Plan, first: Judge, others: Judge) -> list[Candidate]:
@@ -142,8 +165,11 @@ def _judge(plan: _Plan, first: Judge, others: Judge) -> list[Candidate]:
 
 
 def _entries(plan: _Plan) -> Iterator[tuple[Backend, Location, Condition | None]]:
-    """Row, line and condition of each candidate, as they are tried; the condition is None where a user named one."""
-    choice, order, rows = plan.choice, plan.order, plan.registry.backends
+    """Row, line and condition of each candidate, as they are tried; the condition is None where the row was named."""
+    choice, order, rows, start = plan.choice, plan.order, plan.registry.backends, plan.start
+    if plan.named is not None and start is not None and start.named is not None:
+        yield rows[plan.named], start.named.where, None
+        return
     named = plan.requested or (choice.backends[0] if choice is not None else None)
     row = plan.registry.row(named) if named is not None else None
     if row is not None:
@@ -183,13 +209,17 @@ def _decide(candidates: list[Candidate], judge: Judge) -> tuple[list[Candidate],
     return candidates, native
 
 
-def _fallback(plan: _Plan, point: Point, candidates: list[Candidate]) -> Fallback | None:
-    """The registry's fallback to the order, where one applies to the refusal of the backend that an argument names."""
+def _fallback(plan: _Plan, candidates: list[Candidate]) -> Fallback | None:
+    """The registry's fallback to the order, where one applies to the refusal of the backend that is named.
+
+    That is one that an argument or a step of the engine's start names, not one of a user's choice.
+    """
     fallbacks = plan.registry.fallbacks
-    if plan.requested is None or plan.choice is not None or not fallbacks or not candidates[0].reasons:
+    by_argument = plan.requested is not None and plan.choice is None
+    if not (by_argument or plan.named) or not fallbacks or not candidates or not candidates[0].reasons:
         return None
     about = {facet for reason in candidates[0].reasons for facet in reason.facets}
-    return next((f for f in fallbacks if about <= f.only and f.when.holds(point)), None)
+    return next((f for f in fallbacks if about <= f.only and f.when.holds(plan.first)), None)
 
 
 def _give_way(automatic: Selection, refused: Candidate, fallback: Fallback) -> Selection:
@@ -201,7 +231,11 @@ def _give_way(automatic: Selection, refused: Candidate, fallback: Fallback) -> S
 def _not_preferred(plan: _Plan, candidates: list[Candidate]) -> list[str]:
     """A warning where the backend that a user prefers is not valid."""
     choice = plan.choice
-    if choice is None or choice.strength != "prefer" or not candidates[0].reasons:
+    if choice is None or choice.strength != "prefer" or not candidates:
+        return []
+    if plan.named is not None and plan.named != choice.backends[0].partition("/")[0]:
+        return [f"{choice.backends[0]} is preferred ({choice.where.short}) but not chosen: {plan.named} is named"]
+    if not candidates[0].reasons:
         return []
     why = "; ".join(r.text for r in candidates[0].reasons)
     return [f"{choice.backends[0]} is preferred ({choice.where.short}) but not chosen: {why}"]

@@ -13,6 +13,7 @@ from attnreg.errors import Location
 from attnreg.language.frozen import FrozenDict
 from attnreg.selection.consequences import Following, following
 from attnreg.selection.point import Point, point_of
+from attnreg.selection.steps import Start
 from attnreg.selection.wording import layer_words, platform_words, request_words
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class Selection:
 
     ``backend`` is None where none is valid (then `select` raises `NoBackendError`, which has the selection). ``choice``
     is the user's ``require`` or ``prefer`` that applies, or None. ``requested`` is the backend that a user named, by
-    argument or by ``require``. With ``to_run`` a candidate's kernel module must load.
+    argument or by ``require``. With ``to_run`` a candidate's kernel module must load. ``start`` is what the engine did
+    with the request before it chose; None where the registry says nothing of it.
     """
 
     request: AttentionRequest
@@ -138,12 +140,14 @@ class Selection:
     choice: Choice | None = None
     warnings: tuple[str, ...] = ()
     to_run: bool = False
+    start: Start | None = None
 
     def __str__(self) -> str:
         """The answer in one line, and a line for each warning and fact. ``candidates`` says why not the others."""
         where = platform_words([self.platform], self.registry.vocabulary)
         subject = f"{', '.join(request_words(self.request))} on {', '.join(where)}"
-        lines = [*(f"  ! {warning}" for warning in self.warnings), *(f"  · {line}" for line in self.facts)]
+        lines = [f"  → {change}" for change in self.started]
+        lines += [*(f"  ! {warning}" for warning in self.warnings), *(f"  · {line}" for line in self.facts)]
         return "\n".join([answer_sentence(self, subject), *lines])
 
     def __repr__(self) -> str:
@@ -179,16 +183,29 @@ class Selection:
         return any(follows.kind == "fails" for follows in self.consequences)
 
     @property
+    def started(self) -> tuple[str, ...]:
+        """What the engine's start changed of the request, or why it refuses the run, a sentence each."""
+        start = self.start
+        if start is None:
+            return ()
+        taken = (*start.changes, *([start.refusal] if start.refusal else []))
+        return tuple(f"{t.text} ({t.where.short})" for t in taken)
+
+    @property
     def facts(self) -> tuple[str, ...]:
         """What follows from the choice, without failures, a sentence each."""
         return tuple(f"{f.text} ({f.where.short})" for f in self.consequences if f.kind != "fails")
 
     def _point(self) -> Point:
         """The point at which the chosen backend was judged."""
+        chosen, start = self.chosen, self.start
         point = point_of(self.request, self.platform, self.registry)
-        chosen = self.chosen
-        by_name = self.requested or (self.choice and chosen and chosen.rank == 1)
-        return point.by_name() if by_name else point
+        if start is not None:
+            point = Point(start.facts, self.registry)
+            if start.named is not None:
+                return point
+        named = self.requested or (self.choice.backends[0] if self.choice and chosen and chosen.rank == 1 else None)
+        return point if named is None else point.by_name(named)
 
     def to_dict(self) -> dict[str, Any]:
         """The selection as JSON-ready values."""
@@ -201,6 +218,7 @@ class Selection:
             "order": {"name": self.order.title, "where": str(self.order.where)} if self.order else None,
             "choice": {"strength": self.choice.strength, "where": str(self.choice.where)} if self.choice else None,
             "derived": {name: {"value": v, "where": str(where)} for name, (v, where) in self.derived.items()},
+            **({} if self.start is None else {"start": self.start.to_dict()}),
             "warnings": list(self.warnings),
             "consequences": [follows.to_dict() for follows in self.consequences],
             "candidates": [c.to_dict() for c in self.candidates],
@@ -213,7 +231,11 @@ def how_chosen(selection: Selection) -> str:
     Also ``requested``, ``required by mine.yaml:3``, ``preferred by mine.yaml:3 (order …)``; the order alone where
     nothing was chosen, and the name that was asked for.
     """
-    chosen, choice, order = selection.chosen, selection.choice, selection.order
+    chosen, choice, order, start = selection.chosen, selection.choice, selection.order, selection.start
+    if start is not None and start.refusal is not None:
+        return f"refused by {start.refusal.name}, {start.refusal.where.short}"
+    if start is not None and start.named is not None:
+        return f"named by {start.named.name}, {start.named.where.short}"
     if selection.requested:
         name = "" if chosen else f"{selection.requested} "
         return f"{name}required by {choice.where.short}" if choice else f"{name}requested"

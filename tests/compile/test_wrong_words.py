@@ -12,6 +12,7 @@ from support.files import brief, refusal, write
 
 import attnreg
 
+TWO = "the selection has two facets, `asked` of kind word and `named` of kind backend"
 ASKED = "asked says whether an order tries a backend (`automatic`) or a user named it (`by_name`)"
 WRONG_WORDS = {
     "a feature without its sentence": (
@@ -60,29 +61,32 @@ WRONG_WORDS = {
     "a set beside features and flags": (
         "facets: {modes: {of: request, kind: words, words: dtypes, legend: l}}",
         (
-            "facets.modes: expected a facet of the request, of kind word, arch, integer, text, boolean\n"
+            "facets.modes: expected a facet of the request, of kind word, arch, integer, text, boolean, backend\n"
             "  help: sets of words are asked for as features or flags"
         ),
     ),
     "a facet of a stranger": (
         "facets: {mode: {of: engine, kind: text, legend: l}}",
-        "facets.mode.of: expected `request`, `platform` or `selection`, got `engine`",
+        "facets.mode.of: expected `request`, `platform`, `selection` or `start`, got `engine`",
     ),
     "a second facet of the selection": (
         "facets: {mode: {of: selection, kind: word, words: dtypes, legend: l}}",
-        f"facets.mode: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+        f"facets.mode: {TWO}\n  help: {ASKED}",
     ),
     "a facet of the request that has the name of the selection's": (
         "facets: {asked: {of: request, kind: word, words: dtypes, legend: l}}",
-        f"facets.asked: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+        f"facets.asked: {TWO}\n  help: {ASKED}",
     ),
     "a facet of the selection of another kind": (
         "facets: {asked: {of: selection, kind: boolean, legend: l}}",
-        f"facets.asked: the selection has one facet, `asked`, of kind word\n  help: {ASKED}",
+        f"facets.asked: {TWO}\n  help: {ASKED}",
     ),
     "a facet of the selection with other words": (
         "facets: {asked: {of: selection, kind: word, words: dtypes, legend: l}}",
-        f"facets.asked: its words are `automatic` and `by_name`, got bfloat16, float16\n  help: {ASKED}",
+        (
+            "facets.asked: its words are `automatic`, `by_name` and, where steps name backends, `by_model`, "
+            f"got bfloat16, float16\n  help: {ASKED}"
+        ),
     ),
     "a facet of the selection with a claim": (
         (
@@ -116,7 +120,7 @@ WRONG_WORDS = {
     ),
     "a case without a value": (
         "derived: {d: {legend: l, cases: [{value: [1]}]}}",
-        "derived.d.cases.value: expected a word, an integer, true or false, got a list",
+        "derived.d.cases.value: expected a word, an integer, true, false, null, or {from: FACET}, got a list",
     ),
     "a derived facet of an unknown source": (
         "derived: {d: {legend: l, cases: [{value: 1}], source: 't:p#q'}}",

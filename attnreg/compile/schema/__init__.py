@@ -5,7 +5,6 @@ tools/gen_docs.py writes the same models to docs/schema/ as JSON Schemas for edi
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,13 +20,21 @@ from pydantic import (
     WrapValidator,
 )
 
-from attnreg.language import packed
-
-
-def _one_or_many(value: Any) -> Any:
-    if not isinstance(value, str | list):
-        raise ValueError("expected a word, or a list of words")
-    return [value] if isinstance(value, str) else value
+from attnreg.compile.schema.values import (
+    MAX_COUNT,
+    WORDS_SCHEMA,
+    Capabilities,
+    CapabilityPatch,
+    Condition,
+    Count,
+    DataModel,
+    FacetValue,
+    Options,
+    PackedFormat,
+    Sentence,
+    Size,
+    Words,
+)
 
 
 def _legend_only(value: Any) -> Any:
@@ -42,44 +49,6 @@ def _tokens(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
     except ValidationError:
         # one error, where the union would report one for each of its members
         raise ValueError(f"expected tokens, 1 to {MAX_COUNT}, or {{multiple_of: 16}}") from None
-
-
-def _size(value: Any) -> str:
-    match = SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or size_in_bytes(value) > MAX_BYTES:
-        raise ValueError("expected a size of 1 B to 1024 TiB, with its unit (B, KiB, MiB or GiB), as 394 MiB")
-    return match[0]
-
-
-def size_in_bytes(text: str) -> int:
-    """The bytes of a valid size, as ``394 MiB``."""
-    number, unit = text.split()
-    return int(number) << 10 * ("B", "KiB", "MiB", "GiB").index(unit)
-
-
-# no GPU has more memory, and no kernel reads more tokens at once
-MAX_BYTES, MAX_COUNT = 1 << 50, (1 << 31) - 1
-SIZE = re.compile(r"[1-9][0-9]{0,17} (B|KiB|MiB|GiB)")
-_WORDS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
-Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
-Words = Annotated[list[str], BeforeValidator(_one_or_many), WithJsonSchema(_WORDS)]
-Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabilities"})]
-CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
-PackedFormat = Annotated[dict[str, Any], WithJsonSchema(packed.SCHEMA)]
-_OPTION = {"type": ["string", "number", "boolean"]}
-# what a user reads: a text with something in it
-Sentence = Annotated[str, Field(pattern=r"[^\s]")]
-Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
-Size = Annotated[str, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^{SIZE.pattern}$"})]
-Options = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _OPTION})]
-
-
-class DataModel(BaseModel):
-    """A mapping of the data. It is immutable, and refuses keys that it does not declare."""
-
-    # a nested model builds no validator of its own: that of the file has it inside, and most are never asked alone
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 _ALIASES = "Other names for it; a message about an unknown word says which word is meant."
@@ -135,17 +104,22 @@ _ROWS_BELOW = "In an overlay: what the rows of the registry below accept, which 
 
 
 class FacetData(DataModel):
-    of: Literal["request", "platform", "selection"]
-    kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean"]
+    of: Literal["request", "platform", "selection", "start"] = Field(
+        description="Who has it; start: steps alone set it."
+    )
+    kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "backend"]
     legend: str
     words: str | None = Field(default=None, description="The set of words that are its values.")
     claim: str | None = Field(default=None, description="The capability key that constrains it; every row states it.")
     rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
+    config: Words = Field(
+        default=[], description="Where the config of a model has it: fields, of which the first counts."
+    )
 
 
 class CaseData(DataModel):
     when: Condition | None = None
-    value: str | int | bool | None
+    value: FacetValue
     because: Sentence | None = None
 
 
@@ -365,7 +339,7 @@ class ChoiceData(DataModel):
     when: Condition = {}
     require: str | None = Field(default=None, description="This backend, or an error.")
     prefer: str | None = Field(default=None, description="This backend if it is valid, else the order.")
-    deny: Annotated[Words | None, WithJsonSchema(_WORDS)] = Field(default=None, description="Never these.")
+    deny: Annotated[Words | None, WithJsonSchema(WORDS_SCHEMA)] = Field(default=None, description="Never these.")
     because: Sentence | None = None
 
 
@@ -385,7 +359,7 @@ _EXTENDS = "The registry that it changes; in the file of a plugin a bundled one,
 class OverlayFile(DataModel):
     """A small file that changes another registry without a copy of it."""
 
-    extends: Annotated[Words, WithJsonSchema(_WORDS)] = Field(default=["default"], description=_EXTENDS)
+    extends: Annotated[Words, WithJsonSchema(WORDS_SCHEMA)] = Field(default=["default"], description=_EXTENDS)
     vocabulary: VocabularyFile = VocabularyFile()
     sources: dict[str, SourceData] = {}
     backends: dict[str, dict[str, Any]] = {}

@@ -1,0 +1,41 @@
+"""The shape of steps.yaml: what an engine does between the command line and its choice of a backend, and after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from attnreg.compile.schema.values import Condition, DataModel, Sentence
+
+
+class EffectData(DataModel):
+    """What a step does where `when` holds: it sets facets, or refuses the run; with neither it does nothing."""
+
+    when: Condition | None = None
+    sets: dict[str, Any] | None = Field(default=None, description="Facet -> value: the condition that then holds.")
+    refuses: Sentence | None = Field(default=None, description="The sentence that a user reads: why nothing starts.")
+    because: Sentence | None = None
+
+
+class StepData(EffectData):
+    """One step. It has `cases`, the first of which that holds speaks, or itself `sets` or `refuses`."""
+
+    step: str = Field(description="Its name, as the engine has it.")
+    cases: list[EffectData] = []
+    source: str | None = None
+
+
+class AfterData(DataModel):
+    """Why the engine stops with what was chosen, whichever backend that is."""
+
+    when: Condition
+    fails: Sentence
+    source: str | None = None
+
+
+class StepsFile(DataModel):
+    """steps.yaml: what an engine does before it chooses a backend; a later step sees what an earlier wrote."""
+
+    steps: list[StepData] = []
+    after: list[AfterData] = []

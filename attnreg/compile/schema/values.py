@@ -1,0 +1,82 @@
+"""The kinds of values in the YAML files: words, sentences, sizes, conditions, claims, and values of facets."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+
+from attnreg.language import packed
+
+
+def _one_or_many(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise ValueError("expected a word, or a list of words")
+    return [value] if isinstance(value, str) else value
+
+
+def _size(value: Any) -> str:
+    match = SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or size_in_bytes(value) > MAX_BYTES:
+        raise ValueError("expected a size of 1 B to 1024 TiB, with its unit (B, KiB, MiB or GiB), as 394 MiB")
+    return match[0]
+
+
+def size_in_bytes(text: str) -> int:
+    """The bytes of a valid size, as ``394 MiB``."""
+    number, unit = text.split()
+    return int(number) << 10 * ("B", "KiB", "MiB", "GiB").index(unit)
+
+
+# no GPU has more memory, and no kernel reads more tokens at once
+MAX_BYTES, MAX_COUNT = 1 << 50, (1 << 31) - 1
+SIZE = re.compile(r"[1-9][0-9]{0,17} (B|KiB|MiB|GiB)")
+
+
+def _facet_value(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return valid(value)
+    except ValidationError:
+        raise ValueError("expected a word, an integer, true, false, null, or {from: FACET}") from None
+
+
+WORDS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+Condition = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/condition"})]
+Matcher = Annotated[Any, WithJsonSchema({"$ref": "#/$defs/matcher"})]
+Words = Annotated[list[str], BeforeValidator(_one_or_many), WithJsonSchema(WORDS_SCHEMA)]
+Capabilities = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capabilities"})]
+CapabilityPatch = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/capability_patch"})]
+PackedFormat = Annotated[dict[str, Any], WithJsonSchema(packed.SCHEMA)]
+_OPTION = {"type": ["string", "number", "boolean"]}
+# what a user reads: a text with something in it
+Sentence = Annotated[str, Field(pattern=r"[^\s]")]
+Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
+Size = Annotated[str, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^{SIZE.pattern}$"})]
+Options = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _OPTION})]
+
+
+class DataModel(BaseModel):
+    """A mapping of the data. It is immutable, and refuses keys that it does not declare."""
+
+    # a nested model builds no validator of its own: that of the file has it inside, and most are never asked alone
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class FromData(DataModel):
+    """The value that another facet has at this moment."""
+
+    from_: str = Field(alias="from")
+
+
+FacetValue = Annotated[str | int | bool | FromData | None, WrapValidator(_facet_value)]

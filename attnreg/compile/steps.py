@@ -1,0 +1,163 @@
+"""steps.yaml -> `Step`: what an engine does before it chooses a backend, every facet and value looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attnreg.compile.parts import Part, Parts, Reporter
+from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
+from attnreg.compile.schema.values import FromData
+from attnreg.compile.yaml_source import Path_, shown
+from attnreg.errors import did_you_mean
+from attnreg.language.facets import CORE
+from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
+from attnreg.registry import Consequence, Effect, From, Step, Switched
+
+_SETS = ("features", "without")
+
+
+class StepCompiler(Reporter):
+    """Compiles the steps of a registry."""
+
+    def steps(self, parts: Parts) -> tuple[Step, ...]:
+        """The steps of all files, in order."""
+        return tuple(self._step(part, i, data) for part in parts.steps for i, data in enumerate(part.model.steps))
+
+    def after(self, parts: Parts) -> tuple[Consequence, ...]:
+        """Why the engine stops with what was chosen, whichever backend that is."""
+        return tuple(consequence for part in parts.steps for consequence in self._after(part))
+
+    def _after(self, part: Part[StepsFile]) -> Iterator[Consequence]:
+        for i, data in enumerate(part.model.after):
+            path = ("after", i)
+            self.source(part, data.source, *path)
+            when = self.condition(part, data.when, *path, "when")
+            yield Consequence(when, part.at(*path), fails=data.fails, source=data.source)
+
+    def _step(self, part: Part[StepsFile], index: int, data: StepData) -> Step:
+        path: Path_ = ("steps", index)
+        own = data.sets is not None or data.refuses is not None
+        if own == bool(data.cases):
+            help_ = "a step has `cases`, or one effect of its own"
+            self.report(part, path, "states `cases` and an effect" if own else "does nothing", help_)
+        self.source(part, data.source, *path)
+        self.check_reachable(part, (case.when for case in data.cases), (*path, "cases"), "case")
+        cases = [self._effect(part, case, (*path, "cases", i)) for i, case in enumerate(data.cases)]
+        if own:
+            cases = [self._effect(part, EffectData(**data.model_dump(include={"sets", "refuses", "because"})), path)]
+        when = self.condition(part, data.when, *path, "when")
+        return Step(data.step, when, tuple(cases), part.at(*path), data.source)
+
+    def _effect(self, part: Part[StepsFile], data: EffectData, path: Path_) -> Effect:
+        if data.sets is not None and data.refuses is not None:
+            self.report(part, path, "states `sets` and `refuses`", "a run that is refused sets nothing: keep one")
+        sets = self._sets(part, data.sets or {}, (*path, "sets"))
+        when = self.condition(part, data.when, *path, "when")
+        return Effect(when, part.at(*path), sets, data.refuses or "", data.because)
+
+    def _sets(self, part: Part[StepsFile], raw: Mapping[str, Any], path: Path_) -> dict[str, Any]:
+        sets: dict[str, Any] = {}
+        for name, value in raw.items():
+            if name not in _SETS:
+                facet = self._settable(part, name, (*path, name))
+                if (
+                    name == NAMED
+                    and ASKED in self.vocabulary.facets
+                    and BY_MODEL not in self.vocabulary.facets[ASKED].known
+                ):
+                    self.report(
+                        part, (*path, name), f"`{ASKED}` has no word `{BY_MODEL}`", "add it to its words", key=True
+                    )
+                if facet is not None:
+                    sets[name] = self._value(part, facet, value, (*path, name))
+        if any(name in raw for name in _SETS):
+            on, off = (self._features(part, raw.get(name, []), (*path, name)) for name in _SETS)
+            sets["features"] = Switched(on, off)
+            for word in sorted(on & off):
+                self.report(part, path, f"adds {word} and takes it out", "keep one of the two")
+        return sets
+
+    def _settable(self, part: Part[StepsFile], name: str, path: Path_) -> Facet | None:
+        facets = self.vocabulary.facets
+        facet = facets.get(name)
+        if facet is None:
+            known = [*(f.name for f in facets.values() if _may_be_set(f)), *_SETS]
+            self.report(part, path, f"unknown facet `{name}`", did_you_mean(name, known), key=True)
+        elif not _may_be_set(facet):
+            why = "is derived from others" if facet.of == "derived" else f"belongs to the {facet.of}"
+            help_ = "a step sets facets of the request and of the start, and `named`"
+            self.report(part, path, f"`{name}` {why}", help_, key=True)
+        return facet if facet is not None and _may_be_set(facet) else None
+
+    def _value(self, part: Part[StepsFile], facet: Facet, raw: object, path: Path_) -> Any:
+        if isinstance(raw, dict):
+            return self._copied(part, facet, raw, path)
+        if raw is None:
+            if _required(facet):
+                self.report(part, path, f"every request has a {facet.name}", "set it to a value")
+            return None
+        if isinstance(raw, list):
+            self.report(part, path, f"expected one value, got {shown(raw)}", "the cases of a step may differ in it")
+            return None
+        before = len(self.problems)
+        # a matcher of one value reports what is wrong with the value
+        self.parser(part).matcher(raw, facet, (*part.path, *path))
+        if facet.kind == "word" and len(self.problems) == before and raw not in facet.known:
+            self.report(part, path, f"`{raw}` is a pattern", "a step sets one value")
+        if facet.kind == "integer" and isinstance(raw, int) and raw < facet.least:
+            self.report(part, path, f"expected an integer of at least {facet.least}, got {raw}")
+        return raw
+
+    def _copied(self, part: Part[StepsFile], facet: Facet, raw: dict[str, Any], path: Path_) -> From | None:
+        """``{from: FACET}``: a facet of the same kind, all of whose words this one has."""
+        if raw.keys() != {"from"} or not isinstance(raw["from"], str):
+            self.report(part, path, f"expected a value, or {{from: FACET}}, got {shown(raw)}")
+            return None
+        return copied(self, part, facet.name, FromData(**raw), (*path, "from"))
+
+    def _features(self, part: Part[StepsFile], raw: object, path: Path_) -> frozenset[str]:
+        items = [raw] if isinstance(raw, str) else raw
+        if not isinstance(items, list):
+            self.report(part, path, f"expected a list of features, got {shown(raw)}")
+            return frozenset()
+        known = self.vocabulary.features
+        return frozenset(w for i, w in enumerate(items) if self.name(part, (*path, i), w, known, "feature"))
+
+
+def copied(reporter: Reporter, part: Part[Any], name: str, data: FromData, path: Path_) -> From | None:
+    """The facet that a value is copied from, None where its values are not values of the facet ``name``."""
+    facets = reporter.vocabulary.facets
+    if not reporter.name(part, path, data.from_, facets, "facet"):
+        return None
+    source, target = facets[data.from_], facets.get(name)
+    if source.kind in ("words", "packages", "arch") or source.name == "platform":
+        reporter.report(part, path, f"`{source.name}` cannot be copied", "facets of one word or number can")
+        return None
+    if target is not None and not _fits(source, target):
+        help_ = "copy a facet of the same kind with the same words"
+        reporter.report(part, path, f"`{source.name}` has values that `{name}` cannot have", help_)
+        return None
+    return From(source.name)
+
+
+def _fits(source: Facet, target: Facet) -> bool:
+    if _required(target) and not _required(source):
+        return False
+    if source.kind in ("word", "boolean", "derived"):
+        if target.kind == "integer":
+            return all(type(w) is int and w >= target.least for w in source.words)
+        if target.kind == "text":
+            return all(type(w) is str for w in source.words)
+        return all(any(w == v and type(w) is type(v) for v in target.words) for w in source.words)
+    return source.kind == target.kind and source.least >= target.least
+
+
+def _required(facet: Facet) -> bool:
+    return facet.name in CORE and CORE[facet.name].required
+
+
+def _may_be_set(facet: Facet) -> bool:
+    if facet.kind in ("words", "packages", "arch"):
+        return False
+    return facet.of in ("request", "start") or facet.name == NAMED

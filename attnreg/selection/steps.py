@@ -1,0 +1,140 @@
+"""The start of an engine: its steps, run at the point of a request, and what each of them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnreg.language.frozen import FrozenDict
+from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_MODEL, NAMED
+from attnreg.registry import From, Switched
+from attnreg.request import with_extra
+
+if TYPE_CHECKING:
+    from attnreg.errors import Location
+    from attnreg.registry import Effect, Registry, Step
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.point import Point
+
+
+class Taken(NamedTuple):
+    """A step that wrote facets, or refused the run: ``sets`` maps each facet to its value before and after it.
+
+    A value that was there already counts as written.
+    """
+
+    step: Step
+    effect: Effect
+    sets: Mapping[str, tuple[Any, Any]]
+
+    @property
+    def name(self) -> str:
+        """The step's name."""
+        return self.step.name
+
+    @property
+    def where(self) -> Location:
+        """The line of the data that spoke."""
+        return self.effect.where
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """The facets that have another value after the step."""
+        return {facet: (before, after) for facet, (before, after) in self.sets.items() if before != after}
+
+    @property
+    def text(self) -> str:
+        """``dtype float32 → bfloat16 (float32-config)``; for a refusal its sentence."""
+        if self.effect.refuses:
+            return self.effect.refuses
+        parts = [f"{facet} {_shown(before)} → {_shown(after)}" for facet, (before, after) in self.changes.items()]
+        because = f": {self.effect.because}" if self.effect.because else ""
+        return f"{', '.join(parts)} ({self.name}){because}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The step as JSON-ready values."""
+        sets = {facet: {"before": _plain(b), "after": _plain(a)} for facet, (b, a) in self.sets.items()}
+        return {"step": self.name, "sets": sets, "because": self.effect.because, "where": str(self.where)}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What an engine does with a request before it chooses a backend.
+
+    ``taken`` are the steps that wrote, in order; ``refusal`` is the one that refuses the run, if any. ``named`` is the
+    step that names the backend, if one does. ``facts`` has every facet as it is after the steps.
+    """
+
+    taken: tuple[Taken, ...]
+    facts: Mapping[str, Any] = field(repr=False)
+    refusal: Taken | None = None
+    named: Taken | None = None
+
+    @property
+    def changes(self) -> tuple[Taken, ...]:
+        """The steps that changed something."""
+        return tuple(t for t in self.taken if t.changes)
+
+    def decided_by(self, facet: str) -> Taken | None:
+        """The last step that wrote a facet, None where no step did."""
+        return next((taken for taken in reversed(self.taken) if facet in taken.sets), None)
+
+    def request(self, asked: AttentionRequest, registry: Registry) -> AttentionRequest:
+        """The request that the engine asks in place of the one that was ``asked``."""
+        known = registry.vocabulary.facets
+        now = {f: self.facts[f] for t in self.taken for f in t.changes if known[f].of == "request"}
+        if not now:
+            return asked
+        fields = with_extra(now)
+        extra = {**dict(asked.extra), **dict(fields.pop("extra", ()))}
+        return replace(asked, **fields, extra=tuple(extra.items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The start as JSON-ready values."""
+        refusal = self.refusal
+        refused = refusal and {"step": refusal.name, "text": refusal.effect.refuses, "where": str(refusal.where)}
+        return {"steps": [taken.to_dict() for taken in self.taken], "refused": refused or None}
+
+
+def start_of(point: Point) -> tuple[Start, Point]:
+    """The start of the engine at a point, and the point at which it then chooses."""
+    taken: list[Taken] = []
+    named = None
+    for step in point.registry.steps:
+        if not step.when.holds(point):
+            continue
+        effect = next((e for e in step.effects if e.when.holds(point)), None)
+        if effect is None:
+            continue
+        if effect.refuses:
+            refusal = Taken(step, effect, FrozenDict())
+            return Start(tuple(taken), point.facts(), refusal, named), point
+        if not effect.sets:
+            continue
+        after = {facet: _value(value, facet, point) for facet, value in effect.sets.items()}
+        done = Taken(step, effect, FrozenDict({facet: (point[facet], value) for facet, value in after.items()}))
+        taken.append(done)
+        if NAMED in after:
+            named = done if after[NAMED] is not None else None
+            after[ASKED] = BY_MODEL if named else AUTOMATIC
+        point = point.changed(after)
+    return Start(tuple(taken), point.facts(), None, named), point
+
+
+def _value(value: Any, facet: str, point: Point) -> Any:
+    if type(value) is From:
+        return point[value.facet]
+    return (point[facet] | value.on) - value.off if type(value) is Switched else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(value)) or "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "not given" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else value

@@ -1,0 +1,79 @@
+"""Wrong steps: each is refused at its line, with the cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.files import brief, refusal, write
+from support.starts import ask, load, vocabulary
+
+import attnreg
+
+
+def step(text: str) -> str:
+    return f"steps:\n  - {text}\n"
+
+
+WRONG = {
+    "no effect": (
+        "{step: s}",
+        "steps.yaml:2:5: steps: does nothing\n  help: a step has `cases`, or one effect of its own",
+    ),
+    "two effects": (
+        "{step: s, sets: {}, cases: [{sets: {}}]}",
+        "steps.yaml:2:5: steps: states `cases` and an effect\n  help: a step has `cases`, or one effect of its own",
+    ),
+    "sets and refuses": (
+        "{step: s, sets: {pooling: true}, refuses: r}",
+        "steps.yaml:2:5: steps: states `sets` and `refuses`\n  help: a run that is refused sets nothing: keep one",
+    ),
+    "an unknown facet": (
+        "{step: s, sets: {dtyp: float16}}",
+        "steps.yaml:2:22: steps.sets.dtyp: unknown facet `dtyp`\n  help: did you mean `dtype`?",
+    ),
+    "a facet of the platform": (
+        "{step: s, sets: {arch: g1}}",
+        "steps.yaml:2:22: steps.sets.arch: `arch` belongs to the platform",
+    ),
+    "an unknown word": (
+        "{step: s, sets: {dtype: float17}}",
+        "steps.yaml:2:29: steps.sets.dtype: unknown dtype 'float17'",
+    ),
+    "a pattern": ("{step: s, sets: {dtype: 'float*'}}", "steps.yaml:2:29: steps.sets.dtype: `float*` is a pattern"),
+    "several values": ("{step: s, sets: {dtype: [float16]}}", "expected one value, got"),
+    "a required facet": ("{step: s, sets: {dtype: null}}", "steps.sets.dtype: every request has a dtype"),
+    "an integer that is too small": ("{step: s, sets: {block_size: 0}}", "steps.sets.block_size: "),
+    "a copy of nothing": ("{step: s, sets: {mine: {from: yours}}}", "steps.sets.mine.from: unknown facet `yours`"),
+    "a copy of another kind": (
+        "{step: s, sets: {mine: {from: dtype}}}",
+        "steps.sets.mine.from: `dtype` has values that `mine` cannot have",
+    ),
+    "a copy that may be absent": (
+        "{step: s, sets: {head_size: {from: num_heads}}}",
+        "steps.sets.head_size.from: `num_heads` has values that `head_size` cannot have",
+    ),
+    "a copy of a set": ("{step: s, sets: {mine: {from: features}}}", "`features` cannot be copied"),
+    "an unknown feature": ("{step: s, sets: {features: [sink]}}", "steps.sets.features: unknown feature `sink`"),
+    "a feature in and out": ("{step: s, sets: {features: [sinks], without: [sinks]}}", "adds sinks and takes it out"),
+    "an unreachable case": ("{step: s, cases: [{sets: {}}, {refuses: r}]}", "unreachable case: number 1 of the list"),
+    "an unknown key": ("{step: s, set: {}}", "steps: unknown key `set`\n  help: did you mean `sets`?"),
+    "a wrong condition": ("{step: s, when: {archs: g1}, refuses: r}", "steps.when.archs: unknown facet `archs`"),
+    "a wrong source": ("{step: s, refuses: r, source: x}", "`x` is not <source>:<path>#<symbol>"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_steps(text: str, message: str, tmp_path: Path) -> None:
+    assert message in brief(refusal(write(tmp_path, vocabulary=vocabulary(), steps=step(text))))
+
+
+def test_naming_needs_its_word(tmp_path: Path) -> None:
+    text = vocabulary({"automatic": "l", "by_name": "l"})
+    said = refusal(write(tmp_path, vocabulary=text, steps=step("{step: s, sets: {named: A}}")))
+    assert "`asked` has no word `by_model`" in said
+
+
+def test_a_start_facet_cannot_be_given(tmp_path: Path) -> None:
+    with pytest.raises(attnreg.RequestError, match="'prefill', which is set by steps alone"):
+        ask(load(tmp_path, ""), prefill="A")
