@@ -55,8 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     check = options.check
     root = Path(__file__).resolve().parent.parent
     if options.site:
-        with without_plugins:
-            files = docs_site.build(root, options.site)
+        try:
+            with without_plugins:
+                files = docs_site.build(root, options.site)
+        except ValueError as e:
+            parser.error(str(e))
         print(f"wrote {len(files)} files to {options.site}")
         return 0
     generated = outputs(root)

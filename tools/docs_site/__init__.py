@@ -9,13 +9,24 @@ from pathlib import Path
 from docs_site import architectures, backends, changes, guides, measured, models, picker, registries, words
 from docs_site.frame import Asset, Page, Site, assets
 
+# a file of every built site, by which the next build knows that the folder is its own
+MARK = ".attnreg-site"
+
 
 def build(root: Path, folder: Path) -> list[str]:
-    """Build the site of the checkout at ``root`` in a folder, in place of what it holds; the paths of its files."""
+    """Build the site of the checkout at ``root`` in a folder, in place of an earlier one; the paths of its files.
+
+    Raises ValueError for a folder that holds anything else: nothing of it is touched.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        raise ValueError(f"{folder} holds files, and no earlier site; name an empty folder or a new one")
     site = Site(root)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / MARK).touch()
     return site.write(folder, items(site))
 
 

@@ -26,6 +26,8 @@ _GROUPS = {
     "Writing data and code": ("docs/writing", "docs/architecture", "CONTRIBUTING", "CHANGELOG"),
 }
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
+# an anchor of the tables: the first of a name is kept
+_HERE = re.compile(r'<a id="([^"]*)">')
 _ELSEWHERE = re.compile(r"[a-z]+:|//")
 
 
@@ -96,8 +98,13 @@ def render(site: Site, file: str, text: str) -> tuple[str, Markup]:
             token.tag = f"h{level}"
         elif token.type == "table_open":
             token.meta["label"] = heading
+        elif token.type == "th_open":
+            token.attrSet("scope", "col")
         for child in token.children or ():
             _relink(site, file, child)
+            if child.type == "html_inline" and (here := _HERE.fullmatch(child.content)):
+                child.content = "<a>" if here[1] in used else child.content
+                used.setdefault(here[1], 1)
     return title, Markup(markdown.renderer.render(tokens, markdown.options, {}))
 
 

@@ -47,7 +47,10 @@ class Serving:
 
     @cached_property
     def on(self) -> dict[str, list[Place]]:
-        """Architecture -> the variants that accept some request there, in the order of the data."""
+        """Architecture -> the variants of its platform that accept some request there, in the order of the data.
+
+        An engine may accept a backend of another platform that a user names, and fail then.
+        """
         return {name: self._places(arch) for name, arch in self.registry.vocabulary.architectures.items()}
 
     def _places(self, arch: Architecture) -> list[Place]:

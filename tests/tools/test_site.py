@@ -1,0 +1,330 @@
+"""The built site: links lead somewhere, nothing comes from elsewhere, everybody can read it, its facts are true."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support import ROOT
+from support.site import Element, read_index, read_page
+
+from attnreg.compile.bundled import bundled_configs
+from attnreg.errors import RequestError
+from attnreg.loader import bundled_registries, load_registry
+from attnreg.models.reader import bundled_families, requests_from_model
+from attnreg.platforms import Platform
+from attnreg.request import AttentionRequest
+from attnreg.selection.selector import evaluate
+
+Pages = Mapping[str, tuple[list[Element], list[str]]]
+_MINISEARCH = "4e02b9fa52f244c377d737c7d06cda6bce967d137254e8532d6c79f68469bef3"
+
+
+@pytest.fixture(scope="session")
+def pages(built_site: Path) -> Pages:
+    """Path of every page -> its elements, and what is wrong with their nesting."""
+    files = sorted(built_site.rglob("*.html"))
+    return {str(file.relative_to(built_site)): read_page(file.read_text(encoding="utf-8")) for file in files}
+
+
+# whole ---------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_has_a_page(built_site: Path) -> None:
+    wanted = {"index.html", "registries.html", "measured.html", "models/index.html", "guides/index.html"}
+    for name in bundled_registries():
+        registry = load_registry(name)
+        vocabulary = registry.vocabulary
+        wanted |= {f"{name}/index.html", f"{name}/orders.html"}
+        wanted |= {f"{name}/backends/{row}.html" for row in registry.backends}
+        wanted |= {f"{name}/architectures/{arch}.html" for arch in vocabulary.architectures}
+        wanted |= {f"{name}/features/{word}.html" for word in vocabulary.features}
+        wanted |= {f"{name}/kv_dtypes/{word}.html" for word in vocabulary.words["kv_dtypes"]}
+        wanted |= {f"files/{file}.html" for file in registry.files}
+    wanted |= {f"families/{name}.html" for name in bundled_families()}
+    wanted |= {f"models/{name}.html" for name in bundled_configs()}
+    wanted |= {"changes/vllm-0.20.0-to-vllm-0.33.0.html"}
+    assert [path for path in sorted(wanted) if not (built_site / path).is_file()] == []
+
+
+def test_elements_are_nested(pages: Pages) -> None:
+    assert {path: problems for path, (_, problems) in pages.items() if problems} == {}
+
+
+def test_links_lead_somewhere(built_site: Path, pages: Pages) -> None:
+    """Every address that is not another host's is a file of the site, and its anchor is on that page."""
+    anchors = {
+        path: {e.attributes["id"] for e in elements if "id" in e.attributes} for path, (elements, _) in pages.items()
+    }
+    for path, (elements, _) in pages.items():
+        # anchors of old pages in Markdown may be names
+        anchors[path] |= {e.attributes["name"] for e in elements if e.tag == "a" and "name" in e.attributes}
+    dead = []
+    for path, (elements, _) in pages.items():
+        for target in (e.attributes.get(name) for e in elements for name in ("href", "src")):
+            if not target or re.match(r"https?://", target):
+                continue
+            file, _, anchor = target.partition("#")
+            place = (built_site / path).parent.joinpath(file.partition("?")[0]).resolve() if file else built_site / path
+            if not place.is_file():
+                dead.append(f"{path}: {target}")
+            elif (
+                anchor
+                and place.suffix == ".html"
+                and anchor not in anchors[str(place.relative_to(built_site.resolve()))]
+            ):
+                dead.append(f"{path}: {target} has no such anchor")
+    assert dead == []
+
+
+def test_nothing_comes_from_elsewhere(built_site: Path, pages: Pages) -> None:
+    """No page makes a browser ask another host for anything; only links that are followed may lead there."""
+    asked = [
+        f"{path}: {e.tag} {target}"
+        for path, (elements, _) in pages.items()
+        for e in elements
+        for name, target in e.attributes.items()
+        if e.tag != "a"
+        and name != "xmlns"
+        and not name.startswith(("content", "data-"))
+        and re.match(r"(?:https?:)?//", target)
+    ]
+    assert asked == []
+    for file in (*built_site.rglob("*.css"), *built_site.rglob("*.svg")):
+        assert re.findall(r"(?:@import|url\()[^;)]*(?:https?:)?//", file.read_text(encoding="utf-8")) == [], file
+    for file in (built_site / "assets").glob("s*.js"):
+        assert re.findall(r"\bfetch\(|https?://|\beval\(", file.read_text(encoding="utf-8")[:200_000]) == [], file
+
+
+def test_library_is_the_one_that_was_vendored(built_site: Path) -> None:
+    assert hashlib.sha256((built_site / "assets/minisearch.js").read_bytes()).hexdigest() == _MINISEARCH
+    assert "MIT" in (ROOT / "tools/docs_site/assets/minisearch.LICENSE.txt").read_text() or "Permission is hereby" in (
+        ROOT / "tools/docs_site/assets/minisearch.LICENSE.txt"
+    ).read_text(encoding="utf-8")
+
+
+# for everybody -------------------------------------------------------------------------------------------------------
+
+
+def test_pages_have_a_language_a_title_and_landmarks(pages: Pages) -> None:
+    for path, (elements, _) in pages.items():
+        tags = [e.tag for e in elements]
+        assert next(e for e in elements if e.tag == "html").attributes.get("lang") == "en", path
+        assert next(e for e in elements if e.tag == "title").text, path
+        assert any(e.attributes.get("name") == "viewport" for e in elements if e.tag == "meta"), path
+        assert (tags.count("main"), tags.count("h1")) == (1, 1), path
+        ids = [e.attributes["id"] for e in elements if "id" in e.attributes]
+        assert sorted(ids) == sorted(set(ids)), path
+
+
+def test_headings_are_in_order(pages: Pages) -> None:
+    wrong = []
+    for path, (elements, _) in pages.items():
+        levels = [int(e.tag[1]) for e in elements if re.fullmatch("h[1-6]", e.tag)]
+        wrong += [path for before, after in zip([0, *levels], levels, strict=False) if after > before + 1]
+    assert wrong == []
+
+
+def test_everything_that_is_used_has_a_name(pages: Pages) -> None:
+    """Controls have labels, pictures texts, links and buttons words; what scrolls is reached by keys."""
+    wrong = []
+    for path, (elements, _) in pages.items():
+        labelled = {e.attributes.get("for") for e in elements if e.tag == "label"}
+        ids = {e.attributes["id"] for e in elements if "id" in e.attributes}
+        for e in elements:
+            given = e.attributes
+            named = given.get("aria-label") or given.get("aria-labelledby") or e.text or given.get("title")
+            if e.tag in ("input", "select", "textarea") and given.get("type") != "hidden":
+                wrong += [f"{path}: {e.tag}"] * (given.get("id") not in labelled and "aria-label" not in given)
+            elif e.tag == "th":
+                # a written table may have an empty corner
+                wrong += [f"{path}: th"] * ("scope" not in given or not (named or path.startswith("guides/")))
+            elif e.tag in ("button", "summary", "figcaption") or (e.tag == "a" and "href" in given):
+                wrong += [f"{path}: {e.tag} {given}"] * (not named)
+            elif e.tag == "img":
+                wrong += [f"{path}: img {given}"] * (not given.get("alt"))
+            elif e.tag == "svg":
+                inside = [x for x in elements if x.above and e in x.above and x.tag in ("title", "desc") and x.text]
+                wrong += [f"{path}: svg"] * (given.get("role") != "img" or len(inside) < 2)
+            elif "scroll" in given.get("class", "").split() or given.get("class") in ("yaml", "picture"):
+                wrong += [f"{path}: {given}"] * (given.get("tabindex") != "0")
+            refers = " ".join(given.get(name, "") for name in ("aria-labelledby", "aria-controls", "aria-describedby"))
+            wrong += [f"{path}: no #{name}" for name in refers.split() if name not in ids]
+    assert wrong == []
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(a: str, b: str) -> float:
+    """The ratio of two colours. Source: WCAG 2.2, relative luminance and contrast ratio."""
+    light, dark = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_colours_can_be_read(built_site: Path, mode: int) -> None:
+    sheet = (built_site / "assets/site.css").read_text(encoding="utf-8")
+    found = re.findall(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", sheet)
+    colours = {name: values[mode] for name, *values in found}
+    texts = ("fg", "muted", "accent", "good", "bad", "warn")
+    pairs = [(text, ground, 4.5) for text in texts for ground in ("bg", "soft")]
+    pairs += [(text, f"{text}-soft", 4.5) for text in ("good", "bad", "warn")]
+    pairs += [(text, "warn-soft", 4.5) for text in ("fg", "accent", "muted")]
+    # edges of what is typed into or pressed
+    pairs += [("edge", "bg", 3.0), ("accent", "bg", 3.0)]
+    low = {
+        (a, b): round(_contrast(colours[a], colours[b]), 2)
+        for a, b, least in pairs
+        if _contrast(colours[a], colours[b]) < least
+    }
+    assert low == {}
+    # no colour beside those of the table
+    assert set(re.findall(r"#[0-9a-f]{3,8}\b", sheet)) <= {value for _, *values in found for value in values}
+
+
+# facts ---------------------------------------------------------------------------------------------------------------
+
+
+def _cells(elements: list[Element], label: str) -> dict[str, list[str]]:
+    """First cell -> the other cells of each row of a table."""
+    inside = [e for e in elements if any(x.attributes.get("aria-label") == label for x in e.above)]
+    rows = [e for e in inside if e.tag == "tr" and e.inside("tbody")]
+    out = {}
+    for row in rows:
+        first, *rest = [e.text for e in inside if e.above and e.above[-1] is row and e.tag in ("th", "td")]
+        out[first] = rest
+    return out
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "DeepSeek-V3", "gemma-3-27b-it"])
+@pytest.mark.parametrize("registry", ["default", "vllm-0.33.0"])
+def test_backends_of_a_model_are_those_that_are_selected(pages: Pages, name: str, registry: str) -> None:
+    data = load_registry(registry)
+    model = requests_from_model(str(bundled_configs()[name]))
+    title = {"default": "attnreg's own registry", "vllm-0.33.0": "vLLM 0.33.0"}[registry]
+    rows = _cells(pages[f"models/{name}.html"][0], title)
+    seen = set()
+    for archs, answers in rows.items():
+        for arch in (a for a in data.vocabulary.architectures.values() if re.search(rf"\b{a.name}\b", archs)):
+            seen.add(arch.name)
+            platform = Platform(platform=arch.platform, arch=arch.name)
+            requests = []
+            for group in model.groups:
+                requests.append(group.request)
+                if group.request and group.request.attention.startswith("mla"):
+                    requests.append(group.request.expanded())
+            chosen = [evaluate(request, platform, data).chosen for request in requests if request]
+            wanted = [candidate.title if candidate else "none" for candidate in chosen]
+            # what is no attention has no backend
+            assert [answer.partition(" (")[0] for answer in answers if answer != "–"] == wanted
+    assert seen == set(data.vocabulary.architectures)
+
+
+@pytest.mark.parametrize("name", list(bundled_registries()))
+def test_who_serves_what_is_what_selection_accepts(gen_docs: ModuleType, name: str) -> None:
+    """Whatever request a named backend accepts on an architecture, its words are among those that the pages give it."""
+    site = gen_docs.docs_site.Site(ROOT)
+    registry = site.registries[name]
+    places = site.serving[name].on
+    chance = random.Random(17)
+    kv_dtypes, features = list(registry.vocabulary.words["kv_dtypes"]), list(registry.vocabulary.features)
+    accepted = 0
+    for _ in range(3000):
+        arch = chance.choice(list(registry.vocabulary.architectures.values()))
+        flags = frozenset(f.name for f in registry.vocabulary.flags.values() if arch.platform in f.facts["platforms"])
+        words = frozenset(chance.sample(features, chance.choice((0, 1, 1, 2))))
+        row = chance.choice([r for r in registry.backends.values() if arch.platform in r.platforms])
+        attention = chance.choice(sorted(row.attention))
+        sizes = (
+            {"head_size": chance.choice((64, 128, 256))}
+            if attention == "mha"
+            else {"head_size": 576, "head_size_v": 512}
+        )
+        kv_dtype = chance.choice(kv_dtypes)
+        try:
+            request = AttentionRequest(attention=attention, kv_dtype=kv_dtype, features=words, **sizes)
+        except RequestError:
+            continue
+        chosen = evaluate(
+            request, Platform(platform=arch.platform, arch=arch.name, flags=flags), registry, row.name
+        ).chosen
+        if chosen is not None:
+            accepted += 1
+            place = next(p for p in places[arch.name] if p.title == chosen.title)
+            assert kv_dtype in place.kv_dtypes
+            assert words <= place.features
+    assert accepted > 50
+
+
+def test_words_that_pages_give_a_backend_are_accepted(gen_docs: ModuleType) -> None:
+    """For each word that a page says a variant serves on an architecture, some request with it is accepted there."""
+    site = gen_docs.docs_site.Site(ROOT)
+    serving = site.serving["default"]
+    for arch, row, facet, word in (
+        ("gfx942", "ROCM_ATTN", "features", "sinks"),
+        ("sm90", "FLASH_ATTN", "kv_dtypes", "fp8"),
+        ("sm120", "TRITON_ATTN", "kv_dtypes", "fp8_e5m2"),
+        ("sm90", "FLEX_ATTENTION", "features", "alibi"),
+    ):
+        assert any(word in getattr(place, facet) for place in serving.on[arch] if place.row.name == row)
+    # and what the data refuse is not among them
+    assert not any("fp8_e4m3" in p.kv_dtypes for p in serving.on["sm80"] if p.row.name == "FLASH_ATTN")
+
+
+def test_index_has_the_words_of_each_page(built_site: Path) -> None:
+    index = read_index(built_site)
+    texts: dict[str, str] = {}
+    for page, _, heading, words in index["sections"]:
+        path, title, _ = index["pages"][page]
+        texts[path] = f"{texts.get(path, '')} {title} {heading} {words}".lower()
+    for path, wanted in {
+        "default/architectures/gfx942.html": ("gfx942", "sinks", "mi300x"),
+        "default/features/sinks.html": ("gfx942", "sinks"),
+        "models/gpt-oss-120b.html": ("h100", "gpt-oss-120b"),
+        "default/kv_dtypes/fp8_e5m2.html": ("fp8_e5m2",),
+    }.items():
+        assert [word for word in wanted if word not in texts[path].split()] == []
+    assert not any(path.startswith("files/") for path, _, _ in index["pages"])
+
+
+# building ------------------------------------------------------------------------------------------------------------
+
+
+def test_folder_of_something_else_is_left_alone(
+    gen_docs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear", encoding="utf-8")
+    with pytest.raises(SystemExit) as stopped:
+        gen_docs.main(["--site", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert f"{tmp_path} holds files, and no earlier site; name an empty folder or a new one" in capsys.readouterr().err
+    assert letter.read_text(encoding="utf-8") == "dear"
+    with pytest.raises(SystemExit):
+        gen_docs.main(["--site", str(letter)])
+    assert f"{letter} is no folder" in capsys.readouterr().err
+
+
+def test_two_pages_of_one_path_are_refused(gen_docs: ModuleType, tmp_path: Path) -> None:
+    frame = gen_docs.docs_site.frame
+    twice = [frame.Asset("a.txt", b""), frame.Asset("a.txt", b"")]
+    with pytest.raises(ValueError, match=r"two pages of the site are a\.txt"):
+        frame.Site(ROOT).write(tmp_path, twice)
+
+
+def test_an_earlier_site_is_replaced(gen_docs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = gen_docs.docs_site
+    folder = tmp_path / "site"
+    for content in (b"one", b"two"):
+        monkeypatch.setattr(package, "items", lambda site, c=content: [package.Asset(f"{c.decode()}.txt", c)])
+        package.build(ROOT, folder)
+    assert sorted(path.name for path in folder.glob("*.txt")) == ["two.txt"]
