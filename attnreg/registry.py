@@ -227,11 +227,15 @@ class Invariant:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A finding of `attnreg check` that is accepted: the beginning of its message, and the reason."""
+    """A finding of `attnreg check` that is accepted: the beginning of its message, and the reason.
+
+    ``example`` has the facets of a configuration that shows it, where that is stated.
+    """
 
     finding: str
     because: str
     where: Location
+    example: Mapping[str, Any] | None = None
 
 
 class From(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 from attnreg.analysis.diagram import Diagrams, Node
 from attnreg.analysis.value_classes import variables
+from attnreg.language.conditions import Condition
 from attnreg.language.facets import LINKED, ordinary
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
@@ -23,9 +24,10 @@ class Space:
     ``possible`` leaves out points without a request, such as query heads that are not a multiple of the KV heads.
     """
 
-    def __init__(self, registries: Iterable[Registry]) -> None:
+    def __init__(self, registries: Iterable[Registry], more: Iterable[Condition] = ()) -> None:
+        """more: conditions whose values are told apart too."""
         self.registries = tuple(registries)
-        self.variables = tuple(variables(self.registries))
+        self.variables = tuple(variables(self.registries, more))
         self.diagrams = Diagrams([len(v.classes) for v in self.variables])
         self.level = {(v.facet, v.word): i for i, v in enumerate(self.variables)}
         self.ordinary = tuple(v.ordinary for v in self.variables)

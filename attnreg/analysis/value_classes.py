@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnreg.language.conditions import Clause
+from attnreg.language.conditions import Clause, Condition
 from attnreg.language.facets import CORE, ordinary, partner_of
 from attnreg.language.matchers import Matcher, Requirement, integer_range
-from attnreg.language.vocabulary import Facet
-from attnreg.registry import Registry
+from attnreg.language.vocabulary import NAMED, Facet
+from attnreg.registry import From, Registry
 
 Signature = Callable[[Any], Hashable]
 _MOST_VALUES = 4096
@@ -68,38 +68,63 @@ def _ordinary(facet: str) -> Any:
     return (ordinary("platform"), ordinary("arch")) if facet == "arch" else ordinary(facet)
 
 
-def variables(registries: tuple[Registry, ...]) -> Iterator[Variable]:
-    """Every dimension in which some of the registries tell values apart, platform and architecture first."""
+def variables(registries: tuple[Registry, ...], more: Iterable[Condition] = ()) -> Iterator[Variable]:
+    """Every dimension in which some of the registries tell values apart, platform and architecture first.
+
+    more: conditions that tell values apart too.
+    """
     matchers: dict[str, list[Matcher]] = {}
-    for registry in registries:
-        for clause in every_clause(registry):
-            matchers.setdefault(clause.facet, []).append(clause.matcher)
+    clauses = (clause for registry in registries for clause in every_clause(registry))
+    for clause in (*clauses, *(clause for condition in more for clause in condition.walk())):
+        matchers.setdefault(clause.facet, []).append(clause.matcher)
+    exact = _linked(registries, matchers)
     distinct = {name: list({id(m): m for m in each}.values()) for name, each in matchers.items()}
     facets = _facets(registries).values()
     yield _devices(registries, distinct)
     for facet in facets:
-        yield from _of_one_value(facet, distinct, registries)
+        yield from _of_one_value(facet, distinct, registries, facet.name in exact)
     for facet in facets:
         yield from _of_a_set(facet, distinct.get(facet.name, []))
 
 
+def _linked(registries: tuple[Registry, ...], matchers: dict[str, list[Matcher]]) -> set[str]:
+    """Add to each facet the matchers of those that are copied from it. Returns the facets that name a backend."""
+    copies = {
+        (value.facet, name)
+        for registry in registries
+        for name, value in (
+            *((facet, v) for step in registry.steps for effect in step.effects for facet, v in effect.sets.items()),
+            *((d.name, v) for d in registry.derived.values() for _, v, _ in d.cases),
+        )
+        if type(value) is From
+    }
+    exact = {NAMED}
+    # a copy may be copied again
+    for _ in copies:
+        for source, target in copies:
+            own = matchers.setdefault(source, [])
+            own += [m for m in matchers.get(target, []) if not any(m is o for o in own)]
+            exact |= {source} if target in exact else set()
+    return exact
+
+
 def _of_one_value(
-    facet: Facet, matchers: Mapping[str, list[Matcher]], registries: tuple[Registry, ...]
+    facet: Facet, matchers: Mapping[str, list[Matcher]], registries: tuple[Registry, ...], exact: bool
 ) -> Iterator[Variable]:
-    """The dimension of a facet that holds one value, if there is one."""
-    # derived facets follow from others, and the model of a selection sets the selection's own facet
-    if facet.of in ("derived", "selection") or facet.name in ("platform", "arch"):
+    """The dimension of a facet that holds one value, if there is one; ``exact``: each value is a class of its own."""
+    # derived facets follow from others, steps set those of the start, and the model of a selection its own
+    if facet.of in ("derived", "selection", "start") or facet.name in ("platform", "arch"):
         return
     tests, required = matchers.get(facet.name, []), facet.name in CORE and CORE[facet.name].required
     if facet.kind == "integer":
         linked = matchers.get(partner_of(facet.name) or "", [])
         if tests or (required and linked):
             yield _integers(facet.name, tests, linked)
-    elif tests and facet.kind not in ("words", "packages"):
+    elif (tests or exact) and facet.kind not in ("words", "packages"):
         values = _texts(tests) if facet.kind == "text" else sorted(facet.words, key=str)
-        yield _split(
-            facet.name, None, values if required else [None, *values], _word_signature(facet, tests, registries)
-        )
+        signature = _word_signature(facet, tests, registries)
+        alone: Signature = lambda value: (value, signature(value))  # noqa: E731
+        yield _split(facet.name, None, values if required else [None, *values], alone if exact else signature)
 
 
 def _of_a_set(facet: Facet, asked: list[Matcher]) -> Iterator[Variable]:
@@ -133,6 +158,10 @@ def every_clause(registry: Registry) -> Iterator[Clause]:
             yield from order.when.walk()
             for entry in order.entries:
                 yield from entry.condition.walk()
+    for step in registry.steps:
+        yield from step.when.walk()
+        for effect in step.effects:
+            yield from effect.when.walk()
     for choice in registry.choices:
         yield from choice.when.walk()
     for waiver in registry.waivers:

@@ -14,7 +14,7 @@ from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
 
 if TYPE_CHECKING:
-    from attnreg.analysis.check import Finding
+    from attnreg.analysis.check.finding import Finding
     from attnreg.registry import Registry
 
 

@@ -13,6 +13,7 @@ from attnreg.compile.schema.values import FromData
 from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.vocabulary import compile_vocabulary
 from attnreg.errors import Problem, RegistryError
+from attnreg.language.frozen import deep_frozen
 from attnreg.language.vocabulary import Facet
 from attnreg.registry import (
     Backend,
@@ -74,7 +75,7 @@ class _Compiler(Reporter):
             choices=tuple(self._choice(part, backends) for part in self.parts.choices),
             fallbacks=tuple(self._fallbacks()),
             waivers=tuple(self._waivers()),
-            known=tuple(Known(part.model.finding, part.model.because, part.at()) for part in self.parts.known),
+            known=tuple(self._known(part) for part in self.parts.known),
             invariants=tuple(
                 self._invariant(part, backends, bound)
                 for part, bound in zip(self.parts.invariants, self.parts.bound, strict=True)
@@ -260,6 +261,12 @@ class _Compiler(Reporter):
                 self.source(part, data.source, *path)
                 when = self.condition(part, data.when, *path, "when")
                 yield Waiver(when, frozenset(data.unchecked), data.because, part.at(*path))
+
+    def _known(self, part: Part[schema.KnownData]) -> Known:
+        data = part.model
+        for name in data.example or ():
+            self.name(part, ("example", name), name, self.vocabulary.facets, "facet", key=True)
+        return Known(data.finding, data.because, part.at(), deep_frozen(data.example) if data.example else None)
 
     def _invariant(
         self, part: Part[schema.InvariantData], backends: dict[str, Backend], bound: frozenset[str]

@@ -130,7 +130,9 @@ class _Plan(NamedTuple):
         """The plan in which the order decides, after the same steps."""
         point = self.point.automatic()
         start = self.start and replace(self.start, named=None, facts=point.facts())
-        return self._replace(first=point, point=point, order=_order(point), requested=None, named=None, start=start)
+        choice = self.choice if self.choice and self.choice.strength == "prefer" else None
+        first = point.by_name(choice.backends[0]) if choice else point
+        return _Plan(self.registry, first, point, _order(point), choice, None, None, self.denied, start)
 
 
 def _plan(request: AttentionRequest, platform: Platform, registry: Registry, backend: str | None) -> _Plan:

@@ -10,7 +10,8 @@ from support import tiny
 from support.tiny import row
 
 from attnreg import Registry, load_registry
-from attnreg.analysis.check import Finding, check
+from attnreg.analysis.check import check
+from attnreg.analysis.check.finding import Finding
 
 
 def found(registry: Registry, kind: str) -> list[str]:

@@ -161,7 +161,7 @@ class Exact:
         for name in self.registry.backends:
             candidate = evaluate(request, platform, self.plain, name).candidates[0]
             answers = (candidate.accepted, candidate.accepted and not candidate.emulates)
-            assert tuple(self.holds(node, point) for node in self.model.by_name.row(name)) == answers
+            assert tuple(self.holds(node, point) for node in self.model.naming(name).row(name)) == answers
 
     def round_trip(self, point: Sequence[int]) -> None:
         """The example of a point falls in its classes, and is answered as the model says."""

@@ -9,6 +9,8 @@ import pytest
 import attnreg
 from attnreg import AttentionRequest, NoBackendError, Platform
 from attnreg.analysis.check import check
+from attnreg.request import with_extra
+from attnreg.selection.selector import evaluate
 
 ROW = """\
 sources: {s: {url: u, version: "1"}}
@@ -179,3 +181,20 @@ def test_mistakes_in_such_tables(engine: Path, change: tuple[str, str], message:
     with pytest.raises(attnreg.RegistryError) as e:
         attnreg.load_registry(engine)
     assert [p.message for p in e.value.problems] == [message]
+
+
+@pytest.mark.parametrize("name", sorted(attnreg.bundled_registries().keys() - {"default"}))
+def test_a_known_refusal_has_a_configuration_that_shows_it(name: str) -> None:
+    registry = attnreg.load_registry(name, plugins=())
+    examples = [known.example for known in registry.known if known.example]
+    refused = [known for known in registry.known if "automatically and then fails" in known.finding]
+    assert len(examples) >= len(refused) > 0
+    for example in examples:
+        facets = dict(example)
+        arch = facets.pop("arch", "sm90")
+        flags = facets.pop("flags", ())
+        request = AttentionRequest(**with_extra({"head_size": 128, **facets}))
+        platform = Platform(platform=registry.vocabulary.architectures[arch].platform, arch=arch, flags=flags)
+        selection = evaluate(request, platform, registry)
+        start = selection.start
+        assert selection.fails or (start is not None and (start.refusal or selection.backend is None)), example

@@ -321,6 +321,7 @@ class KnownData(DataModel):
 
     finding: Sentence = Field(description="How the finding's message begins.")
     because: Sentence
+    example: dict[str, Any] | None = Field(default=None, description="Facet -> value: a configuration that shows it.")
 
 
 class InvariantsFile(DataModel):

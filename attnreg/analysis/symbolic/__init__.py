@@ -2,105 +2,87 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterable
 from functools import cached_property
 
-from attnreg.analysis.diagram import Node
+from attnreg.analysis.diagram import Diagrams, Node
 from attnreg.analysis.space import Space
-from attnreg.language.conditions import Clause, Condition
-from attnreg.language.matchers import Matcher, Requirement
-from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_NAME
+from attnreg.analysis.symbolic.conditions import Conditions, State
+from attnreg.analysis.symbolic.start import Start, start
+from attnreg.analysis.value_classes import every_clause
+from attnreg.language.matchers import Matcher
+from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_MODEL, BY_NAME, NAMED
 from attnreg.registry import Backend, Order, Registry, Variant
 
+# how a winner is named, who asks for it, and the name that a user required, if one did
 
-class Model:
+
+Key = tuple[str, str, str | None]
+
+
+class Model(Conditions):
     """One registry's selection as functions over a space.
 
     Where the space has words that the registry does not know (those of another registry, in a comparison), no backend
     is chosen; a flag or a facet that it does not know changes nothing. ``asked`` says whether rows are judged for the
-    order or for a user who names one. It is no dimension of the space, because one selection may do both.
+    order, for a user who names one, or for a step that does; ``name`` is the row then. They are no dimensions of the
+    space, because one selection may do all. Conditions hold or not after the steps of the engine's start.
     """
 
-    def __init__(self, space: Space, registry: Registry, asked: str = AUTOMATIC) -> None:
-        self.space = space
-        self.registry = registry
+    def __init__(
+        self,
+        space: Space,
+        registry: Registry,
+        asked: str = AUTOMATIC,
+        name: str | None = None,
+        begun: Start | None = None,
+    ) -> None:
+        """begun: the start after which rows are judged; that of requests in which ``name`` is named, if None."""
+        self.begun = start(space, registry, asked, name) if begun is None else begun
+        after, d = self.begun.after, space.diagrams
+        super().__init__(space, registry, {**after.state, **_selection(d, asked, name)})
         self.asked = asked
-        self.d = space.diagrams
-        self._conditions: dict[int, Node] = {}
-        self._derived: dict[str, Node] = {}
         self._variants: dict[tuple[str, str | None], tuple[Node, Node]] = {}
         self._rows: dict[str, tuple[Node, Node]] = {}
         self._orders: dict[str | None, Node] = {}
         self._regions: list[tuple[Order, Node]] | None = None
+        self._others: dict[tuple[object, ...], Model] = {}
+
+    def naming(self, name: str) -> Model:
+        """The model of rows that a user names from the beginning; this model where nothing asks for that."""
+        return self._other(BY_NAME, name, None)
+
+    def judging(self, asked: str, name: str) -> Model:
+        """The model of rows that are named after the steps of this one."""
+        return self._other(asked, name, self.begun)
+
+    def _other(self, asked: str, name: str | None, begun: Start | None) -> Model:
+        facets = self.registry.vocabulary.facets
+        if ASKED not in facets and NAMED not in facets:
+            return self
+        name = name and name.partition("/")[0]
+        # names that no condition tells apart have one model
+        key = asked, begun is None, *(m.matches(name) for m in self._naming)
+        if key not in self._others:
+            self._others[key] = Model(self.space, self.registry, asked, name, begun)
+        return self._others[key]
 
     @cached_property
-    def by_name(self) -> Model:
-        """The model of rows that a user names; this model where the registry has no facet `asked`."""
-        return Model(self.space, self.registry, BY_NAME) if ASKED in self.registry.vocabulary.facets else self
+    def _naming(self) -> list[Matcher]:
+        """The matchers on the name of a backend."""
+        return [clause.matcher for clause in every_clause(self.registry) if clause.facet == NAMED]
 
-    @property
+    def ways(self, name: str) -> tuple[Model, ...]:
+        """This model and, if they are others, those of a row that a user or a step names."""
+        by_name = self.naming(name)
+        steps = any(NAMED in effect.sets for step in self.registry.steps for effect in step.effects)
+        return tuple(dict.fromkeys((self, by_name, *([self.judging(BY_MODEL, name)] if steps else []))))
+
+    @cached_property
     def both(self) -> tuple[Model, ...]:
-        """This model and, if it is another, that of rows that a user names."""
-        return (self,) if self.by_name is self else (self, self.by_name)
-
-    def condition(self, condition: Condition) -> Node:
-        """Where a condition holds."""
-        node = self._conditions.get(id(condition))
-        if node is None:
-            parts = [self.clause(clause) for clause in condition.clauses]
-            parts += [self.d.unite(self.condition(c) for c in group) for group in condition.any_of]
-            parts += [self.d.negate(self.condition(c)) for c in condition.none_of]
-            node = self._conditions[id(condition)] = self.d.conjoin(parts)
-        return node
-
-    def clause(self, clause: Clause) -> Node:
-        return self.matches(clause.facet, clause.matcher)
-
-    def matches(self, facet: str, matcher: Matcher) -> Node:
-        """Where a facet has a value that a matcher accepts."""
-        d, space = self.d, self.space
-        if facet in self.registry.derived:
-            return d.apply(lambda value: bool(matcher.matches(value)), self.derived(facet))
-        if facet == ASKED:
-            return d.true if matcher.matches(self.asked) else d.false
-        kind = self.registry.vocabulary.facets[facet].kind
-        if kind == "words":
-            return self._set_matches(facet, matcher)
-        if kind == "packages":
-            return d.conjoin(self._package(requirement) for requirement in matcher.mentions)
-        name = "arch" if facet == "platform" else facet
-        level = space.level[name, None]
-        part = {"platform": 0, "arch": 1}.get(facet)
-        first = [c[0] if part is None else c[0][part] for c in space.variables[level].classes]
-        return d.among(level, [i for i, value in enumerate(first) if matcher.matches(value)])
-
-    def _set_matches(self, facet: str, matcher: Matcher) -> Node:
-        d = self.d
-        on = {v.word: d.among(i, [1]) for i, v in enumerate(self.space.variables) if v.facet == facet}
-        if matcher.form == "all":
-            return d.conjoin(on[w] for w in matcher.mentions)
-        if matcher.form == "any":
-            return d.unite(on[w] for w in matcher.mentions)
-        if matcher.form == "none":
-            return d.conjoin(d.negate(on[w]) for w in matcher.mentions)
-        return d.conjoin(d.negate(node) for word, node in on.items() if word not in matcher.mentions)
-
-    def _package(self, requirement: Requirement) -> Node:
-        level = self.space.level["packages", requirement.package]
-        classes = self.space.variables[level].classes
-        package = requirement.package
-        met = [i for i, c in enumerate(classes) if requirement.met_by(() if c[0] is None else ((package, c[0]),))]
-        return self.d.among(level, met)
-
-    def derived(self, name: str) -> Node:
-        """A derived facet's value everywhere."""
-        node = self._derived.get(name)
-        if node is None:
-            node = self.d.terminal(None)
-            for condition, value, _ in reversed(self.registry.derived[name].cases):
-                node = self.d.ite(self.condition(condition), self.d.terminal(value), node)
-            self._derived[name] = node
-        return node
+        """This model and those of all rows that a user or a step names."""
+        return tuple(dict.fromkeys(m for name in self.registry.backends for m in self.ways(name))) or (self,)
 
     def without_rules(self, variant: Variant) -> Node:
         """Where a variant would accept without its rules."""
@@ -109,14 +91,12 @@ class Model:
         for claim in variant.claims:
             waived = [self.condition(w.when) for w in self.registry.waivers if claim.facet in w.facets]
             parts.append(d.unite([self._absent(claim.facet), self.matches(claim.facet, claim.matcher), *waived]))
-        for level, variable in enumerate(self.space.variables):
-            if variable.facet == "features" and variable.word not in variant.served:
-                parts.append(d.among(level, [0]))
-        return d.conjoin(parts)
+        asked = [str(v.word) for v in self.space.variables if v.facet == "features" and v.word not in variant.served]
+        return d.conjoin([*parts, *(d.negate(self.has("features", word)) for word in asked)])
 
     def _absent(self, facet: str) -> Node:
-        if facet in self.registry.derived:
-            return self.d.apply(lambda value: value is None, self.derived(facet))
+        if facet in self.registry.derived or (facet, None) in self.state:
+            return self.d.apply(lambda value: value is None, self.value(facet))
         level = self.space.level.get((facet, None))
         if level is None or facet == "arch":
             return self.d.false
@@ -130,8 +110,8 @@ class Model:
         if key not in self._variants:
             refused = d.unite(self.condition(rule.when) for rule in variant.rules)
             accepts = d.ite(refused, d.false, self.without_rules(variant))
-            slow = [self.space.level[("features", f)] for f in variant.emulated if ("features", f) in self.space.level]
-            native = d.conjoin([accepts, *(d.among(level, [0]) for level in slow)])
+            slow = [self.has("features", f) for f in variant.emulated if ("features", f) in self.space.level]
+            native = d.conjoin([accepts, *(d.negate(asked) for asked in slow)])
             self._variants[key] = accepts, native
         return self._variants[key]
 
@@ -168,11 +148,17 @@ class Model:
     def _titles(self) -> Node:
         d, winner = self.d, self._winner
         out = d.terminal(None)
-        for pair in d.terminals(winner) - {None}:
-            name, named = pair
-            region = d.apply(lambda value, p=pair: value == p, winner)
-            out = d.ite(region, self._title(name, self.by_name if named else self), out)
+        for key in d.terminals(winner) - {None}:
+            region = d.apply(lambda value, k=key: value == k, winner)
+            out = d.ite(region, self._title(key[0], self._judge(key)), out)
         return out
+
+    def _judge(self, key: Key) -> Model:
+        """The model by which a winner was judged."""
+        name, asked, given = key
+        if asked == BY_NAME:
+            return self.naming(name) if given else self.judging(BY_NAME, name)
+        return self if asked == AUTOMATIC else (self.naming(given) if given else self).judging(BY_MODEL, name)
 
     def _title(self, name: str, model: Model) -> Node:
         """The title of what is named, wherever ``model`` accepts it."""
@@ -183,22 +169,58 @@ class Model:
             title = d.terminal(f"{row.name}/{variant.name}" if variant.name else row.name)
             for feature in sorted(f for f in variant.emulated if ("features", f) in self.space.level):
                 more = d.apply(lambda text, f=feature: _emulating(text, f), title)
-                title = d.ite(d.among(self.space.level["features", feature], [1]), more, title)
+                title = d.ite(model.has("features", feature), more, title)
             out = d.ite(d.apply(lambda i, n=index: i == n, picked), title, out)
         return out
 
     @cached_property
     def _winner(self) -> Node:
-        """The selected backend everywhere, as it is named and whether a user names it; None where there is none."""
-        d, out = self.d, self._by_order(None)
+        """The selected backend everywhere: how it is named, who asks for it, and the name that a user required."""
+        d, out = self.d, self._begun(self._by_order(None))
+        asked = start(self.space, dataclasses.replace(self.registry, steps=())).after
         for choice in self.registry.choices:
-            name = choice.backends[0]
+            name, here = choice.backends[0], asked.condition(choice.when)
             if choice.strength == "require":
-                candidate = (name, True), self._undenied(name, self.by_name)
-                out = d.ite(self.condition(choice.when), self.pick([candidate]), out)
+                model = self.naming(name)
+                required = self.pick([((name, BY_NAME, name), self._undenied(name, model))])
+                order = Model(self.space, self.registry, begun=model.begun)._by_order(None)
+                out = d.ite(here, model._begun(required, order, name), out)
             elif choice.strength == "prefer":
-                out = d.ite(self.condition(choice.when), self._by_order(name), out)
+                out = d.ite(here, self._begun(self._by_order(name)), out)
         return d.ite(self._known(), out, d.terminal(None))
+
+    def _begun(self, otherwise: Node, order: Node | None = None, given: str | None = None) -> Node:
+        """What is selected after the steps: what one of them names, else ``otherwise``; nothing where one refuses.
+
+        order: what a backend that a step names gives way to, if not ``otherwise``. given: the required name.
+        """
+        d, out, after = self.d, otherwise, self.begun.after
+        by_model = d.apply(lambda asked: asked == BY_MODEL, after.value(ASKED))
+        named = d.ite(by_model, after.value(NAMED), d.terminal(None))
+        for name in sorted(d.terminals(named) - {None}):
+            judge = self.judging(BY_MODEL, name)
+            picked = self.pick([((name, BY_MODEL, given), self._undenied(name, judge))])
+            for fallback in self.registry.fallbacks:
+                gives_way = d.conjoin([judge.condition(fallback.when), judge.refused_about(name, fallback.only)])
+                picked = d.ite(gives_way, otherwise if order is None else order, picked)
+            out = d.ite(d.apply(lambda value, n=name: value == n, named), picked, out)
+        return d.ite(self.begun.refused, d.terminal(None), out)
+
+    def refused_about(self, name: str, facets: frozenset[str]) -> Node:
+        """Where a row refuses, and all of its reasons are about some facets."""
+        d, row = self.d, self.named(name)
+        without = [
+            dataclasses.replace(
+                variant,
+                claims=tuple(c for c in variant.claims if c.facet not in facets),
+                rules=tuple(r for r in variant.rules if not set(r.facets) <= facets),
+            )
+            for variant in row.variants
+        ]
+        accepts = [
+            d.ite(d.unite(self.condition(r.when) for r in v.rules), d.false, self.without_rules(v)) for v in without
+        ]
+        return d.ite(self.row(name)[0], d.false, d.unite(accepts))
 
     def _known(self) -> Node:
         """Where the registry knows every word."""
@@ -210,6 +232,14 @@ class Model:
                 classes = [i for i, word in enumerate(words) if word is None or word in facet.known]
                 parts.append(self.d.among(level, classes))
         return self.d.conjoin(parts)
+
+    @property
+    def ordered(self) -> Node:
+        """Where an order may decide: no step refuses the run, and none names a backend that cannot give way."""
+        d, after = self.d, self.begun.after
+        by_model = d.apply(lambda asked: asked == BY_MODEL, after.value(ASKED))
+        taken = self.begun.refused if self.registry.fallbacks else d.unite([self.begun.refused, by_model])
+        return d.negate(taken)
 
     def native(self) -> Node:
         """Where some candidate of the order serves the request natively."""
@@ -259,11 +289,15 @@ class Model:
         return self._orders[preferred]
 
     def _decided(self, preferred: str | None) -> Node:
-        first = [((preferred, True), self._undenied(preferred, self.by_name))] if preferred else []
+        first = []
+        if preferred is not None:
+            first = [((preferred, BY_NAME, None), self._undenied(preferred, self.judging(BY_NAME, preferred)))]
         out = self.pick(first)
         for order, region in self.regions():
             rest = [(e.backend, where) for e, where in zip(order.entries, self.entries(order), strict=True)]
-            candidates = self.pick([*first, *(((name, False), where) for name, where in rest if name != preferred)])
+            candidates = self.pick(
+                [*first, *(((name, AUTOMATIC, None), where) for name, where in rest if name != preferred)]
+            )
             out = self.d.ite(region, candidates, out)
         return out
 
@@ -288,3 +322,8 @@ class Model:
 
 def _emulating(title: str, feature: str) -> str:
     return f"{title[:-1]}, {feature})" if title.endswith(")") else f"{title} (emulates {feature})"
+
+
+def _selection(d: Diagrams, asked: str, name: str | None) -> State:
+    """The facets of the selection itself."""
+    return {(ASKED, None): d.terminal(asked), (NAMED, None): d.terminal(name)}

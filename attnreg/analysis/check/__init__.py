@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from attnreg.analysis.check.finding import Finding
+from attnreg.analysis.check.starts import refused_choices, unreachable_steps
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.analysis.value_classes import every_clause
@@ -18,7 +19,7 @@ from attnreg.files import kind_of
 from attnreg.language.vocabulary import Architecture
 from attnreg.selection.selector import evaluate
 from attnreg.selection.snapshot import moved_selections
-from attnreg.selection.trace import Selection, trace_lines
+from attnreg.selection.trace import Selection
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
@@ -27,52 +28,7 @@ if TYPE_CHECKING:
 
 SNAPSHOT = "selections.yaml"
 # a registry's own files; any other one is an overlay
-FILES = ("vocabulary", "backends", "priorities", "invariants")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault of a registry that loads: its kind and line, how to mend it, and a configuration that shows it."""
-
-    kind: str
-    where: Location
-    message: str
-    help: str = ""
-    example: Selection | None = None
-
-    def __str__(self) -> str:
-        lines = [f"{self.where}: {self.message}"]
-        if self.example is not None:
-            lines += [f"  {line}" for line in example_lines(self.example)]
-        if self.help:
-            lines.append(f"  help: {self.help}")
-        return "\n".join(lines)
-
-
-def example_lines(selection: Selection) -> list[str]:
-    """A configuration and its trace, in plain text."""
-    platform, request = selection.platform, selection.request
-    flags = f" flags={','.join(sorted(platform.flags))}" if platform.flags else ""
-    shown = " ".join(f"{k}={_value_text(v)}" for k, v in request.to_dict().items())
-    missing = ""
-    if platform.packages is not None:
-        installed = {name for name, _ in platform.packages}
-        absent = sorted(set(selection.registry.vocabulary.packages) & _missing_packages(selection) - installed)
-        missing = f" without packages {', '.join(absent)}" if absent else ""
-    lines = [f"for example: {platform.platform} {platform.arch}{flags}{missing} {shown}"]
-    lines.append(f"  chosen: {selection.backend.name if selection.backend else 'none'}")
-    return lines + [f"  {line}" for line in trace_lines(selection)]
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ",".join(f"{k}:{_value_text(v)}" for k, v in value.items())
-    return ",".join(value) if isinstance(value, list) else "none" if value is None else str(value)
-
-
-def _missing_packages(selection: Selection) -> set[str]:
-    """The packages that some reason names."""
-    return {str(r.asked) for c in selection.candidates for r in c.reasons if "packages" in r.facets}
+FILES = ("vocabulary", "backends", "priorities", "steps", "invariants")
 
 
 def check(registry: Registry) -> list[Finding]:
@@ -89,6 +45,8 @@ def check(registry: Registry) -> list[Finding]:
         *_waivers(model),
         # without choices: data that only a choice makes unreachable is no fault
         *_orders(dataclasses.replace(registry, choices=()), space),
+        *unreachable_steps(model),
+        *refused_choices(registry),
         *_cases(model),
         *_rows(model),
         *_words(model),
@@ -199,7 +157,7 @@ def _unreachable(model: Model) -> Iterator[Finding]:
     # an entry that a place puts into several orders has one line, and may be dead in some of them
     alive: dict[Location, list[str]] = {}
     for order, everywhere in model.regions():
-        region = d.conjoin([model.space.possible, everywhere])
+        region = d.conjoin([model.space.possible, everywhere, model.ordered])
         if region == d.false:
             message = f"the order {order.title} is never used: the orders before it take every request"
             yield Finding("unreachable order", order.where, message, "remove it, or move it up")
@@ -231,10 +189,12 @@ def _why_never(model: Model, entry: Entry, region: Node) -> str:
 
 def _cases(model: Model) -> Iterator[Finding]:
     d = model.d
+    # steps may read a facet before others write what it is derived from
+    moments = dict.fromkeys((*model.both, *(stage.before for m in model.both for stage in m.begun.stages)))
     for derived in model.registry.derived.values():
-        left = [model.space.possible for _ in model.both]
+        left = [model.space.possible for _ in moments]
         for condition, value, where in derived.cases:
-            holds = [m.condition(condition) for m in model.both]
+            holds = [m.condition(condition) for m in moments]
             if all(d.conjoin(parts) == d.false for parts in zip(left, holds, strict=True)):
                 message = f"the case `{value}` of {derived.name} is never reached"
                 yield Finding("unreachable case", where, message, "remove it, or move it up")
@@ -261,7 +221,7 @@ def _rows(model: Model) -> Iterator[Finding]:
 
 def _variants(model: Model, row: Backend) -> Iterator[Finding]:
     d = model.d
-    answers = [[m.variant(row, i) for i in range(len(row.variants))] for m in model.both]
+    answers = [[m.variant(row, i) for i in range(len(row.variants))] for m in model.ways(row.name)]
     used = {i for of_model in answers for i in d.terminals(model.pick(list(enumerate(of_model))))}
     for i, variant in enumerate(row.variants):
         if i not in used:
@@ -277,7 +237,8 @@ def _rules(model: Model, row: Backend) -> Iterator[Finding]:
     rules = {rule.where: rule for variant in row.variants for rule in variant.rules}
     for rule in rules.values():
         users = [v for v in row.variants if rule in v.rules]
-        if all(d.conjoin([m.without_rules(v), m.condition(rule.when)]) == d.false for m in model.both for v in users):
+        ways = model.ways(row.name)
+        if all(d.conjoin([m.without_rules(v), m.condition(rule.when)]) == d.false for m in ways for v in users):
             message = f"the rule of {row.name} never decides: the row refuses all of it already ({rule.reject})"
             yield Finding("unreachable rule", rule.where, message, "remove the rule, or mend its `when`")
 
@@ -289,8 +250,8 @@ def _words(model: Model) -> Iterator[Finding]:
     # the classes of each variable that a variant accepts: a diagram for each word and variant would take far longer
     variants = [
         (variant, d.bounds(m.variant(row, i)[0]))
-        for m in model.both
         for row in registry.backends.values()
+        for m in model.ways(row.name)
         for i, variant in enumerate(row.variants)
     ]
     for facet in registry.vocabulary.facets.values():

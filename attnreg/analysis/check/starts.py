@@ -1,0 +1,114 @@
+"""Findings about an engine's start: steps that are never taken, and automatic choices that the engine then refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attnreg.analysis.check.finding import Finding
+from attnreg.analysis.space import Space
+from attnreg.analysis.symbolic import Model
+from attnreg.language.vocabulary import NAMED
+from attnreg.selection.selector import evaluate
+
+if TYPE_CHECKING:
+    from attnreg.analysis.diagram import Node
+    from attnreg.errors import Location
+    from attnreg.language.conditions import Condition
+    from attnreg.registry import Registry
+
+
+def unreachable_steps(model: Model) -> Iterator[Finding]:
+    """The cases of steps that never speak, in no request and whatever a user names."""
+    d = model.d
+    spoken: dict[tuple[str, Location], bool] = {}
+    for begun in {id(m.begun): m.begun for m in model.both}.values():
+        for stage in begun.stages:
+            key = stage.step.name, stage.effect.where
+            reached = d.conjoin([model.space.possible, stage.where]) != d.false
+            spoken[key] = spoken.get(key, False) or reached
+    for (name, where), reached in spoken.items():
+        if not reached:
+            yield Finding(
+                "unreachable step", where, f"the step {name} never speaks here", "remove it, or mend its `when`"
+            )
+
+
+def refused_choices(registry: Registry) -> Iterator[Finding]:
+    """Where nobody names a backend and the engine refuses what was chosen: by a row's failure, a rule or a step.
+
+    Each finding has a configuration with the fewest unusual facets.
+    """
+    registry = dataclasses.replace(registry, choices=())
+    failing = [c for row in registry.backends.values() for v in row.variants for c in v.consequences if c.fails]
+    if not failing and not registry.steps:
+        return
+    space = Space([registry], more=[consequence.when for consequence in failing])
+    model = Model(space, registry)
+    d, automatic = space.diagrams, _together(model, _nobody_names(model))
+    for stage in model.begun.stages:
+        if stage.effect.refuses and _asks_for_a_backend(registry, stage.step.when, stage.effect.when):
+            message = f"a run is refused by {stage.step.name} although nobody names a backend: {stage.effect.refuses}"
+            yield from _finding(model, d.conjoin([automatic, stage.where]), stage.effect.where, message)
+    yield from _refused_rows(model, automatic)
+    titles = model.titles()
+    for title in sorted(filter(None, d.terminals(d.ite(automatic, titles, d.terminal(None))))):
+        yield from _failures(model, automatic, title)
+
+
+def _failures(model: Model, automatic: Node, title: str) -> Iterator[Finding]:
+    """What is chosen under a title, and then fails."""
+    d = model.d
+    name, _, variant = title.partition(" (")[0].partition("/")
+    row = model.registry.backends[name]
+    chosen = d.conjoin([automatic, d.apply(lambda value: value == title, model.titles())])
+    for consequence in next(v for v in row.variants if (v.name or "") == variant).consequences:
+        if consequence.fails:
+            holds = d.unite(m.condition(consequence.when) for m in model.ways(name) if m is not model.naming(name))
+            message = f"{title} is chosen automatically and then fails: {consequence.fails}"
+            yield from _finding(model, d.conjoin([chosen, holds]), consequence.where, message)
+
+
+def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:
+    """The backends that a step names and that refuse."""
+    d, after = model.d, model.begun.after
+    kept = d.conjoin([automatic, d.negate(model.begun.refused)])
+    none = d.conjoin([kept, d.apply(lambda name: name is None, model.chosen())])
+    stages = [s for s in model.begun.stages if NAMED in s.effect.sets]
+    for name in sorted(d.terminals(after.value(NAMED)) - {None}):
+        named = d.apply(lambda value, n=name: value == n, after.value(NAMED))
+        message = f"{name} is named by a step and refuses"
+        yield from _finding(model, d.conjoin([none, named]), stages[-1].effect.where, message)
+
+
+def _finding(model: Model, region: Node, where: Location, message: str) -> Iterator[Finding]:
+    point = model.space.cheapest(region)
+    if point is not None:
+        example = evaluate(*model.space.example(point), model.registry)
+        yield Finding("refused choice", where, message, "mend the data, or list it as `known`", example)
+
+
+def _nobody_names(model: Model) -> list[Node]:
+    """Where no facet of the request names a backend."""
+    facets = (f for f in model.registry.vocabulary.facets.values() if f.names_backends and f.of == "request")
+    levels = [(f.name, model.space.level[f.name, None]) for f in facets if (f.name, None) in model.space.level]
+    classes = model.space.variables
+    return [model.d.among(level, [i for i, c in enumerate(classes[level].classes) if None in c]) for _, level in levels]
+
+
+def _together(model: Model, nodes: list[Node]) -> Node:
+    """Where all hold, among the configurations that there are."""
+    return model.d.conjoin([model.space.possible, *nodes])
+
+
+def _asks_for_a_backend(registry: Registry, *conditions: Condition) -> bool:
+    """Whether a condition asks for a facet that names backends, or for one that is derived from such a facet."""
+    facets, derived = registry.vocabulary.facets, registry.derived
+
+    def asks(name: str) -> bool:
+        if name in derived:
+            return any(asks(f) for condition, _, _ in derived[name].cases for f in condition.facets)
+        return facets[name].names_backends
+
+    return any(asks(name) for condition in conditions for name in condition.facets)

@@ -1,0 +1,126 @@
+"""Conditions as decision diagrams: where each holds, over a space and a state of the facets that steps have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attnreg.analysis.diagram import Node
+from attnreg.analysis.space import Space
+from attnreg.language.conditions import Clause, Condition
+from attnreg.language.matchers import Matcher, Requirement
+from attnreg.registry import From, Registry
+
+# facet, or facet and word of a set -> its value everywhere
+State = Mapping[tuple[str, str | None], Node]
+
+
+class Conditions:
+    """The conditions of a registry as functions over a space.
+
+    ``state`` has the facets that are no dimension of the space, or no longer have the value of their dimension: those
+    that a step wrote, and who asks for a backend. The value of a class of indistinguishable values is its first.
+    """
+
+    def __init__(self, space: Space, registry: Registry, state: State) -> None:
+        self.space = space
+        self.registry = registry
+        self.state = state
+        self.d = space.diagrams
+        # a condition that is kept here keeps its id
+        self._conditions: dict[int, tuple[Condition, Node]] = {}
+        self._derived: dict[str, Node] = {}
+
+    def changed(self, changes: State) -> Conditions:
+        """The conditions after a step has written some facets."""
+        out = Conditions(self.space, self.registry, {**self.state, **changes})
+        written = {facet for facet, _ in changes}
+        reading = {name for name in self.registry.derived if written & self._reads(name)} | written
+        out._derived = {name: node for name, node in self._derived.items() if name not in reading}
+        out._conditions = {k: pair for k, pair in self._conditions.items() if reading.isdisjoint(pair[0].facets)}
+        return out
+
+    def _reads(self, name: str) -> set[str]:
+        """The facets that a derived facet is computed from, through others too."""
+        derived = self.registry.derived
+        out: set[str] = set()
+        for condition, value, _ in derived[name].cases:
+            for facet in (*condition.facets, *([value.facet] if type(value) is From else ())):
+                out |= {facet} | (self._reads(facet) if facet in derived else set())
+        return out
+
+    def condition(self, condition: Condition) -> Node:
+        """Where a condition holds."""
+        known = self._conditions.get(id(condition))
+        if known is None:
+            parts = [self.clause(clause) for clause in condition.clauses]
+            parts += [self.d.unite(self.condition(c) for c in group) for group in condition.any_of]
+            parts += [self.d.negate(self.condition(c)) for c in condition.none_of]
+            known = self._conditions[id(condition)] = condition, self.d.conjoin(parts)
+        return known[1]
+
+    def clause(self, clause: Clause) -> Node:
+        return self.matches(clause.facet, clause.matcher)
+
+    def matches(self, facet: str, matcher: Matcher) -> Node:
+        """Where a facet has a value that a matcher accepts."""
+        d, space = self.d, self.space
+        if facet in self.registry.derived:
+            return d.apply(lambda value: bool(matcher.matches(value)), self.derived(facet))
+        if (facet, None) in self.state:
+            return d.apply(lambda value: bool(matcher.matches(value)), self.state[facet, None])
+        kind = self.registry.vocabulary.facets[facet].kind
+        if kind == "words":
+            return self._set_matches(facet, matcher)
+        if kind == "packages":
+            return d.conjoin(self._package(requirement) for requirement in matcher.mentions)
+        name = "arch" if facet == "platform" else facet
+        level = space.level[name, None]
+        part = {"platform": 0, "arch": 1}.get(facet)
+        first = [c[0] if part is None else c[0][part] for c in space.variables[level].classes]
+        return d.among(level, [i for i, value in enumerate(first) if matcher.matches(value)])
+
+    def _set_matches(self, facet: str, matcher: Matcher) -> Node:
+        d = self.d
+        on = {v.word: self.has(facet, str(v.word)) for v in self.space.variables if v.facet == facet}
+        if matcher.form == "all":
+            return d.conjoin(on[w] for w in matcher.mentions)
+        if matcher.form == "any":
+            return d.unite(on[w] for w in matcher.mentions)
+        if matcher.form == "none":
+            return d.conjoin(d.negate(on[w]) for w in matcher.mentions)
+        return d.conjoin(d.negate(node) for word, node in on.items() if word not in matcher.mentions)
+
+    def has(self, facet: str, word: str) -> Node:
+        """Where a set has a word."""
+        written = self.state.get((facet, word))
+        return self.d.among(self.space.level[facet, word], [1]) if written is None else written
+
+    def value(self, facet: str) -> Node:
+        """The value of a facet everywhere."""
+        written, level = self.state.get((facet, None)), self.space.level.get((facet, None))
+        if facet in self.registry.derived:
+            return self.derived(facet)
+        if written is not None:
+            return written
+        # no condition tells its values apart
+        if level is None:
+            return self.d.terminal(None)
+        return self.d.node(level, [self.d.terminal(c[0]) for c in self.space.variables[level].classes])
+
+    def _package(self, requirement: Requirement) -> Node:
+        level = self.space.level["packages", requirement.package]
+        classes = self.space.variables[level].classes
+        package = requirement.package
+        met = [i for i, c in enumerate(classes) if requirement.met_by(() if c[0] is None else ((package, c[0]),))]
+        return self.d.among(level, met)
+
+    def derived(self, name: str) -> Node:
+        """A derived facet's value everywhere."""
+        node = self._derived.get(name)
+        if node is None:
+            node = self.d.terminal(None)
+            for condition, value, _ in reversed(self.registry.derived[name].cases):
+                known = self.value(value.facet) if type(value) is From else self.d.terminal(value)
+                node = self.d.ite(self.condition(condition), known, node)
+            self._derived[name] = node
+        return node
