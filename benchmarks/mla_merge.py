@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from mla_case import Case, Trial
+from mla_case import Case, Place, Trial, function_of
 
 from attnreg import ops
 
 
-def cases() -> Iterator[Case]:
+def cases(place: Place) -> Iterator[Case]:
     # tokens, heads, head size, the part of the tokens that has context, mark
     for tokens, heads, size, part, mark in (
         (16384, 128, 128, 1.0, 390.0), (16384, 128, 128, 0.5, 325.0), (16384, 16, 128, 1.0, 57.0),
@@ -22,30 +21,32 @@ def cases() -> Iterator[Case]:
     ):  # fmt: skip
         some = "" if part == 1 else f", context for {part:.0%}"
         name = f"merge {tokens // 1024}k tokens h{heads} d{size}{some}"
-        yield Case(name=name, mark=mark, prepare=partial(_two, tokens, heads, size, int(tokens * part)))
+        rows, heads = place.few(tokens, 40), place.few(heads, 4)
+        yield Case(name=name, mark=mark, prepare=partial(_two, place, rows, heads, size, int(rows * part)))
     # no peer merges more than two; the mark is the time of the bytes
     for states, tokens, heads, size, mark in ((8, 64, 128, 512, 21.0), (4, 256, 32, 128, 9.0)):
         name = f"merge {states} states of {tokens} tokens h{heads} d{size}"
-        yield Case(name=name, mark=mark, prepare=partial(_many, states, tokens, heads, size))
+        rows, heads = place.few(tokens, 40), place.few(heads, 4)
+        yield Case(name=name, mark=mark, prepare=partial(_many, place, states, rows, heads, size))
 
 
-def _random(states: int, tokens: int, heads: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _random(place: Place, states: int, tokens: int, heads: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
-    x = torch.randn(states, tokens, heads, size, device="cuda", dtype=torch.bfloat16)
-    return x, torch.randn(states, heads, tokens, device="cuda") * 3
+    x = torch.randn(states, tokens, heads, size, device=place.device, dtype=place.dtype)
+    return x, torch.randn(states, heads, tokens, device=place.device) * 3
 
 
 def _error(output: torch.Tensor, states: torch.Tensor, lses: torch.Tensor, with_prefix: int) -> float:
     """The relative error of the last call against float64, on random tokens."""
-    rows = torch.randint(output.shape[0], (256,), device="cuda")
+    rows = torch.randint(output.shape[0], (256,), device=output.device)
     weights = lses[:, :, rows].double().transpose(1, 2)
     weights[:-1, rows >= with_prefix] = -math.inf
     exact = (torch.softmax(weights, 0)[..., None] * states[:, rows].double()).sum(0)
     return float((output[rows].double() - exact).norm() / exact.norm())
 
 
-def _two(tokens: int, heads: int, size: int, with_prefix: int) -> Trial:
-    states, lses = _random(2, tokens, heads, size)
+def _two(place: Place, tokens: int, heads: int, size: int, with_prefix: int) -> Trial:
+    states, lses = _random(place, 2, tokens, heads, size)
     output, lse = torch.full_like(states[0], math.nan), torch.full_like(lses[0], math.nan)
     arguments = (output, states[0], lses[0], states[1], lses[1], lse, with_prefix)
 
@@ -54,10 +55,10 @@ def _two(tokens: int, heads: int, size: int, with_prefix: int) -> Trial:
             ("vLLM CUDA", "vllm._custom_ops"),
             ("vLLM Triton", "vllm.v1.attention.ops.triton_merge_attn_states"),
         ):
-            function = _function(module, "merge_attn_states")
+            function = function_of(module, "merge_attn_states")
             if function is not None:
                 yield name, partial(function, *arguments)
-        flashinfer = _function("flashinfer", "merge_state")
+        flashinfer = function_of("flashinfer", "merge_state")
         if flashinfer is not None and with_prefix == tokens:
             # its logarithms have base 2 and tokens first
             by_token = (lses / math.log(2)).transpose(1, 2).contiguous()
@@ -73,8 +74,8 @@ def _two(tokens: int, heads: int, size: int, with_prefix: int) -> Trial:
     )
 
 
-def _many(count: int, tokens: int, heads: int, size: int) -> Trial:
-    states, lses = _random(count, tokens, heads, size)
+def _many(place: Place, count: int, tokens: int, heads: int, size: int) -> Trial:
+    states, lses = _random(place, count, tokens, heads, size)
     output, lse = torch.full_like(states[0], math.nan), torch.full_like(lses[0], math.nan)
     return Trial(
         call=partial(ops.merge_states, output, states, lses, lse),
@@ -82,11 +83,3 @@ def _many(count: int, tokens: int, heads: int, size: int) -> Trial:
         peers=lambda: iter(()),
         moved=states.nbytes + lses.nbytes + output.nbytes + lse.nbytes,
     )
-
-
-def _function(module: str, name: str) -> Any:
-    """A function of a peer, None where it cannot be imported."""
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, RuntimeError):
-        return None

@@ -39,8 +39,8 @@ LARGEST = 512
 class Form(NamedTuple):
     """A form of attention, as a request says it, and the usual sizes of its layers, the most common first.
 
-    head_sizes_v: None: as head_size. heads: query heads and KV heads. latent: MLA in its latent form. largest: the
-    largest size that is taken from a row's claims.
+    head_sizes_v: None: as head_size. heads: query heads and KV heads. latent: MLA in its latent form, dense or sparse.
+    largest: the largest size that is taken from a row's claims.
     """
 
     attention: str
@@ -65,6 +65,7 @@ LATENT = Form(
     latent=True,
     largest=640,
 )
+SPARSE = LATENT._replace(attention="mla_sparse")
 EXPANDED = Form("mla", "prefill", (192, 96, 128, 256), (128, 64, None, 256), ((4, 4), (1, 1), (3, 3), (16, 16)))
 
 
@@ -72,9 +73,9 @@ def form_of(row: Backend) -> Form | None:
     """The form of attention in which a row's claims are verified; None for one without a contract."""
     if "mha" in row.attention:
         return ORDINARY
-    if "mla" in row.attention:
-        return EXPANDED if row.phases == frozenset({"prefill"}) else LATENT
-    return None
+    if row.attention & {"mla", "mla_sparse"} and row.phases == frozenset({"prefill"}):
+        return EXPANDED
+    return LATENT if "mla" in row.attention else SPARSE if "mla_sparse" in row.attention else None
 
 
 Size = Literal["claims", "pairs"]
@@ -108,7 +109,9 @@ class Claims:
     def dimensions(self) -> Mapping[str, tuple[Any, ...]]:
         """Facet -> the values to prove; each feature is a facet of its own, off or on."""
         words = self.registry.vocabulary.words
+        row = self.registry.backends[self.backend]
         candidates: dict[str, tuple[Any, ...]] = {
+            "attention": tuple(sorted(row.attention)) if self.form is EXPANDED else (self.form.attention,),
             "attn_type": tuple(words["attn_types"]),
             "dtype": self._dtypes,
             "kv_dtype": tuple(words["kv_dtypes"]),
@@ -117,9 +120,16 @@ class Claims:
             "heads": self._heads,
             "head_size_v": self._sizes("head_size_v", self.form.head_sizes_v),
         }
+
+        def possible(facet: str, value: Any) -> bool:
+            """Whether some case has this value: a plain one, or one that differs from it in one more facet."""
+            settings = {**self._base, facet: value}
+            others = ({other: x} for other, values in candidates.items() if other != facet for x in values)
+            return any(self._case({**settings, **more}) is not None for more in ({}, *others))
+
         accepted: dict[str, tuple[Any, ...]] = {}
         for facet, values in candidates.items():
-            accepted[facet] = tuple(v for v in values if self._case({**self._base, facet: v}) is not None)
+            accepted[facet] = tuple(v for v in values if possible(facet, v))
         accepted["lengths"] = LENGTHS
         accepted["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
         for feature in sorted(PROVABLE & self.registry.vocabulary.features.keys()):
@@ -129,9 +139,18 @@ class Claims:
 
     @cached_property
     def unproven(self) -> frozenset[str]:
-        """Features that the row claims and that no run on one device can prove."""
+        """What the row claims and no run on one device can prove: features, and of prompts what is of a cache.
+
+        The layer reads the cache of latents before a kernel for prompts is called, which gets packed keys.
+        """
         rest = self.registry.vocabulary.features.keys() - PROVABLE
-        return frozenset(f for f in rest if self._case({**self._base, f: True}) is not None)
+        unproven = {f for f in rest if self._case({**self._base, f: True}) is not None}
+        if self.form is EXPANDED:
+            plain, words = self.plain.request, self.registry.vocabulary.words["kv_dtypes"]
+            about = {"kv_connector": [replace(plain, features=frozenset({"kv_connector"}))]}
+            about["kv_dtype"] = [replace(plain, kv_dtype=w) for w in words if w != "auto"]
+            unproven |= {name for name, requests in about.items() if any(map(self.accepts, requests))}
+        return frozenset(unproven)
 
     @cached_property
     def _base(self) -> dict[str, Any]:
@@ -206,7 +225,7 @@ class Claims:
         ):
             return None
         request = AttentionRequest(
-            attention=form.attention,
+            attention=s.get("attention", form.attention),
             phase=form.phase,
             head_size=s["head_size"],
             head_size_v=s["head_size_v"],

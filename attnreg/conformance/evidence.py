@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from attnreg.conformance.trial import Case
     from attnreg.platforms import Platform
 
+# why a claim is not proven by a run on one device, or in Triton's interpreter
+WHY_UNPROVEN = {
+    "adaptive_verification": "the host knows bounds of the query lengths alone while a graph is replayed",
+    "bfloat16": "Triton's interpreter has none",
+    "dcp": "ranks of a group share the cache",
+    "kv_connector": "the layer reads the cache, and the kernel gets packed keys",
+    "kv_dtype": "the layer reads the cache, and the kernel gets packed keys",
+    "pcp": "ranks of a group share a prompt",
+}
 # of a file of records
 MAX_BYTES = 16 << 20
 
@@ -83,7 +92,10 @@ class Evidence:
         counts = f"{self.cases} cases, {self.refused} refusals"
         yield f"{self.backend}: {verdict}; {counts}, worst error {worst:.0%} of its bound"
         yield from (f"  {problem}" for problem in self.problems)
-        yield from (f"  not proven here: {word}" for word in self.unproven)
+        whys: dict[str, list[str]] = {}
+        for word in self.unproven:
+            whys.setdefault(WHY_UNPROVEN.get(word, "no run on one device shows it"), []).append(word)
+        yield from (f"  not proven here: {', '.join(words)}; {why}" for why, words in whys.items())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values, with the versions of the packages that ran."""

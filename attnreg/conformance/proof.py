@@ -57,6 +57,7 @@ def examine(trial: Trial, call: Call | None = None) -> Outcome:
     if trial.cache is not None and spec.attn_type != "encoder_decoder":
         layer.write_kv(trial.key, trial.value, trial.cache, batch)
     inputs = [trial.query, trial.key, trial.value, *(trial.cache or ())]
+    inputs += [] if trial.indices is None else [trial.indices]
     before = [x.clone() for x in inputs]
     output, lse = (call or attend)(trial, batch, trial.query)
     problems = [*_cache_problems(trial)]
@@ -82,7 +83,9 @@ def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
     if not (padding.float().isnan().all() and lse_padding.isnan().all()):
         problems.append("padding of the output was written to")
     key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
-    exact = reference.attention(spec, batch, trial.query, trial.cache, key=key, value=value, params=trial.layer.params)
+    exact = reference.attention(
+        spec, batch, trial.query, trial.cache, key=key, value=value, params=trial.layer.params, indices=trial.indices
+    )
     largest = max((float(v.abs().max()) for _, v in trial.tokens if v.numel()), default=0.0)
     out_scale = trial.layer.params.out_scale
     unit = 1.0 if out_scale is None else float(out_scale)
@@ -123,6 +126,7 @@ def attend(trial: Trial, batch: BatchMetadata, query: Tensor, cache: KVCache | N
         key=key,
         value=value,
         lse=lse if "lse" in spec.features else None,
+        indices=trial.indices,
     )
     return output, lse
 
@@ -178,7 +182,7 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
             keys_of = slice(first, first + length)
             single = replace(trial, key=trial.key[keys_of], value=trial.value[keys_of])
         else:
-            single = trial
+            single = trial if trial.indices is None else replace(trial, indices=trial.indices[rows])
         alone = BatchMetadata.build(
             [rows.stop - rows.start],
             [length],

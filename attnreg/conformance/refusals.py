@@ -137,7 +137,7 @@ def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[st
         lse = torch.empty(request.num_heads or 1, trial.query.shape[0], device=device)
         key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
         out = torch.empty_like(trial.query)
-        layer.attend(trial.query, trial.cache, trial.batch, out, key=key, value=value, lse=lse)
+        layer.attend(trial.query, trial.cache, trial.batch, out, key=key, value=value, lse=lse, indices=trial.indices)
 
     if causal:
         yield "non_causal", lambda: call(causal=False)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams, Layout
 from attnreg.runtime.layer import Attention
+from attnreg.runtime.sparse.indices import ends_of, rows_of
 from attnreg.selection.wording import request_words
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Layer(Protocol):
         key: Tensor | None = None,
         value: Tensor | None = None,
         lse: Tensor | None = None,
+        indices: Tensor | None = None,
     ) -> None: ...
 
 
@@ -93,7 +95,8 @@ class Layer(Protocol):
 class Trial:
     """A layer, a batch, and the tensors of one call. Rows and slots that are not in use hold NaN.
 
-    tokens: each request's keys and values before they are stored, [keys, num_kv_heads, head_size(_v)].
+    tokens: each request's keys and values before they are stored, [keys, num_kv_heads, head_size(_v)]. indices: of
+    sparse MLA, the positions that each query attends to.
     """
 
     layer: Layer
@@ -103,6 +106,7 @@ class Trial:
     value: Tensor
     cache: KVCache | None
     tokens: list[tuple[Tensor, ...]]
+    indices: Tensor | None = None
 
 
 def lengths_of(pattern: str, block: int, attn_type: str) -> list[tuple[int, int]]:
@@ -156,7 +160,7 @@ def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: 
     draw = draw or Draw(case.seed, device)
     features, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
     scales = draw.scales(kv_heads if "per_head_quant_scales" in features else 1)
-    kv_dtype, latent = case.request.kv_dtype or "", case.request.attention == "mla"
+    kv_dtype, latent = case.request.kv_dtype or "", case.request.attention in ("mla", "mla_sparse")
     quantised = kv_dtype.startswith("fp8") and kv_dtype != "fp8_ds_mla"
     return Attention.from_selection(
         selection,
@@ -241,7 +245,8 @@ def fill(
     layer.write_kv(key.roll(1, 0), value.roll(1, 0), cache, earlier)
     key, value, where = part([slice(k - n, k) for k, n in zip(keys, new, strict=True)])
     batch = build(queries, keys, block_table=table, slot_mapping=where, mm_prefix=ranges, tree_mask=tree)
-    return Trial(layer, batch, query, key, value, cache, tokens)
+    indices = _chosen(draw, batch, spec.block_size) if spec.sparse else None
+    return Trial(layer, batch, query, key, value, cache, tokens, indices)
 
 
 def _tokens(spec: AttentionSpec, draw: Draw, keys: int) -> tuple[Tensor, Tensor]:
@@ -278,6 +283,22 @@ def _blocks(draw: Draw, keys: list[int], block: int, unused: int | None) -> tupl
 def _tree(draw: Draw, queries: list[int]) -> Tensor:
     """For each query of a batch the queries of its request that it sees, at random."""
     return draw.uniform(0, 1, sum(queries) + PADDING, max(queries) + 3) < 0.6
+
+
+def _chosen(draw: Draw, batch: BatchMetadata, block: int) -> Tensor:
+    """Some of the keys that each query sees, as indices of sparse MLA; of some queries none, of others all that fit.
+
+    One, a few, more than there are keys, or more than a program looks at at once; in any order, with gaps between them.
+    """
+    topk = (1, 1, 7, block + 1, 130, 1030)[draw.integer(0, 6)]
+    ends = ends_of(batch, *rows_of(batch)).tolist()
+    rows = torch.full((len(ends) + PADDING, topk), -1, dtype=torch.int32)
+    for row, end in zip(rows, ends, strict=False):
+        count = (0, min(1, end), min(end, topk), draw.integer(0, min(end, topk) + 1))[draw.integer(0, 4)]
+        row[draw.order(topk)[:count]] = draw.order(max(end, 0))[:count].int()
+    # no query's: they name no key
+    rows[len(ends) :] = 2**30
+    return rows.to(draw.device)
 
 
 def _padded(rows: Tensor) -> Tensor:

@@ -45,8 +45,12 @@ def attention(
     key: Tensor | None = None,
     value: Tensor | None = None,
     params: LayerParams = NO_PARAMS,
+    indices: Tensor | None = None,
 ) -> Reference:
-    """The result that `KernelModule.forward` must come to from the same arguments, on the device of the query."""
+    """The result that `KernelModule.forward` must come to from the same arguments, on the device of the query.
+
+    indices: of sparse MLA, the positions that each query attends to; a position that is given twice counts once.
+    """
     starts, device = batch.query_start_loc.tolist(), query.device
     tokens = starts[-1]
     packed = spec.packed if kv_cache is not None else None
@@ -60,6 +64,9 @@ def attention(
     for i in range(batch.num_reqs):
         k, v = request_kv(spec, batch, i, kv_cache, key, value, params)
         visible = visible_keys(spec, batch, i)
+        if indices is not None:
+            chosen = indices[starts[i] : starts[i + 1], :, None]
+            visible &= (chosen == torch.arange(visible.shape[1], device=device)).any(1)
         query_at, key_at = positions(batch, i)
         distance = query_at - key_at
         # memory holds the scores of so many queries at once

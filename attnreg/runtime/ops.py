@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache
 from attnreg.runtime.states.merge import merge_attn_states, merge_states
 
@@ -51,7 +52,7 @@ _ATTENTION = (
 )
 _MLA = (
     "unified_mla_attention_with_output(Tensor query, Tensor latent, Tensor rope, Tensor(a!) kv_cache, "
-    "Tensor(b!) output, str layer, *, Tensor(c!)? lse=None) -> ()"
+    "Tensor(b!) output, str layer, *, Tensor(c!)? lse=None, Tensor? indices=None) -> ()"
 )
 
 
@@ -181,6 +182,7 @@ class MLALayer(Protocol):
         output: Tensor | None = None,
         *,
         lse: Tensor | None = None,
+        indices: Tensor | None = None,
     ) -> Tensor: ...
 
 
@@ -205,16 +207,24 @@ def _mla_attention_with_output(
     layer: str,
     *,
     lse: Tensor | None = None,
+    indices: Tensor | None = None,
 ) -> None:
     found = _mla_layers.get(layer)
     if found is None:
         names = ", ".join(sorted(_mla_layers)) or "none"
         raise LookupError(f"there is no layer of MLA named {layer!r}; the layers are: {names}")
-    found.forward(query, latent, rope, kv_cache, _batch_for(layer), output, lse=lse)
+    found.forward(query, latent, rope, kv_cache, _batch_for(layer), output, lse=lse, indices=indices)
 
 
 def _write_nothing(*args: object, **kwargs: object) -> None:
-    """The ops for tensors without data: nothing to do, because the ops return nothing and only write to arguments."""
+    """The ops for tensors without data: nothing to do, because the ops return nothing and only write to arguments.
+
+    PyTorch calls it too where one of several tensors has no data.
+    """
+    places = {str(x.device): x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
+    if len(places) > 1:
+        words = ", ".join(f"{tensor_words(x)} is on {place}" for place, x in places.items())
+        raise BatchError([f"the tensors of a call are on several devices: {words}"])
 
 
 # not torch.library.custom_op: its wrapper costs 20 µs a call, ten times as much as this

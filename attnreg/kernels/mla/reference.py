@@ -1,7 +1,7 @@
 """MLA in float64, one request at a time, to be read beside the contract in `attnreg.runtime.mla.interface`.
 
 Keys and values of every head are expanded from the latents, as the contract defines them; no query is absorbed. What a
-kernel of one form computes is held against `attnreg.kernels.reference` with that form's spec.
+kernel of one form computes, dense or sparse, is held against `attnreg.kernels.reference` with that form's spec.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnreg.kernels import reference
 from attnreg.kernels.reference import Reference
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, LayerParams
+from attnreg.runtime.interface import BatchMetadata, LayerParams
 from attnreg.runtime.mla.interface import MLASpec, as_kv_cache, projections
 
 
@@ -56,34 +56,3 @@ def attention(
         key_start_loc=torch.tensor([0, *lengths], device=query.device).cumsum(0).int(),
     )
     return reference.attention(spec.expanded, packed, query, key=torch.cat(keys), value=torch.cat(values))
-
-
-def sparse_attention(
-    spec: AttentionSpec,
-    batch: BatchMetadata,
-    query: Tensor,
-    cache: Tensor,
-    indices: Tensor,
-    *,
-    kv_scale: Tensor | None = None,
-) -> Reference:
-    """The exact result of sparse MLA in its latent form, query by query: absorbed queries over the keys they chose."""
-    starts, tokens = batch.query_start_loc.tolist(), batch.num_tokens
-    output = torch.zeros(tokens, spec.num_heads, spec.head_size_v, dtype=torch.float64, device=query.device)
-    lse = torch.full((spec.num_heads, tokens), -torch.inf, dtype=torch.float64, device=query.device)
-    exact = Reference(output, lse, torch.zeros_like(output), torch.zeros_like(lse))
-    params = LayerParams(k_scale=kv_scale, v_scale=kv_scale)
-    for i in range(batch.num_reqs):
-        keys, _ = reference.request_kv(spec, batch, i, as_kv_cache(spec, cache), None, None, params)
-        visible = reference.visible_keys(spec, batch, i)
-        for row in range(starts[i], starts[i + 1]):
-            seen = [k for k in indices[row].tolist() if 0 <= k < keys.shape[1] and visible[row - starts[i], k]]
-            key = keys[0, seen]
-            scores = query[row].double() @ key.T * spec.softmax_scale
-            weights = scores.softmax(-1)
-            if seen:
-                output[row] = weights @ key[:, : spec.head_size_v]
-                lse[:, row] = scores.logsumexp(-1)
-                exact.abs_output[row] = weights @ key[:, : spec.head_size_v].abs()
-                exact.abs_score[:, row] = (query[row].double().abs() @ key.T.abs()).amax(-1) * spec.softmax_scale
-    return exact

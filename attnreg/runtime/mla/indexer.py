@@ -14,10 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnreg.runtime.batch import BatchError, BatchMetadata
+from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.lengths import prefix_sums
+from attnreg.runtime.spec import AttentionSpec
 from attnreg.runtime.tensors import tensor_problems
-from attnreg.runtime.validation import refuse
+from attnreg.runtime.validation import refuse, validate_batch
 
 # scores of single heads that are computed at once
 _SCORES = 1 << 24
@@ -34,7 +35,7 @@ def choose_tokens(
     float64 for such queries, from host lengths; where these are bounds, the device is right. Rows past the batch's
     tokens are -1. Raises `BatchError`.
     """
-    _validate(query, weights, keys, batch, topk)
+    _validate(query, weights, keys, batch, topk, scale)
     starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     chosen = torch.full((query.shape[0], topk), -1, dtype=torch.int32, device=query.device)
@@ -70,7 +71,9 @@ def choose_tokens(
     return chosen
 
 
-def _validate(query: Tensor, weights: Tensor, keys: Tensor, batch: BatchMetadata, topk: int) -> None:
+def _validate(query: Tensor, weights: Tensor, keys: Tensor, batch: BatchMetadata, topk: int, scale: float) -> None:
+    if not isinstance(batch, BatchMetadata):
+        raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
     if type(topk) is not int or topk < 1:
         raise BatchError([f"topk is {topk!r}; expected an integer of at least 1"])
     device = batch.seq_lens.device
@@ -80,6 +83,18 @@ def _validate(query: Tensor, weights: Tensor, keys: Tensor, batch: BatchMetadata
         key_shape = (None, size) if batch.block_table is None else (None, None, size)
         problems += tensor_problems("weights", weights, (tokens, heads), None, device=device, dense=False)
         problems += tensor_problems("keys", keys, key_shape, None, device=device, dense=False)
-        if tokens < batch.num_tokens:
-            problems.append(f"query has {tokens} rows; the batch has {batch.num_tokens} tokens")
+    refuse(problems)
+    tokens, heads, size = query.shape
+    spec = AttentionSpec(
+        num_heads=heads, num_kv_heads=1, head_size=size, head_size_v=size, dtype=torch.float32, softmax_scale=scale,
+        block_size=None if batch.block_table is None else keys.shape[1],
+    )  # fmt: skip
+    valid = validate_batch(spec, batch)
+    if tokens < valid.tokens:
+        problems.append(f"query has {tokens} rows; the batch has {valid.tokens} tokens")
+    if batch.block_table is None:
+        least = int(batch.host_lens.sum()) if batch.key_rows is None else batch.key_rows
+        problems += [f"keys has {keys.shape[0]} rows; the batch has {least}"] if keys.shape[0] < least else []
+    elif valid.places is not None:
+        problems += valid.places._replace(slot=-1).problems(keys.shape[0], keys.shape[1])
     refuse(problems)

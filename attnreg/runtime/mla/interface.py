@@ -55,16 +55,17 @@ was not written in the same call: a token without context is copied from its own
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnreg.runtime import latents
-from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.interface import KVCache
 from attnreg.runtime.spec import AttentionSpec, SpecError
+from attnreg.runtime.tensors import tensor_problems
 
 if TYPE_CHECKING:
     from typing import Self
@@ -147,13 +148,18 @@ class Projections(NamedTuple):
     w_uv: Tensor
 
 
+def weight_problems(spec: MLASpec, kv_b_proj: Any, device: torch.device | None = None) -> Iterator[str]:
+    """The problems of a weight [num_heads * (nope + v_head_dim), kv_lora_rank] of any strides, on a device."""
+    shape = (spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim), spec.kv_lora_rank)
+    yield from tensor_problems("kv_b_proj", kv_b_proj, shape, spec.latent.dtype, device=device, dense=False)
+
+
 def projections(spec: MLASpec, kv_b_proj: Tensor) -> Projections:
     """The parts of a weight [num_heads * (nope + v_head_dim), kv_lora_rank]. Raises `SpecError` for any other."""
     sizes = [spec.qk_nope_head_dim, spec.v_head_dim]
-    shape = (spec.num_heads * sum(sizes), spec.kv_lora_rank)
-    if not isinstance(kv_b_proj, Tensor) or kv_b_proj.shape != shape or kv_b_proj.dtype != spec.latent.dtype:
-        dtype = str(spec.latent.dtype).removeprefix("torch.")
-        raise SpecError(f"kv_b_proj is {tensor_words(kv_b_proj)}; expected {list(shape)} {dtype}")
+    problem = next(weight_problems(spec, kv_b_proj), None)
+    if problem is not None:
+        raise SpecError(problem)
     w_uk, w_uv = torch.split(kv_b_proj.view(spec.num_heads, sum(sizes), spec.kv_lora_rank), sizes, dim=1)
     return Projections(w_uk, w_uv)
 

@@ -13,9 +13,10 @@ from attnreg.runtime import ops
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import SpecError
 from attnreg.runtime.layer import Attention, refuse_unasked
-from attnreg.runtime.mla.interface import MLASpec, as_kv_cache, latent_cache_shape, projections
+from attnreg.runtime.mla.interface import MLASpec, as_kv_cache, latent_cache_shape, projections, weight_problems
 from attnreg.runtime.mla.phases import Phases, phases_of
 from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
+from attnreg.runtime.sparse.indices import validate_indices
 from attnreg.runtime.tensors import Alike, comparison, tensor_problems
 from attnreg.runtime.validation import refuse
 
@@ -54,6 +55,8 @@ class MLAAttention:
         if not self.decode.spec.latent:
             raise SpecError(f"decode is a selection for {decode.request}; expected one of MLA in its latent form")
         self.spec = MLASpec.from_request(decode.request, self.decode.spec)
+        if self.decode.spec.sparse and prefill is not None:
+            raise SpecError("prefill is given, and prompts in the expanded form attend to tokens that no indexer chose")
         self.prefill: Attention | None = None
         self.prompts: Prompts | None = None
         if prefill is not None:
@@ -97,18 +100,21 @@ class MLAAttention:
         output: Tensor | None = None,
         *,
         lse: Tensor | None = None,
+        indices: Tensor | None = None,
     ) -> Tensor:
         """Writes the new latents to the cache, attends, and returns the output [tokens, num_heads, v_head_dim].
 
         query [tokens, num_heads, nope + rope], rotated; latent [tokens, kv_lora_rank] and rope [tokens,
         qk_rope_head_dim] of the same tokens; kv_cache [num_blocks, block_size, width]. lse: [num_heads, tokens]
-        float32, written to. Rows from ``batch.num_tokens`` on are padding and stay as they are; in a captured graph,
-        which computes all in the latent form, those of the output are zero.
+        float32, written to. indices: of sparse MLA, the positions that each query attends to, [tokens, topk] int32.
+        Rows from ``batch.num_tokens`` on are padding and stay as they are; in a captured graph, which computes all in
+        the latent form, those of the output are zero.
 
         Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
         """
         output = self.new_output(query) if output is None else output
         capturing = self._validate(query, latent, rope, kv_cache, batch, output, lse)
+        validate_indices(self.spec.latent, batch, indices, query.shape[0])
         if capturing or self.prompts is None:
             rows = query.shape[0] if capturing else batch.num_tokens
             phases = None
@@ -122,7 +128,7 @@ class MLAAttention:
         cache = as_kv_cache(self.spec.latent, kv_cache)
         self.decode.write_kv(latent[:, None], rope[:, None], cache, batch)
         if phases is None:
-            self._latent(slice(0, rows), query, cache, batch, output, lse, padded=capturing)
+            self._latent(slice(0, rows), query, cache, batch, output, lse, padded=capturing, indices=indices)
             return output
         if phases.latent is not None:
             self._latent(phases.latent.rows, query, cache, phases.latent.batch, output, lse)
@@ -152,6 +158,7 @@ class MLAAttention:
         lse: Tensor | None,
         *,
         padded: bool = False,
+        indices: Tensor | None = None,
     ) -> None:
         """Computes rows in the latent form: absorbs W_UK, attends, multiplies by W_UV. padded: rows may be padding."""
         spec, q = self.spec, query[rows]
@@ -164,7 +171,7 @@ class MLAAttention:
         latents = memory(q.shape[0], spec.num_heads, spec.kv_lora_rank)
         whole = lse is None or (isinstance(rows, slice) and rows.stop - rows.start == lse.shape[1])
         own_lse = lse if lse is None or (whole and lse.is_contiguous()) else lse.new_empty(lse.shape[0], q.shape[0])
-        self.decode.attend(absorbed, cache, batch, latents, lse=own_lse)
+        self.decode.attend(absorbed, cache, batch, latents, lse=own_lse, indices=indices)
         output[rows] = torch.bmm(latents.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)
         if lse is not None and own_lse is not None and own_lse is not lse:
             lse[:, rows] = own_lse
@@ -198,11 +205,16 @@ class MLAAttention:
         spec, dtype = self.spec, self.spec.latent.dtype
         if not isinstance(batch, BatchMetadata) or batch.block_table is None:
             raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; a layer of MLA has a cache"])
+        # what follows computes with its lengths
+        self.decode.plan(batch)
         rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
         device: dict[str, Any] = {"device": batch.seq_lens.device}
         cache_shape, cache_dtype = latent_cache_shape(spec.latent, 0)
         shape = (None, *cache_shape[1:])
-        problems = [
+        problems = [*weight_problems(spec, self.kv_b_proj, batch.seq_lens.device)]
+        if rows is not None and rows < batch.num_tokens:
+            problems.append(f"query has {rows} rows; the batch has {batch.num_tokens} tokens")
+        problems += [
             *tensor_problems("query", query, (rows, spec.num_heads, spec.qk_head_dim), dtype, **device),
             *tensor_problems("latent", latent, (rows, spec.kv_lora_rank), dtype, **device),
             *tensor_problems("rope", rope, (rows, spec.qk_rope_head_dim), dtype, **device),
@@ -214,8 +226,6 @@ class MLAAttention:
             problems += tensor_problems("lse", lse, sizes, torch.float32, dense=False, written=True, **device)
             if "lse" not in spec.latent.features & (spec.expanded_features if self.prompts else spec.latent.features):
                 problems.append("lse is given, and a backend of this layer was not asked for it")
-        if not problems and query.shape[0] < batch.num_tokens:
-            problems.append(f"query has {query.shape[0]} rows; the batch has {batch.num_tokens} tokens")
         if batch.mm_prefix is not None or batch.tree_mask is not None:
             problems.append("the batch has mm_prefix or tree_mask; layers of MLA have no such mask")
         refuse(problems)

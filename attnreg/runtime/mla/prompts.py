@@ -20,10 +20,10 @@ from torch import Tensor
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KernelModule, SpecError
 from attnreg.runtime.lengths import prefix_sums
-from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projections, read_latents
+from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projections, read_latents, weight_problems
 from attnreg.runtime.states.merge import merge_attn_states
 from attnreg.runtime.tensors import Alike, comparison, tensor_problems
-from attnreg.runtime.validation import refuse
+from attnreg.runtime.validation import Places, refuse, validate_batch
 
 # tokens of context that are expanded at once: of 128 heads of (128, 64, 128), 0.9 GiB in 16 bits
 WORKSPACE_TOKENS = 8192
@@ -52,10 +52,12 @@ class _Chunk:
 class _Plan:
     """The attention of a batch. rows: [tokens] int64, the batch's rows in the plan's order; None: they stand so.
 
-    state: of the batch. alike: tells whether tensors have the shapes and strides of the batch's.
+    places: in the cache, as far as they can be read. state: of the batch. alike: tells whether tensors have the shapes
+    and strides of the batch's.
     """
 
     num_tokens: int
+    places: Places | None
     rows: Tensor | None
     plan: Any
     chunks: list[_Chunk]
@@ -131,8 +133,15 @@ class Prompts:
         Raises `BatchError` before anything is launched: for a tensor that does not fit, for context where the backend
         was not asked for its lse, and while a CUDA graph is captured, because chunks are made of the host's lengths.
         """
-        self._validate(query, latent, rope, cache, batch, output, lse)
+        if not isinstance(batch, BatchMetadata) or batch.block_table is None:
+            raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; prompts of MLA have a cache"])
+        if batch.seq_lens.is_cuda and torch.cuda.is_current_stream_capturing():
+            refuse(["a CUDA graph is being captured, and the chunks of a context are those of the host's lengths"])
+        # what follows computes with its lengths
         plan = self._planned(batch)
+        self._validate(query, latent, rope, cache, batch, output, lse)
+        block_size = self.spec.latent.block_size or 1
+        refuse([] if plan.places is None else [*plan.places._replace(slot=-1).problems(cache.shape[0], block_size)])
         n, rows = plan.num_tokens, plan.rows
         if not n:
             return
@@ -148,18 +157,20 @@ class Prompts:
 
     def _validate(self, query: Any, latent: Any, rope: Any, cache: Any, batch: Any, output: Any, lse: Any) -> None:
         spec, dtype = self.spec, self.spec.latent.dtype
-        if not isinstance(batch, BatchMetadata) or batch.block_table is None:
-            raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; prompts of MLA have a cache"])
         device = batch.seq_lens.device
         places: dict[str, Any] = {"device": device}
         cache_shape, cache_dtype = latent_cache_shape(spec.latent, 0)
         problems = [
+            *weight_problems(spec, self.kv_b_proj, device),
             *tensor_problems("query", query, (None, spec.num_heads, spec.qk_head_dim), dtype, **places),
             *tensor_problems("latent", latent, (None, spec.kv_lora_rank), dtype, **places),
             *tensor_problems("rope", rope, (None, spec.qk_rope_head_dim), dtype, **places),
             *tensor_problems("cache", cache, (None, *cache_shape[1:]), cache_dtype, **places),
             *tensor_problems("output", output, (None, spec.num_heads, spec.v_head_dim), dtype, written=True, **places),
         ]
+        if self.kv_scale is not None:
+            one = () if isinstance(self.kv_scale, Tensor) and self.kv_scale.ndim == 0 else (1,)
+            problems += tensor_problems("kv_scale", self.kv_scale, one, torch.float32, **places)
         if lse is not None:
             sizes = spec.num_heads, None
             problems += tensor_problems("lse", lse, sizes, torch.float32, dense=False, written=True, **places)
@@ -174,8 +185,6 @@ class Prompts:
             if lse is not None and lse.shape[1] < tokens:
                 problems.append(f"lse has {lse.shape[1]} columns; the batch has {tokens} tokens")
         refuse(problems)
-        if query.is_cuda and torch.cuda.is_current_stream_capturing():
-            refuse(["a CUDA graph is being captured, and the chunks of a context are those of the host's lengths"])
 
     def _attend(
         self,
@@ -268,6 +277,7 @@ class Prompts:
         return plan
 
     def _make_plan(self, batch: BatchMetadata) -> _Plan:
+        places = validate_batch(self.spec.latent, batch).places
         starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
         queries = [last - first for first, last in pairwise(starts)]
         # a request without queries has nothing to compute
@@ -283,6 +293,7 @@ class Prompts:
             new = _in_order(new, order)
         return _Plan(
             num_tokens=batch.num_tokens,
+            places=places,
             rows=rows,
             plan=self.module.plan(self.new_tokens, new),
             chunks=[self._chunk(batch, order, queries, chunk) for chunk in pieces],

@@ -14,9 +14,10 @@ from attnreg.runtime.tensors import table_problems, tensor_problems
 from attnreg.runtime.validation import debugging, refuse
 
 
-def validate_indices(spec: AttentionSpec, batch: BatchMetadata, indices: Any) -> None:
-    """Raises `BatchError` where the indices of a call do not fit the layer and its batch.
+def validate_indices(spec: AttentionSpec, batch: BatchMetadata, indices: Any, rows: int) -> None:
+    """Raises `BatchError` where the indices of a call with so many rows of queries do not fit the layer and its batch.
 
+    Rows of padding have indices too: a captured graph may be replayed with queries in their place.
     What they hold is read where the batch is in host memory, or with ``ATTNREG_DEBUG=1``.
     """
     if not spec.sparse:
@@ -26,8 +27,8 @@ def validate_indices(spec: AttentionSpec, batch: BatchMetadata, indices: Any) ->
     problems = [*tensor_problems("indices", indices, (None, None), torch.int32, device=device)]
     if not problems:
         problems = [*table_problems("indices", indices)]
-        if indices.shape[0] < batch.num_tokens:
-            problems.append(f"indices has {indices.shape[0]} rows; the batch has {batch.num_tokens} tokens")
+        if indices.shape[0] < rows:
+            problems.append(f"indices has {indices.shape[0]} rows; query has {rows}")
     if not problems and (batch.on_host or debugging()):
         problems = [*_content_problems(batch, indices[: batch.num_tokens])]
     refuse(problems)
@@ -35,7 +36,7 @@ def validate_indices(spec: AttentionSpec, batch: BatchMetadata, indices: Any) ->
 
 def with_indices(spec: AttentionSpec, batch: BatchMetadata, call: Call, indices: Any) -> Call:
     """A call with its indices, validated. Raises `BatchError` as `validate_indices` does."""
-    validate_indices(spec, batch, indices)
+    validate_indices(spec, batch, indices, call.query.shape[0])
     return call._replace(indices=indices)
 
 

@@ -11,7 +11,7 @@ import torch
 from support.mla import filled_cache, mla_spec
 from torch import Tensor
 
-from attnreg.kernels.mla import reference as mla_reference
+from attnreg.kernels import reference
 from attnreg.kernels.mla import torch_sparse as torch_mla_sparse
 from attnreg.kernels.mla import triton_sparse as triton_mla_sparse
 from attnreg.runtime.interface import BatchError, BatchMetadata, Call, LayerParams, SpecError
@@ -70,9 +70,9 @@ class Layer:
 
     def check(self, module: Any, tolerance: float = 2e-5) -> None:
         output, lse = self.run(module)
-        exact = mla_reference.sparse_attention(
-            self.spec, self.batch, self.query, self.cache, self.indices, kv_scale=self.scale
-        )
+        params = LayerParams(k_scale=self.scale, v_scale=self.scale)
+        cache = as_kv_cache(self.spec, self.cache)
+        exact = reference.attention(self.spec, self.batch, self.query, cache, params=params, indices=self.indices)
         n = self.batch.num_tokens
         torch.testing.assert_close(output[:n].double(), exact.output, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(lse[:, :n].double(), exact.lse, atol=tolerance, rtol=tolerance)
@@ -111,6 +111,46 @@ def test_a_position_that_is_not_seen_contributes_nothing(module: str) -> None:
     layer.indices[1][layer.indices[1] == 5000] = 68
     for x, y in zip(layer.run(MODULES[module]), exact, strict=True):
         torch.testing.assert_close(x, y, equal_nan=True)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_one_chosen_token_is_the_output_itself(module: str) -> None:
+    layer = Layer(QUERIES, LENGTHS, 1)
+    ends = [k - q + j + 1 for q, k in zip(QUERIES, LENGTHS, strict=True) for j in range(q)]
+    owners = [i for i, q in enumerate(QUERIES) for _ in range(q)]
+    keys = by_position(layer)
+    for place in (lambda end: 0, lambda end: end - 1, lambda end: end // 2, lambda end: min(end - 1, 16)):
+        for row, end in enumerate(ends):
+            layer.indices[row, 0] = place(end)
+        output, lse = layer.run(MODULES[module])
+        for row, end in enumerate(ends):
+            key = keys[owners[row]][place(end)]
+            torch.testing.assert_close(output[row], key[: layer.spec.head_size_v].expand(4, -1), atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(lse[:, row], layer.query[row] @ key * 0.1, atol=1e-5, rtol=1e-5)
+        layer.check(MODULES[module])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_position_that_is_given_twice_counts_twice(module: str) -> None:
+    layer = Layer([1], [40], 3)
+    layer.indices[0] = torch.tensor([7, 30, 7])
+    output, lse = layer.run(MODULES[module])
+    some = torch.stack([by_position(layer)[0][k] for k in (7, 30, 7)])
+    scores = layer.query[0] @ some.T * 0.1
+    exact = scores.softmax(-1) @ some[:, : layer.spec.head_size_v]
+    torch.testing.assert_close(output[0], exact, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse[:, 0], scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
+
+
+def by_position(layer: Layer) -> list[Tensor]:
+    """The latents of each request, by position."""
+    table = layer.batch.block_table
+    assert table is not None
+    size = layer.cache.shape[1]
+    return [
+        layer.cache[table[i, : -(-n // size)].long()].flatten(0, 1)[:n]
+        for i, n in enumerate(layer.batch.seq_lens.tolist())
+    ]
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -174,7 +214,7 @@ def test_a_second_run_is_bitwise_the_same() -> None:
         (lambda x: None, "indices is None; expected a tensor"),
         (lambda x: x.long(), r"indices is \[12, 12\] int64; expected \[any, any\] int32"),
         (lambda x: x.t(), "indices has stride 12 in its last dimension"),
-        (lambda x: x[:3], "indices has 3 rows; the batch has 10 tokens"),
+        (lambda x: x[:3], "indices has 3 rows; query has 12"),
         (lambda x: set_(x, 0, 40), r"indices\[0, 3\] is 40; the query of this row sees 40 keys: expected a position"),
         (lambda x: set_(x, 1, 68), r"indices\[1, 3\] is 68; the query of this row sees 68 keys"),
         (lambda x: set_(x, 2, -2), r"indices\[2, 3\] is -2; .* or -1 for none"),
@@ -184,9 +224,9 @@ def test_a_second_run_is_bitwise_the_same() -> None:
 def test_indices_that_do_not_fit_are_refused(change: Any, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNREG_DEBUG", "1")
     layer = Layer(QUERIES, LENGTHS)
-    validate_indices(layer.spec, layer.batch, layer.indices)
+    validate_indices(layer.spec, layer.batch, layer.indices, len(layer.query))
     with pytest.raises(BatchError, match=error):
-        validate_indices(layer.spec, layer.batch, change(layer.indices))
+        validate_indices(layer.spec, layer.batch, change(layer.indices), len(layer.query))
 
 
 def set_(indices: Tensor, row: int, position: int) -> Tensor:
@@ -202,6 +242,6 @@ def twice(indices: Tensor) -> Tensor:
 def test_a_layer_of_another_kind_is_refused() -> None:
     layer = Layer(QUERIES, LENGTHS)
     with pytest.raises(BatchError, match="indices are given, and the layer is none of sparse MLA"):
-        validate_indices(replace(layer.spec, sparse=False), layer.batch, layer.indices)
+        validate_indices(replace(layer.spec, sparse=False), layer.batch, layer.indices, 12)
     with pytest.raises(SpecError, match="sparse and not latent"):
         replace(layer.spec, latent=False)

@@ -71,7 +71,8 @@ def test_of_equal_scores_the_earlier() -> None:
 def test_the_device_is_right_where_the_host_knows_bounds(monkeypatch) -> None:
     given = arguments([2, 1], [9, 6], True)
     expected = choose_tokens(**given, topk=4, scale=1.0)
-    more = replace(given["batch"], seq_lens_cpu=given["batch"].seq_lens + 13)
+    lengths = given["batch"].seq_lens + 13
+    more = replace(given["batch"], seq_lens_cpu=lengths, max_seq_len=int(lengths.max()))
     monkeypatch.setattr(BatchMetadata, "host_lens", property(lambda batch: batch.seq_lens_cpu))
     assert torch.equal(choose_tokens(**(given | {"batch": more}), topk=4, scale=1.0), expected)
 

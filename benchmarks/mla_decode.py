@@ -1,0 +1,160 @@
+"""Decoding over cached latents for benchmarks/mla.py, beside FlashMLA, FlashInfer's MLA and vLLM's Triton kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from mla_case import Case, Place, Trial, function_of
+from torch import Tensor
+
+from attnreg.kernels import triton_mla
+from attnreg.kernels.mla import triton_sparse
+from attnreg.runtime import latents
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerParams
+from attnreg.runtime.mla.interface import as_kv_cache, latent_cache_shape
+
+RANK, ROPE, BLOCK = 512, 64, 64
+
+
+def cases(place: Place) -> Iterator[Case]:
+    # requests, heads, context, format of the cache, mark
+    for requests, heads, context, kv_dtype, mark in (
+        (64, 128, 8192, "auto", 400.0), (1, 128, 8192, "auto", 30.0), (128, 16, 32768, "auto", 1150.0),
+        # half of the bytes, and as many products: the marks of bfloat16
+        (64, 128, 8192, "fp8", 400.0), (64, 128, 8192, "fp8_ds_mla", 400.0), (128, 16, 32768, "fp8", 1150.0),
+    ):  # fmt: skip
+        words = "" if kv_dtype == "auto" else f" {kv_dtype}"
+        name = f"decode{words} b{requests} h{heads} at {context // 1024}k"
+        sizes = place.few(requests, 2), place.few(heads, 16), place.few(context, 200)
+        yield Case(name=name, mark=mark, prepare=partial(_dense, place, *sizes, kv_dtype))
+    # no peer runs here; the marks are twice the time of the products at 787 TFLOP/s, or of the bytes and two launches
+    for tokens, heads, mark in ((64, 128, 93.0), (1, 128, 20.0), (128, 16, 150.0)):
+        name = f"sparse decode b{tokens} h{heads}, 2048 of 32k"
+        topk = place.few(2048, 40)
+        sizes = place.few(tokens, 2), place.few(heads, 16), place.few(32768, 128)
+        yield Case(name=name, mark=mark, prepare=partial(_sparse, place, *sizes, topk))
+
+
+class _Tensors:
+    """The tensors of a step of one query a request, with the blocks of a cache in random order."""
+
+    def __init__(self, place: Place, requests: int, heads: int, context: int, kv_dtype: str) -> None:
+        torch.manual_seed(0)
+        scaled = kv_dtype == "fp8_ds_mla"
+        # the format's rotary part is of bfloat16, and so is its layer
+        dtype = torch.bfloat16 if scaled else place.dtype
+        self.spec = AttentionSpec(
+            num_heads=heads, num_kv_heads=1, head_size=RANK + ROPE, head_size_v=RANK, dtype=dtype,
+            softmax_scale=192**-0.5, block_size=BLOCK, features=frozenset({"lse"}), latent=True, kv_dtype=kv_dtype,
+        )  # fmt: skip
+        blocks = -(-context // BLOCK)
+        shape, stored = latent_cache_shape(self.spec, requests * blocks)
+        tokens = torch.randn(*shape[:2], RANK + ROPE, device=place.device, dtype=dtype)
+        self.cache = latents.packed(tokens[..., :RANK], tokens[..., RANK:]) if scaled else tokens.to(stored)
+        del tokens
+        self.scale = torch.ones(1, device=place.device) if kv_dtype == "fp8" else None
+        self.table = torch.randperm(requests * blocks, device=place.device).int().view(requests, blocks)
+        self.lengths = torch.full((requests,), context, dtype=torch.int32, device=place.device)
+        self.batch = BatchMetadata.build(
+            [1] * requests, [context] * requests, device=place.device, block_table=self.table
+        )
+        self.query = torch.randn(requests, heads, RANK + ROPE, device=place.device, dtype=dtype)
+        self.output = torch.full((requests, heads, RANK), math.nan, device=place.device, dtype=dtype)
+        self.lse = torch.full((heads, requests), math.nan, device=place.device)
+
+    def call(self, **more: Any) -> Call:
+        params = LayerParams(k_scale=self.scale, v_scale=self.scale)
+        return Call(self.query, as_kv_cache(self.spec, self.cache), self.output, lse=self.lse, params=params, **more)
+
+    def error(self, positions: Tensor) -> float:
+        """The relative error of the last request's output against float64, over keys at these positions."""
+        rows = self.table[-1][positions // BLOCK].long()
+        # 8-bit floats cannot be indexed on every device
+        stored = self.cache.view(torch.uint8) if self.cache.itemsize == 1 else self.cache
+        some = stored[rows, positions % BLOCK].view(self.cache.dtype)
+        keys = (latents.unpacked(some) if self.spec.kv_dtype == "fp8_ds_mla" else some.float()).double()
+        exact = (self.query[-1].double() @ keys.T * self.spec.softmax_scale).softmax(-1) @ keys[:, :RANK]
+        return float((self.output[-1].double() - exact).norm() / exact.norm())
+
+
+def _dense(place: Place, requests: int, heads: int, context: int, kv_dtype: str) -> Trial:
+    made = _Tensors(place, requests, heads, context, kv_dtype)
+    plan = triton_mla.plan(made.spec, made.batch)
+    width = latents.BYTES if kv_dtype == "fp8_ds_mla" else (RANK + ROPE) * made.cache.itemsize
+    return Trial(
+        call=partial(triton_mla.forward, made.spec, plan, made.call()),
+        error=lambda: made.error(torch.arange(context, device=place.device)),
+        peers=partial(_peers, made, context),
+        moved=requests * context * width + made.query.nbytes + made.output.nbytes,
+        operations=2.0 * requests * context * heads * (RANK + ROPE + RANK),
+    )
+
+
+def _sparse(place: Place, tokens: int, heads: int, context: int, topk: int) -> Trial:
+    made = _Tensors(place, tokens, heads, context, "auto")
+    spec = replace(made.spec, sparse=True)
+    order = [torch.randperm(context, device=place.device)[:topk] for _ in range(tokens)]
+    indices = torch.stack(order).int()
+    plan = triton_sparse.plan(spec, made.batch)
+    return Trial(
+        call=partial(triton_sparse.forward, spec, plan, made.call(indices=indices)),
+        error=lambda: made.error(order[-1]),
+        peers=lambda: iter(()),
+        moved=tokens * topk * 2 * (RANK + ROPE) + made.query.nbytes + made.output.nbytes,
+        operations=2.0 * tokens * topk * heads * (RANK + ROPE + RANK),
+    )
+
+
+def _peers(made: _Tensors, context: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """FlashMLA, FlashInfer's MLA and vLLM's Triton kernel, those that are installed, over the same cache."""
+    spec, scale = made.spec, made.spec.softmax_scale
+    requests, heads, _ = made.query.shape
+    if spec.kv_dtype != "auto":
+        return
+    metadata = function_of("flash_mla", "get_mla_metadata")
+    flash = function_of("flash_mla", "flash_mla_with_kvcache")
+    if metadata is not None and flash is not None:
+        tiles, splits = metadata(made.lengths, heads, 1)
+        cache = made.cache[:, :, None]
+        yield (
+            "FlashMLA",
+            lambda: flash(
+                made.query[:, None],
+                cache,
+                made.table,
+                made.lengths,
+                RANK,
+                tiles,
+                splits,
+                softmax_scale=scale,
+                causal=True,
+            ),
+        )
+    wrapper = function_of("flashinfer.mla", "BatchMLAPagedAttentionWrapper")
+    if wrapper is not None:
+        device = made.query.device
+        planned = wrapper(torch.empty(128 * 2**20, dtype=torch.uint8, device=device), backend="auto")
+        starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
+        planned.plan(
+            starts, starts * made.table.shape[1], made.table.flatten(), made.lengths, heads, RANK, ROPE, BLOCK, True,
+            scale, spec.dtype, spec.dtype,
+        )  # fmt: skip
+        query, cache = (x.split([RANK, ROPE], -1) for x in (made.query, made.cache))  # type: ignore[no-untyped-call]
+        yield "FlashInfer", lambda: planned.run(*query, *cache, return_lse=True)
+    triton_decode = function_of("vllm.v1.attention.ops.triton_decode_attention", "decode_attention_fwd")
+    if triton_decode is not None:
+        splits = 4 if requests > 1 else 64
+        parts = torch.empty(requests, heads, splits, RANK + 1, device=made.query.device)
+        out, lse = torch.empty_like(made.output), torch.empty(requests, heads, device=made.query.device)
+        cache = made.cache[:, :, None]
+        yield (
+            "vLLM Triton",
+            lambda: triton_decode(
+                made.query, cache, cache[..., :RANK], out, lse, made.table, made.lengths, parts, splits, scale, BLOCK
+            ),
+        )

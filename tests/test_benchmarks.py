@@ -1,0 +1,55 @@
+"""The benchmarks of GPUs run: every case of benchmarks/mla.py at small sizes, and the file of figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def figures_class(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`measuring.Figures`, of a module that is no part of the package."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.delitem(sys.modules, "measuring", raising=False)
+    import measuring
+
+    yield measuring.Figures
+    del sys.modules["measuring"]
+
+
+def test_every_case_of_mla_runs_at_small_sizes() -> None:
+    # whether kernels are interpreted is decided where they are defined, so in a process of their own
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "mla.py"), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert len(names) == len({*names}) == 19
+    for word in ("merge", "decode b", "decode fp8 ", "decode fp8_ds_mla", "sparse decode", "prefill 4k", "context in"):
+        assert any(word in name for name in names), word
+
+
+def test_a_run_that_is_ended_loses_no_figure(figures_class: Any, tmp_path: Path) -> None:
+    record, machine = tmp_path / "it.json", {"device": "here", "torch": "1", "date": "2026-01-01"}
+    figures = figures_class(record, machine, ceilings={"read": 1})
+    figures.add({"case": "a", "us": 1.0})
+    # nothing is done at the end
+    figures.add({"case": "b", "us": 2.0})
+    assert json.loads(record.read_text()) == {
+        "machine": machine,
+        "ceilings": {"read": 1},
+        "figures": [{"case": "a", "us": 1.0}, {"case": "b", "us": 2.0}],
+    }
+    # later, on the same machine: what is measured anew takes its place
+    figures_class(record, {**machine, "date": "2026-01-02"}).add({"case": "a", "us": 3.0})
+    assert json.loads(record.read_text())["figures"] == [{"case": "a", "us": 3.0}, {"case": "b", "us": 2.0}]
+    figures_class(record, {**machine, "torch": "2"}).add({"case": "b", "us": 4.0})
+    assert json.loads(record.read_text())["figures"] == [{"case": "b", "us": 4.0}]
