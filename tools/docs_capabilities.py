@@ -189,7 +189,10 @@ def link(registry: Registry, source: str | None) -> str:
 def url_of(registry: Registry, source: str) -> str | None:
     """The address of a source's file at the cited version; None for a source that has no page."""
     name, _, place = source.partition(":")
-    ref = registry.sources[name]
+    # words of the registry that a vocabulary extends have that registry's sources
+    ref = registry.sources.get(name)
+    if ref is None:
+        return None
     path = place.partition("#")[0]
     if ref.url == ".":
         # attnreg's own modules are beside docs/

@@ -88,7 +88,9 @@ def _has(layers: Sequence[LayerFacts], has_need) -> bool:  # type: ignore[no-unt
 def matrix_blocks(root: Path) -> dict[str, str]:
     """Name of each bundled registry, which names a block of docs/models.md -> the matrix of models as Markdown."""
     models = [requests_from_model(path) for path in sorted((root / "examples" / "configs").glob("*/"), key=_by_name)]
-    return {name: _matrix(load_registry(name), models) for name in bundled_registries()}
+    registries = {name: load_registry(name) for name in bundled_registries()}
+    # where steps choose without an order, the answer is one of a server, and not of a layer
+    return {name: _matrix(registry, models) for name, registry in registries.items() if registry.orders}
 
 
 def _by_name(path: Path) -> str:

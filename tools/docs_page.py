@@ -16,7 +16,7 @@ from attnreg.compile.yaml_source import Document
 from attnreg.language.conditions import Condition
 from attnreg.language.packed import Packed, packed_formats
 from attnreg.language.vocabulary import Architecture, Word
-from attnreg.registry import Order, Registry, Variant
+from attnreg.registry import Effect, From, Order, Registry, Switched, Variant
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -28,20 +28,16 @@ def blocks(registry: Registry) -> dict[str, str]:
     def render(template: str, **values: Any) -> str:
         return _render(template, everywhere | values)
 
-    names: tuple[str, ...] = (
-        "registry",
-        "by-architecture",
-        "orders",
-        "backends",
-        "legend",
-        "invariants",
-        "sources",
-        "links",
-    )
+    names = ["registry", "backends", "legend", "invariants", "sources", "links"]
+    if registry.steps:
+        names.append("steps")
     if not registry.imports:
-        names = (*names, "known")
+        names.append("known")
+    if registry.orders:
+        names += ["by-architecture", "orders"]
     out = {name: render(name.replace("-", "_")) for name in names}
-    for family in families(registry):
+    # where there are no orders, steps choose, and no row says what it serves
+    for family in families(registry) if registry.orders else ():
         out[f"capabilities-{family.name}"] = render("capabilities", family=family)
     return out
 
@@ -103,6 +99,23 @@ def _candidate(name: str, variants: Sequence[Variant], condition: Condition) -> 
     return f"[{name}]" + (f" ({'; '.join(notes)})" if notes else "")
 
 
+def _effect(effect: Effect) -> str:
+    """``sets attention_backend to fa3``, ``refuses: …``, with the reason."""
+    if effect.refuses:
+        return f"refuses: {effect.refuses}"
+    sets = [f"`{facet}` to {_value(value)}" for facet, value in effect.sets.items()]
+    because = f", because {effect.because}" if effect.because else ""
+    return f"sets {', '.join(sets)}{because}" if sets else "leaves everything"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, From):
+        return f"that of `{value.facet}`"
+    if isinstance(value, Switched):
+        return ", ".join([*(f"with {w}" for w in sorted(value.on)), *(f"without {w}" for w in sorted(value.off))])
+    return "nothing" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
 @dataclass(frozen=True)
 class Page:
     """The functions of a registry that the templates call."""
@@ -142,6 +155,13 @@ class Page:
             texts.append(f"{rank} [{entry.backend}]" + ("" if condition == "always" else f" (if `{condition}`)"))
         return " → ".join(texts)
 
+    def steps(self) -> Iterator[tuple[str, str, str, str]]:
+        """Name, condition, effect and source of each effect of each step of the engine's start."""
+        for step in self.registry.steps:
+            for effect in step.effects:
+                conditions = [text for c in (step.when, effect.when) if (text := in_words(c, ""))]
+                yield f"`{step.name}`", " and ".join(conditions) or "always", _effect(effect), step.source or ""
+
     def link(self, source: str | None) -> str:
         return link(self.registry, source)
 
@@ -163,6 +183,7 @@ class Page:
         cited = {source for _, source in self.sources()}
         cited |= {o.source for orders in registry.orders.values() for o in orders if o.source}
         cited |= {r.source for row in registry.backends.values() for v in row.variants for r in v.rules if r.source}
+        cited |= {step.source for step in registry.steps if step.source}
         cited |= {raw["source"] for raw in self.raw("derived").values() if raw.get("source")}
         return targets | {f"`{source}`": url for source in sorted(cited) if (url := url_of(registry, source))}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 
 # the files of a registry, each of which holds what its name says
-FILES = ("vocabulary", "backends", "priorities", "invariants")
+FILES = ("vocabulary", "backends", "priorities", "steps", "invariants")
 
 
 def registry_root() -> Path:

@@ -79,7 +79,9 @@ class Site:
 
     @cached_property
     def registries(self) -> Mapping[str, Registry]:
-        return {name: load_registry(name) for name in bundled_registries()}
+        registries = {name: load_registry(name) for name in bundled_registries()}
+        # an engine whose steps name the backend answers for a server: its guide has the steps, and no page a matrix
+        return {name: registry for name, registry in registries.items() if registry.orders}
 
     @cached_property
     def environment(self) -> jinja2.Environment:

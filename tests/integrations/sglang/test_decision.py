@@ -1,0 +1,159 @@
+"""`decision` against decisions that SGLang's own code made, and what it says of wrong input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnreg.errors import RequestError
+from attnreg.integrations import sglang
+from attnreg.integrations.sglang import decision, models
+from attnreg.loader import load_registry
+
+DATA = Path(__file__).parents[2] / "data" / "sglang"
+BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+ANSWERED = ("speculative_draft_attention_backend", "page_size", "kv_cache_dtype")
+BASE = {"platform": "cuda", "arch": "sm90", "model": "LlamaForCausalLM"}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    with gzip.open(DATA / name, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def writer(trace: list[Any], field: str) -> str | None:
+    return next((step for step, fields in reversed(trace) if field in fields), None)
+
+
+def phase(out: dict[str, Any], name: str) -> str:
+    return out[f"{name}_attention_backend"] or out["attention_backend"]
+
+
+def difference(row: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What `decision` answers otherwise than SGLang did: name -> (answer, SGLang's)."""
+    answer, out = decision(row["in"]), row["out"]
+    if out["error"] or answer["error"]:
+        refused = out["error"] and out["error"]["in"]
+        got = answer["error"] and answer["decided_by"]
+        return {} if got == refused else {"refused by": (got, refused)}
+    pairs = {name: (answer[name], phase(out, name)) for name in ("prefill", "decode")}
+    pairs |= {name: (answer[name], out[name]) for name in ANSWERED}
+    pairs["decided_by"] = (answer["decided_by"], writer(out["trace"], "attention_backend"))
+    for field in (*BACKENDS, *ANSWERED):
+        pairs[f"writer of {field}"] = (writer(answer["trace"], field), writer(out["trace"], field))
+    if "refused_later" in out:
+        pairs["refused later"] = (bool(answer["refused_later"]), bool(out["refused_later"]))
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DATA.glob("*.jsonl.gz")))
+def test_every_recorded_decision(name):
+    recorded = rows(name)
+    assert len(recorded) > 1000
+    wrong = [(row["in"], found) for row in recorded if (found := difference(row))]
+    assert not wrong, f"{len(wrong)} of {len(recorded)}: {wrong[:3]}"
+
+
+def test_the_comparison_sees_each_answer():
+    """A recorded decision that is altered in any one part differs."""
+    row = next(
+        r
+        for r in rows("decisions-0.5.23.jsonl.gz")
+        if r["in"].get("attention_backend") == "cutedsl_mla" and not r["out"]["error"]
+    )
+    assert not difference(row)
+    for field in (*BACKENDS, *ANSWERED):
+        altered = {"in": row["in"], "out": row["out"] | {field: "something else"}}
+        assert difference(altered), field
+    assert difference({"in": row["in"], "out": row["out"] | {"trace": [["another", {"page_size": 64}]]}})
+    assert difference({"in": row["in"], "out": row["out"] | {"error": {"in": "somewhere"}}})
+
+
+def test_the_answer_names_steps_and_values_as_sglang_does():
+    answer = decision({**BASE, "arch": "sm100", "model": "DeepseekV3ForCausalLM", "attention_backend": "cutedsl_mla"})
+    assert answer["error"] is None
+    assert (answer["prefill"], answer["decode"], answer["page_size"]) == ("trtllm_mla", "cutedsl_mla", 64)
+    assert answer["decided_by"] is None, "the user named it"
+    assert ["_cutedsl_prefill_backend_fill", {"prefill_attention_backend": "trtllm_mla"}] in answer["trace"]
+
+
+def test_a_refusal_is_a_sentence_and_its_step():
+    answer = decision({**BASE, "attention_backend": "flex_attention", "speculative_algorithm": "NGRAM"})
+    assert answer["error"] == "flex_attention does not support speculative decoding"
+    assert answer["decided_by"] == "handle_attention_backend_compatibility"
+    assert "prefill" not in answer
+
+
+def test_what_a_factory_refuses_later_is_said():
+    answer = decision({**BASE, "arch": "sm120", "model": "Olmo2ForCausalLM"})
+    assert (answer["error"], answer["prefill"]) == (None, "fa3")
+    assert [later[:2] for later in answer["refused_later"]] == [["prefill", "fa3"], ["decode", "fa3"]]
+
+
+def test_bf16_and_bfloat16_are_two_words():
+    """SGLang's check of trtllm_mla knows the first alone."""
+    given = {**BASE, "arch": "sm100", "model": "DeepseekV3ForCausalLM"}
+    assert decision({**given, "kv_cache_dtype": "bf16"})["kv_cache_dtype"] == "bf16"
+    assert decision({**given, "kv_cache_dtype": "bfloat16"})["decided_by"] == "_mla_kv_cache_dtype_checks"
+
+
+def test_heads_are_counted_on_one_rank():
+    given = {"platform": "rocm", "arch": "gfx942", "model": "DeepseekV3ForCausalLM"}
+    assert {tp: decision({**given, "tp_size": tp})["prefill"] for tp in (1, 2, 8)} == {
+        1: "aiter",
+        2: "triton",
+        8: "aiter",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "LlamaForCausalML"}, "has no facts of 'LlamaForCausalML'"),
+        ({"attention_backend": "fa33"}, "attention_backend names 'fa33'"),
+        ({"kv_cache_dtype": "fp7"}, "kv_dtype names 'fp7'"),
+        ({"speculative_algorithm": "UNO"}, "speculative_algorithm names 'UNO'"),
+        ({"page_sizes": 16}, "does not cover page_sizes"),
+        ({"block_size": 16}, "does not cover block_size"),
+        ({"mm_attention_backend": "fa3"}, "does not cover mm_attention_backend"),
+        ({"page_size": "16"}, "block_size is '16'"),
+        ({"tp_size": 0}, "tp_size is 0"),
+        ({"tp_size": "2"}, "tp_size is '2'"),
+        ({"flags": ["no-luck"]}, "no package 'luck'"),
+        ({"flags": ["luck"]}, "luck"),
+        ({"arch": "sm999"}, "sm999"),
+        ({"arch": "gfx942"}, "belongs to platform rocm"),
+        ({"arch": None}, "arch is None"),
+        ({"platform": None}, "platform is None"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_refused(change, message):
+    with pytest.raises(RequestError, match=message):
+        decision({**BASE, **change})
+
+
+def test_a_version_that_is_not_bundled_is_refused():
+    with pytest.raises(Exception, match=r"sglang-0\.5\.23"):
+        decision({**BASE, "version": "0.4.0"})
+
+
+def test_what_is_missing_is_named():
+    for name in BASE:
+        with pytest.raises(RequestError, match=name):
+            decision({key: value for key, value in BASE.items() if key != name})
+
+
+def test_every_recorded_model_is_known():
+    assert {row["in"]["model"] for row in rows("decisions-0.5.23.jsonl.gz")} == set(models())
+
+
+def test_the_code_names_no_backend_no_step_and_no_model():
+    """All of that is data."""
+    code = Path(sglang.__file__).read_text().partition('"""\n\nfrom')[2]
+    registry = load_registry("sglang-0.5.23")
+    names = {*registry.backends, *(step.name for step in registry.steps), *models()} - {"drafts", "phases", "triton"}
+    assert not {name for name in names if f'"{name}"' in code}

@@ -1,0 +1,270 @@
+"""Records what SGLang decides: its own, unedited resolution, on a processor, with the machine simulated.
+
+    python tools/record/sglang_decisions.py --source sglang-0.5.23-....whl --rows asked.jsonl > decisions.jsonl
+
+A row of `asked.jsonl` is what was asked for, as `in` of tests/data/sglang; its answer is a line with `in` and `out`.
+The interpreter needs torch, the transformers that SGLang pins, and SGLang's small dependencies; nothing is downloaded.
+
+What is simulated: the GPU (its capability, memory and count), CUDA 13.0 or ROCm 7.2, the packages of `STUBS`, and the
+checkpoint, of which there is a config.json only. What depends on tensors takes its branch for "none".
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+import types
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import yaml
+
+HERE = Path(__file__).parent
+# importable, and empty: resolution asks whether they are there, or imports them beside what it needs
+STUBS = (
+    "sgl_kernel", "deep_gemm", "flash_attn", "torchvision", "torchaudio", "outlines", "llguidance",
+    "torchcodec", "decord", "decord2", "soundfile", "timm", "tilelang", "sgl_deep_ep", "torch_memory_saver", "numba",
+    "datasets", "anthropic", "openai_harmony", "cuda", "pynvml", "av", "compressed_tensors", "torchao", "loguru",
+    "sentencepiece",
+)  # fmt: skip
+CUDA_STUBS = ("flashinfer",)
+ROCM_STUBS = ("aiter",)
+MEMORY_GIB = {"sm75": 16, "sm80": 80, "sm89": 48, "sm90": 80, "sm100": 180, "sm103": 270, "sm110": 128, "sm120": 96,
+              "sm121": 128, "gfx90a": 64, "gfx942": 192, "gfx950": 288, "gfx1100": 24, "gfx1201": 16}  # fmt: skip
+# the arguments whose writers are recorded
+FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend",
+          "speculative_draft_attention_backend", "dsa_prefill_backend", "dsa_decode_backend", "page_size",
+          "kv_cache_dtype", "disable_radix_cache", "speculative_algorithm", "speculative_num_steps",
+          "speculative_eagle_topk", "speculative_num_draft_tokens")  # fmt: skip
+_NOT_ARGUMENTS = ("version", "platform", "arch", "flags", "model", "sampling")
+_MTP = ("Deepseek", "Glm", "Longcat", "Qwen3Next", "Qwen3_5", "MiMo", "Kimi")
+_DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH")
+
+
+class _Anything(type):
+    """A class whose every attribute is such a class; it can be subclassed, and its instances decorate."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return _anything(name)
+
+
+def _anything(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    members = {"__init__": lambda self, *a, **k: None, "__call__": lambda self, *a, **k: a[0] if a else None}
+    return _Anything(name, (), members)
+
+
+class _Stub(types.ModuleType):
+    __path__ = []  # noqa: RUF012  (a package)
+    __version__ = "99.0"
+
+    def __getattr__(self, name: str) -> Any:
+        return _anything(name)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the stubs, and every module inside them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in self.names:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Stub(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def capability(arch: str) -> tuple[int, int]:
+    """What torch says of a GPU: sm103 is (10, 3), gfx942 is (9, 4), gfx1100 is (11, 0)."""
+    digits = arch.removeprefix("sm").removeprefix("gfx")
+    if arch.startswith("sm"):
+        return int(digits[:-1]), int(digits[-1])
+    return int(digits[:-2]), int(digits[-2], 16)
+
+
+def simulate(platform: str, arch: str, flags: Sequence[str]) -> None:
+    """Makes this process the machine. SGLang caches what it finds, so one process is one machine."""
+    import torch
+
+    stubs = set(STUBS)
+    if platform == "cuda" and "no-flashinfer" not in flags:
+        stubs |= set(CUDA_STUBS)
+    if platform == "rocm":
+        stubs |= set(ROCM_STUBS)
+    sys.meta_path.insert(0, _Finder(stubs))
+    installed = importlib.metadata.version
+    versions: Any = importlib.metadata
+    versions.version = lambda name: "99.0" if name in stubs else installed(name)
+    if platform == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+        _pretend_amx("amx" in flags)
+        return
+    if platform == "rocm":
+        _rocminfo(arch)
+    memory = MEMORY_GIB[arch] << 30
+    properties = types.SimpleNamespace(
+        name=arch, total_memory=memory, major=capability(arch)[0], minor=capability(arch)[1], gcnArchName=arch,
+        multi_processor_count=132, warp_size=32,
+    )  # fmt: skip
+    for name, value in {
+        "is_available": lambda: True, "device_count": lambda: 8, "is_initialized": lambda: True,
+        "current_device": lambda: 0, "get_device_capability": lambda *a: capability(arch),
+        "get_device_name": lambda *a: arch, "get_device_properties": lambda *a: properties,
+        "mem_get_info": lambda *a: (memory, memory),
+    }.items():  # fmt: skip
+        setattr(torch.cuda, name, value)
+    torch.version.cuda = "13.0" if platform == "cuda" else None
+    torch.version.hip = "7.2" if platform == "rocm" else None
+
+
+def _rocminfo(arch: str) -> None:
+    """Puts a `rocminfo` on the path that prints what SGLang greps for: the GPU's memory, in KB."""
+    folder = Path(tempfile.mkdtemp())
+    program = folder / "rocminfo"
+    program.write_text(f"#!/bin/sh\nprintf 'Name: {arch}\\n  Pool 1\\n    Size: {MEMORY_GIB[arch] << 20}(KB)\\n'\n")
+    program.chmod(0o755)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def _pretend_amx(there: bool) -> None:
+    common: Any = importlib.import_module("sglang.srt.utils.common")
+    common.is_amx_tile_supported = there
+    common._is_intel_amx_backend_available = lambda: there
+
+
+def configs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Writes a config.json for each model of sglang_models.yaml; model -> its fields."""
+    models: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "sglang_models.yaml").read_text())
+    for name, fields in models.items():
+        where = folder / name
+        where.mkdir(parents=True)
+        (where / "config.json").write_text(json.dumps({"architectures": [name.partition("#")[0]], **fields}))
+    return models
+
+
+def arguments(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The arguments of `ServerArgs` for a row."""
+    given = {k: v for k, v in row.items() if k not in _NOT_ARGUMENTS and v is not None}
+    algorithm = given.get("speculative_algorithm")
+    bundled = row["model"].startswith(_MTP) and algorithm in ("EAGLE", "NEXTN")
+    if algorithm in _DRAFTS and not bundled:
+        given["speculative_draft_model_path"] = str(folder / "LlamaForCausalLM")
+    if row["platform"] == "cpu":
+        given["device"] = "cpu"
+    return {"model_path": str(folder / row["model"]), **given}
+
+
+def decide(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What SGLang resolves for a row: its fields and the trace of their writers, or its refusal."""
+    server_args = importlib.import_module("sglang.srt.server_args")
+    args = server_args.ServerArgs(**arguments(row, folder))
+    with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(os.environ, {"TMPDIR": scratch}):
+        try:
+            args.resolve_once()
+        except Exception as error:
+            return {"error": _problem(error), "trace": _trace(args)}
+    overrides = importlib.import_module("sglang.srt.arg_groups.overrides")
+    fields = {field: overrides.resolution_result(args, field) for field in FIELDS}
+    return {"error": None, **fields, "trace": _trace(args), "model": _facts(overrides.model_config_of(args))}
+
+
+def _problem(error: Exception) -> dict[str, Any]:
+    """An exception of SGLang's and where it was raised. Raises it where this interpreter lacks a module."""
+    if isinstance(error, ImportError):
+        raise error
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if "/sglang/" in frame.filename), frames[-1])
+    at = f"sglang/{last.filename.rpartition('/sglang/')[2]}:{last.lineno}"
+    return {"type": type(error).__name__, "message": str(error)[:600], "at": at, "in": last.name}
+
+
+def _trace(args: Any) -> list[Any]:
+    written = getattr(args, "_resolved_overrides", None) or ()
+    kept = [(step, {f: v for f, v in fields.items() if f in FIELDS}) for step, fields in written]
+    return [[step, fields] for step, fields in kept if fields]
+
+
+def _facts(config: Any) -> dict[str, Any]:
+    return {
+        "attention_arch": config.attention_arch.name,
+        **{
+            name: getattr(config, name, None)
+            for name in ("has_attention_sinks", "has_asymmetric_kv", "is_hybrid_swa", "is_encoder_decoder", "head_dim",
+                         "v_head_dim", "num_attention_heads", "num_key_value_heads", "is_generation")
+        },
+    }  # fmt: skip
+
+
+def unpacked(source: Path, folder: Path) -> Path:
+    """The directory to put on the path for a wheel or a working tree of SGLang."""
+    if source.suffix == ".whl":
+        with zipfile.ZipFile(source) as wheel:
+            wheel.extractall(folder)
+        return folder
+    for root in (source, source / "python"):
+        if (root / "sglang" / "srt" / "server_args.py").is_file():
+            return root
+    raise SystemExit(f"{source}: no SGLang: neither a wheel nor a directory with sglang/srt/server_args.py")
+
+
+def record(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The decisions of rows that share one machine, which this process becomes."""
+    first = rows[0]
+    simulate(first["platform"], first["arch"], first["flags"])
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as scratch:
+        configs(Path(scratch))
+        for row in rows:
+            yield {"in": row, "out": decide(row, Path(scratch))}
+
+
+def machine(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["platform"], row["arch"], ",".join(row["flags"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--source", type=Path, required=True, help="a wheel of SGLang, or a working tree")
+    parser.add_argument("--rows", type=Path, required=True, help="what was asked for: one JSON object a line")
+    parser.add_argument("--here", action="store_true", help="all rows are of one machine: record them in this process")
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.rows.read_text().splitlines() if line]
+    if options.here:
+        out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        sys.path.insert(0, str(options.source))
+        for decision in record(rows):
+            print(json.dumps(decision), file=out)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        root = unpacked(options.source, Path(scratch) / "source")
+        for number, (_, group) in enumerate(groupby(sorted(rows, key=machine), machine)):
+            part = Path(scratch) / f"{number}.jsonl"
+            part.write_text("".join(json.dumps(row) + "\n" for row in group))
+            command = [sys.executable, __file__, "--source", str(root), "--rows", str(part), "--here"]
+            subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()
