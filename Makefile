@@ -70,10 +70,15 @@ sanitize-gpu:  ## compute-sanitizer over a part of the GPU's tests: memcheck, ra
 docs: .venv/dev  ## write the generated docs, schemas and picture
 	$(BIN)/python tools/gen_docs.py
 
-site: .venv/dev  ## build the static site in build/site
+site: .venv/dev .cache/python-in-browsers/ready  ## build the static site in build/site
 	$(BIN)/python tools/gen_docs.py --site build/site
 
-test-site: .venv/site-test .cache/axe-core-$(AXE).tgz  ## the site in the system's Chromium: search, filters, themes, accessibility
+# CPython in WebAssembly, through npm and pip: what reads a config.json or an overlay in the picker
+.cache/python-in-browsers/ready: tools/picker/runtime.py | .venv/dev
+	cd tools && ../$(BIN)/python -m picker.runtime ../$(@D)
+	@touch $@
+
+test-site: .venv/site-test .cache/axe-core-$(AXE).tgz .cache/python-in-browsers/ready  ## the site in the system's Chromium: search, filters, themes, accessibility
 	$(BIN)/pytest tests/site_browser -rs
 
 bench: .venv/dev  ## measure import, cold explain and select; write benchmarks/results

@@ -7,11 +7,15 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnreg import AttentionRequest, Platform, Registry, RequestError
+import pytest
+
+from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
+from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
+from attnreg.explain import explain
 from attnreg.language.facets import CORE
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import remedy
@@ -165,6 +169,18 @@ def answers(
     return answered
 
 
+def expressed(name: str) -> Registry:
+    """A bundled registry; skips the test where Python answers, because the evaluator cannot express it."""
+    from picker.registries import ExpressionError, registry_document
+
+    registry = load_registry(name)
+    try:
+        registry_document(registry)
+    except ExpressionError as e:
+        pytest.skip(f"Python answers: {e}")
+    return registry
+
+
 def documents(registry: Registry, names: Iterable[str]) -> dict[str, Any]:
     """The documents of bundled models, by name."""
     from picker.models import model_document
@@ -172,3 +188,26 @@ def documents(registry: Registry, names: Iterable[str]) -> dict[str, Any]:
     from attnreg.compile.bundled import bundled_configs
 
     return {name: model_document(str(bundled_configs()[name]), registry) for name in names}
+
+
+def explained(registry: str, config: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    """What `attnreg explain --json` prints, without its command."""
+    options, platform = question["options"], question["platform"]
+    facets = {name: "none" if value is None else value for name, value in options["given"].items()}
+    backends = BackendInputs(backend=question["backend"])
+    inputs = read_inputs(
+        RegistryInputs(registry=registry),
+        PlatformInputs(arch=(platform["arch"],), flags=tuple(platform["flags"])),
+        RequestInputs(model=config, facets=facets, features=tuple(options["features"]), tp=options["ranks"]),
+        backends,
+    )
+    explanation = explain(
+        inputs.questions,
+        inputs.platforms,
+        inputs.registry,
+        backend=backends.backend,
+        title=inputs.title,
+        notes=inputs.notes,
+        memory=inputs.memory,
+    )
+    return json.loads(json.dumps(explanation.to_dict()))  # type: ignore[no-any-return]

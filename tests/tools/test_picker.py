@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -14,9 +13,7 @@ from support import ROOT, picking, tiny
 from support.examples import examples
 
 from attnreg import Registry, load_registry
-from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
-from attnreg.explain import explain
 
 # the browser evaluates orders, and no steps of an engine's start
 BUNDLED = [name for name in (*bundled_registries(), *bundled_overlays()) if load_registry(name).orders]
@@ -39,7 +36,7 @@ def same(asked: list[Any], answered: list[Any], questions: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_questions_at_random(name: str) -> None:
-    registry = load_registry(name)
+    registry = picking.expressed(name)
     questions = picking.questions(registry, 300, seed=17)
     expected = [picking.asked(q, registry, remedies=False) for q in questions]
     assert sum(bool(e.get("backend")) for e in expected) > 40
@@ -49,7 +46,7 @@ def test_questions_at_random(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_remedies(name: str) -> None:
-    registry = load_registry(name)
+    registry = picking.expressed(name)
     questions = picking.questions(registry, 25, seed=18)
     expected = [picking.asked(q, registry, remedies=True) for q in questions]
     assert any(c["would_win"] for e in expected for c in e.get("candidates", ()))
@@ -63,29 +60,6 @@ def test_choices_of_an_overlay() -> None:
     assert {"require", "prefer"} <= {(e.get("choice") or {}).get("strength") for e in expected}
     assert any(r["kind"] == "denied" for e in expected for c in e.get("candidates", ()) for r in c["reasons"])
     same(expected, picking.answers(registry, questions), questions)
-
-
-def explained(registry: str, config: str, question: Mapping[str, Any]) -> dict[str, Any]:
-    """What `attnreg explain --json` prints, without its command."""
-    options, platform = question["options"], question["platform"]
-    facets = {name: "none" if value is None else value for name, value in options["given"].items()}
-    backends = BackendInputs(backend=question["backend"])
-    inputs = read_inputs(
-        RegistryInputs(registry=registry),
-        PlatformInputs(arch=(platform["arch"],), flags=tuple(platform["flags"])),
-        RequestInputs(model=config, facets=facets, features=tuple(options["features"]), tp=options["ranks"]),
-        backends,
-    )
-    explanation = explain(
-        inputs.questions,
-        inputs.platforms,
-        inputs.registry,
-        backend=backends.backend,
-        title=inputs.title,
-        notes=inputs.notes,
-        memory=inputs.memory,
-    )
-    return json.loads(json.dumps(explanation.to_dict()))  # type: ignore[no-any-return]
 
 
 OPTIONS: list[tuple[dict[str, Any], tuple[str, ...], int, tuple[str, ...], str | None]] = [
@@ -112,7 +86,7 @@ def test_models(default: Registry, number: int) -> None:
         for a in archs[i % 6 :: 6]
     ]
     models = picking.documents(default, names)
-    expected = [explained("default", str(bundled_configs()[q["model"]]), q) for q in questions]
+    expected = [picking.explained("default", str(bundled_configs()[q["model"]]), q) for q in questions]
     same(expected, picking.answers(default, questions, remedies=True, models=models), questions)
 
 

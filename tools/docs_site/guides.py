@@ -23,7 +23,7 @@ _ALSO = ("CHANGELOG.md", "CONTRIBUTING.md")
 _GROUPS = {
     "Using it": ("docs/explain", "docs/running", "docs/transformers", "docs/diffusers", "docs/vllm", "docs/python_api"),
     "Everything in one table": ("docs/attention_backends", "docs/model", "docs/engines/", "docs/field_problems"),
-    "Writing data and code": ("docs/writing", "docs/architecture", "CONTRIBUTING", "CHANGELOG"),
+    "Writing data and code": ("docs/writing", "docs/architecture", "docs/picker", "CONTRIBUTING", "CHANGELOG"),
 }
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 # an anchor of the tables: the first of a name is kept

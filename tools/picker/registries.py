@@ -74,13 +74,7 @@ def registry_document(registry: Registry) -> dict[str, Any]:
     _refuse_what_is_new(registry)
     write = _Writer()
     document = {
-        "format": FORMAT,
-        "name": registry.name,
-        "fingerprint": registry.fingerprint,
-        "title": registry.title,
-        "core": [_core(name) for name in CORE],
-        "linked": [[first, second] for first, second, _ in LINKED],
-        "vocabulary": _vocabulary(registry.vocabulary),
+        **_head(registry),
         "derived": {
             d.name: {
                 "cases": [[write.condition(when), value, write.where(at)] for when, value, at in d.cases],
@@ -132,6 +126,33 @@ def registry_document(registry: Registry) -> dict[str, Any]:
         "backends": {name: write.backend(row) for name, row in registry.backends.items()},
     }
     return {**document, "tables": write.tables.to_dict()}
+
+
+def page_document(registry: Registry) -> dict[str, Any]:
+    """The document of a registry for the picker's page.
+
+    One that the evaluator cannot express has no conditions: ``byPython`` says why, and Python answers its questions.
+    """
+    try:
+        return registry_document(registry)
+    except ExpressionError as e:
+        rows = {
+            row.name: {"where": 0, "variants": [{"name": name} for name in row.variant_names]}
+            for row in registry.backends.values()
+        }
+        return {**_head(registry), "byPython": str(e), "backends": rows}
+
+
+def _head(registry: Registry) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "name": registry.name,
+        "fingerprint": registry.fingerprint,
+        "title": registry.title,
+        "core": [_core(name) for name in CORE],
+        "linked": [[first, second] for first, second, _ in LINKED],
+        "vocabulary": _vocabulary(registry.vocabulary),
+    }
 
 
 def _refuse_what_is_new(registry: Registry) -> None:

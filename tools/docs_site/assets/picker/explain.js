@@ -59,40 +59,6 @@
     return out;
   }
 
-  /** How a backend was chosen: 4th choice of 5 (order rocm/mha, priorities.yaml:31). */
-  function howChosen({ chosen, choice, order, requested, candidates }) {
-    if (requested !== null) {
-      const name = chosen ? "" : `${requested} `;
-      return choice ? `${name}required by ${choice.where.short}` : `${name}requested`;
-    }
-    const place = order ? `(order ${order.title}, ${order.where.short})` : "(no order for this platform)";
-    if (chosen === null) return place;
-    if (choice !== null && chosen.rank === 1) return `preferred by ${choice.where.short} ${place}`;
-    return `${ordinal(chosen.rank)} choice of ${candidates.length} ${place}`;
-  }
-
-  function ordinal(rank) {
-    const last = rank < 20 ? rank : rank % 10;
-    return `${rank}${{ 1: "st", 2: "nd", 3: "rd" }[last] ?? "th"}`;
-  }
-
-  /** The reasons against a candidate in words, with their lines; features of one line are one text, and so are flags. */
-  function verdictWords(candidate) {
-    const out = [];
-    for (const reason of candidate.reasons) {
-      const listed = !reason.sentence && (reason.kind === "feature" || reason.facets[0] === "flags");
-      const last = out.at(-1);
-      if (listed && last?.listed && last.kind === reason.kind && last.where === reason.where) last.words.push(reason.asked);
-      else out.push({ listed, kind: reason.kind, where: reason.where, text: reason.text, words: [reason.asked] });
-    }
-    const text = ({ kind, text, words }) => {
-      if (words.length === 1) return text;
-      return kind === "feature" ? `${words.join(", ")} are not supported` : `flags ${words.join(", ")} are off`;
-    };
-    if (out.length === 0) return [{ text: "valid too, ranked lower", where: candidate.where }];
-    return out.map((part) => ({ text: text(part), where: part.where }));
-  }
-
   /** The questions of a model's groups of layers, from its document; `options` are those of `explain`. */
   function modelQuestions(registry, model, options) {
     const kv = options.given.kv_dtype === undefined ? "" : options.given.kv_dtype ?? "none";
@@ -218,5 +184,5 @@
     };
   }
 
-  Object.assign(attnreg, { explain, explanationDict, selectionDict, howChosen, verdictWords, alternatives });
+  Object.assign(attnreg, { explain, explanationDict, selectionDict });
 })((globalThis.attnreg ??= {}));

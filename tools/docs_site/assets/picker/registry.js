@@ -106,10 +106,23 @@
     for (const part of condition.none) yield* clausesOf(part.of);
   }
 
+  const mapped = (object, change) => Object.fromEntries(Object.entries(object).map(([k, v]) => [k, change(v, k)]));
+
   /** The parts of a document put in place of their indices. */
   class Registry {
     constructor(document) {
       if (document.format !== FORMAT) throw new Error(`data of format ${document.format}, and a page of ${FORMAT}`);
+      const { title, name, fingerprint, linked, vocabulary, core, byPython = "" } = document;
+      Object.assign(this, { title, name, fingerprint, linked, vocabulary, byPython });
+      this.core = Object.fromEntries(core.map((facet) => [facet.name, facet]));
+      this.facets = mapped(vocabulary.facets, (f) => ({ ...f, known: new Set(f.words) }));
+      this.architectures = vocabulary.architectures;
+      // such data has names alone: Python answers its questions
+      this.backends = mapped(document.backends, (row, backend) => ({ ...row, name: backend }));
+      if (byPython === "") this.readConditions(document);
+    }
+
+    readConditions(document) {
       const { files, places, matchers, clauses, conditions, rules, consequences } = this.tables(document);
       this.places = places.map(([file, line, column]) => ({
         file: files[file],
@@ -145,15 +158,6 @@
         rules: v.rules.map((i) => ruled[i]),
         consequences: v.consequences.map((i) => following[i]),
       });
-      const mapped = (object, change) => Object.fromEntries(Object.entries(object).map(([k, v]) => [k, change(v, k)]));
-      this.title = document.title;
-      this.name = document.name;
-      this.fingerprint = document.fingerprint;
-      this.core = Object.fromEntries(document.core.map((facet) => [facet.name, facet]));
-      this.linked = document.linked;
-      this.vocabulary = document.vocabulary;
-      this.facets = mapped(document.vocabulary.facets, (f) => ({ ...f, known: new Set(f.words) }));
-      this.architectures = document.vocabulary.architectures;
       this.derived = mapped(document.derived, (d, name) => ({
         name,
         cases: d.cases.map(([c, value, where]) => ({ when: when(c), value, where: at(where) })),

@@ -65,15 +65,20 @@
   /** One configuration of a search for changes after which one backend is chosen. */
   class Attempt {
     constructor(search, request, platform, changed) {
-      Object.assign(this, { search, request, platform, changed });
+      Object.assign(this, { search, request, platform, changed, verdict: undefined });
     }
 
     get key() {
       return JSON.stringify([this.request, this.platform, [...this.changed].sort()]);
     }
 
-    /** The verdict on the backend in this configuration; null where it is no candidate. */
+    /** The verdict on the backend in this configuration; null where it is no candidate. A deeper search asks again. */
     candidate() {
+      if (this.verdict === undefined) this.verdict = this.judged();
+      return this.verdict;
+    }
+
+    judged() {
       const { registry, name, backend } = this.search;
       const selection = unlessInvalid(() => evaluate(this.request, this.platform, registry, backend));
       if (selection === null) return null;

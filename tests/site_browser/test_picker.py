@@ -1,0 +1,356 @@
+"""The picker in a browser answers what attnreg answers; its address, bad input, and keys."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from support import ROOT, picking
+from support.browser import Browser
+
+from attnreg import ConfigError, RegistryError, load_registry, requests_from_model
+from attnreg.cli.commands import main
+from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
+
+RUNTIME = ".cache/python-in-browsers"
+COUNT = 10_000
+ANSWERS = (ROOT / "tests/tools/picker/answer.js").read_text(encoding="utf-8")
+MODEL = "#registry=default&arch=sm90&model=gpt-oss-120b"
+
+
+def opened(browser: Browser, folder: Path, anchor: str = "", page: str = "pick.html") -> None:
+    browser.open("about:blank")
+    browser.open(folder / page, anchor)
+    browser.wait("return document.body.dataset.answered")
+
+
+@pytest.mark.parametrize("name", [*bundled_registries(), *bundled_overlays()])
+def test_questions_at_random(browser: Browser, site_folder: Path, name: str) -> None:
+    registry = picking.expressed(name)
+    opened(browser, site_folder)
+    browser.run(f"{ANSWERS}; return attnreg.store.registry(arguments[0]).then((r) => {{ window.asked = r; }})", name)
+    questions = picking.questions(registry, COUNT, seed=2026)
+    wrong = []
+    for start in range(0, COUNT, 500):
+        some = questions[start : start + 500]
+        text = browser.run("return JSON.stringify(arguments[0].map((q) => answerQuestion(asked, q, false)))", some)
+        for question, answer in zip(some, json.loads(text), strict=True):
+            expected = picking.asked(question, registry, remedies=False)
+            if json.dumps(answer, sort_keys=True) != json.dumps(expected, sort_keys=True):
+                wrong.append(question)
+    assert wrong == []
+
+
+def test_models_whole(browser: Browser, site_folder: Path) -> None:
+    # 24 models on 12 architectures, with remedies, notes and bytes, as `attnreg explain --json` prints them
+    opened(browser, site_folder)
+    browser.run("return attnreg.store.registry('default').then((r) => { window.asked = r; })")
+    registry = load_registry("default")
+    archs = list(registry.vocabulary.architectures.values())[::2][:12]
+    assert (len(bundled_configs()), len(archs)) == (24, 12)
+    for model, config in bundled_configs().items():
+        for arch in archs:
+            question = {
+                "options": {"given": {}, "extra": {}, "features": [], "ranks": 1, "backend": None},
+                "platform": {"platform": arch.platform, "arch": arch.name, "flags": [], "packages": None},
+                "backend": None,
+            }
+            text = browser.run(
+                """const [model, question] = arguments;
+                return attnreg.store.model(model, "default").then((document) => {
+                  const { platform: p, options } = question;
+                  const platform = attnreg.makePlatform(p.platform, p.arch, p.flags, p.packages);
+                  return JSON.stringify(attnreg.explanationDict(attnreg.explain(asked, platform, options, document)));
+                });""",
+                model,
+                question,
+            )
+            expected = picking.explained("default", str(config), question)
+            assert json.dumps(json.loads(text), sort_keys=True) == json.dumps(expected, sort_keys=True), (model, arch)
+
+
+def test_first_answer_is_light(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    loaded = browser.run(
+        "return [...document.querySelectorAll('script[src], link[rel=stylesheet]')].map((e) => e.src || e.href)"
+    )
+    files = [Path(url.removeprefix("file://")) for url in loaded]
+    assert len(files) > 8
+    assert sum(f.stat().st_size for f in files) + (site_folder / "pick.html").stat().st_size < 3_000_000
+
+
+def test_address_holds_the_question(browser: Browser, site_folder: Path) -> None:
+    anchor = (
+        "#registry=vllm-0.33.0&arch=gfx942&gpu=MI325X&model=gpt-oss-20b&tp=2&backend=TRITON_ATTN&facet.kv_dtype=fp8"
+        "&facet.block_size=64&facet.run_kv_dtype=fp8&feature=lse&flag=aiter&package=triton==3.6&package=aiter"
+    )
+    opened(browser, site_folder, anchor)
+    here = browser.run("return location.hash")
+    # the fingerprint is written into it
+    assert here.replace(f"@{load_registry('vllm-0.33.0').fingerprint}", "") == anchor
+    names = ["registry", "arch", "model", "tp", "backend", "kv_dtype", "facet-block_size", "facet-run_kv_dtype"]
+    shown = browser.run("return arguments[0].map((id) => document.getElementById(id).value)", names)
+    assert shown == ["vllm-0.33.0", "gfx942/MI325X", "gpt-oss-20b", "2", "TRITON_ATTN", "fp8", "64", "fp8"]
+    assert browser.run("return [...document.querySelectorAll('#flags input:checked')].map((b) => b.value)") == ["aiter"]
+
+
+@pytest.mark.parametrize(
+    "anchor",
+    [
+        MODEL,
+        "#registry=vllm-0.33.0&arch=gfx942&model=DeepSeek-V3&tp=8&facet.kv_dtype=fp8&flag=aiter&package=aiter==0.1",
+        "#registry=default&arch=sm75&facet.head_size=96&facet.num_heads=32&facet.num_kv_heads=8&feature=sinks&package=none",
+        "#registry=vllm-0.20.0&arch=sm120&facet.head_size=128&facet.kv_dtype=none&backend=FLASH_ATTN/FA3",
+    ],
+)
+def test_command_line_and_python_ask_the_same(
+    browser: Browser, site_folder: Path, anchor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(browser, site_folder, anchor)
+    command, program, answer = browser.run(
+        """document.getElementById("show-command").click();
+        const text = (id) => document.getElementById(id).textContent;
+        return [text("command-line"), text("python"), JSON.stringify(attnreg.lastAnswer.explanation)]"""
+    )
+    main([*shlex.split(command)[1:], "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert sorted(shlex.split(printed.pop("command"))) == sorted(shlex.split(command))
+    # the command also says which file it read
+    printed["notes"] = [note for note in printed["notes"] if "/examples/configs/" not in note]
+    assert json.dumps(json.loads(answer), sort_keys=True) == json.dumps(printed, sort_keys=True)
+    exec(compile(program, "program", "exec"), {})
+    said = capsys.readouterr().out
+    for selections in (a["selections"] for a in printed["answers"]):
+        for backend in (s["backend"] for s in selections if s["backend"]):
+            assert f"{'/'.join(filter(None, backend.values()))} for" in said
+
+
+# bad input -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_old_link_shows_both_fingerprints(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, "#registry=default@0000000&arch=sm90&model=gpt-oss-120b")
+    now = load_registry("default").fingerprint
+    told = browser.run("return document.querySelector('main > .notice').textContent")
+    assert told == (
+        "This link was made for another state of the registry default: fingerprint 0000000. "
+        f"The answer below is of {now}, and may differ."
+    )
+
+
+@pytest.mark.parametrize(
+    ("anchor", "told"),
+    [
+        (
+            "#registry=vllm-0.1.0&arch=sm90",
+            "asks the registry vllm-0.1.0, which this site does not have",
+        ),
+        ("#registry=default&arch=sm90&colour=red", "has what no question has: colour=red"),
+    ],
+)
+def test_a_link_with_what_there_is_not(browser: Browser, site_folder: Path, anchor: str, told: str) -> None:
+    opened(browser, site_folder, anchor)
+    assert told in browser.run("return document.querySelector('main > .notice').textContent")
+
+
+@pytest.mark.parametrize(
+    ("anchor", "told"),
+    [
+        ("&arch=sm999", "has no architecture sm999"),
+        (
+            "&arch=sm90&model=no-model",
+            "the model no-model is not among the bundled ones: drop its config.json",
+        ),
+        ("&arch=sm90&facet.kv_dtype=fp3", "kv_dtype names 'fp3', which default@"),
+        (
+            "&arch=sm90&facet.num_heads=7&facet.num_kv_heads=2",
+            "num_heads is 7 and num_kv_heads is 2; the second",
+        ),
+        ("&arch=sm90&facet.head_size=many", "head_size is 'many'; expected an integer of at least 1"),
+        ("&arch=sm90&model=whisper-large-v3&tp=16", "which do not divide over 16 ranks"),
+        ("&arch=sm90&flag=no_flag", "has no flag no_flag"),
+        ("&arch=sm90&feature=no_feature", "features names 'no_feature', which default@"),
+        ("&arch=sm90&package=no-package", "has no package no-package"),
+        ("&arch=sm90&backend=NO_BACKEND", "unknown backend 'NO_BACKEND'"),
+        ("&arch=sm90&facet.nothing=1", "nothing is no facet of default@"),
+        ("&arch=sm90&tp=3&model=Qwen3-8B", "no data on Qwen3-8B with TP 3"),
+    ],
+)
+def test_a_question_that_is_not_valid(browser: Browser, site_folder: Path, anchor: str, told: str) -> None:
+    opened(browser, site_folder, f"#registry=default{anchor}")
+    assert told in browser.run("return document.querySelector('#answer .error').textContent")
+    assert browser.run("return document.getElementById('summary').textContent") == "This question has no answer."
+
+
+def test_without_scripts_the_page_says_where_answers_are(browser: Browser, site_folder: Path) -> None:
+    browser.scripts(False)
+    browser.open(site_folder / "pick.html")
+    links = browser.run("return [...document.querySelectorAll('noscript a')].map((a) => a.getAttribute('href'))")
+    browser.scripts(True)
+    assert all((site_folder / link).is_file() for link in links)
+    assert len(links) > 1
+
+
+# use -----------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_keep_their_place(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    assert browser.run(
+        """document.querySelectorAll("details").forEach((d) => { d.open = true; });
+        const before = document.body.dataset.answered;
+        const box = document.querySelector("#flags input");
+        box.focus(); box.click();
+        return new Promise((done) => setTimeout(() => done(
+          [document.activeElement === box, document.body.dataset.answered > before, location.hash.includes("flag=")]
+        ), 300));"""
+    ) == [True, True, True]
+    names = browser.run("""return [...document.querySelectorAll("#question input, #question select")]
+        .filter((e) => !e.labels.length && !e.ariaLabel).map((e) => e.outerHTML)""")
+    assert names == []
+    assert browser.run("return document.getElementById('summary').getAttribute('aria-live')") == "polite"
+
+
+def test_telephone(browser: Browser, site_folder: Path) -> None:
+    browser.size(390, 844)
+    opened(browser, site_folder, "#registry=vllm-0.33.0&arch=gfx942&model=gemma-3-27b-it")
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+# what is dropped on the page: Python in WebAssembly reads it ----------------------------------------------------------
+
+OVERLAY = """choices:
+  - deny: [FLASH_ATTN]
+    when: {arch: sm90}
+    because: a test
+"""
+FAULTY = """choices:
+  - deny: [NOPE]
+    wen: {}
+"""
+needs_python = pytest.mark.skipif(
+    not (ROOT / RUNTIME / "loader.js").is_file(), reason=f"no {RUNTIME}: make .cache/python-in-browsers/ready"
+)
+
+
+def drop(browser: Browser, name: str, text: str) -> None:
+    before = browser.run("return document.body.dataset.taken ?? '0'")
+    browser.run("attnreg.picker.takeAll([new File([arguments[1]], arguments[0])])", name, text)
+    browser.wait("return (document.body.dataset.taken ?? '0') !== arguments[0]", before, seconds=240)
+
+
+@needs_python
+def test_a_config_is_dropped(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    config = bundled_configs()["gemma-3-27b-it"]
+    drop(browser, "mine.json", config.read_text(encoding="utf-8"))
+    answer = json.loads(browser.run("return JSON.stringify(attnreg.lastAnswer.explanation)"))
+    options = {"given": {}, "extra": {}, "features": [], "ranks": 1, "backend": None}
+    platform = {"platform": "cuda", "arch": "sm90", "flags": [], "packages": None}
+    asks = {"options": options, "platform": platform, "backend": None}
+    expected = picking.explained("default", str(config), asks)
+    assert answer.pop("title") == expected.pop("title").replace("gemma-3-27b-it", "mine")
+    assert json.dumps(answer, sort_keys=True) == json.dumps(expected, sort_keys=True)
+    assert "--model mine.json" in browser.run("return document.getElementById('command-line').textContent")
+
+
+@needs_python
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("empty.json", "{}", "config"),
+        ("list.json", "[1, 2]", "expected"),
+        ("broken.json", '{"model_type": ', "JSON"),
+        ("image.json", '{"model_type": "stable_diffusion", "channels": 3}', "stable_diffusion"),
+    ],
+)
+def test_a_config_that_is_no_model(
+    browser: Browser, site_folder: Path, name: str, text: str, told: str, tmp_path: Path
+) -> None:
+    opened(browser, site_folder, MODEL)
+    drop(browser, name, text)
+    said = browser.run("return document.querySelector('#answer .error').textContent")
+    path = tmp_path / name.removesuffix(".json") / "config.json"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        requests_from_model(str(path))
+    assert said == str(error.value).replace(str(tmp_path), "/configs")
+    assert told in said
+
+
+@needs_python
+def test_an_overlay_is_dropped(browser: Browser, site_folder: Path, tmp_path: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    drop(browser, "mine.yaml", OVERLAY)
+    answer = json.loads(browser.run("return JSON.stringify(attnreg.lastAnswer.explanation)"))
+    (tmp_path / "mine.yaml").write_text(OVERLAY, encoding="utf-8")
+    assert answer["registry"] == load_registry("default", [tmp_path / "mine.yaml"]).title
+    assert {c["text"] for a in answer["answers"] for s in a["selections"] for c in s["candidates"][0]["reasons"]} == {
+        "denied: a test"
+    }
+    assert "--overlay mine.yaml" in browser.run("return document.getElementById('command-line').textContent")
+
+
+@needs_python
+def test_an_overlay_with_errors(
+    browser: Browser, site_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(browser, site_folder, MODEL)
+    drop(browser, "faulty.yaml", FAULTY)
+    said = browser.run("return document.querySelector('#answer .error').textContent")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty.yaml").write_text(FAULTY, encoding="utf-8")
+    with pytest.raises(RegistryError) as error:
+        load_registry("default", ["faulty.yaml"])
+    assert said == str(error.value)
+    assert "faulty.yaml:2:12: choices.deny: unknown backend `NOPE`" in said
+
+
+@needs_python
+def test_compare(
+    browser: Browser,
+    site_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "110")
+    (tmp_path / "mine.yaml").write_text(OVERLAY, encoding="utf-8")
+    browser.open(site_folder / "compare.html", "#before=default&after=vllm-0.33.0&where=sm90")
+    browser.run("attnreg.compare.take([new File([arguments[0]], 'mine.yaml')])", OVERLAY)
+    browser.wait("return document.body.dataset.answered", seconds=240)
+    main(["diff", "default", "mine.yaml", "--arch", "sm90"])
+    assert browser.run("return document.getElementById('difference').textContent") == capsys.readouterr().out
+    assert browser.run("return document.getElementById('summary').textContent").startswith("Something changes: ")
+
+
+def test_without_webassembly_the_picker_answers_and_says_what_it_cannot(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    browser.run("delete globalThis.WebAssembly")
+    drop(browser, "mine.json", "{}")
+    assert "this browser has no WebAssembly" in browser.run(
+        "return document.querySelector('#answer .error').textContent"
+    )
+    browser.run("location.hash = arguments[0]", MODEL)
+    browser.wait("return document.querySelector('#answer .winner')")
+
+
+@needs_python
+def test_python_answers_where_the_evaluator_cannot(
+    browser: Browser, site_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(browser, site_folder, MODEL)
+    browser.run("attnreg.store.add('default', { ...attnregData.default, byPython: 'a test' })")
+    browser.run("location.hash = arguments[0]", f"{MODEL}&facet.kv_dtype=fp8&flag=aiter")
+    browser.wait("return attnreg.lastAnswer.explanation.command", seconds=240)
+    answer = json.loads(browser.run("return JSON.stringify(attnreg.lastAnswer.explanation)"))
+    words = ["--platform", "cuda", "--arch", "sm90", "--flag", "aiter", "--model", "gpt-oss-120b", "--kv-dtype", "fp8"]
+    main(["explain", *words, "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    # each says where its own file lies
+    assert answer["notes"].pop() != printed["notes"].pop()
+    assert answer == printed

@@ -1,0 +1,148 @@
+// An explanation, in the form of `attnreg explain --json`, as elements of a page.
+(function (attnreg) {
+  "use strict";
+
+  /** An element with attributes and children; a child is an element or a text. */
+  function element(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children.filter((child) => child !== null));
+    return made;
+  }
+
+  const short = (where) => where.replace(/^.*\//, "").replace(/:\d+$/, "");
+
+  /** A line of data as a link to the page that shows it; as text, where the site has no page of its file. */
+  function place(where) {
+    const [, file, line] = /^(.*):(\d+):\d+$/.exec(where);
+    if (!file.startsWith("registry/")) return element("span", { class: "where" }, short(where));
+    const href = `${document.body.dataset.root}files/${file}.html#L${line}`;
+    return element("a", { class: "where", href }, short(where));
+  }
+
+  const title = (name, variant) => (variant ? `${name}/${variant}` : name);
+
+  function chosenOf(selection) {
+    return selection.candidates.find((c) => c.accepted && c.name === selection.backend?.name) ?? null;
+  }
+
+  function ordinal(rank) {
+    const last = rank < 20 ? rank : rank % 10;
+    return `${rank}${{ 1: "st", 2: "nd", 3: "rd" }[last] ?? "th"}`;
+  }
+
+  /** How a backend was chosen: 4th choice of 5 (order rocm/mha, priorities.yaml:31). */
+  function howChosen(selection) {
+    const { choice, order, requested, candidates } = selection;
+    const chosen = chosenOf(selection);
+    if (requested !== null) {
+      const name = chosen ? "" : `${requested} `;
+      return choice ? `${name}required by ${short(choice.where)}` : `${name}requested`;
+    }
+    const where = order ? `(order ${order.name}, ${short(order.where)})` : "(no order for this platform)";
+    if (chosen === null) return where;
+    if (choice !== null && chosen.rank === 1) return `preferred by ${short(choice.where)} ${where}`;
+    return `${ordinal(chosen.rank)} choice of ${candidates.length} ${where}`;
+  }
+
+  /** The reasons against a candidate with their lines; features that one line does not list are one text. */
+  function verdictWords(candidate) {
+    const out = [];
+    for (const { kind, text, where, asked, facets } of candidate.reasons) {
+      const plain = kind === "feature" ? text === `${asked} is not supported` : facets[0] === "flags" && text === `flag ${asked} is off`;
+      const last = out.at(-1);
+      if (plain && last?.plain && last.kind === kind && last.where === where) last.words.push(asked);
+      else out.push({ plain, kind, where, text, words: [asked] });
+    }
+    if (out.length === 0) return [{ text: "valid too, ranked lower", where: candidate.where }];
+    return out.map(({ kind, where, text, words }) => {
+      const several = kind === "feature" ? `${words.join(", ")} are not supported` : `flags ${words.join(", ")} are off`;
+      return { text: words.length > 1 ? several : text, where };
+    });
+  }
+
+  function loser(candidate, ofModel) {
+    const reasons = verdictWords(candidate).map(({ text, where }) => element("li", {}, text, " ", place(where)));
+    const remedy = candidate.would_win;
+    // another model is no remedy for this one
+    const told = remedy !== null && !(remedy.of_model && ofModel);
+    const verb = remedy?.by_name ? "would be chosen" : "would win";
+    return element(
+      "li",
+      { "data-rank": String(candidate.rank) },
+      element("strong", {}, title(candidate.name, candidate.variant)),
+      element("ul", {}, ...reasons),
+      told ? element("p", { class: "remedy" }, `↳ ${verb} ${remedy.text}`) : null,
+    );
+  }
+
+  function selectionElements(selection, ofModel) {
+    const chosen = chosenOf(selection);
+    const name = chosen ? title(chosen.name, chosen.variant) : "no backend";
+    const winner = element("strong", { class: chosen ? "good" : "bad" }, chosen ? `▸ ${name}` : `✗ ${name}`);
+    const out = [element("p", { class: "winner" }, winner, " ", element("span", { class: "muted" }, howChosen(selection)))];
+    if (selection.alternatives.length > 0) {
+      out.push(element("p", {}, `would accept it if asked for by name: ${selection.alternatives.join(", ")}`));
+    }
+    for (const warning of selection.warnings) out.push(element("p", { class: "warn" }, `! ${warning}`));
+    for (const fact of selection.consequences.filter((c) => c.kind !== "fails")) {
+      out.push(element("p", {}, `· ${fact.text} `, place(fact.where)));
+    }
+    const losers = selection.candidates.filter((c) => chosen === null || c.name !== chosen.name);
+    if (losers.length > 0) {
+      const list = element("ol", { class: "losers" }, ...losers.map((c) => loser(c, ofModel)));
+      out.push(element("details", { open: "" }, element("summary", {}, `Why not the other ${losers.length}`), list));
+    }
+    return out;
+  }
+
+  function memoryTable(memory) {
+    const lengths = Object.keys(memory.bytes_at);
+    const cells = (part) => [part.bytes_per_token.toLocaleString("en"), ...lengths.map((n) => attnreg.readable(part.bytes_at[n]))];
+    const heading = ["Layers", "Bytes per token", ...lengths.map((n) => `${Number(n).toLocaleString("en")} tokens`)];
+    const rows = memory.groups.map((group) => {
+      const kept = group.keeps_tokens === null ? group.note : `keeps ${group.keeps_tokens.toLocaleString("en")} tokens`;
+      return [[group.label, kept].filter(Boolean).join(" · "), ...(group.note ? heading.slice(1).map(() => "–") : cells(group))];
+    });
+    const row = (cell, values) => element("tr", {}, ...values.map((value, i) => element(i ? cell : "th", { scope: i ? "col" : "row" }, value)));
+    const body = [...rows, ["total", ...cells(memory)]].map((values) => {
+      return element("tr", {}, ...values.map((value, i) => (i ? element("td", {}, value) : element("th", { scope: "row" }, value))));
+    });
+    const table = element("table", { class: "kv" }, element("thead", {}, row("th", heading)), element("tbody", {}, ...body));
+    const ranks = memory.ranks > 1 ? ` on each of ${memory.ranks} ranks` : "";
+    const name = `KV cache of one request${ranks}, kv_dtype ${memory.kv_dtype}`;
+    const scroll = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, table);
+    return [element("h2", {}, name), scroll];
+  }
+
+  /** The whole answer. */
+  function render(explanation) {
+    const out = [element("p", { class: "muted" }, explanation.title)];
+    for (const { label, layers, selections } of explanation.answers) {
+      const heading = element("h2", {}, [layers, label].filter(Boolean).join(" · "));
+      const body = selections.flatMap((selection) => selectionElements(selection, layers !== ""));
+      out.push(element("div", { class: "asked" }, heading, ...body));
+    }
+    if (explanation.kv_cache) out.push(...memoryTable(explanation.kv_cache));
+    for (const note of explanation.notes) out.push(element("p", { class: "muted" }, `note: ${note}`));
+    return out;
+  }
+
+  /** The answer in one line, which is read out. */
+  function summary(explanation) {
+    const winners = new Map();
+    for (const { layers, label, selections } of explanation.answers) {
+      for (const selection of selections) {
+        const chosen = chosenOf(selection);
+        const name = chosen ? title(chosen.name, chosen.variant) : "no backend";
+        winners.set(name, [...(winners.get(name) ?? []), label.endsWith("prefill") ? `${layers} prefill` : layers]);
+      }
+    }
+    if (winners.size === 0) return "No layer of this model computes softmax attention.";
+    const several = winners.size > 1;
+    const parts = [...winners].map(([name, layers]) => (several ? `${name} for ${layers.join(" and ")}` : name));
+    return parts.join("; ");
+  }
+
+  attnreg.answer = { element, render, summary, howChosen, verdictWords };
+})((globalThis.attnreg ??= {}));
