@@ -20,6 +20,14 @@ class LayerGroup:
     request: AttentionRequest | None
     facts: LayerFacts
 
+    @property
+    def prefill(self) -> tuple[AttentionRequest, str] | None:
+        """The request, and its label, that prompts of MLA ask for in the expanded form; None for other layers."""
+        request = self.request
+        if request is None or not request.attention.startswith("mla") or request.qk_nope_head_dim is None:
+            return None
+        return request.expanded(), f"{self.label} · prefill"
+
 
 @dataclass(frozen=True)
 class ModelLayers:

@@ -176,11 +176,9 @@ def questions_of(model: ModelLayers, options: ModelOptions, name: str = "") -> S
     for found in model.groups:
         layers = " · ".join(filter(None, (name, group_layers(found))))
         members = frozenset((name, *_stack(found.facts), index) for index in found.layers)
-        request = found.request
-        questions.append(Question(request, found.label, layers, members))
-        mla = request is not None and request.attention.startswith("mla") and request.qk_nope_head_dim is not None
-        if request is not None and mla and "phase" not in options.given:
-            questions.append(Question(request.expanded(), f"{found.label} · prefill", layers, members))
+        questions.append(Question(found.request, found.label, layers, members))
+        if found.prefill is not None and "phase" not in options.given:
+            questions.append(Question(*found.prefill, layers, members))
     return questions
 
 

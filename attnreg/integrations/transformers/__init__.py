@@ -8,7 +8,8 @@
     print(attnreg_transformers.explanation(model))
 
 The registry selects a backend for each layer from its calls: heads and sizes, dtype, device, window, sinks, softcap,
-and the meaning of its mask. A call whose mask or bias no batch can express runs densely, through PyTorch; such calls
+and the meaning of its mask. Models with multi-head latent attention attend to the latents that transformers caches, by
+backends of MLA. A call whose mask or bias no batch can express runs densely, through PyTorch; such calls
 are logged and counted. A request that no backend accepts raises `attnreg.NoBackendError`, and an argument that attnreg
 would have to drop raises `attnreg.UnclaimedError`.
 """
@@ -48,13 +49,16 @@ def register(
     backend: str | None = None,
     dense: bool = True,
     ignore: tuple[str, ...] = (),
+    latent: bool | None = None,
 ) -> None:
     """Registers attention and masks for ``attn_implementation=name``; a second call replaces the first.
 
     registry: the default one, if None. platform: the platform of the requests; by default that of the tensors' device.
     backend: the name of the backend to use, instead of a selection. dense: whether a call that no batch can express may
     run densely; if not, it raises. ignore: keyword arguments of attention calls that attnreg does not know and that do
-    not change the result.
+    not change the result. latent: whether layers of MLA attend to latents as transformers caches them; by default
+    wherever that is exact. True: a layer whose keys have to be expanded from them for a reason other than being a
+    prompt's raises `UnclaimedError`. False: keys are always expanded.
     """
     if "flash" in name:
         raise ValueError(
@@ -62,7 +66,7 @@ def register(
         )
     if name == "eager" or (name in ALL_ATTENTION_FUNCTIONS.valid_keys() and name not in _engines):
         raise ValueError(f"the name {name!r} is taken in transformers, whose classes read it; use another")
-    engine = Engine(name, registry, platform=platform, backend=backend, dense=dense, ignore=ignore)
+    engine = Engine(name, registry, platform=platform, backend=backend, dense=dense, ignore=ignore, latent=latent)
     # attention without the mask function would run without masks, silently
     AttentionMaskInterface.register(name, lazy_mask)
     AttentionInterface.register(name, engine.attend)

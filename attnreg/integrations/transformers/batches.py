@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,8 @@ class Packed:
     rest: Rest | None = None
     # the batches by the distance of the requests' keys, in rows
     batches: dict[int | None, BatchMetadata] = field(default_factory=dict, repr=False)
+    # the same over latents in blocks, by the size of a block
+    blocks: dict[int, Any] = field(default_factory=dict, repr=False)
     # the last call of each kind of layers that the next may repeat
     again: dict[object, Again] = field(default_factory=dict, repr=False)
 

@@ -60,7 +60,7 @@ class TransformersCall:
         self.scale = number("scaling", self.scale)
         self.window = number("sliding_window", self.window, whole=True)
         self.softcap = number("softcap", self.softcap)
-        if self.mask is None and self.causal and self.queries > 1:
+        if self.mask is None and self.causal and 1 < self.queries < self.key.shape[2]:
             # transformers counts causality from the first key; a static cache has more keys than tokens
             self.key, self.value = self.key[:, :, : self.queries], self.value[:, :, : self.queries]
         self._validate()

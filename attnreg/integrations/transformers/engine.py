@@ -21,6 +21,8 @@ from attnreg.integrations.transformers.arguments import (
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import Asked, TransformersCall
 from attnreg.integrations.transformers.dense import dense_attention
+from attnreg.integrations.transformers.latent.layers import LatentLayers
+from attnreg.integrations.transformers.latent.lazy import latents_of
 from attnreg.integrations.transformers.sites import Found, Run, Sites
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
@@ -50,6 +52,7 @@ class Engine:
         backend: str | None = None,
         dense: bool = True,
         ignore: tuple[str, ...] = (),
+        latent: bool | None = None,
     ) -> None:
         if registry is None:
             from attnreg.loader import default_registry
@@ -66,6 +69,7 @@ class Engine:
         self._layers: WeakKeyDictionary[torch.nn.Module, dict[Asked, Attention]] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[Asked, str], Run]] = WeakKeyDictionary()
         self.sites = Sites()
+        self.latent_layers = LatentLayers(self, latent)
         self._told: set[Any] = set()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -101,10 +105,15 @@ class Engine:
             if attention_mask is None:
                 refuse_no_mask(module, query.shape[2])
             is_causal = getattr(module, "is_causal", True)
-        trained = query, key, value, attention_mask, s_aux, position_bias, sinks, scaling, softcap
+        latents = latents_of(key, value)
+        if latents is None:
+            key, value = self.latent_layers.expanded(module, key, value)
+        kv = (key, value) if latents is None else (latents.latent, latents.rope)
+        trained = query, *kv, attention_mask, s_aux, position_bias, sinks, scaling, softcap
         refuse_tangents(*trained, cure=_CURE)
         site = question = None
-        if position_bias is None and indices is None and sinks is None and more.get("cu_seq_lens_q") is None:
+        plain = position_bias is None and indices is None and sinks is None and more.get("cu_seq_lens_q") is None
+        if plain and latents is None:
             site = self.sites.of(module)
             numbers = scaling, sliding_window, softcap
             question = site.question(query, key, value, attention_mask, is_causal, numbers, s_aux is None)
@@ -133,11 +142,16 @@ class Engine:
             sinks,
         )
         packed = call.batch
+        if isinstance(packed, Packed):
+            refuse_sequences(module, len(query), more.get("cu_seq_lens_q"))
+        with torch.no_grad():
+            attended = self.latent_layers.attend(call, latents)
+        if attended is not None:
+            return without_gradient(attended, *trained, cure=_CURE), None
         if not isinstance(packed, Packed):
             with torch.no_grad():
                 out = self._dense(call, packed)
             return without_gradient(out, *trained, cure=_CURE), None
-        refuse_sequences(module, len(query), more.get("cu_seq_lens_q"))
         layer, run = self.layer(call, packed)
         if site is not None and question is not None:
             site.keep(question.facts, Found(layer, run, packed if attention_mask is None else None))
@@ -168,8 +182,8 @@ class Engine:
                 softcap=asked.softcap,
                 sinks=call.sinks,
             )
-            self._tell(layer.selection)
-        return layer, self._record(call.module, asked, layer.selection)
+            self.tell(layer.selection)
+        return layer, self.record(call.module, asked, layer.selection)
 
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection:
         """The selection for a request on a device, among backends that can run here; its backend may be None."""
@@ -204,7 +218,7 @@ class Engine:
         """Raises `UnclaimedError` for arguments that may change the result and that attnreg does not serve."""
         refuse_unknown(module, dropout, more, self._harmless, self.name)
 
-    def _record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> Run:
+    def record(self, module: torch.nn.Module, asked: Asked, selection: Selection | None, dense: str = "") -> Run:
         seen = self._runs.setdefault(module, {})
         run = seen.get((asked, dense))
         if run is None:
@@ -213,13 +227,19 @@ class Engine:
         run.calls += 1
         return run
 
-    def _tell(self, selection: Selection) -> None:
+    def tell(self, selection: Selection) -> None:
         key = selection.request, selection.platform
         if key not in self._told:
             self._told.add(key)
             _log.info("%s", answer_sentence(selection))
             for warning in selection.warnings:
                 _log.warning("%s", warning)
+
+    def tell_expanded(self, kind: str, why: str) -> None:
+        """Logs once for each class of modules why their keys are expanded from latents."""
+        if (kind, why) not in self._told:
+            self._told.add((kind, why))
+            _log.info("%s: keys are expanded from their latents, because %s", kind, why)
 
     def _dense(self, call: TransformersCall, why: str) -> Tensor:
         """The output of a call that no batch can express, by PyTorch; counted, and logged once per kind of layer."""
@@ -233,7 +253,7 @@ class Engine:
         if (asked, why) not in self._told:
             self._told.add((asked, why))
             _log.warning("dense attention, through PyTorch, for %s: %s", layer_words(asked.request), why)
-        self._record(call.module, asked, None, why)
+        self.record(call.module, asked, None, why)
         return dense_attention(
             call.query,
             call.key,

@@ -19,6 +19,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from attnreg.integrations.transformers.engine import Engine
+from attnreg.integrations.transformers.latent.lazy import stand_between
 from attnreg.integrations.transformers.weights import refuse_weights
 from attnreg.runtime.interface import UnclaimedError
 
@@ -47,6 +48,7 @@ def stand_aside(engines: Mapping[str, Engine]) -> None:
             return name
         if not is_outside(type(self)):
             refuse_weights(self, engines)
+            stand_between(type(self), engines)
             return name
         said = f"{type(self).__name__} computes attention by itself, outside transformers' attention interface"
         if not engine.dense:

@@ -29,6 +29,10 @@ def explain_runs(engine: Engine, model: Any) -> Explanation:
             notes.append(f"{_layers(same)}: dense attention, through PyTorch, because {first.dense}")
         verdicts = (Verdict((first.selection,)),) if first.selection else ()
         answers.append(Answer(Question(first.asked.request, label, _layers(same)), verdicts))
+    for why, modules in engine.latent_layers.reasons_in(model).items():
+        layers = [getattr(module, "layer_idx", 0) for module in modules]
+        word = "layer" if len(layers) == 1 else "layers"
+        notes.append(f"{word} {describe_indices(layers)}: keys are expanded from their latents, because {why}")
     notes += _others(engine, model)
     return Explanation(engine.registry, _title(engine, model), tuple(answers), tuple(notes))
 
@@ -42,11 +46,14 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
     layers = requests_from_model(model.config, dtype=dtype)
     answers = []
     for group in layers.groups:
-        question = Question(group.request, group.label, f"layers {describe_indices(group.layers)}")
-        verdicts: tuple[Verdict, ...] = ()
-        if group.request is not None:
-            verdicts = (Verdict((engine.evaluate(group.request, device),)),)
-        answers.append(Answer(question, verdicts))
+        numbers = f"layers {describe_indices(group.layers)}"
+        phases = [(group.request, group.label)]
+        # keys that an indexer chose are attended to in the latent form, by prompts too
+        if group.prefill is not None and group.request is not None and group.request.attention == "mla":
+            phases.append(group.prefill)
+        for request, label in phases:
+            verdicts = () if request is None else (Verdict((engine.evaluate(request, device),)),)
+            answers.append(Answer(Question(request, label, numbers), verdicts))
     notes = ("the model has not run yet: this is what its config asks for", *layers.assumptions, *others)
     return Explanation(engine.registry, _title(engine, model), tuple(answers), notes)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import attnreg.integrations.transformers as attention
 from attnreg import Registry
 
-DECODERS = [models.llama, models.qwen3, models.gpt_oss, models.gemma2, models.gemma3, models.deepseek_v3]
+DECODERS = [models.llama, models.qwen3, models.gpt_oss, models.gemma2, models.gemma3]
 
 
 ENCODERS = [models.bert, models.modern_bert, models.gemma3_both_ways]

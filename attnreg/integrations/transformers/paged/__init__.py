@@ -15,8 +15,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
+from attnreg.integrations.transformers.latent.modules import PROJECTION
 from attnreg.integrations.transformers.paged.batches import Group, group_of, step_of
 from attnreg.integrations.transformers.sites import Found
+from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
 # the names that transformers accepts for continuous batching beside flash kernels; it refuses "sdpa" to models with
@@ -43,6 +45,8 @@ def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
     """
     from transformers.generation.continuous_batching import input_outputs
 
+    for module in () if model is None else model.modules():
+        _refuse_latents(module)
     originals = {name: ALL_ATTENTION_FUNCTIONS[name] for name in _NAMES}
     before = None if model is None else model.config._attn_implementation
     for name, original in originals.items():
@@ -61,6 +65,21 @@ def continuous_batching(engine: Engine, model: Any = None) -> Iterator[None]:
             AttentionInterface.register(name, original)
         if model is not None:
             model.set_attn_implementation(before)
+
+
+def _refuse_latents(module: torch.nn.Module) -> None:
+    """Raises `UnclaimedError` for a module that expands latents to keys that no paged cache of transformers holds."""
+    if PROJECTION not in module._modules:
+        return
+    names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    nope, rope, value = (getattr(module, name, 0) for name in names)
+    if nope + rope == value == getattr(getattr(module, "config", None), "head_dim", None):
+        return
+    raise UnclaimedError(
+        f"{type(module).__name__} expands latents to keys of {nope + rope} and values of {value}, and transformers' "
+        "paged cache has one width, that of config.head_dim, for both; use model.generate, which caches latents",
+        "attnreg",
+    )
 
 
 def _instead_of(original: Any, engine: Engine) -> Any:
@@ -97,6 +116,7 @@ def _attend(
     The mask, of queries times keys elements, is not read: the lengths and the window of the layer's cache say the same.
     """
     engine.refuse_unknown(module, dropout, {k: v for k, v in kwargs.items() if k not in _PAGED})
+    _refuse_latents(module)
     layer_idx: Any = module.layer_idx
     group = group_of(cache, layer_idx)
     found = _found(engine, module, group, query, key, value, scaling, softcap, s_aux)

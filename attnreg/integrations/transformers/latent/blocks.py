@@ -1,0 +1,98 @@
+"""A batch of transformers' rectangles as MLA takes it: latents in blocks, one request's behind the other's.
+
+transformers keeps latents and rotary parts apart, and in rows that begin with padding. Kernels of the latent form read
+both as one row, from a request's first token on; so each layer copies them once a step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.latent.lazy import Latents
+from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.lengths import prefix_sums
+
+# FlashMLA and FlashInfer read blocks of 64 tokens, and attnreg's own kernels all multiples of 16
+BLOCK_SIZE = 64
+
+
+class Blocks(NamedTuple):
+    """The batch of a mask over blocks, for all layers of a step.
+
+    places: the request and position of each key in transformers' rectangles, and its row in the blocks; None for all
+    keys before ``stop``, which stand in the blocks as they stand there. all_new: no request has a key of an earlier
+    step.
+    """
+
+    batch: BatchMetadata
+    per_request: int
+    stop: int
+    places: tuple[Tensor, Tensor, Tensor] | None
+    all_new: bool
+
+    def filled(self, latents: Latents) -> Tensor:
+        """A cache [num_blocks, block_size, rank + rope] that holds the latents of all keys."""
+        latent, rope = latents.latent[:, 0], latents.rope[:, 0]
+        size, rank = latent.shape[0], latent.shape[2]
+        width = rank + rope.shape[2]
+        # rows that are no keys are not read
+        cache = latent.new_empty(size * self.per_request, BLOCK_SIZE, width)
+        if self.places is None:
+            rows = cache.view(size, self.per_request * BLOCK_SIZE, width)[:, : self.stop]
+            rows[..., :rank] = latent[:, : self.stop]
+            rows[..., rank:] = rope[:, : self.stop]
+            return cache
+        request, position, row = self.places
+        rows = cache.view(-1, width)
+        rows[row] = torch.cat([latent[request, position], rope[request, position]], -1)
+        return cache
+
+    def positions(self, chosen: Tensor) -> Tensor:
+        """The positions among a request's tokens of chosen keys [batch, queries, topk], [batch * queries, topk] int32.
+
+        -1 for a key that its query does not see: padding, or a later one; where a query sees fewer keys than it
+        chooses, transformers' indexers choose such too.
+        """
+        size, queries, topk = chosen.shape
+        chosen = chosen.long()
+        position = torch.arange(self.stop, device=chosen.device).expand(size, -1)
+        if self.places is not None:
+            request, key, row = self.places
+            position = position.new_full((size, self.stop), -1)
+            position[request, key] = row - request * self.per_request * BLOCK_SIZE
+        known = (chosen >= 0) & (chosen < self.stop)
+        found = position.gather(1, chosen.clamp(0, self.stop - 1).flatten(1)).view_as(chosen)
+        # the last keys are the queries' own
+        last = position[:, self.stop - queries :, None]
+        return found.where(known & (found <= last), -1).int().view(size * queries, topk)
+
+
+def blocks_of(packed: Packed) -> Blocks:
+    """The blocks of a batch, made once for the layers that share it."""
+    blocks: Blocks | None = packed.blocks.get(BLOCK_SIZE)
+    if blocks is None:
+        blocks = packed.blocks[BLOCK_SIZE] = _blocks(packed)
+    return blocks
+
+
+def _blocks(packed: Packed) -> Blocks:
+    lengths, device = packed.seq_lens, packed.device
+    per_request = max(1, -(-max(lengths, default=0) // BLOCK_SIZE))
+    table = torch.arange(len(lengths) * per_request, dtype=torch.int32, device=device).view(len(lengths), per_request)
+    places = None
+    if packed.tokens is not None:
+        request, position = packed.tokens
+        # keys stand request by request
+        shift = [i * per_request * BLOCK_SIZE - start for i, start in enumerate(prefix_sums(lengths)[:-1])]
+        shifts = torch.tensor(shift, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
+        places = request, position, torch.arange(len(request), device=device) + shifts[request]
+    # the latents of new tokens are among those that are copied
+    written = torch.full((sum(packed.query_lens),), -1, dtype=torch.int64, device=device)
+    batch = BatchMetadata.build(
+        packed.query_lens, lengths, device=device, block_table=table, slot_mapping=written, causal=packed.band.causal
+    )
+    return Blocks(batch, per_request, packed.key_stop, places, packed.query_lens == lengths)

@@ -1,0 +1,331 @@
+"""What keeps a module expanded, so that no change of its kv_b_proj is missed; and weights that change after a call."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.latent_models import BOTH, EXPANDED, MODELS, attentions, both, phases, v3, v32
+from support.small_models import close, tokens
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+import attnreg.integrations.transformers as attention
+from attnreg import Registry, load_registry
+from attnreg.runtime.interface import UnclaimedError
+
+IDS = tokens(12)["input_ids"]
+
+
+def stepwise(model: Any) -> Tensor:
+    """The logits of a prompt and of two tokens after it."""
+    cache = DynamicCache(config=model.config)
+    parts = ((0, 10), (10, 11), (11, 12))
+    return torch.cat([model(IDS[:, a:b], past_key_values=cache).logits for a, b in parts], 1)
+
+
+def explained(model: Any) -> str:
+    """The explanation of a model on one line."""
+    return " ".join(attention.explanation(model).split())
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter of low rank beside it, as PEFT wraps one."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.down = nn.Parameter(torch.randn(4, base.in_features) * 0.3)
+        self.up = nn.Parameter(torch.randn(base.out_features, 4) * 0.3)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + x @ self.down.T @ self.up.T  # type: ignore[no-any-return]
+
+
+class Quantised(Adapted):
+    """A linear layer whose weight is stored as bytes."""
+
+    @property
+    def weight(self) -> Tensor:
+        return (self.base_layer.weight * 16).to(torch.int8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight.to(x.dtype) / 16).T
+
+
+class Halved(nn.Linear):
+    """A linear layer whose class computes otherwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+def replaced(make: Callable[[nn.Linear], nn.Module]) -> Callable[[nn.Module], None]:
+    def change(module: Any) -> None:
+        module.kv_b_proj = make(module.kv_b_proj)
+
+    return change
+
+
+def halved(linear: nn.Linear) -> nn.Module:
+    made = Halved(linear.in_features, linear.out_features, bias=False)
+    made.weight = linear.weight
+    return made
+
+
+def biased(module: Any) -> None:
+    module.kv_b_proj.bias = nn.Parameter(torch.randn(module.kv_b_proj.out_features))
+
+
+def hooked(module: Any) -> None:
+    module.kv_b_proj.register_forward_hook(lambda module, args, out: out * 0.5)
+
+
+def hooked_before(module: Any) -> None:
+    module.kv_b_proj.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
+
+
+def replaced_forward(module: Any) -> None:
+    # as accelerate does
+    forward = module.kv_b_proj.forward
+    module.kv_b_proj.forward = lambda x: forward(x) * 0.5
+
+
+def parametrized(module: Any) -> None:
+    nn.utils.parametrizations.orthogonal(module.kv_b_proj)
+
+
+def pruned(module: Any) -> None:
+    from torch.nn.utils import prune
+
+    prune.l1_unstructured(module.kv_b_proj, "weight", amount=0.5)
+
+
+def other_method(module: Any) -> None:
+    def expand_kv(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = kind.expand_kv(self, latent, rope)
+        return key, value * 2
+
+    kind = type(module)
+    module.__class__ = type("Other", (kind,), {"expand_kv": expand_kv})
+
+
+CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
+    "adapter": (replaced(Adapted), "Adapted, whose weight attnreg does not read"),
+    "quantised": (replaced(Quantised), "Quantised, whose weight attnreg does not read"),
+    "subclass": (replaced(halved), "Halved, whose weight attnreg does not read"),
+    "bias": (biased, "its kv_b_proj has a bias"),
+    "hook": (hooked, "hooks run with its kv_b_proj"),
+    "hook before": (hooked_before, "hooks run with its kv_b_proj"),
+    "forward replaced": (replaced_forward, "hooks run with its kv_b_proj"),
+    "parametrized": (parametrized, "ParametrizedLinear, whose weight attnreg does not read"),
+    "pruned": (pruned, "hooks run with its kv_b_proj"),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["at first", "after a call"])
+@pytest.mark.parametrize(("change", "why"), CHANGES.values(), ids=list(CHANGES))
+def test_what_its_call_does_besides_keeps_a_module_expanded(
+    change: Callable[[Any], None], why: str, after: bool
+) -> None:
+    model = v3()
+    if after:
+        both(model, stepwise)
+        attention.register()
+    for module in attentions(model):
+        change(module)
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    assert phases(model) == EXPANDED
+    told = explained(model)
+    assert (
+        f"layers 0–1: keys are expanded from their latents, because its kv_b_proj is a {__name__}" in told
+        or why in told
+    )
+    assert why.split(",")[0] in told.replace(" ", "").replace("", "") or why in told
+    attention.register(latent=True)
+    with pytest.raises(UnclaimedError, match="its keys would be expanded from their latents, because "):
+        both(model, stepwise)
+
+
+def test_a_method_that_computes_something_else() -> None:
+    model = v3()
+    for module in attentions(model):
+        other_method(module)
+    expected, found = both(model, stepwise)
+    close(found, expected)
+
+
+def test_the_method_of_a_class_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = v3()
+    kind: Any = type(attentions(model)[0])
+    original = kind.expand_kv.__wrapped__
+
+    def expand_kv(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = original(self, latent, rope)
+        return key, value * 1.01
+
+    monkeypatch.setattr(kind, "expand_kv", expand_kv)
+    # as attnreg finds it in a class of a version to come
+    model.set_attn_implementation("eager")
+    model.set_attn_implementation("attnreg")
+    assert kind.expand_kv is not expand_kv
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    assert phases(model) == EXPANDED
+    assert "its expand_kv computes other keys than kv_b_proj of the latents" in explained(model)
+
+
+def reads(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
+    key, value = type(self).__mro__[1].expand_kv(self, latent, rope)  # type: ignore[attr-defined]
+    return key, value.mul_(2)
+
+
+def test_an_operation_between_the_method_and_attention() -> None:
+    # what reads lazy keys gets the expanded ones, and may write into them
+    model = v3()
+    for module in attentions(model):
+        kind = type(module)
+        module.__class__ = type("Reading", (kind,), {"expand_kv": reads})
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    assert phases(model) == EXPANDED
+
+
+@pytest.mark.parametrize("make", [v3, v32])
+def test_weights_that_change_after_a_call(make: Callable[..., Any]) -> None:
+    attention.register(latent=True)
+    other = make()
+    with torch.no_grad():
+        for module in attentions(other):
+            module.kv_b_proj.weight.mul_(-1.5)
+    weights = other.state_dict()
+    expected, _ = both(other, stepwise)
+    for load in (
+        lambda model: model.load_state_dict(weights),
+        lambda model: model.load_state_dict(copy.deepcopy(weights), assign=True),
+        lambda model: [a.kv_b_proj.weight.data.mul_(-1.5) for a in attentions(model)],
+        lambda model: [
+            setattr(module, "kv_b_proj", source.kv_b_proj)
+            for module, source in zip(attentions(model), attentions(other), strict=True)
+        ],
+    ):
+        model = make()
+        both(model, stepwise)
+        load(model)
+        close(both(model, stepwise)[1], expected)
+
+
+def test_a_dtype_that_changes_after_a_call() -> None:
+    attention.register(latent=True)
+    model = v3(dtype=torch.bfloat16)
+    both(model, stepwise)
+    model.float()
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    model.double()
+    # no backend of attnreg computes in float64, expanded or not
+    attention.register()
+    with pytest.raises(Exception, match="float64"):
+        both(model, stepwise)
+
+
+def test_sizes_that_are_changed_by_hand() -> None:
+    model = v3()
+    both(model, stepwise)
+    for module in attentions(model):
+        module.scaling = 0.3
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    assert 0.3 in {run.asked.scale for run in attention.runs(model)}
+
+
+def test_autocast() -> None:
+    model = MODELS["deepseek_v2"]()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, found = both(model, stepwise)
+    assert phases(model) == EXPANDED
+    error = float((found.float() - expected.float()).square().mean().sqrt())
+    assert error < 0.02 * float(expected.abs().max())
+    assert "autocast is on" in explained(model)
+
+
+def test_gradients_are_refused_and_attention_is_expanded() -> None:
+    model = v3()
+    model.set_attn_implementation("attnreg")
+    out = stepwise(model)
+    close(out.detach(), both(model, stepwise)[0])
+    assert "it is called with gradients" in explained(model)
+    with pytest.raises(RuntimeError, match="attnreg computes no gradients"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("trained", ["kv_b_proj", "q_b_proj", "kv_a_layernorm"])
+def test_a_gradient_of_one_weight_alone(trained: str) -> None:
+    model = v3()
+    model.set_attn_implementation("attnreg")
+    model.requires_grad_(False)
+    getattr(attentions(model)[1], trained).weight.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="attnreg computes no gradients"):
+        stepwise(model).sum().backward()
+
+
+def test_weights_of_attention_are_refused() -> None:
+    with pytest.raises(UnclaimedError, match="output_attentions"):
+        both(v3(), lambda model: model(IDS, output_attentions=True))
+
+
+def test_latents_may_be_turned_off() -> None:
+    attention.register(latent=False)
+    model = v3()
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    assert phases(model) == EXPANDED
+    assert "latents" not in attention.explanation(model)
+
+
+def test_a_backend_by_name_serves_as_it_can(default: Registry) -> None:
+    attention.register(backend="CPU_ATTN")
+    model = v3()
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    assert phases(model) == EXPANDED
+    # in the latent form prompts too
+    attention.register(backend="TORCH_MLA")
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    assert phases(model) == {("mla", "decode")}
+
+
+def test_a_registry_without_backends_of_mla() -> None:
+    deny = {"deny": ["TORCH_MLA", "CPU_MLA"], "because": "not trusted"}
+    attention.register(registry=load_registry("default", [{"choices": [deny]}]))
+    model = v3()
+    expected, found = both(model, stepwise)
+    close(found, expected)
+    assert phases(model) == EXPANDED
+    assert "no backend of MLA serves it in its latent form" in explained(model)
+
+
+def test_both_phases_are_explained(caplog: pytest.LogCaptureFixture) -> None:
+    model = v3()
+    model.set_attn_implementation("attnreg")
+    before = attention.explanation(model)
+    assert "prefill" in before
+    assert [before.count(f"▸ {name}") for name in ("TORCH_MLA", "TORCH_PREFILL")] == [1, 1]
+    with caplog.at_level(logging.INFO, "attnreg.integrations.transformers"):
+        both(model, stepwise)
+    assert {"TORCH_MLA", "TORCH_PREFILL"} <= {word for record in caplog.records for word in record.message.split()}
+    after = explained(model)
+    assert "attention mla · phase prefill" in after
+    assert "phase decode · kv_lora_rank 32" in after
+    assert "2 calls" in after
+    assert phases(model) == BOTH
