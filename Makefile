@@ -12,7 +12,7 @@ VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site bench bench-gpu bench-parallel bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,14 @@ site: .venv/dev .cache/python-in-browsers/ready  ## build the static site in bui
 test-site: .venv/site-test .cache/axe-core-$(AXE).tgz .cache/python-in-browsers/ready  ## the site in the system's Chromium: search, filters, themes, accessibility
 	$(BIN)/pytest tests/site_browser -rs
 
+dist: .venv/dist  ## build dist/: sdist and wheel, checked by twine, and the wheel installed in a fresh environment
+	rm -rf dist build/fresh
+	$(BIN)/python -m hatchling build --directory dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/fresh
+	build/fresh/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt dist/*.whl
+	cd build/fresh && bin/attnreg --version && bin/attnreg explain --arch sm90 --head-size 128 --brief
+
 bench: .venv/dev  ## measure import, cold explain and select; write benchmarks/results
 	$(BIN)/python benchmarks/selection.py --record
 
@@ -119,6 +127,10 @@ clean:  ## remove the environments and caches
 # playwright drives the system's Chromium, and brings no browser of its own
 .venv/site-test: .venv/dev
 	$(PIP) --editable '.[site-test]'
+	touch $@
+
+.venv/dist: .venv/dev
+	$(PIP) --editable '.[dist]'
 	touch $@
 
 .cache/axe-core-$(AXE).tgz:

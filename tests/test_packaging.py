@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 from support import ROOT
+
+from attnreg.version import __version__
 
 PROBE = """
 from attnreg.loader import load_registry
@@ -85,3 +88,34 @@ def test_the_wheel_holds_the_data_and_nothing_of_the_tests(wheel: Path) -> None:
         "rich",
     }
     assert "License-Expression: Apache-2.0" in text
+
+
+def test_the_installed_wheel_is_the_command(tmp_path: Path, wheel: Path) -> None:
+    python, site = bare_python(tmp_path / "env")
+    zipfile.ZipFile(wheel).extractall(site)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ATTNREG"))}
+    command = [python, "-m", "attnreg", "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip().endswith(__version__)
+
+
+def test_the_sdist_makes_the_same_wheel(tmp_path: Path, wheel: Path) -> None:
+    """What a source distribution holds is enough to build from, data included."""
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(tmp_path)]
+    subprocess.run([*command, "--target", "sdist"], cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    [source] = [path for path in tmp_path.iterdir() if path.is_dir()]
+    subprocess.run([*command, "--target", "wheel"], cwd=source, check=True, capture_output=True)
+    again = next(tmp_path.glob("*.whl"))
+    assert again.name == wheel.name
+    contents = [{n: zipfile.ZipFile(w).read(n) for n in zipfile.ZipFile(w).namelist()} for w in (wheel, again)]
+    assert contents[0] == contents[1]
+
+
+def test_what_an_index_shows_is_complete(wheel: Path) -> None:
+    """The metadata's description is README, as Markdown."""
+    archive = zipfile.ZipFile(wheel)
+    text = archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
+    assert "Description-Content-Type: text/markdown" in text
+    assert (ROOT / "README.md").read_text(encoding="utf-8").strip() in text

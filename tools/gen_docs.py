@@ -27,6 +27,7 @@ import docs_schemas
 import docs_selections
 import docs_site
 import docs_speed
+import docs_tasks
 import docs_tiles
 import docs_transformers
 
@@ -121,10 +122,12 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/transformers_models.md"] = docs_transformers.transformers_blocks(root)
     pages["docs/field_problems.md"] = docs_field_problems.field_problem_blocks(root)
     pages["docs/writing_backends.md"] = {name: _file_block(root, file) for name, file in PLUGIN_FILES.items()}
+    pages["README.md"] = docs_tasks.task_blocks(root)
     out = {name: fill(name, _read(root / name), blocks) for name, blocks in pages.items()}
     for name, text in docs_schemas.schemas(registry).items():
         out[f"docs/schema/{name}.schema.json"] = text
     out[docs_selections.PATH] = docs_selections.selections(registry)
+    out |= docs_site.pictures_of(root)
     return out | {docs_explain.PICTURE: docs_explain.picture(root, registry)}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from support import ROOT
 from support.site import Element, read_index, read_page
 
@@ -120,6 +121,8 @@ def test_pages_have_a_language_a_title_and_landmarks(pages: Pages) -> None:
         assert (tags.count("main"), tags.count("h1")) == (1, 1), path
         ids = [e.attributes["id"] for e in elements if "id" in e.attributes]
         assert sorted(ids) == sorted(set(ids)), path
+        regions = [e.attributes["aria-label"] for e in elements if e.attributes.get("role") == "region"]
+        assert sorted(regions) == sorted(set(regions)), path
 
 
 def test_headings_are_in_order(pages: Pages) -> None:
@@ -328,3 +331,36 @@ def test_an_earlier_site_is_replaced(gen_docs: ModuleType, tmp_path: Path, monke
         monkeypatch.setattr(package, "items", lambda site, c=content: [package.Asset(f"{c.decode()}.txt", c)])
         package.build(ROOT, folder)
     assert sorted(path.name for path in folder.glob("*.txt")) == ["two.txt"]
+
+
+def test_example_workflow_builds_and_publishes_the_site() -> None:
+    workflow = yaml.safe_load((ROOT / "examples/github-pages.yml").read_text(encoding="utf-8"))
+    # YAML 1.1 reads the key `on` as true
+    assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}
+    build, deploy = workflow["jobs"]["build"]["steps"], workflow["jobs"]["deploy"]
+    assert {"run": "make site"} in build
+    [upload] = [step for step in build if "upload-pages-artifact" in step.get("uses", "")]
+    assert upload["with"]["path"] == "build/site"
+    assert f"--site {upload['with']['path']}" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert deploy["needs"] == "build"
+    assert workflow["permissions"]["pages"] == workflow["permissions"]["id-token"] == "write"
+
+
+@pytest.mark.parametrize("name", ["path", "evidence", "speed"])
+def test_pictures_of_readme_describe_themselves_and_bring_their_colours(name: str) -> None:
+    text = (ROOT / f"docs/images/{name}.svg").read_text(encoding="utf-8")
+    elements, problems = read_page(text)
+    assert problems == []
+    assert elements[0].attributes["role"] == "img"
+    assert all(next(e for e in elements if e.tag == tag).text for tag in ("title", "desc"))
+    used = set(re.findall(r"var\((--[a-z-]+)\)", text))
+    light, dark = (set(re.findall(r"(--[a-z-]+):#", part)) for part in text.split("@media", 1))
+    assert used <= light
+    assert used <= dark
+
+
+def test_heat_map_says_where_another_device_stood_in() -> None:
+    text = (ROOT / "docs/images/evidence.svg").read_text(encoding="utf-8")
+    description = next(e.text for e in read_page(text)[0] if e.tag == "desc")
+    assert re.search(r"ROCM_ATTN for gfx942: \d+ cases on NVIDIA H200 in its place", description)
+    assert "TRITON_ATTN for gfx942" not in description

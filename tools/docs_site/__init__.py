@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs_site import architectures, backends, changes, guides, measured, models, picker, registries, words
+from docs_site import architectures, backends, changes, guides, measured, models, picker, pictures, registries, words
 from docs_site.frame import Asset, Page, Site, assets
 
 # a file of every built site, by which the next build knows that the folder is its own
@@ -35,3 +35,17 @@ def items(site: Site) -> Iterator[Page | Asset]:
     for part in (registries, backends, architectures, words, models, changes, measured, guides, picker):
         yield from part.pages(site)
     yield from assets()
+
+
+def pictures_of(root: Path) -> dict[str, str]:
+    """Path of each picture of the site that README shows -> its SVG, with colours of its own."""
+    site = Site(root)
+    title, selection = registries.example(site.registries["default"])
+    machine, figures = measured.figures(root)
+    own = [figure for figure in figures if figure["backend"] == "TRITON_ATTN" and figure["peers"]]
+    drawn = {
+        "path": pictures.path("path", selection, title),
+        "evidence": pictures.heat_map(site.registries["default"], measured.proofs(), site.serving["default"]),
+        "speed": pictures.bars("speed", "TRITON_ATTN", machine, own),
+    }
+    return {f"docs/images/{name}.svg": pictures.standalone(picture) for name, picture in drawn.items()}

@@ -17,7 +17,8 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     for before, after in steps(site):
         old, new = site.registries[before], site.registries[after]
         rows = [(name, changes(old, new, name)) for name in sorted({*old.backends, *new.backends})]
-        blocks = {name: render(site, "docs/engines/", text)[1] for name, text in moved_blocks(before, after).items()}
+        moved = moved_blocks(before, after)
+        blocks = {name: render(site, "docs/engines/", text, name)[1] for name, text in moved.items()}
         title = f"{titles(site)[before]} to {titles(site)[after].rpartition(' ')[2]}"
         written = site.root / f"docs/engines/{_short(before)}-to-{_short(after).rpartition('-')[2]}.md"
         values = {

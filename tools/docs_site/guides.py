@@ -35,7 +35,7 @@ class _Renderer(RendererHTML):
     """HTML whose wide tables and code scroll, by keys too."""
 
     def table_open(self, tokens: Sequence[Token], number: int, *_: object) -> str:
-        label = escape(tokens[number].meta["label"] or "Table")
+        label = escape(tokens[number].meta["label"])
         return f'<div class="scroll" role="region" tabindex="0" aria-label="Table: {label}"><table class="filter">\n'
 
     def table_close(self, *_: object) -> str:
@@ -77,12 +77,15 @@ def guide(site: Site, file: str) -> Page:
     return Page(path_of(file), "guide.html.j2", title, {"html": html}, kind="guide", above=above)
 
 
-def render(site: Site, file: str, text: str) -> tuple[str, Markup]:
-    """The title of a Markdown text, its first heading, and its HTML. ``file`` is where its links start."""
+def render(site: Site, file: str, text: str, heading: str = "") -> tuple[str, Markup]:
+    """The title of a Markdown text, its first heading, and its HTML.
+
+    ``file`` is where its links start, ``heading`` what stands above it.
+    """
     markdown = MarkdownIt("commonmark", {"html": True}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
     tokens = markdown.parse(_COMMENT.sub("", text))
     title = ""
-    heading = ""
+    tables: dict[str, int] = {}
     used: dict[str, int] = {}
     level = 0
     for token, inline in zip(tokens, [*tokens[1:], Token("", "", 0)], strict=True):
@@ -97,7 +100,8 @@ def render(site: Site, file: str, text: str) -> tuple[str, Markup]:
         elif token.type == "heading_close":
             token.tag = f"h{level}"
         elif token.type == "table_open":
-            token.meta["label"] = heading
+            tables[heading] = tables.get(heading, 0) + 1
+            token.meta["label"] = heading + (f", {tables[heading]}" if tables[heading] > 1 else "")
         elif token.type == "th_open":
             token.attrSet("scope", "col")
         for child in token.children or ():

@@ -48,7 +48,7 @@
 
   for (const [number, table] of document.querySelectorAll("table.filter").entries()) {
     const rows = [...table.tBodies[0].rows];
-    if (rows.length < 6) continue;
+    if (rows.length < 12) continue;
     const bar = document.createElement("div");
     bar.className = "filtering";
     const label = document.createElement("label");
@@ -59,7 +59,12 @@
     input.type = "search";
     const count = document.createElement("output");
     count.setAttribute("for", input.id);
-    const texts = rows.map((row) => row.textContent.toLowerCase());
+    // an empty first cell means the one above
+    let first = "";
+    const texts = rows.map((row) => {
+      first = row.cells[0].textContent.trim() || first;
+      return `${first} ${row.textContent}`.toLowerCase();
+    });
     const filter = () => {
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       let shown = 0;

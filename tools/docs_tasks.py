@@ -1,0 +1,41 @@
+"""The generated blocks of README.md: three tasks, each a command and what it prints in this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from attnreg.environment import PLUGINS_VARIABLE
+
+WIDTH = 100
+_MODEL = "--model examples/configs/gpt-oss-120b"
+_OVERLAY = "examples/attnreg-plugin/acme_attn/attnreg.yaml"
+# block of README.md -> the arguments of `attnreg`
+TASKS = {
+    "task-model": f"explain --arch MI300X {_MODEL} --brief",
+    "task-upgrade": f"diff vllm-0.20.0 vllm-0.33.0 --arch sm120 {_MODEL}",
+    "task-backend": f"explain --overlay {_OVERLAY} --trust acme_attn --arch x86_64 --head-size 128 --brief",
+}
+
+
+def task_blocks(root: Path) -> dict[str, str]:
+    """Name of each generated block -> a command and its output, as Markdown."""
+    return {name: f"```console\n$ attnreg {command}\n{output(root, command)}\n```" for name, command in TASKS.items()}
+
+
+def output(root: Path, command: str) -> str:
+    """What a command prints in the checkout at ``root``, without plugins. Raises CalledProcessError if it fails."""
+    names = {name: value for name, value in os.environ.items() if not name.startswith("ATTNREG_")}
+    environment = {**names, "PYTHONPATH": str(root), "COLUMNS": str(WIDTH), "NO_COLOR": "1", PLUGINS_VARIABLE: "off"}
+    done = subprocess.run(
+        [sys.executable, "-m", "attnreg", *command.split()],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        # what changes is no failure of the command that says so
+        check=not command.startswith("diff"),
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.strip().split("\n"))
