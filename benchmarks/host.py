@@ -1,10 +1,14 @@
 """Measure the host's cost of a step on a GPU: batch, plan and calls of TRITON_ATTN, each beside its mark.
 
-python benchmarks/host.py             print a table
-python benchmarks/host.py --record    write benchmarks/results/host.json too
+python benchmarks/host.py                             print a table
+python benchmarks/host.py --record                    write benchmarks/results/host.json too
+python benchmarks/host.py --beside DIR [--stubbed]    compare with the checkout in DIR
 
 A sample is a burst of calls between two synchronisations of the device, short enough that the device's queue does not
 fill; a figure is the median of bursts, in microseconds a call. Each step has lengths of its own, as in an engine.
+
+--stubbed needs no GPU: launches end before the driver's call (host_stub.py). What is left is the Python of a step, so
+it is for comparing. --beside measures two processes in turns, and takes the least of bursts.
 """
 
 from __future__ import annotations
@@ -13,13 +17,15 @@ import argparse
 import gc
 import itertools
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -27,31 +33,55 @@ import triton  # type: ignore[import-untyped]
 import attnreg
 from attnreg import AttentionRequest, BatchMetadata, Platform, ops
 from attnreg.loader import default_registry
-from attnreg.runtime.interface import Call
+from attnreg.runtime.interface import Call, KVCache
 from attnreg.runtime.layer import Attention
 
 RESULTS = Path(__file__).resolve().parent / "results" / "host.json"
 BURSTS, CALLS = 60, 12
 
 
+class Place(NamedTuple):
+    """Where steps run. wait: until the device has done all that was launched."""
+
+    device: str
+    platform: Platform
+    wait: Callable[[], None]
+
+    @classmethod
+    def gpu(cls) -> Place:
+        """This machine's GPU."""
+        if not torch.cuda.is_available():
+            sys.exit("benchmarks/host.py measures beside a GPU, and torch sees none; --stubbed needs none")
+        vocabulary = default_registry().vocabulary
+        platform = next(p for p in Platform.detect_all(vocabulary) if p.platform in ("cuda", "rocm"))
+        return cls("cuda", platform, torch.cuda.synchronize)
+
+    @classmethod
+    def stubbed(cls) -> Place:
+        """No GPU: launches end before the driver's call."""
+        import host_stub
+
+        host_stub.install()
+        return cls(host_stub.DEVICE, host_stub.PLATFORM, lambda: None)
+
+
 class Step:
     """The inputs of a decoding step: ``requests`` of one query each, with so many keys."""
 
-    def __init__(self, requests: int, keys: int) -> None:
+    def __init__(self, place: Place, requests: int, keys: int) -> None:
         request = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, dtype="bfloat16", block_size=16)
-        registry = default_registry()
-        here = next(p for p in Platform.detect_all(registry.vocabulary) if p.platform in ("cuda", "rocm"))
-        selection = attnreg.select(request, here, registry, "TRITON_ATTN")
+        selection = attnreg.select(request, place.platform, default_registry(), "TRITON_ATTN")
+        self.device = device = place.device
         self.layer = Attention.from_selection(selection, name=f"host.{requests}.{keys}")
         self.requests, self.keys = requests, keys
         blocks = -(-keys // 16) + 64
-        self.table = torch.arange(requests * blocks, device="cuda", dtype=torch.int32).view(requests, blocks)
+        self.table = torch.arange(requests * blocks, device=device, dtype=torch.int32).view(requests, blocks)
         self.slots = self.table[:, 0].long() * 16
-        self.cache = self.layer.new_kv_cache(requests * blocks, "cuda")
-        for tensor in self.cache:
-            tensor.zero_()
-        self.query = torch.randn(requests, 32, 128, device="cuda", dtype=torch.bfloat16)
-        self.key, self.value = torch.randn(2, requests, 8, 128, device="cuda", dtype=torch.bfloat16)
+        # one tensor, as an engine has it
+        shape = 2, *self.layer.kv_cache_shape(requests * blocks).key
+        self.cache = KVCache(*torch.zeros(shape, device=device, dtype=torch.bfloat16))
+        self.query = torch.randn(requests, 32, 128, device=device, dtype=torch.bfloat16)
+        self.key, self.value = torch.randn(2, requests, 8, 128, device=device, dtype=torch.bfloat16)
         self.output = torch.empty_like(self.query)
         self._more = itertools.cycle(range(512))
         self.batch = self.build()
@@ -60,7 +90,7 @@ class Step:
         """The batch of the next step, a token longer."""
         keys = self.keys + next(self._more)
         return BatchMetadata.build(
-            [1] * self.requests, [keys] * self.requests, device="cuda", block_table=self.table,
+            [1] * self.requests, [keys] * self.requests, device=self.device, block_table=self.table,
             slot_mapping=self.slots,
         )  # fmt: skip
 
@@ -99,72 +129,136 @@ class Step:
         self.layer.forward(self.query, self.key, self.value, self.cache, self.batch)
 
     def two_ops(self) -> None:
-        """Both through the custom ops, as a compiled model calls them."""
+        """Both through an op for each, as an engine calls them."""
         cache, name = self.cache, self.layer.name
         ops.unified_kv_cache_update(self.key, self.value, cache.key, cache.value, name)
         ops.unified_attention_with_output(self.query, cache.key, cache.value, self.output, name)
+
+    def one_op(self) -> None:
+        """Both through the op for both, as a model that was compiled with `ops.attention` calls it."""
+        cache, name = self.cache, self.layer.name
+        ops.unified_kv_cache_update_and_attention(
+            self.query, self.key, self.value, cache.key, cache.value, self.output, name
+        )
 
     def attention_op(self) -> None:
         """`ops.attention`, as a model in eager mode calls it."""
         ops.attention(self.layer, self.query, self.key, self.value, self.cache)
 
 
-def figures() -> Iterator[tuple[str, float | None, Callable[[], Any], Step]]:
-    """The name of each figure, its mark on an H200, the call, and the step that it belongs to."""
-    short, long, many, most = Step(1, 64), Step(1, 4096), Step(64, 8192), Step(256, 2048)
+class Figure(NamedTuple):
+    """A figure's name, its mark on an H200, the call, and the step that it belongs to."""
+
+    name: str
+    mark: float | None
+    call: Callable[[], Any]
+    step: Step
+
+    def burst(self, place: Place) -> float:
+        """The host's time for one call of a burst, in microseconds."""
+        with ops.forward_context(self.step.batch):
+            place.wait()
+            gc.disable()
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                self.call()
+            us = (time.perf_counter() - begin) / CALLS * 1e6
+            gc.enable()
+        return us
+
+
+def figures(place: Place) -> Iterator[Figure]:
+    short, long, many, most = (Step(place, *one) for one in ((1, 64), (1, 4096), (64, 8192), (256, 2048)))
     for step in (short, many, most):
-        yield f"a step's batch, b{step.requests}", None, step.build, step
-        yield f"a step's plan, b{step.requests}", None, step.plan, step
-        yield f"a step's batch and plan, b{step.requests}", 40, step.step, step
-    yield "a batch and its first forward, b64", None, many.first_forward, many
-    yield "one launch", 12, short.launch, short
-    yield "attend, b1", None, short.attend, short
-    yield "cache update, b1", None, short.write, short
-    yield "forward with the cache's update, b1", 20, short.forward, short
-    yield "the same, output allocated", None, short.forward_allocating, short
-    yield "the same through the two ops", 30, short.two_ops, short
-    yield "the same through ops.attention", 30, short.attention_op, short
-    yield "a split decode", 20, long.launch, long
-    yield "attend, split", None, long.attend, long
+        yield Figure(f"a step's batch, b{step.requests}", None, step.build, step)
+        yield Figure(f"a step's plan, b{step.requests}", None, step.plan, step)
+        yield Figure(f"a step's batch and plan, b{step.requests}", 40, step.step, step)
+    yield Figure("a batch and its first forward, b64", None, many.first_forward, many)
+    yield Figure("one launch", 12, short.launch, short)
+    yield Figure("attend, b1", None, short.attend, short)
+    yield Figure("cache update, b1", None, short.write, short)
+    yield Figure("forward with the cache's update, b1", 20, short.forward, short)
+    yield Figure("the same, output allocated", None, short.forward_allocating, short)
+    yield Figure("the same through the op for both", 30, short.one_op, short)
+    yield Figure("the same through the two ops", 30, short.two_ops, short)
+    yield Figure("the same through ops.attention", 30, short.attention_op, short)
+    yield Figure("a split decode", 20, long.launch, long)
+    yield Figure("attend, split", None, long.attend, long)
 
 
-def host_us(call: Callable[[], Any]) -> float:
-    """The host's time for one call: the median of bursts."""
-    for _ in range(3 * CALLS):
-        call()
-    bursts = []
-    gc.disable()
-    for _ in range(BURSTS):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        bursts.append((time.perf_counter() - begin) / CALLS * 1e6)
-    gc.enable()
-    return statistics.median(bursts)
+def measure(place: Place, record: Path | None) -> None:
+    """Prints the median of each figure, and writes them to a file."""
+    machine = {
+        "device": torch.cuda.get_device_name() if place.device == "cuda" else "none: launches are stubbed",
+        "torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0],
+        "date": date.today().isoformat(),
+    }  # fmt: skip
+    print(machine)
+    rows = []
+    for figure in figures(place):
+        # the first three bursts compile, and fill what is remembered
+        us = round(statistics.median([figure.burst(place) for _ in range(BURSTS + 3)][3:]), 1)
+        rows.append({"case": figure.name, "us": us, "mark": figure.mark})
+        verdict = "" if figure.mark is None else f"of {figure.mark}, " + ("met" if us <= figure.mark else "missed")
+        print(f"{figure.name:40}{us:8.1f} µs  {verdict}", flush=True)
+    if record:
+        text = json.dumps({"machine": machine, "figures": rows}, indent=2, ensure_ascii=False)
+        record.write_text(text + "\n", encoding="utf-8")
+
+
+def serve(place: Place) -> None:
+    """Answers each line, the name of a figure, with the time of a burst; null where this checkout lacks the call."""
+    made = {one.name: one for one in figures(place)}
+    print(json.dumps([*made]), flush=True)
+    for line in sys.stdin:
+        try:
+            print(made[line.strip()].burst(place), flush=True)
+        except (AttributeError, KeyError):
+            print("null", flush=True)
+
+
+def compare(others: Path, arguments: list[str]) -> None:
+    """Prints each figure of another checkout and of this one, the least of bursts that they measure in turns."""
+    command = [sys.executable, __file__, "--serve", *arguments]
+    trees = others, Path(__file__).resolve().parents[1]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(tree)}, **pipes) for tree in trees]
+
+    def answer(process: subprocess.Popen[str], line: str = "") -> Any:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line)
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    _, names = [answer(process) for process in processes]
+    print(f"{'least of bursts, µs':40}{'there':>8}{'here':>8}")
+    for name in names:
+        turns = [[answer(process, f"{name}\n") for process in processes] for _ in range(3 * BURSTS)]
+        there, here = ([us for us in times if us] for times in zip(*turns, strict=True))
+        if there:
+            print(f"{name:40}{min(there):8.1f}{min(here):8.1f}  {min(here) / min(there) - 1:+.0%}", flush=True)
+        else:
+            print(f"{name:40}{'':8}{min(here):8.1f}", flush=True)
+    for process in processes:
+        process.communicate()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help=f"write {RESULTS.name} (or another file)")
+    parser.add_argument("--stubbed", action="store_true", help="without a GPU: leave out the driver's calls")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="measure another checkout in turns with this one")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks/host.py measures beside a GPU, and torch sees none")
-    machine = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "python": sys.version.split()[0], "date": date.today().isoformat(),
-    }  # fmt: skip
-    print(machine)
-    rows = []
-    for name, mark, call, step in figures():
-        with ops.forward_context(step.batch):
-            us = round(host_us(call), 1)
-        rows.append({"case": name, "us": us, "mark": mark})
-        verdict = "" if mark is None else f"of {mark}, " + ("met" if us <= mark else "missed")
-        print(f"{name:40}{us:8.1f} µs  {verdict}", flush=True)
-    if options.record:
-        text = json.dumps({"machine": machine, "figures": rows}, indent=2, ensure_ascii=False)
-        options.record.write_text(text + "\n", encoding="utf-8")
+    if options.beside:
+        compare(options.beside.resolve(), ["--stubbed"] if options.stubbed else [])
+        return
+    place = Place.stubbed() if options.stubbed else Place.gpu()
+    if options.serve:
+        serve(place)
+    else:
+        measure(place, options.record)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +14,20 @@ from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KVCache, LayerParams, SpecError, paged_cache_shape
 from attnreg.runtime.tensors import Alike, Remembered, tensor_problems
 from attnreg.runtime.validation import Places, refuse, validate_batch
+
+
+def validate_device(platform: str) -> None:
+    """Raises `SpecError` where PyTorch sees no device of a platform; Triton's interpreter stands for one."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    present = {
+        "cuda": torch.version.hip is None and torch.cuda.is_available(),
+        "rocm": torch.version.hip is not None and torch.cuda.is_available(),
+        "xpu": torch.xpu.is_available(),
+    }
+    if not present.get(platform, True):
+        how = "select without `to_run` to describe a layer of another machine"
+        raise SpecError(f"the selection is to run on {platform}, and PyTorch sees no such device here; {how}")
 
 
 def validate_params(spec: AttentionSpec, params: LayerParams) -> None:
@@ -118,9 +133,11 @@ class Fit:
 
         Raises `BatchError` where they, or those of the layer, do not fit.
         """
+        # keys and values that begin at one address are one memory, or a latent
+        one = kv_cache is not None and (write or self.spec.latent) and _same_place(*kv_cache)
         kind = (
-            write, attend, query is None, output is None, lse is None, key is None, value is None,
-            _memory_of(kv_cache), params.names,
+            write, attend, query is None, output is None, lse is None, key is None, value is None, kv_cache is None,
+            one, params.names,
         )  # fmt: skip
         tensors = [x for x in (query, output, lse, key, value) if x is not None]
         tensors += params.tensors if kv_cache is None else (*kv_cache, *params.tensors)
@@ -229,10 +246,10 @@ def _preset_words(spec: AttentionSpec, kv_cache: Any) -> str:
     )
 
 
-def _memory_of(kv_cache: Any) -> bool | str | None:
-    """Whether keys and values begin at one address; None without a cache."""
+def _same_place(key: Any, value: Any) -> bool | str:
+    """Whether keys and values begin at one address."""
     try:
-        return None if kv_cache is None else bool(kv_cache[0].data_ptr() == kv_cache[1].data_ptr())
+        return bool(key.data_ptr() == value.data_ptr())
     except (AttributeError, RuntimeError):
         return "unknown"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from ctypes import c_char
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import attrgetter, index
+from operator import attrgetter, countOf, index
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from attnreg.runtime.lengths import LONGEST, prefix_sums
+from attnreg.runtime.lengths import LONGEST, Lengths, content, queries_of, starts_of
 from attnreg.runtime.tensors import tensor_words as tensor_words
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class BatchMetadata:
                          holds of the query itself, and past the request's queries, is not read
 
     Its tensors may be changed in place between calls: every call computes with what they hold. Raises `BatchError`.
-    PyTorch counts no changes of a device's tensors that were made in inference mode: backends which no CUDA graph can
-    capture, such as TORCH_SDPA, may compute with what those held before. Build a batch anew for them.
+    Backends which no CUDA graph can capture, such as TORCH_SDPA, compute from what a device's tensors hold while they
+    plan. PyTorch counts the changes of these, except of tensors that were made in inference mode: with such tensors
+    they plan for each call. It counts none that a kernel of another library makes: build a batch anew for those.
     """
 
     query_start_loc: Tensor
@@ -78,17 +79,18 @@ class BatchMetadata:
     # the tensors that it has, and which of all it lacks
     given: tuple[Tensor, ...] = field(init=False, repr=False)
     lacks: tuple[bool, ...] = field(init=False, repr=False)
-    # the tensors in host memory, with their address and the bytes from there on; and those whose changes PyTorch counts
+    # the tensors in host memory, with their address and the bytes from there on; and those of a device
     _watched: list[Any] = field(default_factory=list, init=False, repr=False)
+    # the content of query_start_loc_cpu and of seq_lens_cpu that was read last, and the numbers in it
+    _read: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         tensors = self.tensors
-        object.__setattr__(self, "given", tuple([x for x in tensors if x is not None]))
+        given = tuple([x for x in tensors if x is not None])
+        object.__setattr__(self, "given", given)
         object.__setattr__(self, "lacks", tuple([x is None for x in tensors]))
-        if not _plain(self):
-            problems = [*_field_problems(self)]
-            if problems:
-                raise BatchError(problems)
+        if not _plain(self, given) and (problems := [*_field_problems(self)]):
+            raise BatchError(problems)
 
     @classmethod
     def build(
@@ -117,37 +119,33 @@ class BatchMetadata:
             keys, most_keys = _lengths("seq_lens", seq_lens, problems)
         if problems:
             raise BatchError(problems)
-        if (key_starts is None) != (key_rows is None) or (key_starts is not None and len(key_starts) != len(keys)):
+        if (key_starts is None) != (key_rows is None) or (key_starts is not None and len(key_starts) != len(keys) // 4):
             problems.append("key_starts and key_rows come together, with one start for each request")
             raise BatchError(problems)
-        own_starts = block_table is None and (keys != queries or key_starts is not None)
-        key_begins = [] if not own_starts else prefix_sums(keys) if key_starts is None else [*key_starts, 0]
-        try:
-            # one tensor, so that one copy takes all numbers to the device
-            numbers = array("i", [*prefix_sums(queries), *keys, *key_begins])
-        except (TypeError, OverflowError) as e:
-            raise BatchError([f"key_starts is {tensor_words(key_starts)}; expected integers up to {_INT32}"]) from e
-        # an array is a tensor of host memory in a third of the time of a list
-        host = torch.frombuffer(numbers, dtype=torch.int32)
-        sizes = [len(queries) + 1, len(keys), *([len(key_begins)] if own_starts else ())]
-        # splits that are no views of each other take less time; nothing reads the whole any more
-        query_start_loc, lengths, *begins = host.to(device, non_blocking=True).unsafe_split_with_sizes(sizes)
-        host_starts, host_lens, *_ = host.unsafe_split_with_sizes(sizes)
-        return cls(
-            query_start_loc=query_start_loc,
-            seq_lens=lengths,
+        starts, begins = starts_of(queries), b""
+        if block_table is None and (keys != queries or key_starts is not None):
+            begins = starts_of(keys) if key_starts is None else _key_starts(key_starts)
+        # one tensor, so that one copy takes all numbers to the device
+        numbers = bytearray(b"".join((starts, keys, begins)))
+        sizes = [len(starts) // 4, len(keys) // 4, *([len(begins) // 4] if begins else ())]
+        host, on_device = _parts(numbers, sizes, device)
+        batch = cls(
+            query_start_loc=on_device[0],
+            seq_lens=on_device[1],
             max_query_len=most_queries,
             max_seq_len=most_keys,
-            query_start_loc_cpu=host_starts,
-            seq_lens_cpu=host_lens,
+            query_start_loc_cpu=host[0],
+            seq_lens_cpu=host[1],
             block_table=block_table,
             slot_mapping=slot_mapping,
             causal=_by_request(causal, device),
-            key_start_loc=begins[0] if begins else None,
+            key_start_loc=on_device[2] if begins else None,
             key_rows=key_rows,
             mm_prefix=mm_prefix,
             tree_mask=tree_mask,
         )
+        batch._read[:] = starts, keys, Lengths(queries_of(starts), most_keys)
+        return batch
 
     @property
     def num_reqs(self) -> int:
@@ -185,33 +183,46 @@ class BatchMetadata:
         """The best that the host knows of ``seq_lens``: the tensor itself where it is in host memory, else bounds."""
         return self.seq_lens if self.on_host else self.seq_lens_cpu
 
-    def state(self) -> list[Any]:
-        """A value that differs after a tensor of the batch was changed in place.
+    def lengths(self) -> Lengths:
+        """The numbers that `query_start_loc_cpu` and `seq_lens_cpu` hold now, both int32."""
+        starts, keys = content(self.query_start_loc_cpu), content(self.seq_lens_cpu)
+        if self._read[:2] != [starts, keys]:
+            values = memoryview(keys).cast("i").tolist()
+            longest = max(values, default=0) if min(values, default=0) >= 0 else LONGEST + 1
+            self._read[:] = starts, keys, Lengths(queries_of(starts), longest)
+        lengths: Lengths = self._read[2]
+        return lengths
 
-        What is in host memory is compared by content, because arrays may share it. Of a device's tensors PyTorch counts
-        the changes, except of those made in inference mode.
+    def state(self, content: bool = True) -> list[Any]:
+        """A value that differs after tensors of the batch were changed in place.
+
+        What is in host memory is compared, because arrays may share it. content: what is on a device counts too, for
+        plans that were made from it. PyTorch counts its changes, except of tensors made in inference mode: with one of
+        those, no state is equal to another.
         """
         if not self._watched:
             self.watch()
-        read, counted = self._watched
-        state: list[Any] = [x._version for x in counted]
+        read, on_device = self._watched
+        state: list[Any] = []
         for tensor, address, memory in read:
             # other memory may have been put in its place
             now = tensor.data_ptr()
             state.append(memory.raw if now == address else (now, _bytes_at(now, tensor).raw))
+        if content:
+            state += [(x.data_ptr(), object() if x.is_inference() else x._version) for x in on_device]
         return state
 
     def watch(self) -> None:
         """Has `state` see changes from here on, of tensors whose shapes or strides may have been changed in place."""
         read: list[Any] = []
-        counted: list[Tensor] = []
+        on_device: list[Tensor] = []
         for x in self.given:
             if x.is_cpu:
                 address = x.data_ptr()
                 read.append((x, address, _bytes_at(address, x)))
-            elif not x.is_inference():
-                counted.append(x)
-        self._watched[:] = read, counted
+            else:
+                on_device.append(x)
+        self._watched[:] = read, on_device
 
 
 # the tensors of a batch, and whether each is optional
@@ -240,9 +251,9 @@ def _reach(tensor: Tensor) -> int:
     return (last + 1) * tensor.itemsize
 
 
-def _plain(batch: BatchMetadata) -> bool:
+def _plain(batch: BatchMetadata, given: tuple[Any, ...]) -> bool:
     """Whether a batch that is a decode or a prefill of a cache has no problem, which takes less time to tell."""
-    for x in batch.given:
+    for x in given:
         if not isinstance(x, Tensor) or x.layout is not _STRIDED:
             return False
     longest, most = batch.max_seq_len, batch.max_query_len
@@ -280,28 +291,52 @@ def _by_request(causal: Any, device: torch.device | str) -> Any:
     return causal
 
 
-def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[list[int], int]:
-    """Lengths as integers, and the largest. What is none goes to ``problems``."""
+def _parts(numbers: bytearray, sizes: list[int], device: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Tensors of so many of the numbers each, in host memory and on a device."""
+    if torch.is_inference_mode_enabled():
+        # PyTorch counts no changes of tensors made in this mode
+        with torch.inference_mode(False):
+            return _parts(numbers, sizes, device)
+    host = torch.frombuffer(numbers, dtype=torch.int32)
+    # splits that are no views of each other take less time; nothing reads the whole any more
+    on_device = host.to(device, non_blocking=True).unsafe_split_with_sizes(sizes)
+    return host.unsafe_split_with_sizes(sizes), on_device
+
+
+def _key_starts(key_starts: Sequence[int]) -> bytes:
+    """The first rows of keys as int32, with the last element that is not read."""
+    try:
+        return array("i", [*key_starts, 0]).tobytes()
+    except (TypeError, OverflowError) as e:
+        raise BatchError([f"key_starts is {tensor_words(key_starts)}; expected integers up to {_INT32}"]) from e
+
+
+def _lengths(name: str, lengths: Any, problems: list[str]) -> tuple[bytes, int]:
+    """Lengths as the memory of 32-bit integers, and the largest. What is none goes to ``problems``."""
     try:
         values = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-        kinds = set(map(type, values))
+        plain = countOf(map(type, values), int) == len(values)
     except TypeError:
         problems.append(f"{name} is {tensor_words(lengths)}; expected a sequence of integers")
-        return [], 0
-    if kinds == {int}:
-        most = max(values)
-        if most <= LONGEST and min(values) >= 0 and most * len(values) <= _INT32:
-            return values, most
+        return b"", 0
+    if plain:
+        try:
+            # numbers without a sign take half the time, and refuse what is below 0
+            memory, most = array("I", values).tobytes(), max(values) if values else 0
+        except OverflowError:
+            most = LONGEST + 1
+        if most <= LONGEST and most * len(values) <= _INT32:
+            return memory, most
     else:
         values = [_integer(value) for value in values]
     wrong = [(i, value) for i, value in enumerate(values) if type(value) is not int or not 0 <= value <= LONGEST]
     problems += [f"{name}[{i}] is {value!r}; expected an integer from 0 to {LONGEST}" for i, value in wrong]
     if wrong:
-        return values, 0
+        return b"", 0
     most = max(values, default=0)
     if most * len(values) > _INT32 < sum(values):
         problems.append(f"{name} are {sum(values)} tokens together; prefix sums hold up to {_INT32}")
-    return values, most
+    return array("I", values).tobytes(), most
 
 
 def _integer(value: Any) -> Any:

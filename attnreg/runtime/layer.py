@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -41,20 +40,23 @@ if TYPE_CHECKING:
 
     from attnreg.selection.trace import Selection
 
-# what plans are kept by in a batch: one object for each backend and spec, which costs less to look up than a spec
-_KINDS: dict[tuple[str, AttentionSpec], object] = {}
+# what plans are kept by in a batch: one object for each module and spec, which costs less to look up than a spec
+_KINDS: dict[tuple[KernelModule, AttentionSpec], object] = {}
 
 
 class _Planned(NamedTuple):
     """A plan of a kernel module, what its calls must fit, and the state of the batch that it was made for.
 
+    content: the plan was made from what a device's tensors hold; memory keeps their places from being given to others.
     alike: tells whether tensors have the shapes and strides of the batch's.
     """
 
     plan: Any
     fit: Fit
+    content: bool
     state: list[Any]
     alike: Alike
+    memory: list[Tensor]
 
 
 class Attention:
@@ -75,7 +77,7 @@ class Attention:
         self.name: str | None = None
         self.module = cast("KernelModule", selection.backend.load())
         self._run: Callable[[AttentionSpec, Any, Call], None] | None = getattr(self.module, "run", None)
-        self._kind = _KINDS.setdefault((self.backend, spec), object())
+        self._kind = _KINDS.setdefault((self.module, spec), object())
         # the masks of batches that the request asks for: causal (None: by request), without ranges, without a tree
         self._served: set[tuple[bool | None, bool, bool]] = set()
         self._output = spec.num_heads, spec.head_size_v, spec.output_dtype
@@ -117,7 +119,7 @@ class Attention:
         if selection.backend is None:
             raise NoBackendError(selection)
         if selection.to_run:
-            _validate_device(selection.platform.platform)
+            arguments.validate_device(selection.platform.platform)
         request = selection.request
         per_head = any(isinstance(s, Tensor) and s.numel() > 1 for s in (k_scale, v_scale))
         number, sides = window_of(sliding_window, request)
@@ -202,7 +204,7 @@ class Attention:
         if batch.key_rows is not None and not getattr(self.module, "KEYS_APART", False):
             raise BatchError([f"key_rows is given, and {self.backend} reads packed keys one behind the other"])
         planned: _Planned | None = batch.plans.get(self._kind)
-        if planned is None or not planned.alike(*batch.given) or planned.state != batch.state():
+        if planned is None or not planned.alike(*batch.given) or planned.state != batch.state(planned.content):
             # memory may have been resized in place since other layers began to watch it
             batch.watch()
             causal = batch.causal if isinstance(batch.causal, bool) else None
@@ -214,9 +216,15 @@ class Attention:
                 )  # fmt: skip
                 refuse_unasked(self.selection, features)
                 self._served.add(mask)
-            state = batch.state()
+            content = not getattr(self.module, "CAPTURABLE", False)
+            state = batch.state(content)
             alike, fit = Fit.of(self.spec, batch)
-            planned = batch.plans[self._kind] = _Planned(self.module.plan(self.spec, batch), fit, state, alike)
+            if fit.places is not None and not content:
+                # places were read
+                content, state = True, batch.state()
+            memory = [x.detach() for x in batch.given if not x.is_cpu] if content else []
+            plan = self.module.plan(self.spec, batch)
+            planned = batch.plans[self._kind] = _Planned(plan, fit, content, state, alike, memory)
         if capturing:
             self._captured.append(planned.plan)
         return planned
@@ -246,8 +254,7 @@ class Attention:
         output = self.new_output(query) if output is None else output
         write = key is not None and kv_cache is not None
         # an attention without a write reads one of the two
-        reads = write or batch.paged
-        kv_cache = kv_cache if reads else None
+        kv_cache = kv_cache if write or batch.paged else None
         call = self._validated(planned, write, True, query, output, lse, key, value, kv_cache)
         if indices is not None or self.spec.sparse:
             call = with_indices(self.spec, batch, call, indices)
@@ -349,20 +356,6 @@ class Attention:
 
 def _capturing(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _validate_device(platform: str) -> None:
-    """Raise `SpecError` where PyTorch sees no device of a platform; Triton's interpreter stands for one."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return
-    present = {
-        "cuda": torch.version.hip is None and torch.cuda.is_available(),
-        "rocm": torch.version.hip is not None and torch.cuda.is_available(),
-        "xpu": torch.xpu.is_available(),
-    }
-    if not present.get(platform, True):
-        how = "select without `to_run` to describe a layer of another machine"
-        raise SpecError(f"the selection is to run on {platform}, and PyTorch sees no such device here; {how}")
 
 
 def refuse_unasked(selection: Selection, words: Set[str]) -> None:

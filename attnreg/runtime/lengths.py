@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from ctypes import string_at
 from functools import lru_cache
@@ -25,9 +26,16 @@ class Queries(NamedTuple):
     most: int
 
 
+class Lengths(NamedTuple):
+    """The `Queries` of a batch, and the most keys of a request; more than LONGEST where a length is negative."""
+
+    queries: Queries
+    longest: int
+
+
 def content(tensor: Tensor) -> bytes:
     """The elements of a tensor in host memory, in order."""
-    whole = tensor.contiguous()
+    whole = tensor if tensor.is_contiguous() else tensor.contiguous()
     return string_at(whole.data_ptr(), whole.nbytes)
 
 
@@ -43,3 +51,9 @@ def queries_of(starts: bytes) -> Queries:
 def prefix_sums(lengths: Sequence[int]) -> list[int]:
     """Where each of some lengths begins, and where the last ends."""
     return [0, *accumulate(lengths)]
+
+
+@lru_cache(maxsize=128)
+def starts_of(lengths: bytes) -> bytes:
+    """The prefix sums of lengths; both are the memory of 32-bit integers."""
+    return array("i", prefix_sums(memoryview(lengths).cast("I").tolist())).tobytes()

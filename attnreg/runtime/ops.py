@@ -32,6 +32,7 @@ __all__ = [
     "register_mla",
     "unified_attention_with_output",
     "unified_kv_cache_update",
+    "unified_kv_cache_update_and_attention",
     "unified_mla_attention_with_output",
 ]
 
@@ -39,6 +40,7 @@ __all__ = [
 SPLITTING_OPS = (
     "attnreg::unified_attention_with_output",
     "attnreg::unified_kv_cache_update",
+    "attnreg::unified_kv_cache_update_and_attention",
     "attnreg::unified_mla_attention_with_output",
 )
 
@@ -50,10 +52,17 @@ _ATTENTION = (
     "unified_attention_with_output(Tensor query, Tensor? key_cache, Tensor? value_cache, Tensor(a!) output, str layer, "
     "*, Tensor? key=None, Tensor? value=None, Tensor(b!)? lse=None) -> ()"
 )
+_BOTH = (
+    "unified_kv_cache_update_and_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, "
+    "Tensor(b!) value_cache, Tensor(c!) output, str layer, *, Tensor(d!)? lse=None) -> ()"
+)
 _MLA = (
     "unified_mla_attention_with_output(Tensor query, Tensor latent, Tensor rope, Tensor(a!) kv_cache, "
     "Tensor(b!) output, str layer, *, Tensor(c!)? lse=None, Tensor? indices=None) -> ()"
 )
+
+
+_PACKED = "the batch has no block_table: compiled attention with a kv_cache reads that alone, not packed keys"
 
 
 class Layer(Protocol):
@@ -68,6 +77,9 @@ class Layer(Protocol):
         value: Tensor | None,
         kv_cache: KVCache | None,
         batch: BatchMetadata,
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
     ) -> Tensor: ...
 
     def new_output(self, query: Tensor) -> Tensor: ...
@@ -147,8 +159,7 @@ def _kv_cache_update(
 ) -> None:
     found, batch = _layer_named(layer), _batch_for(layer)
     if query is not None and not batch.paged:
-        problem = "the batch has no block_table: compiled attention with a kv_cache reads that alone, not packed keys"
-        raise BatchError([problem])
+        raise BatchError([_PACKED])
     found.write_kv(key, value, KVCache(key_cache, value_cache), batch, query=query)
 
 
@@ -165,6 +176,23 @@ def _attention_with_output(
 ) -> None:
     cache = None if key_cache is None or value_cache is None else KVCache(key_cache, value_cache)
     _layer_named(layer).attend(query, cache, _batch_for(layer), output, key=key, value=value, lse=lse)
+
+
+def _kv_cache_update_and_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    output: Tensor,
+    layer: str,
+    *,
+    lse: Tensor | None = None,
+) -> None:
+    found, batch = _layer_named(layer), _batch_for(layer)
+    if not batch.paged:
+        raise BatchError([_PACKED])
+    found.forward(query, key, value, KVCache(key_cache, value_cache), batch, output, lse=lse)
 
 
 class MLALayer(Protocol):
@@ -230,7 +258,8 @@ def _write_nothing(*args: object, **kwargs: object) -> None:
 # not torch.library.custom_op: its wrapper costs 20 µs a call, ten times as much as this
 _library: Any = torch.library.Library("attnreg", "DEF")  # type: ignore[no-untyped-call]
 for _schema, _function in (
-    (_UPDATE, _kv_cache_update), (_ATTENTION, _attention_with_output), (_MLA, _mla_attention_with_output)
+    (_UPDATE, _kv_cache_update), (_ATTENTION, _attention_with_output), (_BOTH, _kv_cache_update_and_attention),
+    (_MLA, _mla_attention_with_output),
 ):  # fmt: skip
     _name = _schema.partition("(")[0]
     _library.define(_schema)
@@ -239,6 +268,7 @@ for _schema, _function in (
 
 unified_kv_cache_update = torch.ops.attnreg.unified_kv_cache_update
 unified_attention_with_output = torch.ops.attnreg.unified_attention_with_output
+unified_kv_cache_update_and_attention = torch.ops.attnreg.unified_kv_cache_update_and_attention
 unified_mla_attention_with_output = torch.ops.attnreg.unified_mla_attention_with_output
 
 
@@ -261,8 +291,9 @@ def attention(
     if kv_cache is None:
         unified_attention_with_output(query, None, None, output, layer.name, key=key, value=value)
         return output
-    if key is not None and value is not None:
-        # with the query, so that a call which attention would refuse writes nothing
-        unified_kv_cache_update(key, value, kv_cache.key, kv_cache.value, layer.name, query=query)
-    unified_attention_with_output(query, kv_cache.key, kv_cache.value, output, layer.name)
+    if key is None or value is None:
+        unified_attention_with_output(query, kv_cache.key, kv_cache.value, output, layer.name)
+    else:
+        # one op, so that a call which attention would refuse writes nothing
+        unified_kv_cache_update_and_attention(query, key, value, kv_cache.key, kv_cache.value, output, layer.name)
     return output

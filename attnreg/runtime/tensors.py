@@ -56,13 +56,12 @@ class Kinds:
     def __init__(self) -> None:
         self._known: dict[Hashable, Remembered[object]] = {}
 
-    def of(self, given: Hashable, tensors: Iterable[Tensor | None]) -> object:
-        """The object for tensors like these. given: says which of them are not None."""
+    def of(self, given: Hashable, tensors: Sequence[Tensor]) -> object:
+        """The object for tensors like these. given: says which these are, of those that a call may have."""
         known = self._known.get(given)
         if known is None:
             known = self._known.setdefault(given, Remembered())
-        some = [x for x in tensors if x is not None]
-        return (known.find(some) or known.put(some, object()))[1]
+        return (known.find(tensors) or known.put(tensors, object()))[1]
 
 
 # the kinds of tensors of one use that are told apart, and those that are recognised at once

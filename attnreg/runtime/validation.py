@@ -18,7 +18,7 @@ from torch import Tensor
 from attnreg.environment import DEBUG_VARIABLE
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec
-from attnreg.runtime.lengths import LONGEST, Queries, content, prefix_sums, queries_of
+from attnreg.runtime.lengths import LONGEST, Lengths, content, prefix_sums, queries_of
 from attnreg.runtime.tensors import MOST_REMEMBERED, Alike, Remembered, table_problems, tensor_problems
 
 
@@ -60,9 +60,9 @@ def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
     kind = spec, causal, batch.key_rows is None, batch.lacks
     remembered = _LIKE.get(kind)
     known = None if remembered is None else remembered.find(given)
-    queries = None if known is None else queries_of(content(batch.query_start_loc_cpu))
+    lengths = None if known is None else batch.lengths()
     problems: list[str] = []
-    if known is None or queries is None or not _lengths_fit(spec, batch, known[1].capacity, queries):
+    if known is None or lengths is None or not _lengths_fit(spec, batch, known[1].capacity, lengths):
         problems = [*_host_problems(spec, batch)]
         # the other validations compute with the lengths
         if not problems:
@@ -79,8 +79,7 @@ def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
                 _LIKE.clear()
             remembered = _LIKE.setdefault(kind, Remembered())
         known = remembered.put(given, Like(_capacity(spec, batch)))
-    if queries is None or read:
-        queries = queries_of(content(batch.host_starts))
+    queries = queries_of(content(batch.host_starts)) if lengths is None or read else lengths.queries
     return Validated(*known, queries.total, _places(spec, batch) if read else None)
 
 
@@ -91,16 +90,20 @@ def _capacity(spec: AttentionSpec, batch: BatchMetadata) -> int:
     return batch.block_table.shape[1] * spec.block_size
 
 
-def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int, queries: Queries) -> bool:
+def _lengths_fit(spec: AttentionSpec, batch: BatchMetadata, capacity: int, lengths: Lengths) -> bool:
     """Whether lengths are right, of a batch whose tensors are; of some that are right, `_host_problems` has to tell."""
-    keys, tree = batch.seq_lens_cpu.tolist(), batch.tree_mask
-    return (
+    (queries, longest), tree = lengths, batch.tree_mask
+    if not (
         queries.begin == 0 <= queries.least
         and queries.most <= batch.max_query_len
-        and min(keys, default=0) >= 0
-        and max(keys, default=0) <= min(batch.max_seq_len, capacity)
-        # a single query and no key is padding
-        and (queries.most < 2 or spec.attn_type == "encoder_decoder" or not any(map(gt, queries.each, keys)))
+        and longest <= min(batch.max_seq_len, capacity)
+    ):
+        return False
+    # a single query and no key is padding
+    by_request = queries.most > 1 and spec.attn_type != "encoder_decoder"
+    keys = batch.seq_lens_cpu.tolist() if by_request or not batch.paged else ()
+    return (
+        not (by_request and any(map(gt, queries.each, keys)))
         and (batch.paged or batch.key_start_loc is not None or keys == queries.each)
         and (tree is None or (tree.shape[0] >= batch.num_tokens and tree.shape[1] >= batch.max_query_len))
     )

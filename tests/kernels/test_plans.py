@@ -83,6 +83,13 @@ def test_causality_by_request_is_each_batchs_own() -> None:
         assert batch.causal.data_ptr() in [x.data_ptr() for x in plan._tensors if isinstance(x, torch.Tensor)]
 
 
+def test_other_memory_in_the_place_of_truth_values_is_read() -> None:
+    flags = torch.tensor([True, False], device=DEVICE)
+    plan, other = AttentionPlan(SPEC, batch_of([1, 2], [40, 15], causal=flags)), ~flags
+    flags.data = other
+    assert other.data_ptr() in [x.data_ptr() for x in plan._batch() if x is not None]
+
+
 def test_queries_changed_in_place_are_planned_for() -> None:
     batch = batch_of([1, 20], [40, 150])
     before = AttentionPlan(SPEC, batch).launches

@@ -296,8 +296,8 @@ def test_what_is_remembered_of_tensors_is_found_and_bounded(monkeypatch: pytest.
 
 def test_kinds_tell_apart_which_tensors_are_given() -> None:
     kinds, x = Kinds(), torch.empty(2)
-    assert kinds.of((False, True), (x, None)) is kinds.of((False, True), (torch.empty(2), None))
-    assert kinds.of((False, True), (x, None)) is not kinds.of((True, False), (None, x))
+    assert kinds.of((False, True), [x]) is kinds.of((False, True), [torch.empty(2)])
+    assert kinds.of((False, True), [x]) is not kinds.of((True, False), [x])
 
 
 def test_threads_remember_at_once() -> None:

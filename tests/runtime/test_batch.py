@@ -212,3 +212,58 @@ def test_padding_has_queries_and_no_keys(make: Make, backend: str) -> None:
     assert (output[2] == 1).all()
     with pytest.raises(attnreg.BatchError, match="request 0 has seq_len 1 and 2 queries"):
         layer.plan(BatchMetadata.build([2, 1], [1, 4], block_table=table))
+
+
+def on_a_device(table: torch.Tensor) -> BatchMetadata:
+    return BatchMetadata.build([1, 1], [7, 4], device="meta", block_table=table)
+
+
+def table_of() -> torch.Tensor:
+    return torch.zeros(2, 2, dtype=torch.int32, device="meta")
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["plans from content", "follows the device"])
+def test_changes_on_a_device_are_seen_by_plans_made_from_content(
+    make: Make, monkeypatch: pytest.MonkeyPatch, follows: bool
+) -> None:
+    layer = make()
+    monkeypatch.setattr(layer.module, "CAPTURABLE", follows, raising=False)
+    monkeypatch.setattr(layer.module, "plan", lambda spec, batch: object())
+
+    def kept(batch: BatchMetadata, change: Callable[[], object] = lambda: None) -> bool:
+        planned = layer.plan(batch)
+        change()
+        return layer.plan(batch) is planned
+
+    table = table_of()
+    batch = on_a_device(table)
+    others = torch.zeros(3, 2, 2, dtype=torch.int32, device="meta")
+    assert kept(batch)
+    assert kept(batch, lambda: table.add_(1)) is follows
+    with torch.inference_mode():
+        assert kept(batch)
+        assert kept(batch, lambda: table.add_(1)) is follows
+        # of a tensor made in this mode PyTorch counts no changes
+        assert kept(on_a_device(table_of())) is follows
+        # but what `build` makes is none
+        assert kept(on_a_device(table))
+
+    def put_in_its_place() -> None:
+        table.data = others[1]
+
+    assert kept(batch, put_in_its_place) is follows
+
+
+def test_debugging_sees_changes_on_a_device(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = make()
+    monkeypatch.setattr(layer.module, "CAPTURABLE", True, raising=False)
+    monkeypatch.setattr("attnreg.runtime.validation.debugging", lambda: True)
+    monkeypatch.setattr("attnreg.runtime.validation._content_problems", lambda spec, batch: [])
+    monkeypatch.setattr("attnreg.runtime.validation._places", lambda spec, batch: "read")
+    monkeypatch.setattr("attnreg.runtime.validation.content", lambda tensor: bytes(12))
+    table = table_of()
+    batch = on_a_device(table)
+    first = layer.plan(batch)
+    assert layer.plan(batch) is first
+    table.add_(1)
+    assert layer.plan(batch) is not first

@@ -207,3 +207,19 @@ def test_an_error_of_a_kernel_says_how_its_backend_was_chosen(
     (note,) = e.value.__notes__
     assert note == f"attnreg: {answer_sentence(layer.selection)}"
     assert note.startswith("attnreg: CPU_ATTN for ")
+
+
+def test_layers_of_other_modules_under_one_name_share_no_plan(
+    make: Callable[..., Attention], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make()
+    other = types.ModuleType("other")
+    vars(other).update(vars(cpu_attn), plan=lambda spec, batch: "other")
+    monkeypatch.setattr(type(layer.selection.backend), "load", lambda selected: other)
+    second = make()
+    batch = BatchMetadata.build([2])
+    assert layer.spec == second.spec
+    assert layer.kind is not second.kind
+    for _ in range(2):
+        assert layer.plan(batch) != "other"
+        assert second.plan(batch) == "other"

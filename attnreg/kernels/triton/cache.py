@@ -132,7 +132,8 @@ def _write(
     """Stores the first rows of key and value; the arguments of `write_kv`. code: or the spec of the layer."""
     tensors = key, value, key_cache, value_cache, slots, k_scale, v_scale
     if alike is None:
-        alike = code, _kinds.of((k_scale is None, v_scale is None), tensors)
+        some = [x for x in tensors if x is not None]
+        alike = code, _kinds.of((k_scale is None, v_scale is None), some)
     write = _writes.get(alike)
     if write is None:
         if len(_writes) >= MOST_BOUND:

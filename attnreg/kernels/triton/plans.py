@@ -74,8 +74,8 @@ class AttentionPlan:
         """config, splits: override the chosen ones, for measurements."""
         starts, table = batch.query_start_loc, batch.block_table
         ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
-        causal, by_request = (batch.causal, None) if isinstance(batch.causal, bool) else (None, _bytes(batch.causal))
-        tree = _bytes(batch.tree_mask) if "tree_mask" in spec.features else None
+        causal, by_request = (batch.causal, None) if isinstance(batch.causal, bool) else (None, batch.causal)
+        tree = batch.tree_mask if "tree_mask" in spec.features else None
         self.launches = _launches(
             spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
             ranges is not None, tree is not None, causal, content(batch.query_start_loc_cpu), batch.max_query_len,
@@ -89,17 +89,19 @@ class AttentionPlan:
         # layers follow each other with calls alike
         self._recent: tuple[object, list[Run]] = (None, [])
         self._tensors = starts, batch.key_start_loc, batch.seq_lens, by_request, table, ranges, tree
+        self._masked = by_request is not None or tree is not None
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
         runs, tensors = self._prepared(call)
+        batch = self._batch()
         for run in runs:
-            run(tensors, self._tensors)
+            run(tensors, batch)
 
     def repeat(self, call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
         """`run` for a query, key, value and output of which only the addresses differ from the call's."""
         runs, (_, _, _, _, *others) = self._prepared(call)
-        batch = self._tensors
+        batch = self._batch()
 
         def again(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
             tensors = (query, key, value, output, *others)
@@ -107,6 +109,13 @@ class AttentionPlan:
                 run(tensors, batch)
 
         return again
+
+    def _batch(self) -> tuple[Tensor | None, ...]:
+        """The tensors of the batch in the order of `_BATCH`; truth values as bytes, which kernels load."""
+        if not self._masked:
+            return self._tensors
+        # views are made anew, because other memory may have been put in the place of a tensor's
+        return tuple([x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x for x in self._tensors])
 
     def _prepared(self, call: Call) -> tuple[list[Run], tuple[Any, ...]]:
         """What runs the launches for a call, and the tensors of the call in the order of `_CALL`."""
@@ -122,7 +131,8 @@ class AttentionPlan:
             params.v_scale, params.out_scale,
         )  # fmt: skip
         if alike is None:
-            alike = self.launches.kinds.of((lse is None, params.names), tensors)
+            some = (query, key, value, output, *(() if lse is None else (lse,)), *params.tensors)
+            alike = self.launches.kinds.of((lse is None, params.names), some)
         known, runs = self._recent
         if known is not alike:
             runs = self._runs(alike, tensors)
@@ -360,11 +370,6 @@ def _launches(
     found = _Launches(planned)
     found.kinds, found.runs = Kinds(), {}
     return found
-
-
-def _bytes(tensor: Tensor | None) -> Tensor | None:
-    """Truth values as bytes, which kernels load."""
-    return None if tensor is None else tensor.view(torch.uint8)
 
 
 def _stride(tensor: Tensor | None, dim: int) -> int:

@@ -232,4 +232,4 @@ class PlannedMerge:
     def parts(query: Tensor, elements: int, sums: int) -> Scratch:
         """Memory beside the query for the outputs of parts and for the sums of their weights."""
         # one allocation is half the time of two
-        return Scratch(query.new_empty(elements + sums, dtype=torch.float32), elements)
+        return Scratch(torch.empty(elements + sums, dtype=torch.float32, device=query.device), elements)

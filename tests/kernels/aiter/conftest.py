@@ -13,7 +13,7 @@ from attnreg import Platform, Registry
 from attnreg.kernels import upstream
 from attnreg.kernels.aiter import record
 from attnreg.kernels.triton import cache
-from attnreg.runtime import layer
+from attnreg.runtime import arguments
 
 _KEPT = (record.__name__, upstream.__name__)
 _ADAPTERS = ("attnreg.kernels.aiter.", "attnreg.kernels.rocm_aiter_")
@@ -25,7 +25,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _forget()
     monkeypatch.setattr(cache, "_write", fake_aiter.write)
     # a fake package stands for the GPU too
-    monkeypatch.setattr(layer, "_validate_device", lambda platform: None)
+    monkeypatch.setattr(arguments, "validate_device", lambda platform: None)
     yield
     _forget()
 

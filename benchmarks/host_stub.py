@@ -1,0 +1,66 @@
+"""Stands for an H200 on a machine without one: tensors without memory, and launches that end before the driver's call.
+
+The paths of Python are those of a GPU, the calls into the driver are left out: it is for comparing checkouts, not for
+figures of a GPU.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+
+from attnreg import Platform
+from attnreg.kernels.triton import cache, plans
+from attnreg.kernels.triton.launch import Variant
+from attnreg.kernels.triton.target import target_for
+from attnreg.runtime import ops
+
+# tensors of this device have no memory to read, so planning takes the paths of a GPU's tensors
+DEVICE = "meta"
+PLATFORM = Platform(platform="cuda", arch="sm90")
+
+
+class CudaLauncher:
+    """What `attnreg.kernels.triton.launch.starter` reads of Triton's class of this name."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid = launch_pdl = False
+    arg_annotations: tuple[Any, ...] = ()
+    kernel_signature = b""
+
+    @staticmethod
+    def launch(*arguments: Any) -> None:
+        """The call that hands a launch to the driver."""
+
+
+def install() -> None:
+    """Puts the stand-ins in their places, for the rest of the process."""
+    target = target_for("cuda", 90, 132)
+    plans.target_of = cache.target_of = lambda device: target  # type: ignore[assignment, attr-defined]
+    compiled = SimpleNamespace(run=CudaLauncher(), function=1, packed_metadata=())
+
+    def compile_nothing(variant: Variant, key: Any, facts: Any, grid: Any, values: Any) -> None:
+        variant._compiled[key, facts] = compiled, tuple(variant.code.constants(key).values())
+
+    Variant.compile = compile_nothing  # type: ignore[assignment, method-assign]
+    stream = SimpleNamespace(get_current_stream=lambda device: 0)
+    triton.runtime.driver.set_active(stream)
+    for name in ("kv_cache_update", "attention_with_output", "kv_cache_update_and_attention"):
+        # for tensors without memory the ops have nothing to do otherwise
+        if function := getattr(ops, f"_{name}", None):
+            ops._library.impl(f"unified_{name}", function, "Meta", allow_override=True)
+    # of tensors without memory these are written in Python, and take several times as long as of a GPU's
+    split, new_empty = torch.Tensor.unsafe_split_with_sizes, torch.Tensor.new_empty
+
+    def quick_split(whole: torch.Tensor, sizes: list[int]) -> Any:
+        return (
+            [torch.empty(n, dtype=whole.dtype, device=DEVICE) for n in sizes] if whole.is_meta else split(whole, sizes)
+        )
+
+    def quick_empty(like: torch.Tensor, size: Any, **types: Any) -> torch.Tensor:
+        return torch.empty(size, device=DEVICE, **types) if like.is_meta else new_empty(like, size, **types)
+
+    torch.Tensor.unsafe_split_with_sizes, torch.Tensor.new_empty = quick_split, quick_empty  # type: ignore[assignment]
