@@ -95,6 +95,7 @@ bench: .venv/dev  ## measure import, cold explain and select; write benchmarks/r
 bench-gpu:  ## measure attention and transformers on this machine's GPU beside their peers; write benchmarks/results
 	$(PYTHON) benchmarks/attention.py --record
 	$(PYTHON) benchmarks/mla.py --record
+	$(PYTHON) benchmarks/turboquant.py --record
 	$(PYTHON) benchmarks/host.py --record
 	$(PYTHON) benchmarks/serving.py --record
 

@@ -12,6 +12,7 @@ float32, D the head size and S the keys of a row:
 - the denominator and the output are float32 sums of S terms, rescaled as the maximum moves: ``(2 * S + C) * r``;
 - a cached key or value is multiplied by a scale and rounded to the dtype, where the cache has another: u for the keys,
   which is ``u * abs_score`` for a score, and u for the values;
+- the levels of a packed cache are rounded to the dtype like that, and so are queries that are rotated with its keys: u;
 - the output is rounded to the dtype: u.
 
 Errors are relative to sums of absolute values, which the reference returns. Products of inputs that are rounded further
@@ -49,10 +50,11 @@ def bounds(
     u, r = ROUNDOFF[spec.dtype], ROUNDOFF[torch.float32]
     # a key or value that is stored in another format is rounded again before the product
     converted = u if spec.block_size is not None and spec.cache_dtype != spec.dtype else 0.0
+    rotated = u if spec.packed is not None and spec.packed.keys.code == "levels" else 0.0
     queries = batch.query_start_loc.diff()
     keys = batch.seq_lens.double().repeat_interleave(queries)  # [num_tokens]
 
-    score = ((spec.head_size + OPERATIONS) * r + converted) * exact.abs_score
+    score = ((spec.head_size + OPERATIONS) * r + converted + rotated) * exact.abs_score
     score = score + OPERATIONS * r * (spec.softcap or 0.0)
     # the sink is exact, and takes part in the sum
     summed = (2 * keys + OPERATIONS) * r

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnreg.conformance.bounds import ROUNDOFF
 from attnreg.conformance.trial import LENGTHS, STORAGES, Case
+from attnreg.language.packed import packed_formats
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import DTYPES
 from attnreg.selection.selector import evaluate
@@ -158,10 +159,14 @@ class Claims:
         attn_types = self.registry.vocabulary.words["attn_types"]
         widths = self._sizes("head_size_v", self.form.head_sizes_v) if self.form.latent else self.form.head_sizes_v
         sizes = product(self._sizes("head_size", self.form.head_sizes), widths, self._sizes("block_size", BLOCK_SIZES))
-        for heads, (head, width, block), attn_type, dtype in product(self._heads, sizes, attn_types, self._dtypes):
+        # a row may claim packed caches alone
+        caches = ({}, *({"kv_dtype": name} for name in self._packed))
+        for cache, heads, (head, width, block), attn_type, dtype in product(
+            caches, self._heads, sizes, attn_types, self._dtypes
+        ):
             base = {
                 "attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head, "head_size_v": width,
-                "heads": heads,
+                "heads": heads, **cache,
             }  # fmt: skip
             if self._case(base) is not None:
                 return base
@@ -175,6 +180,11 @@ class Claims:
         reasons = min(([r.text for c in self.select(u).candidates for r in c.reasons] for u in usual), key=len)
         where = f"{self.platform.platform} {self.platform.arch}"
         raise LookupError(f"it accepts no plain request on {where}: {'; '.join(reasons)}")
+
+    @property
+    def _packed(self) -> tuple[str, ...]:
+        """The packed formats of the KV cache."""
+        return tuple(packed_formats(self.registry.vocabulary.words.get("kv_dtypes", {})))
 
     @property
     def _dtypes(self) -> tuple[str, ...]:

@@ -14,8 +14,11 @@ from attnreg.conformance.trial import UNUSED, Case, Trial, poison, prepare
 from attnreg.kernels import reference
 from attnreg.runtime import latents
 from attnreg.runtime.interface import BatchMetadata, KVCache
+from attnreg.runtime.turboquant import codec
+from attnreg.runtime.turboquant.pages import pages_of
 
 if TYPE_CHECKING:
+    from attnreg.language.packed import Packed
     from attnreg.selection.trace import Selection
 
 
@@ -136,6 +139,9 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
     cache, batch, spec = trial.cache, trial.batch, trial.layer.spec
     if cache is None:
         return
+    if spec.packed is not None:
+        yield from _page_problems(trial, spec.packed, cache)
+        return
     params = trial.layer.params
     for i, tokens in enumerate(trial.tokens):
         stored = reference.request_kv(spec, batch, i, cache, None, None, params)
@@ -160,6 +166,33 @@ def _cache_problems(trial: Trial) -> Iterator[str]:
         used, in_use = (cache.key != UNUSED).any(-1), sum(len(k) for k, _ in trial.tokens)
     if int(used.sum()) != in_use:
         yield "slots of the cache were written that no row belongs to"
+
+
+def _page_problems(trial: Trial, packed: Packed, cache: KVCache) -> Iterator[str]:
+    """Problems of a packed cache: a row in use must be as near to its key or value as the reference's codes are."""
+    spec, batch = trial.layer.spec, trial.batch
+    # a packed cache is read through a block table
+    assert spec.block_size is not None
+    assert batch.block_table is not None
+    pages = pages_of(packed, spec.head_size, spec.head_size_v, spec.block_size)
+    in_use = sum(k.shape[0] * k.shape[1] for k, _ in trial.tokens)
+    for name, page, stored, originals in zip(
+        ("key", "value"), pages, cache, zip(*trial.tokens, strict=True), strict=True
+    ):
+        rows = page.rows(stored)  # [blocks, heads, block_size, bytes]
+        for i, original in enumerate(originals):
+            blocks = batch.block_table[i, : -(-len(original) // spec.block_size)].long()
+            # [keys, heads, bytes]
+            found = codec.decode(page, rows[blocks].transpose(1, 2).flatten(0, 1)[: len(original)])
+            best = codec.decode(page, codec.encode(page, original))
+            exact = codec.rotated(original, best.shape[-1]) if page.side.code == "levels" else original.double()
+            # a number between two codes may become either, and a scale is rounded to float16
+            size = exact.abs().amax(-1) + 2**-20
+            errors, least = ((x - exact).square().sum(-1) for x in (found, best))
+            if not (errors <= least * 1.01 + (2**-9 * size).square() * exact.shape[-1]).all():
+                yield f"the {name}s of request {i} are not stored as they were given"
+        if int((rows != UNUSED).any(-1).sum()) != in_use:
+            yield f"slots of the cache of {name}s were written that no row belongs to"
 
 
 def _rounding_of_tiles(expected: Tensor) -> Tensor:

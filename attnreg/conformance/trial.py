@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LENGTHS = ("mixed", "decode", "prefill", "chunked", "single")
 # the layouts of a cache; two views of one tensor; no cache
 STORAGES = ("NHD", "HND", "SPLIT", "fused", "packed")
-# the bytes of unused latents of fp8_ds_mla: NaN in each of its types
+# the bytes of unused latents of fp8_ds_mla and of unused rows of a packed cache: NaN in each of their types
 UNUSED = 0xFF
 # rows of query, key and value past those of the batch
 PADDING = 3
@@ -316,12 +316,16 @@ def poison(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _poisoned_cache(layer: Layer, storage: str, blocks: int, device: torch.device) -> KVCache:
     cache = layer.new_kv_cache(blocks, device)
-    if storage == "fused":
+    if storage == "fused" and layer.spec.packed is not None:
+        pages = torch.cat(list(cache), -1)
+        cache = KVCache(pages[..., : cache.key.shape[-1]], pages[..., cache.key.shape[-1] :])
+    elif storage == "fused":
         both = torch.stack(list(cache), dim=1)
         cache = KVCache(both[:, 0], both[:, 1])
     for tensor in cache:
         # NaN is all ones but the sign; in fnuz formats it has the bits of -0
-        nan = UNUSED if layer.spec.kv_dtype == "fp8_ds_mla" else 0x80 if layer.spec.fnuz else 0x7F
+        bytes_ = layer.spec.kv_dtype == "fp8_ds_mla" or layer.spec.packed is not None
+        nan = UNUSED if bytes_ else 0x80 if layer.spec.fnuz else 0x7F
         tensor.view(torch.uint8).fill_(nan) if layer.spec.quantised else tensor.fill_(torch.nan)
     return cache
 

@@ -66,6 +66,7 @@ SHAPES = {
     "float32 256": {**LONG, **FLOAT32, **WIDE},
     "float32 512": {**LONG, **FLOAT32, **WIDEST},
 }
+PACKED = tuple({**FP8, "packed": True, **more} for more in ({}, WIDE, {"rows": 64}, LONG, {**LONG, **WIDE}))
 TARGETS = {
     "sm75": ("cuda", 75, 40),
     "sm80": ("cuda", 80, 108),
@@ -159,9 +160,15 @@ def test_every_row_of_the_table_is_somebodys() -> None:
     reached = {
         id(matching_row(target_for(*target), BASE._replace(**changes)))
         for target in TARGETS.values()
-        for changes in (*SHAPES.values(), *LATENTS)
+        for changes in (*SHAPES.values(), *LATENTS, *PACKED)
     }
     assert [row.when.describe() for row in TABLE if id(row) not in reached] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_packed_caches_have_tiles_of_their_own(target: str) -> None:
+    for changes in PACKED:
+        assert "packed yes" in matching_row(target_for(*TARGETS[target]), BASE._replace(**changes)).when.describe()
 
 
 def test_the_last_row_is_everybodys() -> None:

@@ -188,7 +188,7 @@ def test_attnregs_own_rows_cite_what_decides_what_they_can_do(default: Registry)
     own = {n: row for n, row in default.backends.items() if row.source.startswith("attnreg:")}
     assert sorted(own) == [
         "CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_MLA", "TORCH_MLA_SPARSE", "TORCH_PREFILL", "TORCH_SDPA",
-        "TRITON_ATTN", "TRITON_MLA", "TRITON_MLA_SPARSE", "TRITON_PREFILL",
+        "TRITON_ATTN", "TRITON_MLA", "TRITON_MLA_SPARSE", "TRITON_PREFILL", "TURBOQUANT",
     ]  # fmt: skip
     assert default.sources["attnreg"].version == attnreg.__version__
     for name, row in own.items():
@@ -204,5 +204,5 @@ def test_attnregs_own_rows_cite_what_decides_what_they_can_do(default: Registry)
 
 def test_rows_without_a_module_are_knowledge_of_others_kernels(default: Registry) -> None:
     knowledge = [row.name for row in default.backends.values() if row.module is None]
-    assert len(knowledge) == 16
+    assert len(knowledge) == 15
     assert all(not default.backends[name].source.startswith("attnreg:") for name in knowledge)

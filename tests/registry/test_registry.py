@@ -90,7 +90,7 @@ TOGETHER = {
     "FLASH_ATTN_MLA": ("FLASH_ATTN_MLA", "XPUFlashAttnMLABackend"),
 }
 # attnreg's own kernels behind the field's names: what these serve is no statement about the field's backends
-OWN = {"CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_MLA", "TORCH_SDPA", "TRITON_ATTN", "TRITON_MLA"}
+OWN = {"CPU_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "TORCH_MLA", "TORCH_SDPA", "TRITON_ATTN", "TRITON_MLA", "TURBOQUANT"}
 # what the field's selector does not ask about
 UNASKED = {"alibi", "lse", "softcap"}
 PROBES = {"head_sizes": range(1, 1100), "block_sizes": range(1, 1100)}
@@ -153,16 +153,6 @@ INTENDED: dict[tuple[str, str], tuple[set[Any], set[Any], str]] = {
         set(),
         "vLLM's layers make fp8 queries, and set where ranges end, without asking; the kernels serve both",
     ),
-    ("TURBOQUANT", "features"): (
-        set(),
-        {"adaptive_verification"},
-        "the field's default answer: it walks its prompts by the query lengths of the host, which may be wrong then",
-    ),
-    ("TURBOQUANT", "kv_dtypes"): (
-        {"turboquant_3bit_ub", "turboquant_4bit_ub"},
-        set(),
-        "formats of attnreg's own",
-    ),
 }
 
 
@@ -203,13 +193,13 @@ def differences(registry: Registry) -> dict[tuple[str, str], tuple[set[Any], set
 
 def test_what_is_shared_with_the_field_agrees_but_for_a_few_intended_differences(default: Registry) -> None:
     assert differences(default) == {where: entry[:2] for where, entry in INTENDED.items()}
-    assert len(INTENDED) == 13
+    assert len(INTENDED) == 11
 
 
 def test_the_field_is_compared_with_every_row_that_both_have(default: Registry) -> None:
     listed = {name for row in default.backends for name in TOGETHER.get(row, (row,))}
     assert set(FIELD) <= listed
-    assert len(set(FIELD) & set(default.backends) - OWN) == 15
+    assert len(set(FIELD) & set(default.backends) - OWN) == 14
     # what is left out is run from here, from nothing of the field's
     own = [default.backends[name] for name in sorted(OWN)]
     assert [r.name for r in own if not r.module or r.source.startswith("vllm")] == []

@@ -29,7 +29,7 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("gfx942", GPT_OSS, "ROCM_ATTN", "with --backend ROCM_ATTN"),
     ("gfx942", GPT_OSS, "ROCM_AITER_FA", "with --flag aiter --flag aiter_mha"),
     ("gfx942", GPT_OSS, "ROCM_AITER_UNIFIED_ATTN", "with --flag aiter"),
-    ("gfx942", GPT_OSS, "TURBOQUANT", "without sinks, sliding_window, with --kv-dtype turboquant_k8v4"),
+    ("gfx942", GPT_OSS, "TURBOQUANT", "with --kv-dtype turboquant_k8v4"),
     ("gfx90a", GPT_OSS, "ROCM_AITER_UNIFIED_ATTN", "on gfx942, with --flag aiter"),
     ("gfx942", {}, "ROCM_AITER_FA", "with --flag aiter --flag aiter_mha"),
     # aiter's kernels still rank higher

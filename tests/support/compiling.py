@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.descriptors import astray
+from support.packed import PACKED, PACKED_FULL, run_packed
 
 TARGETS = ("sm75", "sm80", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100")
 
@@ -47,6 +48,8 @@ class Case:
     output: str = "same"
     # MLA in its latent form, of this kv_dtype
     latent: str = ""
+    # a packed cache, of this kv_dtype
+    packed: str = ""
 
 
 _KV_DTYPES = {
@@ -104,6 +107,7 @@ DEFAULT = (
         cache="float8_e4m3fn",
         features=("tree_mask", "fp8_query", "fp8_output"),
     ),
+    *(Case(**case) for case in PACKED),
     Case("merge of 2 states", queries=4096, heads=(128, 128), states=2),
     Case("merge of 8 states to fp8", queries=16, head_size=512, states=8, output="float8_e4m3fn"),
     Case("merge of 2 states to fp8 of gfx942", queries=512, head_size=80, states=2, output="float8_e4m3fnuz"),
@@ -116,6 +120,7 @@ DEFAULT = (
     ),
 )
 FULL = (
+    *(Case(**case) for case in PACKED_FULL),
     *(
         Case(
             f"{name} head {size} {dtype} {cache}{' all features' if extras else ''}", queries=queries,
@@ -280,7 +285,10 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
     for module in users:
         module.target_of = lambda device: target
     try:
-        (_run_merge if case.states else _run_latent if case.latent else _run)(case)
+        if case.packed:
+            run_packed(case, _tensor)
+        else:
+            (_run_merge if case.states else _run_latent if case.latent else _run)(case)
     finally:
         launch.Bound.launch = launching
         cache._writes.clear()
@@ -446,11 +454,13 @@ def report(compiled: Any) -> tuple[int, int, bool]:
         file.write_bytes(compiled.asm["cubin"])
         usage = _output(knobs.nvidia.cuobjdump.path, "-res-usage", str(file))
     registers, stack, local = (int(re.search(rf"\b{word}:(\d+)", usage)[1]) for word in ("REG", "STACK", "LOCAL"))
+    # ptxas may reserve a frame that no instruction uses
+    used = stack + local and re.search(r"\b(STL|LDL)\b", disassembled(compiled))
     # only sm90 has asynchronous products, and only the assembler reports that it serialised them
     serialised = compiled.metadata.target.arch == 90 and "serialized" in _output(
         knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
     )
-    return registers, stack + local, serialised
+    return registers, stack + local if used else 0, serialised
 
 
 def disassembled(compiled: Any) -> str:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from attnreg.kernels.triton.fp8 import fp8_to_float16, stored_as
-from attnreg.kernels.triton.layout import head_offset, load_blocks, load_tile, times
+from attnreg.kernels.triton.layout import head_offset, load_blocks, load_scales, load_tile, times
 from attnreg.kernels.triton.rows import (
     find_tile,
     in_tree,
@@ -127,11 +127,11 @@ def _products(
     if query.first is not None:
         # [BLOCK_N, BLOCK_D]
         k = load_tile(keys.key_ptr, block, keys.first_row, n, stop, 0, K, WHOLE, BLOCK_N, TILE.block_d,
-                      K.size >= TILE.block_d, COMPUTE_DTYPE)  # fmt: skip
+                      K.size >= TILE.block_d, COMPUTE_DTYPE, False)  # fmt: skip
     if query.rest is not None:
         # [BLOCK_N, BLOCK_REST]
         k_rest = load_tile(keys.key_ptr, block, keys.first_row, n, stop, TILE.block_d, K, WHOLE, BLOCK_N,
-                           TILE.block_rest, K.size >= TILE.block_d + TILE.block_rest, COMPUTE_DTYPE)  # fmt: skip
+                           TILE.block_rest, K.size >= TILE.block_d + TILE.block_rest, COMPUTE_DTYPE, False)  # fmt: skip
     # the next tile's blocks are on their way before its keys are fetched
     next_block = load_blocks(keys.block_table_ptr, n + BLOCK_N, stop, keys.last_block, K.block_size, BLOCK_N)
     if query.first is not None:
@@ -144,8 +144,10 @@ def _products(
         for d in tl.range(0, head_size, TILE.block_k, disable_licm=True):
             some_q = _load_query(query_ptr, exists, d, Q, K.size, TILE.block_k, COMPUTE_DTYPE)
             some_k = load_tile(keys.key_ptr, block, keys.first_row, n, stop, d, K, WHOLE, BLOCK_N, TILE.block_k,
-                               K.size % TILE.block_k == 0, COMPUTE_DTYPE)  # fmt: skip
+                               K.size % TILE.block_k == 0, COMPUTE_DTYPE, False)  # fmt: skip
             s = tl.dot(some_q, some_k.T, s, input_precision="ieee")
+    if K.code == "levels":
+        s *= load_scales(keys.key_ptr, block, n, stop, K, WHOLE, BLOCK_N)[None, :]
     return s, next_block
 
 
@@ -227,7 +229,8 @@ def _store_output(
         sinks_ptr += times(rows.head, HEADS.sink, NUM_HEADS)
         sink = tl.load(sinks_ptr, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E
         state = with_sink(state, sink)
-    has_keys = state.row_sum > 0
+    # a sum of NaN, of keys that are marked, has to be seen
+    has_keys = state.row_sum != 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     output = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
     output_offs = (first_token + rows.token) * OUT.token + times(rows.head, OUT.head, NUM_HEADS)  # [BLOCK_M]

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import fp8_to_float16
 from attnreg.kernels.triton.target import Target
+from attnreg.kernels.triton.tiles import power_of_2
+from attnreg.language.packed import Packed, Side
 from attnreg.runtime.interface import Layout
+from attnreg.runtime.turboquant.codebooks import codebook
 
 # PyTorch's 8-bit floats and what `attnreg.kernels.triton.fp8` calls them
 FP8 = {
@@ -66,6 +69,9 @@ class CacheLayout(NamedTuple):
 
     A row's ``size`` elements lie in groups of ``vector``, ``stride_x`` apart; vector 0: all lie together.
     fp8: the format of 8-bit elements, else "". stride_scale: that of the heads' scales. stride_head may be GIVEN.
+    code: what the codes of a packed cache stand for (`attnreg.language.packed.Side`), else "". They have ``bits``, and
+    ``columns`` of them are stored for a row; the uniform ones of a ``group`` share a scale and a zero. linear, cubic,
+    fifth: the coefficients of the levels' polynomial.
     """
 
     block_size: int
@@ -77,6 +83,13 @@ class CacheLayout(NamedTuple):
     size: int
     fp8: str
     stride_scale: int
+    code: str = ""
+    bits: int = 0
+    columns: int = 0
+    group: int = 0
+    linear: float = 0.0
+    cubic: float = 0.0
+    fifth: float = 0.0
 
 
 class Cache(NamedTuple):
@@ -87,14 +100,19 @@ class Cache(NamedTuple):
     head_size: int
     head_size_v: int
     dtype: torch.dtype
+    packed: Packed | None = None
 
     def keys(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
         """The layout of keys, from the strides of their tensor and of their scales (None without scales)."""
+        if self.packed is not None:
+            return self._pages(strides, self.packed.keys, self.head_size)
         # SPLIT holds 16 bytes of a key together
         return self._layout(strides, 16 // self.dtype.itemsize, self.head_size, stride_scale)
 
     def values(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
         """The layout of values, from the strides of their tensor and of their scales (None without scales)."""
+        if self.packed is not None:
+            return self._pages(strides, self.packed.values, self.head_size_v)
         return self._layout(strides, 1, self.head_size_v, stride_scale)
 
     def _layout(self, strides: Sequence[int], vector: int, size: int, stride_scale: int | None) -> CacheLayout:
@@ -115,6 +133,31 @@ class Cache(NamedTuple):
             size=size,
             fp8=FP8.get(self.dtype, ""),
             stride_scale=stride_scale or 0,
+        )
+
+    def _pages(self, strides: Sequence[int], side: Side, size: int) -> CacheLayout:
+        """The layout of a packed cache [num_blocks, num_kv_heads, page]: `attnreg.runtime.turboquant.pages`."""
+        columns = side.columns(size)
+        levels = codebook(side.bits, columns).coefficients if side.code == "levels" else (0.0, 0.0, 0.0)
+        linear, cubic, fifth = levels
+        return CacheLayout(
+            block_size=self.block_size,
+            stride_block=strides[0],
+            # of the rows of the codes of 8 bits
+            stride_token=columns,
+            stride_head=strides[1],
+            stride_x=0,
+            vector=0,
+            size=columns if side.code == "levels" else size,
+            fp8="e4m3fn" if side.code == "fp8" else "",
+            stride_scale=0,
+            code=side.code,
+            bits=side.bits,
+            columns=columns,
+            group=min(side.group or power_of_2(columns), power_of_2(columns)),
+            linear=linear,
+            cubic=cubic,
+            fifth=fifth,
         )
 
 
@@ -174,16 +217,123 @@ def load_blocks(block_table_ptr, start, stop, last_block, BLOCK_SIZE: tl.constex
 
 
 @triton.jit
+def level_of(x, LAYOUT: tl.constexpr):
+    """Returns the levels of codes; x: twice the codes, less the largest code."""
+    square = x * x
+    factor = LAYOUT.cubic * square + LAYOUT.linear
+    if LAYOUT.bits == 4:
+        factor = (LAYOUT.fifth * square + LAYOUT.cubic) * square + LAYOUT.linear
+    return x * factor
+
+
+@triton.jit
+def words_at(page_ptr, LAYOUT: tl.constexpr):
+    """Returns pointers to the words of the codes of pages: a word has the largest power of 2 of bytes in `bits`."""
+    if LAYOUT.bits == 4:
+        words = page_ptr.to(tl.pointer_type(tl.uint32))
+    elif LAYOUT.bits == 2:
+        words = page_ptr.to(tl.pointer_type(tl.uint16))
+    else:
+        words = page_ptr
+    return words
+
+
+@triton.jit
+def numbers_at(page_ptr, LAYOUT: tl.constexpr):
+    """Returns pointers to the scales of pages, which are behind the codes; the zeros are behind the scales."""
+    CODES: tl.constexpr = LAYOUT.block_size * LAYOUT.columns * LAYOUT.bits // 8
+    return (page_ptr + CODES).to(tl.pointer_type(tl.float16))
+
+
+@triton.jit
+def _rows_of_pages(cache_ptr, block, start, stop, LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Returns the page of each of BLOCK_N keys, or of all, and their rows there; the last key again past `stop`."""
+    key = start + tl.arange(0, BLOCK_N)
+    if not WHOLE:
+        key = tl.minimum(key, stop - 1)
+    return cache_ptr + block * LAYOUT.stride_block, key % LAYOUT.block_size
+
+
+@triton.jit
+def load_scales(
+    cache_ptr, block, start, stop, LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Returns the scales [BLOCK_N] float32 of packed keys or values, one for a row."""
+    page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
+    return tl.load(numbers_at(page_ptr, LAYOUT) + row).to(tl.float32)
+
+
+@triton.jit
+def _load_codes(
+    cache_ptr, block, start, stop, first_column,
+    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns codes [BLOCK_N, BLOCK // 8, 8] float32 of a packed cache, of the columns from the first on."""
+    WORDS: tl.constexpr = LAYOUT.bits // (LAYOUT.bits & -LAYOUT.bits)
+    WORD_BITS: tl.constexpr = 8 * (LAYOUT.bits & -LAYOUT.bits)
+    GROUPS: tl.constexpr = LAYOUT.columns // 8
+    page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
+    offs_g = first_column // 8 + tl.arange(0, BLOCK // 8)
+    pointers = (words_at(page_ptr, LAYOUT) + row * GROUPS)[:, None] + offs_g[None, :]
+    if GROUPS % (BLOCK // 8) == 0:
+        number = tl.load(pointers).to(tl.uint32)
+        for word in tl.static_range(1, WORDS):
+            number |= tl.load(pointers + word * LAYOUT.block_size * GROUPS).to(tl.uint32) << (word * WORD_BITS)
+    else:
+        exist = (offs_g < GROUPS)[None, :]
+        number = tl.load(pointers, mask=exist, other=0).to(tl.uint32)
+        for word in tl.static_range(1, WORDS):
+            more = tl.load(pointers + word * LAYOUT.block_size * GROUPS, mask=exist, other=0).to(tl.uint32)
+            number |= more << (word * WORD_BITS)
+    shifts = (tl.arange(0, 8) * LAYOUT.bits).to(tl.uint32)
+    codes = (number[:, :, None] >> shifts[None, None, :]) & (2**LAYOUT.bits - 1)
+    return codes.to(tl.float32)
+
+
+@triton.jit
+def _load_packed(
+    cache_ptr, block, start, stop, first_column,
+    LAYOUT: tl.constexpr, SCALED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Returns `load_tile` of a packed cache."""
+    NUMBERS: tl.constexpr = (LAYOUT.columns + LAYOUT.group - 1) // LAYOUT.group if LAYOUT.group > 0 else 1
+    codes = _load_codes(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK)
+    page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
+    scales_ptr = numbers_at(page_ptr, LAYOUT) + row
+    if LAYOUT.code == "levels":
+        tile = level_of(codes * 2.0 - (2**LAYOUT.bits - 1), LAYOUT)
+        if SCALED:
+            tile *= tl.load(scales_ptr).to(tl.float32)[:, None, None]
+    elif LAYOUT.group >= BLOCK:
+        # one scale for all columns here
+        scales_ptr += first_column // LAYOUT.group * LAYOUT.block_size
+        zero = tl.load(scales_ptr + NUMBERS * LAYOUT.block_size).to(tl.float32)
+        tile = codes * tl.load(scales_ptr).to(tl.float32)[:, None, None] + zero[:, None, None]
+    else:
+        group = tl.minimum((first_column + tl.arange(0, BLOCK // 8) * 8) // LAYOUT.group, NUMBERS - 1)
+        pointers = scales_ptr[:, None] + (group * LAYOUT.block_size)[None, :]
+        zero = tl.load(pointers + NUMBERS * LAYOUT.block_size).to(tl.float32)
+        tile = codes * tl.load(pointers).to(tl.float32)[:, :, None] + zero[:, :, None]
+    return tl.reshape(tile.to(COMPUTE_DTYPE), [BLOCK_N, BLOCK])
+
+
+@triton.jit
 def load_tile(
     cache_ptr, block, first_row, start, stop, first_column,
     LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, EXIST: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, SCALED: tl.constexpr = True,
 ):  # fmt: skip
     """Returns the keys or values [BLOCK_N, BLOCK] of one KV head from `start` on, in the dtype of the dots.
 
+    SCALED: levels of a packed cache are multiplied by the scales of their rows.
     WHOLE: none of them is at or past `stop`. Otherwise the last one is repeated there: memory that holds no key may
     hold NaN, and 0 * NaN is NaN. EXIST: rows have all BLOCK columns; otherwise columns past a row are 0.
     """
+    if LAYOUT.code == "levels" or LAYOUT.code == "uniform":
+        return _load_packed(
+            cache_ptr, block, start, stop, first_column, LAYOUT, SCALED, WHOLE, BLOCK_N, BLOCK, COMPUTE_DTYPE
+        )
     FP8: tl.constexpr = LAYOUT.fp8
     key = start + tl.arange(0, BLOCK_N)
     if not WHOLE:
@@ -197,5 +347,9 @@ def load_tile(
     pointers = cache_ptr + rows[:, None] + columns(offs_d, LAYOUT)[None, :]
     tile = tl.load(pointers) if EXIST else tl.load(pointers, mask=(offs_d < LAYOUT.size)[None, :], other=0.0)
     if tile.dtype.primitive_bitwidth == 8:
-        tile = fp8_to_float16(tile, FP8)
+        numbers = fp8_to_float16(tile, FP8)
+        if LAYOUT.code == "fp8" and tile.dtype == tl.uint8:
+            # rows of a packed cache may be marked
+            numbers = tl.where((tile & 0x7F) == 0x7F, float("nan"), numbers)
+        tile = numbers
     return tile.to(COMPUTE_DTYPE)

@@ -59,7 +59,8 @@ def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
     """The dtype of the dots: float16 holds every 8-bit float exactly, bfloat16 would cost another conversion."""
     if cache_dtype in FP8:
         return dtype if dtype == torch.float32 else torch.float16
-    return dtype if cache_dtype == dtype else torch.float32
+    # codes of a packed cache become what the layer computes in
+    return dtype if cache_dtype in (dtype, torch.uint8) else torch.float32
 
 
 class AttentionPlan:
@@ -307,6 +308,7 @@ def _launches(
         spec.head_size,
         spec.head_size_v,
         spec.cache_dtype if paged else spec.dtype,
+        spec.packed if paged else None,
     )
     left, right = spec.sides(causal is True)
     # a position and each of these fit into 32 bits together
@@ -315,7 +317,7 @@ def _launches(
         ranges_in_window="mm_prefix_in_window" in spec.features,
     )  # fmt: skip
     itemsize = compute_dtype(spec.dtype, cache.dtype).itemsize
-    block_d = columns_of(spec.head_size, spec.head_size_v, quantised=cache.dtype in FP8)
+    block_d = columns_of(spec.head_size, spec.head_size_v, quantised=cache.dtype in FP8 or cache.packed is not None)
     shape = Shape(
         rows=0,
         short=False,
@@ -329,6 +331,7 @@ def _launches(
         window=mask.chunk or (max(mask.left, mask.right) + 1 if min(mask.left, mask.right) >= 0 else 0),
         extras=ranges or tree or causal is None or "alibi" in spec.features or bool(spec.softcap),
         mask=tree or causal is None,
+        packed=cache.packed is not None,
     )
     queries = queries_of(starts).each
     launches = schedule(

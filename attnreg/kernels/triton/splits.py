@@ -46,7 +46,7 @@ def store_part(
         partial_lse_ptr += first_part
         part = ((rows.token - tile * BLOCK_Q) * NUM_HEADS + rows.head) * tl.num_programs(1)
     # a part without a key has no output to store: the merge skips it by its sum
-    has_keys = state.row_sum > 0
+    has_keys = state.row_sum != 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     parts = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
     tl.store(partial_ptr + part[:, None] * SIZE + offs_dv[None, :], parts,
@@ -116,7 +116,7 @@ def _merge_splits_kernel(
         acc = acc * alpha + tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), 0)
         row_sum = row_sum * alpha + tl.sum(weights, 0)
         row_max = new_max
-    has_keys = row_sum > 0
+    has_keys = row_sum != 0
     row_sum = tl.where(has_keys, row_sum, 1.0)
     output_offs = (first_token + token) * OUT.token + head * OUT.head + offs_dv
     FP8: tl.constexpr = OUT.fp8

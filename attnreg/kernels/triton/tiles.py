@@ -49,7 +49,8 @@ class Shape(NamedTuple):
     keys. block_dv: the columns of values, rounded up to a power of 2. itemsize: of the dots. split: the cache's layout
     is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. mask: queries form
     trees, or requests differ in causality. latent: keys are latents, block_d wide in their rotary part, and values the
-    rest of them. tile_scales: these are in 8 bits with a scale for each tile.
+    rest of them. tile_scales: these are in 8 bits with a scale for each tile. packed: keys and values are decoded from
+    codes of a few bits.
     """
 
     rows: int
@@ -66,6 +67,7 @@ class Shape(NamedTuple):
     mask: bool = False
     latent: bool = False
     tile_scales: bool = False
+    packed: bool = False
 
     @property
     def width(self) -> int:
@@ -92,6 +94,7 @@ FACTS: Mapping[str, str] = {
     "window": "of a sliding window, in keys; 0: none",
     "latent": "MLA in its latent form: a key is loaded once, and is the value too",
     "tile_scales": "latents are in 8 bits with a scale for each of their tiles (fp8_ds_mla)",
+    "packed": "keys and values are decoded from codes of a few bits (turboquant_*), which takes registers",
 }
 
 
@@ -116,6 +119,7 @@ def facts(target: Target, shape: Shape) -> dict[str, Any]:
         "window": shape.window,
         "latent": shape.latent,
         "tile_scales": shape.tile_scales,
+        "packed": shape.packed,
     }
 
 
@@ -163,6 +167,16 @@ TABLE: tuple[Row, ...] = (
     _row({"latent": True, "sm": 90, "rows": 16, "quantised": False}, Config(16, 32, 4, 3), H200_MLA),
     _row({"latent": True, "warpgroup_mma": True, "rows": 16}, Config(16, 64, 8, 2)),
     _row({"latent": True}, Config(UpTo(32), 32, 8, 2)),
+    # packed caches: codes become operands in registers
+    _row({"packed": True, "gpu": "rdna"}, Config(16, 16, 8, 2, block_k=64)),
+    _row({"packed": True, "gpu": "cdna"}, Config(16, 32, 4, 2)),
+    _row({"packed": True, "matrix_units": False}, Config(16, 16, 8, 1, block_k=64)),
+    _row({"packed": True, "queries": "few", "rows": 16, "width": {"min": 256}},
+         Config(16, 32, 4, 2, programs_per_sm=4)),
+    _row({"packed": True, "queries": "few", "rows": 16}, Config(16, 64, 4, 3, programs_per_sm=4)),
+    _row({"packed": True, "width": {"min": 256}}, Config(UpTo(32), 32, 8, 2, programs_per_sm=1)),
+    _row({"packed": True, "warpgroup_mma": False}, Config(UpTo(64), 32, 8, 2, programs_per_sm=1)),
+    _row({"packed": True}, Config(UpTo(64), 64, 8, 2, programs_per_sm=1)),
     # without matrix units
     _row({"matrix_units": False, "gpu": "rdna", "width": {"min": 512}}, Config(16, 16, 8, 1, block_k=32)),
     _row({"matrix_units": False, "gpu": "rdna"}, Config(16, 16, 8, 1, block_k=64)),

@@ -1,0 +1,231 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
+# ruff: noqa: N803, N806 (constexprs are written in capitals)
+"""The store of a packed cache: new keys and values are rotated, quantised, packed and scattered by one kernel."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
+from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.layout import Cache, Strides, level_of, numbers_at, words_at
+from attnreg.kernels.triton.tiles import power_of_2
+from attnreg.kernels.turboquant.rotations import STEP, hadamard, signs
+from attnreg.runtime.interface import AttentionSpec, KVCache
+
+_LARGEST = tl.constexpr(65504.0)
+# rows of a program
+_ROWS = 16
+
+
+@triton.jit
+def _load_rows(source_ptr, stored, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns rows [BLOCK_R, BLOCK], and whether all numbers of each are finite; a row that has others is 0."""
+    offs_d = tl.arange(0, BLOCK)
+    x = tl.load(source_ptr[:, None] + offs_d[None, :], mask=stored[:, None] & (offs_d < SIZE)[None, :], other=0.0)
+    # NaN compares false too
+    is_finite = tl.abs(x.to(tl.float32)) < float("inf")
+    finite = tl.min(is_finite.to(tl.int32), 1) == 1
+    return tl.where(finite[:, None], x, 0.0).to(x.dtype), finite
+
+
+@triton.jit
+def _store_codes(
+    codes, page_ptr, row, stored, first_group, L: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Stores the codes [BLOCK_R, BLOCK], int32, of the rows of pages; first_group: of 8 columns."""
+    WORD: tl.constexpr = L.bits & -L.bits
+    GROUPS: tl.constexpr = L.columns // 8
+    parts = tl.reshape(codes, [BLOCK_R, BLOCK // 8, 8]).to(tl.uint32)
+    shifts = (tl.arange(0, 8) * L.bits).to(tl.uint32)
+    number = tl.sum(parts << shifts[None, None, :], 2).to(tl.uint32)  # [BLOCK_R, BLOCK // 8]
+    offs_g = first_group + tl.arange(0, BLOCK // 8)
+    mask = stored[:, None] & (offs_g < GROUPS)[None, :]
+    words_ptr = words_at(page_ptr, L)
+    DTYPE: tl.constexpr = words_ptr.dtype.element_ty
+    pointers = (words_ptr + row * GROUPS)[:, None] + offs_g[None, :]
+    for word in tl.static_range(0, L.bits // WORD):
+        some = number if WORD == 4 else (number >> (8 * WORD * word)) & ((1 << (8 * WORD)) - 1)
+        tl.store(pointers + word * L.block_size * GROUPS, some.to(DTYPE), mask=mask)
+
+
+@triton.jit
+def _store_levels(
+    source_ptr, page_ptr, row, stored,
+    L: tl.constexpr, SIZE: tl.constexpr, UNBIASED: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Stores rows as levels of their codebook and one scale."""
+    COLUMNS: tl.constexpr = L.columns
+    x, finite = _load_rows(source_ptr, stored, SIZE, COLUMNS)
+    numbers = x.to(tl.float32)
+    # the square of the norm, of numbers that do not overflow
+    largest = tl.max(tl.abs(numbers), 1)
+    unit = tl.where(largest > 0, largest, 1.0)
+    parts = numbers / unit[:, None]
+    square = tl.sum(parts * parts, 1)
+    norm = tl.sqrt(square)
+    # brings a rotated row to a root mean square of 1
+    inverse = tl.where(largest > 0, 1.0 / (unit * tl.where(square > 0, norm, 1.0)), 0.0)
+    turned = (numbers * signs(tl.arange(0, COLUMNS))[None, :]).to(x.dtype)
+    # of the levels with themselves, or with the row
+    products = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
+    CODES: tl.constexpr = 2**L.bits
+    for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
+        y = tl.dot(turned, hadamard(first, COLUMNS, WIDTH, x.dtype), input_precision="ieee") * inverse[:, None]
+        codes = tl.zeros([BLOCK_R, WIDTH], dtype=tl.int32)
+        for code in tl.static_range(0, CODES - 1):
+            threshold = (level_of(2.0 * code - (CODES - 1), L) + level_of(2.0 * code - (CODES - 3), L)) * 0.5
+            codes += (y > threshold).to(tl.int32)
+        levels = level_of(codes.to(tl.float32) * 2.0 - (CODES - 1), L)
+        products += levels * (y if UNBIASED else levels)
+        _store_codes(codes, page_ptr, row, stored, first // 8, L, BLOCK_R, WIDTH)
+    # of a row whose root mean square is 1, so that norm**2 is COLUMNS
+    factor = COLUMNS / tl.where(largest > 0, tl.sum(products, 1), 1.0)
+    if not UNBIASED:
+        factor = tl.sqrt(factor)
+    scale = tl.where(largest > 0, unit * norm * (factor * (1.0 / COLUMNS**0.5)), 0.0)
+    scale = tl.where(finite & (scale < _LARGEST + 16.0), scale, float("nan"))
+    tl.store(numbers_at(page_ptr, L) + row, scale.to(tl.float16), mask=stored)
+
+
+@triton.jit
+def _store_uniform(
+    source_ptr, page_ptr, row, stored, L: tl.constexpr, SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Stores rows as uniform codes, with a scale and a zero for each group of elements."""
+    GROUP: tl.constexpr = L.group if L.group < BLOCK else BLOCK
+    GROUPS: tl.constexpr = BLOCK // GROUP
+    NUMBERS: tl.constexpr = (L.columns + GROUP - 1) // GROUP
+    MOST: tl.constexpr = 2**L.bits - 1
+    x, finite = _load_rows(source_ptr, stored, SIZE, BLOCK)
+    numbers = tl.reshape(x.to(tl.float32), [BLOCK_R, GROUPS, GROUP])
+    offs_d = tl.reshape(tl.arange(0, BLOCK), [1, GROUPS, GROUP])
+    exists = offs_d < SIZE
+    zero = tl.min(tl.where(exists, numbers, float("inf")), 2)  # [BLOCK_R, GROUPS]
+    most = tl.max(tl.where(exists, numbers, float("-inf")), 2)
+    zero = tl.where(zero < float("inf"), zero, 0.0).to(tl.float16).to(tl.float32)
+    scale = tl.maximum((most - zero) / MOST, 0.0).to(tl.float16).to(tl.float32)
+    held = finite & (tl.min(((scale < float("inf")) & (tl.abs(zero) < float("inf"))).to(tl.int32), 1) == 1)
+    step = tl.where(scale > 0, scale, 1.0)
+    codes = tl.floor((numbers - zero[:, :, None]) / step[:, :, None] + 0.5)
+    codes = tl.minimum(tl.maximum(codes, 0.0), MOST)
+    codes = tl.where(exists & (scale > 0)[:, :, None] & held[:, None, None], codes, 0.0)
+    _store_codes(tl.reshape(codes, [BLOCK_R, BLOCK]).to(tl.int32), page_ptr, row, stored, 0, L, BLOCK_R, BLOCK)
+    offs_n = tl.arange(0, GROUPS)
+    pointers = (numbers_at(page_ptr, L) + row)[:, None] + (offs_n * L.block_size)[None, :]
+    mask = stored[:, None] & (offs_n < NUMBERS)[None, :]
+    tl.store(pointers, tl.where(held[:, None], scale, float("nan")).to(tl.float16), mask=mask)
+    zeros_at = pointers + NUMBERS * L.block_size
+    tl.store(zeros_at, tl.where(held[:, None], zero, float("nan")).to(tl.float16), mask=mask)
+
+
+@triton.jit
+def _store_fp8(
+    source_ptr, page_ptr, row, stored, L: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Stores rows as float8_e4m3fn, saturated; NaN where a row has a number that is not finite."""
+    x, finite = _load_rows(source_ptr, stored, SIZE, BLOCK)
+    offs_d = tl.arange(0, BLOCK)
+    bits = tl.where(finite[:, None], float32_to_fp8_bits(x.to(tl.float32), "e4m3fn"), 0x7F).to(tl.uint8)
+    tl.store((page_ptr + row * L.columns)[:, None] + offs_d[None, :], bits,
+             mask=stored[:, None] & (offs_d < SIZE)[None, :])  # fmt: skip
+
+
+@triton.jit
+def _store_side(
+    source_ptr, page_ptr, row, stored, L: tl.constexpr, SIZE: tl.constexpr, UNBIASED: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    if L.code == "levels":
+        _store_levels(source_ptr, page_ptr, row, stored, L, SIZE, UNBIASED, BLOCK_R, WIDTH)
+    elif L.code == "uniform":
+        _store_uniform(source_ptr, page_ptr, row, stored, L, SIZE, BLOCK_R, BLOCK)
+    else:
+        _store_fp8(source_ptr, page_ptr, row, stored, L, SIZE, BLOCK)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"], do_not_specialize_on_alignment=["slot_mapping_ptr"])
+def _store_kernel(
+    key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, num_tokens, num_slots,
+    KEY: tl.constexpr, VALUE: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, SIZE_V: tl.constexpr,
+    K_UNBIASED: tl.constexpr, V_UNBIASED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, K_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Stores BLOCK_R (token, head) rows at their tokens' slots; a slot that the cache does not have skips its token.
+
+    KEY, VALUE: the `Strides` of what is stored, of SIZE and SIZE_V elements. K, V: the `CacheLayout` of where.
+    """
+    index = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    token, head = index // NUM_KV_HEADS, index % NUM_KV_HEADS
+    slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=-1).to(tl.int64)
+    stored = (slot >= 0) & (slot < num_slots)
+    block, row = slot // K.block_size, slot % K.block_size
+    _store_side(key_ptr + token * KEY.token + head * KEY.head,
+                key_cache_ptr + block * K.stride_block + head * K.stride_head, row, stored, K, SIZE, K_UNBIASED,
+                BLOCK_R, BLOCK_D, K_WIDTH)  # fmt: skip
+    _store_side(value_ptr + token * VALUE.token + head * VALUE.head,
+                value_cache_ptr + block * V.stride_block + head * V.stride_head, row, stored, V, SIZE_V, V_UNBIASED,
+                BLOCK_R, BLOCK_DV, V_WIDTH)  # fmt: skip
+
+
+_STORE = Kernel(
+    _store_kernel,
+    ("key_ptr", "value_ptr", "key_cache_ptr", "value_cache_ptr", "slot_mapping_ptr", "num_tokens", "num_slots"),
+)
+
+
+class _Code(NamedTuple):
+    """The facts that the kernel's code depends on, apart from strides."""
+
+    dtype: torch.dtype
+    num_kv_heads: int
+    cache: Cache
+
+    @property
+    def rows(self) -> int:
+        return _ROWS
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        return {"num_warps": 4 if max(self.cache.head_size, self.cache.head_size_v) <= 128 else 8}
+
+    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
+        new_key, new_value, keys, values = key
+        packed, size, size_v = self.cache.packed, self.cache.head_size, self.cache.head_size_v
+        assert packed is not None
+        k, v = self.cache.keys(keys, None), self.cache.values(values, None)
+        return {
+            "KEY": Strides(token=new_key[0], head=new_key[1]),
+            "VALUE": Strides(token=new_value[0], head=new_value[1]),
+            "K": k,
+            "V": v,
+            "SIZE": size,
+            "SIZE_V": size_v,
+            "K_UNBIASED": packed.keys.scale == "unbiased",
+            "V_UNBIASED": packed.values.scale == "unbiased",
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "BLOCK_R": self.rows,
+            "BLOCK_D": max(16, power_of_2(k.columns)),
+            "BLOCK_DV": max(16, power_of_2(v.columns)),
+            "K_WIDTH": min(STEP.value, k.columns),
+            "V_WIDTH": min(STEP.value, v.columns),
+        }
+
+
+def store(spec: AttentionSpec, key: Tensor, value: Tensor, kv_cache: KVCache, slots: Tensor) -> None:
+    """Stores each row of key and value at its slot; rows whose slot is negative or past the cache nowhere."""
+    num_tokens = min(key.shape[0], slots.shape[0])
+    # the layer has validated that there is a cache
+    assert spec.block_size is not None
+    if not num_tokens:
+        return
+    cache = Cache("NHD", spec.block_size, spec.head_size, spec.head_size_v, spec.cache_dtype, spec.packed)
+    code = _Code(spec.dtype, spec.num_kv_heads, cache)
+    grid = (-(-num_tokens * spec.num_kv_heads // code.rows), 1, 1)
+    variant_key = (key.stride(), value.stride(), kv_cache.key.stride(), kv_cache.value.stride())
+    values = (key, value, *kv_cache, slots, num_tokens, kv_cache.key.shape[0] * spec.block_size)
+    _STORE.variant(key.device, code).launch(variant_key, grid, values)
