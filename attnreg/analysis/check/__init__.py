@@ -34,11 +34,33 @@ FILES = ("vocabulary", "backends", "priorities", "steps", "invariants")
 def check(registry: Registry) -> list[Finding]:
     """Every finding about a registry, in the order of its files. Exact: no configuration is left out.
 
+    Of a registry without orders, whose steps name every backend, the findings are about runs in which no user does.
     Findings that the registry lists as ``known`` are left out. An entry of ``known`` without a finding is one itself.
     """
+    findings = _steps_alone(registry) if registry.steps and not registry.orders else _everything(registry)
+    findings = [
+        *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
+        *_stale_exceptions(registry, findings),
+    ]
+    files = {file: i for i, file in enumerate(registry.files)}
+    # the files of plugins that are left out come last
+    return sorted(findings, key=lambda f: (files.get(f.where.file, len(files)), f.where.line))
+
+
+def _steps_alone(registry: Registry) -> list[Finding]:
+    """Findings about a registry without orders, whose steps name every backend.
+
+    No row is tried in turn, so none can be dead. What a user may name is left out of the space, unless invariants ask:
+    a backend for either phase multiplies it beyond what can be decided.
+    """
+    invariants = _invariants(Model(Space([registry]), registry)) if registry.invariants else ()
+    return [*_plugins(registry), *invariants, *refused_choices(registry), *_derived(registry), *_selections(registry)]
+
+
+def _everything(registry: Registry) -> list[Finding]:
     space = Space([registry])
     model = Model(space, registry)
-    findings = [
+    return [
         *_plugins(registry),
         *_invariants(model),
         *_choices(model),
@@ -53,13 +75,6 @@ def check(registry: Registry) -> list[Finding]:
         *_derived(registry),
         *_selections(registry),
     ]
-    findings = [
-        *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
-        *_stale_exceptions(registry, findings),
-    ]
-    files = {file: i for i, file in enumerate(registry.files)}
-    # the files of plugins that are left out come last
-    return sorted(findings, key=lambda f: (files.get(f.where.file, len(files)), f.where.line))
 
 
 def _stale_exceptions(registry: Registry, findings: list[Finding]) -> Iterator[Finding]:
@@ -294,7 +309,9 @@ def _class_of(model: Model, facet: Facet, word: Word | Architecture) -> tuple[in
 
 def _derived(registry: Registry) -> Iterator[Finding]:
     """Derived facets that nothing reads."""
-    read, borrowed = {clause.facet for clause in every_clause(registry)}, _borrowed(registry)
+    consequences = (c for row in registry.backends.values() for v in row.variants for c in v.consequences)
+    read = {clause.facet for clause in every_clause(registry)} | {f for c in consequences for f in c.when.facets}
+    borrowed = _borrowed(registry)
     for derived in registry.derived.values():
         if derived.name not in read and PurePath(derived.where.file).parent not in borrowed:
             yield Finding("unused facet", derived.where, f"nothing reads {derived.name}", "remove it, or use it")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attnreg.analysis.check.finding import Finding
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
+from attnreg.analysis.symbolic.start import start
 from attnreg.language.vocabulary import NAMED
 from attnreg.selection.selector import evaluate
 
@@ -45,8 +46,8 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
     if not failing and not registry.steps:
         return
     space = Space([registry], more=[consequence.when for consequence in failing])
-    model = Model(space, registry)
-    d, automatic = space.diagrams, _together(model, _nobody_names(model))
+    model = Model(space, registry, begun=start(space, registry, unnamed=True))
+    d, automatic = space.diagrams, space.possible
     for stage in model.begun.stages:
         if stage.effect.refuses and _asks_for_a_backend(registry, stage.step.when, stage.effect.when):
             message = f"a run is refused by {stage.step.name} although nobody names a backend: {stage.effect.refuses}"
@@ -87,19 +88,6 @@ def _finding(model: Model, region: Node, where: Location, message: str) -> Itera
     if point is not None:
         example = evaluate(*model.space.example(point), model.registry)
         yield Finding("refused choice", where, message, "mend the data, or list it as `known`", example)
-
-
-def _nobody_names(model: Model) -> list[Node]:
-    """Where no facet of the request names a backend."""
-    facets = (f for f in model.registry.vocabulary.facets.values() if f.names_backends and f.of == "request")
-    levels = [(f.name, model.space.level[f.name, None]) for f in facets if (f.name, None) in model.space.level]
-    classes = model.space.variables
-    return [model.d.among(level, [i for i, c in enumerate(classes[level].classes) if None in c]) for _, level in levels]
-
-
-def _together(model: Model, nodes: list[Node]) -> Node:
-    """Where all hold, among the configurations that there are."""
-    return model.d.conjoin([model.space.possible, *nodes])
 
 
 def _asks_for_a_backend(registry: Registry, *conditions: Condition) -> bool:

@@ -31,12 +31,19 @@ class Start(NamedTuple):
     stages: tuple[Stage, ...]
 
 
-def start(space: Space, registry: Registry, asked: str = AUTOMATIC, name: str | None = None) -> Start:
-    """The start for requests that an order answers, or in which a user names a backend."""
+def start(
+    space: Space, registry: Registry, asked: str = AUTOMATIC, name: str | None = None, *, unnamed: bool = False
+) -> Start:
+    """The start for requests that an order answers, or in which a user names a backend.
+
+    unnamed: no facet of the request names a backend either; the diagrams are far smaller then.
+    """
     d = space.diagrams
     facets = registry.vocabulary.facets.values()
     state: dict[tuple[str, str | None], Node] = {}
     state |= {(facet.name, None): d.terminal(None) for facet in facets if facet.of == "start"}
+    if unnamed:
+        state |= {(facet.name, None): d.terminal(None) for facet in facets if facet.names_backends}
     state |= {(ASKED, None): d.terminal(asked), (NAMED, None): d.terminal(name)}
     now, refused, stages = Conditions(space, registry, state), d.false, list[Stage]()
     for step in registry.steps:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from attnreg.analysis.check import check
 from attnreg.errors import RequestError
 from attnreg.integrations import sglang
 from attnreg.integrations.sglang import decision, models
@@ -157,3 +158,28 @@ def test_the_code_names_no_backend_no_step_and_no_model():
     registry = load_registry("sglang-0.5.23")
     names = {*registry.backends, *(step.name for step in registry.steps), *models()} - {"drafts", "phases", "triton"}
     assert not {name for name in names if f'"{name}"' in code}
+
+
+@pytest.mark.slow(reason="the exact model of eighty steps")
+def test_every_automatic_choice_that_is_refused_is_known():
+    """Exact for every run in which nobody names a backend; what is known and not found any more is a finding too."""
+    assert [str(finding) for finding in check(load_registry("sglang-0.5.23", plugins=()))] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "refused_by"),
+    [
+        *((model, {"speculative_eagle_topk": 4}, "_handle_eagle_family") for model in
+          ("GptOssForCausalLM", "Llama4ForConditionalGeneration", "Olmo2ForCausalLM", "Exaone4ForCausalLM",
+           "Gemma4ForConditionalGeneration", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration",
+           "LongcatFlashForCausalLM", "DeepseekV32ForCausalLM")),
+        ("LlamaForCausalLM", {"speculative_eagle_topk": 4}, None),
+        ("GptOssForCausalLM", {"enable_deterministic_inference": True}, "_deterministic_attention_backend"),
+        ("LlamaForCausalLM", {"enable_deterministic_inference": True}, None),
+    ],
+)  # fmt: skip
+def test_known_faults_on_blackwell(model, change, refused_by):
+    speculation = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_num_draft_tokens": 8}
+    given = {**BASE, "arch": "sm100", "model": model, **(speculation if "speculative_eagle_topk" in change else {})}
+    answer = decision({**given, **change})
+    assert (answer["error"] and answer["decided_by"]) == refused_by
