@@ -55,7 +55,8 @@ class LatentLayers:
     def __init__(self, engine: Engine, wanted: bool | None) -> None:
         self._engine, self._wanted = engine, wanted
         self._modules = Modules()
-        self._layers: WeakKeyDictionary[nn.Module, dict[Any, Layer | str]] = WeakKeyDictionary()
+        # of each module the weight that its layers read, and these
+        self._layers: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[Any, Layer | str]]] = WeakKeyDictionary()
         self._reasons: WeakKeyDictionary[nn.Module, dict[str, None]] = WeakKeyDictionary()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -71,8 +72,9 @@ class LatentLayers:
     def attend(self, call: TransformersCall, latents: Latents | None) -> Tensor | None:
         """The output [batch, queries, heads, size] of a call; None after the call's keys have been expanded."""
         if latents is None:
-            if PROJECTION in call.module._modules and not hasattr(type(call.module), METHOD):
-                self._keep(call.module, f"its class has no {METHOD}: it expands latents before it caches them")
+            # a module whose keys attnreg was asked to expand has its reason
+            if PROJECTION in call.module._modules and call.module not in self._reasons:
+                self._keep(call.module, f"they come expanded, by no {METHOD} that attnreg stands in for")
             return None
         # the call of a prompt without a mask has read the first keys of a static cache
         found = _READ if latents.read else self._attend(call, latents)
@@ -132,13 +134,15 @@ class LatentLayers:
         return self._run(layer, call, packed, latents)
 
     def _layer(self, call: TransformersCall, sizes: Sizes, *, all_new: bool) -> Layer | str:
-        layers = self._layers.setdefault(call.module, {})
+        weight: Tensor = getattr(call.module, PROJECTION).weight
+        known = self._layers.get(call.module)
+        if known is None or known[0] is not weight:
+            known = self._layers[call.module] = weight, {}
         topk = None if call.chosen is None else _topk(call.module, call.chosen)
         facts = sizes, call.query.dtype, call.query.device, call.scale, topk, topk is None and all_new
-        layer = layers.get(facts)
-        weight = getattr(call.module, PROJECTION).weight
-        if layer is None or (isinstance(layer, Layer) and layer.attention.kv_b_proj is not weight):
-            layer = layers[facts] = self._made(call, sizes, topk, weight, 1 if all_new else most_decoded(sizes))
+        layer = known[1].get(facts)
+        if layer is None:
+            layer = known[1][facts] = self._made(call, sizes, topk, weight, 1 if all_new else most_decoded(sizes))
         return layer
 
     def _made(

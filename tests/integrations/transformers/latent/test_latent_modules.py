@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.latent_models import BOTH, EXPANDED, MODELS, attentions, both, phases, v3, v32
-from support.small_models import close, tokens
+from support.small_models import by, close, tokens
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -182,6 +182,24 @@ def test_the_method_of_a_class_that_computes_something_else(monkeypatch: pytest.
     close(found, expected)
     assert phases(model) == EXPANDED
     assert "its expand_kv computes other keys than kv_b_proj of the latents" in explained(model)
+
+
+def test_a_class_that_expands_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    # as transformers did before it cached latents
+    model = v3()
+    kind: Any = type(attentions(model)[0])
+    with torch.no_grad():
+        expected = by("eager", model, stepwise)
+    monkeypatch.setattr(kind, "expand_kv", vars(kind)["expand_kv"].__wrapped__)
+    # no model is built or set after that
+    model.config._attn_implementation = "attnreg"
+    with torch.no_grad():
+        close(stepwise(model), expected)
+    assert phases(model) == EXPANDED
+    assert "they come expanded, by no expand_kv that attnreg stands in for" in explained(model)
+    attention.register(latent=True)
+    with torch.no_grad(), pytest.raises(UnclaimedError, match="they come expanded"):
+        stepwise(model)
 
 
 def reads(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:

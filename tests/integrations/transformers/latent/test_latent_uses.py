@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 import attnreg.integrations.transformers as attention
-from attnreg import Registry
+from attnreg import Platform, Registry
 from attnreg.runtime.interface import UnclaimedError
 
 BOTH_KINDS = pytest.mark.parametrize(("make", "ran"), [(v3, BOTH), (v32, SPARSE)], ids=["dense", "sparse"])
@@ -140,6 +141,24 @@ def test_continuous_batching_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(UnclaimedError, match=said), attention.continuous_batching(model):
         pass
     assert model.config._attn_implementation != "paged|eager"
+
+
+@pytest.mark.parametrize(
+    ("make", "ran"), [(v3, {"TRITON_PREFILL", "TRITON_MLA"}), (v32, {"TRITON_MLA_SPARSE"})], ids=["dense", "sparse"]
+)
+def test_kernels_of_gpus(make: Callable[..., Any], ran: set[str]) -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("a GPU's kernels cannot run on the processor here: TRITON_INTERPRET is off")
+    attention.register(platform=Platform(platform="cuda", arch="sm90"), latent=True)
+    model, inputs = make(num_hidden_layers=1, dtype=torch.float16), tokens(70, 9)
+
+    def run(model: Any) -> Tensor:
+        more = {"max_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+        return torch.stack(model.generate(**inputs, **more).logits)
+
+    expected, found = both(model, run)
+    assert float((found - expected).square().mean().sqrt()) < 0.002 * float(expected.abs().max())
+    assert {run.backend for run in attention.runs(model)} == ran
 
 
 def test_chosen_keys_past_a_text_are_none() -> None:
