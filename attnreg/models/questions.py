@@ -14,12 +14,14 @@ from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, descri
 from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
 from attnreg.models.reader import requests_from_model
+from attnreg.registry import From
 from attnreg.selection.question import Question
 from attnreg.selection.wording import cache_words, facet_words, feature_words
 
 if TYPE_CHECKING:
+    from attnreg.language.conditions import Condition
     from attnreg.models.families import Families
-    from attnreg.registry import Registry
+    from attnreg.registry import Effect, Registry
 
 # the name of the draft that a model's own MTP layers are
 MTP = "mtp"
@@ -71,7 +73,8 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     of_draft = options.of_draft()
     drafts = [] if options.draft is None else [_read_draft(config, options.draft, of_draft)]
     asked = [("", main, options), *(("draft", draft, of_draft) for draft in drafts)]
-    questions = [question for name, model, each in asked for question in questions_of(model, each, name)]
+    phases = _phases(registry)
+    questions = [question for name, model, each in asked for question in questions_of(model, each, name, phases)]
     stored = [(model, each.given.get("kv_dtype") or "auto") for _, model, each in asked]
     memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype == "auto" or dtype in words]
     memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks)
@@ -170,12 +173,34 @@ def _changed(model: ModelLayers, options: ModelOptions) -> ModelLayers:
     return dataclasses.replace(model, groups=tuple(groups))
 
 
-def questions_of(model: ModelLayers, options: ModelOptions, name: str = "") -> Sequence[Question]:
-    """The questions of a model's groups, those of MLA for both phases. name: stands before the layers, for a draft."""
+def _phases(registry: Registry) -> tuple[str, ...]:
+    """The phases that are asked about one by one, where an engine's steps name a backend for each."""
+    read = {facet for step in registry.steps for effect in step.effects for facet in _read_by(step.when, effect)}
+    derived = (case for name in read & registry.derived.keys() for case, _, _ in registry.derived[name].cases)
+    return ("decode", "prefill") if "phase" in read or any("phase" in case.facets for case in derived) else ()
+
+
+def _read_by(when: Condition, effect: Effect) -> set[str]:
+    copied = {value.facet for value in effect.sets.values() if isinstance(value, From)}
+    return {*when.facets, *effect.when.facets, *copied}
+
+
+def questions_of(
+    model: ModelLayers, options: ModelOptions, name: str = "", phases: Sequence[str] = ()
+) -> Sequence[Question]:
+    """The questions of a model's groups, those of MLA for both phases.
+
+    name: stands before the layers, for a draft. phases: those that are asked about one by one for other layers too.
+    """
     questions = []
     for found in model.groups:
         layers = " · ".join(filter(None, (name, group_layers(found))))
         members = frozenset((name, *_stack(found.facts), index) for index in found.layers)
+        if phases and found.request is not None and found.prefill is None and "phase" not in options.given:
+            for phase in phases:
+                request = dataclasses.replace(found.request, phase=phase)
+                questions.append(Question(request, f"{found.label} · {phase}", layers, members))
+            continue
         questions.append(Question(found.request, found.label, layers, members))
         if found.prefill is not None and "phase" not in options.given:
             questions.append(Question(*found.prefill, layers, members))

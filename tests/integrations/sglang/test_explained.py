@@ -1,0 +1,71 @@
+"""`attnreg explain` of a model on SGLang's registry: both phases, and the steps with their lines."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from support import ROOT
+
+from attnreg.cli import main
+
+CONFIGS = ROOT / "examples/configs"
+
+
+@pytest.fixture
+def explained(capsys):
+    """What `attnreg explain` prints of a model on sm90, in plain words."""
+
+    def explain(model, *options):
+        command = [
+            "explain",
+            "--registry",
+            "sglang-0.5.23",
+            "--arch",
+            "sm90",
+            "--model",
+            str(CONFIGS / model),
+            *options,
+        ]
+        assert main(command) in (0, 1)
+        return " ".join(capsys.readouterr().out.split())
+
+    return explain
+
+
+def test_phases_that_agree_have_one_answer(explained):
+    text = explained("Llama-3.1-8B")
+    assert re.search(r"128 · decode 32 layers .* 128 · prefill ▸ fa3 named by phases, steps.yaml:\d+", text)
+    assert re.search(r"attention_backend not given → fa3 \(_attention_backend_default\) \(steps.yaml:\d+\)", text)
+    assert text.count("▸") == 1
+
+
+def test_phases_that_differ_have_two(explained):
+    text = explained("Llama-3.1-8B", "--set", "prefill_attention_backend=triton")
+    assert re.findall(r"· (decode|prefill) ▸ (\w+)", text) == [("decode", "fa3"), ("prefill", "triton")]
+
+
+def test_one_phase_may_be_asked_for(explained):
+    text = explained("Llama-3.1-8B", "--phase", "prefill", "--set", "prefill_attention_backend=triton")
+    assert re.findall(r"▸ (\w+)", text) == ["triton"]
+
+
+def test_a_refusal_has_its_step_and_line(explained):
+    text = explained("Llama-3.1-8B", "--set", "attention_backend=cutedsl_mla")
+    assert re.search(r"refused by _cutedsl_prefill_backend_fill, steps.yaml:\d+", text)
+    assert re.search(r"block_size not given → 64 \(_mla_backend_page_constraints\)", text)
+
+
+def test_a_vision_tower_is_not_answered(explained):
+    text = explained("gemma-3-27b-it")
+    assert "which this table does not hold" in text
+    assert text.count("▸ fa3") == 2
+
+
+def test_json_has_the_steps(capsys):
+    command = ["explain", "--registry", "sglang-0.5.23", "--arch", "sm90", "--model", str(CONFIGS / "Llama-3.1-8B")]
+    assert main([*command, "--json"]) == 0
+    text = capsys.readouterr().out
+    assert "_attention_backend_default" in text
+    json.loads(text)
