@@ -19,13 +19,6 @@ from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_r
 BUNDLED = [name for name in (*bundled_registries(), *bundled_overlays()) if load_registry(name).orders]
 pytestmark = pytest.mark.skipif(picking.NODE is None, reason="Node is not installed: the evaluator needs it here")
 
-CHOICES = [
-    {"require": "TRITON_ATTN", "when": {"arch": ["sm90", "gfx942"]}, "because": "a test"},
-    {"prefer": "FLASHINFER", "when": {"platform": "cuda"}},
-    {"deny": ["FLASH_ATTN/FA3", "FLEX_ATTENTION"], "when": {"block_size": {"max": 64}}},
-    {"deny": ["ROCM_ATTN"]},
-]
-
 
 def same(asked: list[Any], answered: list[Any], questions: list[Any]) -> None:
     """Compare as text, in which true is not 1, and show the first question with another answer."""
@@ -53,8 +46,20 @@ def test_remedies(name: str) -> None:
     same(expected, picking.answers(registry, questions, remedies=True), questions)
 
 
-def test_choices_of_an_overlay() -> None:
-    registry = load_registry("default", [{"choices": CHOICES}])
+@pytest.mark.parametrize("name", ["default", "sglang-0.5.23", "vllm-0.33.0"])
+def test_choices_of_an_overlay(name: str) -> None:
+    # beside an engine's steps, and fallbacks to its order
+    rows = list(load_registry(name).backends.values())
+    variant = (
+        next(f"{row.name}/{v}" for row in rows for v in row.variant_names) if name != "sglang-0.5.23" else rows[6].name
+    )
+    choices = [
+        {"require": rows[5].name, "when": {"arch": ["sm90", "gfx942"]}, "because": "a test"},
+        {"prefer": rows[3].name, "when": {"platform": ["cuda", "rocm"], "head_size": {"min": 64}}},
+        {"deny": [variant, rows[1].name], "when": {"head_size": {"max": 256}}},
+        {"deny": [rows[2].name]},
+    ]
+    registry = load_registry(name, [{"choices": choices}])
     questions = picking.questions(registry, 300, seed=19)
     expected = [picking.asked(q, registry, remedies=False) for q in questions]
     assert {"require", "prefer"} <= {(e.get("choice") or {}).get("strength") for e in expected}

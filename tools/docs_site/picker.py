@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 from picker import runtime
-from picker.models import RANKS, model_document
+from picker.models import RANKS, asks, model_document
 from picker.registries import page_document
 
 from attnreg.compile.bundled import bundled_configs, bundled_overlays
@@ -32,12 +32,12 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     """The picker, every bundled registry and overlay as a script, and every bundled model for each of them."""
     registries = {**site.registries, **{name: load_registry(name) for name in bundled_overlays()}}
     configs = bundled_configs()
-    # what a model asks for depends on the words for its KV cache: registries that share them share its document
+    # what a model asks for depends on a registry's words for its KV cache: those that share them share its document
     first: dict[str, str] = {}
     models_of = {}
     for name, registry in registries.items():
         yield _data(f"{name}/registry", page_document(registry), name)
-        models_of[name] = first.setdefault(str(registry.vocabulary.words["kv_dtypes"]), name)
+        models_of[name] = first.setdefault(asks(registry), name)
     for name in first.values():
         for model, config in configs.items():
             key = f"{name}/models/{model}"

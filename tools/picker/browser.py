@@ -13,7 +13,7 @@ from attnreg.compile.bundled import bundled_configs
 from attnreg.errors import RegistryError
 from attnreg.loader import load_registry
 from attnreg.models.fields import ConfigError
-from picker.models import model_document
+from picker.models import asks, model_document
 from picker.registries import page_document
 
 
@@ -55,13 +55,12 @@ def _model(path: str, registry: str, overlay: str) -> str:
 def overlay(name: str, text: str, registry: str) -> str:
     """The document of a registry with an overlay on it; or ``error``, with the line and column of each problem.
 
-    ``alike`` says whether its models ask for the same as those of the registry: their KV dtypes are the same.
+    ``alike`` says whether its models ask for the same as those of the registry: their words are the same.
     """
     # the command names it so too, and so do the lines that are quoted
     Path(name).write_text(text, encoding="utf-8")
     try:
         laid = load_registry(registry, [name])
-        words = [r.vocabulary.words["kv_dtypes"] for r in (laid, load_registry(registry))]
-        return json.dumps({"document": page_document(laid), "alike": str(words[0]) == str(words[1])})
+        return json.dumps({"document": page_document(laid), "alike": asks(laid) == asks(load_registry(registry))})
     except RegistryError as e:
         return json.dumps({"error": str(e)})

@@ -19,6 +19,12 @@ RANKS = (1, 2, 4, 8, 16)
 NOT_STATED = ""
 
 
+def asks(registry: Registry) -> str:
+    """What a model's document depends on in a registry, as text: registries with the same share the documents."""
+    facets = [(f.name, f.config) for f in registry.vocabulary.facets.values() if f.config]
+    return f"{registry.vocabulary.words['kv_dtypes']} {facets}"
+
+
 def model_document(config: str, registry: Registry, kv_dtypes: Iterable[str] | None = None) -> dict[str, Any]:
     """The model of a config as JSON-ready values. Raises `ConfigError` for what is wrong with the config.
 

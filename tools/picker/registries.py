@@ -21,7 +21,19 @@ from attnreg.language.conditions import Clause, Condition
 from attnreg.language.facets import CORE, LINKED
 from attnreg.language.matchers import Matcher, Requirement
 from attnreg.language.vocabulary import Facet, Vocabulary, Word
-from attnreg.registry import Backend, Claim, Consequence, Derived, Order, Registry, Variant
+from attnreg.registry import (
+    Backend,
+    Claim,
+    Consequence,
+    Derived,
+    Effect,
+    From,
+    Order,
+    Registry,
+    Step,
+    Switched,
+    Variant,
+)
 from attnreg.selection.judge import denial
 
 # a change of what these pages can evaluate; a page refuses data of another version
@@ -29,7 +41,7 @@ FORMAT = 1
 
 
 _KINDS = ("word", "arch", "integer", "text", "words", "packages", "boolean", "derived")
-_OWNERS = ("request", "platform", "selection", "derived")
+_OWNERS = ("request", "platform", "selection", "start", "derived")
 
 
 class ExpressionError(ValueError):
@@ -38,11 +50,13 @@ class ExpressionError(ValueError):
 
 # what the evaluator reads or what changes no selection: data with anything else is not expressed
 _READ = {
-    Registry: "name fingerprint vocabulary backends orders derived choices fallbacks waivers",
+    Registry: "name fingerprint vocabulary backends orders derived choices fallbacks waivers steps",
     Backend: "name summary status platforms attention variants where",
     Variant: "name when requires claims features features_at emulated unchecked rules served consequences",
     Order: "platform name when entries where because",
-    Facet: "name of kind legend where words claim word_set known",
+    Facet: "name of kind legend where words claim word_set config known",
+    Step: "name when effects where",
+    Effect: "when where sets refuses because",
     Derived: "name cases where",
     Consequence: "when where fails runs workspace per_query_element kernel_blocks says source",
 }
@@ -51,6 +65,7 @@ _WITHOUT_EFFECT = {
     Backend: "module phases source since notes module_at only_on_request contract options",
     Variant: "where source notes open",
     Order: "source",
+    Step: "source",
 }
 
 
@@ -77,11 +92,19 @@ def registry_document(registry: Registry) -> dict[str, Any]:
         **_head(registry),
         "derived": {
             d.name: {
-                "cases": [[write.condition(when), value, write.where(at)] for when, value, at in d.cases],
+                "cases": [[write.condition(when), _set(value), write.where(at)] for when, value, at in d.cases],
                 "where": write.where(d.where),
             }
             for d in registry.derived.values()
         },
+        "steps": [
+            {
+                "name": step.name,
+                "when": write.condition(step.when),
+                "effects": [write.effect(e) for e in step.effects],
+            }
+            for step in registry.steps
+        ],
         "orders": {
             platform: [
                 {
@@ -162,7 +185,8 @@ def _refuse_what_is_new(registry: Registry) -> None:
     orders = [o for several in registry.orders.values() for o in several]
     following = (c for v in variants for c in v.consequences)
     facets, derived = registry.vocabulary.facets.values(), registry.derived.values()
-    parts: list[Any] = [registry, *rows, *variants, *orders, *following, *facets, *derived]
+    steps = [part for step in registry.steps for part in (step, *step.effects)]
+    parts: list[Any] = [registry, *rows, *variants, *orders, *following, *facets, *derived, *steps]
     for part in parts:
         known = f"{_READ[type(part)]} {_WITHOUT_EFFECT.get(type(part), '')}".split()
         new = [f.name for f in fields(part) if f.name not in known and getattr(part, f.name)]
@@ -304,6 +328,15 @@ class _Writer:
             "consequences": [self.consequence(c) for c in variant.consequences],
         }
 
+    def effect(self, effect: Effect) -> dict[str, Any]:
+        return {
+            "when": self.condition(effect.when),
+            "where": self.where(effect.where),
+            "sets": {facet: _set(value) for facet, value in effect.sets.items()},
+            "refuses": effect.refuses,
+            "because": effect.because,
+        }
+
     def consequence(self, known: Consequence) -> int:
         blocks = known.kernel_blocks
         part = {
@@ -318,6 +351,17 @@ class _Writer:
             "source": known.source,
         }
         return self.tables.add("consequences", part)
+
+
+def _set(value: Any) -> Any:
+    """The value that a facet gets: a constant, another facet's at the moment, or words put into a set and taken out."""
+    if isinstance(value, From):
+        return {"from": value.facet}
+    if isinstance(value, Switched):
+        return {"on": sorted(value.on), "off": sorted(value.off)}
+    if value is not None and not isinstance(value, str | int | bool):
+        raise ExpressionError(f"no expression for the value {value!r}")
+    return value
 
 
 def _mentions(matcher: Matcher) -> list[Any]:

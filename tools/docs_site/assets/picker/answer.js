@@ -33,8 +33,14 @@
 
   /** How a backend was chosen: 4th choice of 5 (order rocm/mha, priorities.yaml:31). */
   function howChosen(selection) {
-    const { choice, order, requested, candidates } = selection;
+    const { choice, order, requested, candidates, start } = selection;
     const chosen = chosenOf(selection);
+    if (start?.refused) return `refused by ${start.refused.step}, ${short(start.refused.where)}`;
+    const naming = start?.steps.findLast((step) => "named" in step.sets && step.sets.named.after !== null);
+    // where a fallback lets the order decide, the step that named a backend does not speak
+    if (naming && candidates.length === 1 && candidates[0].where === naming.where) {
+      return `named by ${naming.step}, ${short(naming.where)}`;
+    }
     if (requested !== null) {
       const name = chosen ? "" : `${requested} `;
       return choice ? `${name}required by ${short(choice.where)}` : `${name}requested`;
@@ -76,6 +82,24 @@
     );
   }
 
+  /** What the engine's start changed of the request, or why it refuses the run, each with its line. */
+  function startLines(start) {
+    if (!start) return [];
+    const shown = (value) => {
+      if (Array.isArray(value)) return value.join(", ") || "none";
+      return value === null ? "not given" : String(value);
+    };
+    const lines = [];
+    for (const { step, sets, because, where } of start.steps) {
+      const parts = Object.entries(sets)
+        .map(([facet, { before, after }]) => [facet, shown(before), shown(after)])
+        .filter(([, before, after]) => before !== after)
+        .map(([facet, before, after]) => `${facet} ${before} → ${after}`);
+      if (parts.length > 0) lines.push([`${parts.join(", ")} (${step})${because ? `: ${because}` : ""}`, where]);
+    }
+    return start.refused ? [...lines, [start.refused.text, start.refused.where]] : lines;
+  }
+
   function selectionElements(selection, ofModel) {
     const chosen = chosenOf(selection);
     const name = chosen ? title(chosen.name, chosen.variant) : "no backend";
@@ -84,6 +108,7 @@
     if (selection.alternatives.length > 0) {
       out.push(element("p", {}, `would accept it if asked for by name: ${selection.alternatives.join(", ")}`));
     }
+    for (const [text, where] of startLines(selection.start)) out.push(element("p", {}, `→ ${text} `, place(where)));
     for (const warning of selection.warnings) out.push(element("p", { class: "warn" }, `! ${warning}`));
     for (const fact of selection.consequences.filter((c) => c.kind !== "fails")) {
       out.push(element("p", {}, `· ${fact.text} `, place(fact.where)));

@@ -20,11 +20,22 @@
       order: order && { name: order.title, where: order.where.text },
       choice: choice && { strength: choice.strength, where: choice.where.text },
       derived: Object.fromEntries(derived),
+      ...(selection.start === null ? {} : { start: startDict(selection.start) }),
       warnings: selection.warnings,
       consequences: consequences(selection).map((f) => ({ ...f, where: f.where.text })),
       alternatives: alternatives(selection),
       candidates: selection.candidates.map((c) => candidateDict(selection, c, remedies)),
     };
+  }
+
+  /** What the engine did before it chose. */
+  function startDict({ taken, refusal }) {
+    const plain = (value) => (value instanceof Set ? [...value].sort() : value);
+    const steps = taken.map(({ step, sets, because, where }) => {
+      const written = sets.map(([facet, before, after]) => [facet, { before: plain(before), after: plain(after) }]);
+      return { step, sets: Object.fromEntries(written), because, where: where.text };
+    });
+    return { steps, refused: refusal && { ...refusal, where: refusal.where.text } };
   }
 
   function candidateDict(selection, candidate, remedies) {

@@ -65,16 +65,30 @@
     get(facet) {
       if (!this.values.has(facet)) {
         const derived = this.registry.derived[facet];
-        this.values.set(facet, derived ? this.registry.derivedCase(derived, this).value : null);
+        this.values.set(facet, derived ? this.registry.derivedValue(derived, this) : null);
       }
       return this.values.get(facet);
     }
 
-    /** The point for a backend that a user named. */
-    byName() {
-      if (!this.values.has("asked")) return this;
+    /** The point for a backend that a user named; this point where the registry asks for no such thing. */
+    byName(name) {
+      const { facets } = this.registry;
+      if (!this.values.has("asked") && !("named" in facets)) return this;
+      const named = { asked: "by_name", named: name.split("/")[0] };
+      return this.changed(Object.fromEntries(Object.entries(named).filter(([facet]) => facet in facets)));
+    }
+
+    /** The point for a backend that an order tries. */
+    automatic() {
+      const automatic = { asked: "automatic", named: null };
+      return this.changed(Object.fromEntries(Object.entries(automatic).filter(([facet]) => this.values.has(facet))));
+    }
+
+    /** The point with other values; derived facets are worked out anew. */
+    changed(facts) {
       const values = new Map([...this.values].filter(([facet]) => !(facet in this.registry.derived)));
-      return new Point(this.registry, values.set("asked", "by_name"));
+      for (const [facet, value] of Object.entries(facts)) values.set(facet, value);
+      return new Point(this.registry, values);
     }
   }
 
@@ -169,6 +183,8 @@
           entries: o.entries.map(([backend, c, where]) => ({ backend, condition: when(c), where: at(where) })),
         })),
       );
+      const effect = (e) => ({ ...placed(e), sets: Object.entries(e.sets) });
+      this.steps = document.steps.map((step) => ({ ...step, when: when(step.when), effects: step.effects.map(effect) }));
       this.choices = document.choices.map(placed);
       this.fallbacks = document.fallbacks.map(placed);
       this.waivers = document.waivers.map(placed);
@@ -189,6 +205,11 @@
     derivedCase(derived, point) {
       const found = derived.cases.find((c) => holds(c.when, point));
       return found ?? { value: null, where: derived.where };
+    }
+
+    derivedValue(derived, point) {
+      const { value } = this.derivedCase(derived, point);
+      return value !== null && typeof value === "object" ? point.get(value.from) : value;
     }
 
     /** The row of a backend; of FLASH_ATTN/FA3 with this variant alone; null where there is none. */
@@ -232,7 +253,8 @@
       const facet = Object.hasOwn(this.facets, name) ? this.facets[name] : null;
       if (facet === null) throw new RequestError(`${name} is no facet of ${this.title}`);
       if (facet.of !== "request") {
-        const why = facet.of === "derived" ? "is derived from others" : `belongs to the ${facet.of}`;
+        const whose = { derived: "is derived from others", start: "is set by steps alone" };
+        const why = whose[facet.of] ?? `belongs to the ${facet.of}`;
         throw new RequestError(`extra names ${quoted(name)}, which ${why} and cannot be given`);
       }
       if (value === null) return null;

@@ -294,56 +294,133 @@
     return `${text}; ${each} for each ${heads ? "token" : "token and query head"} of the longest step, if that is more`;
   }
 
-  /** The selection for a request. Where no backend is valid its `backend` is null. */
-  function evaluate(request, platform, registry, backend = null) {
-    const point = registry.point(request, platform);
-    const order = (registry.orders[platform.platform] ?? []).find((o) => holds(o.when, point)) ?? null;
+  /** The value that a step gives a facet: a constant, another facet's, or a set with words put in and taken out. */
+  function valueSet(value, facet, point) {
+    if (value === null || typeof value !== "object") return value;
+    if ("from" in value) return point.get(value.from);
+    const words = new Set([...point.get(facet), ...value.on]);
+    for (const word of value.off) words.delete(word);
+    return words;
+  }
+
+  /** What an engine does before it chooses: the steps that wrote, and the point at which it then chooses. */
+  function startOf(at) {
+    const taken = [];
+    let point = at;
+    let named = null;
+    for (const step of point.registry.steps) {
+      if (!holds(step.when, point)) continue;
+      const effect = step.effects.find((e) => holds(e.when, point));
+      if (effect === undefined) continue;
+      const { where, because } = effect;
+      if (effect.refuses) return { taken, refusal: { step: step.name, text: effect.refuses, where }, named, point };
+      if (effect.sets.length === 0) continue;
+      const after = Object.fromEntries(effect.sets.map(([facet, value]) => [facet, valueSet(value, facet, point)]));
+      const sets = Object.entries(after).map(([facet, value]) => [facet, point.get(facet), value]);
+      const done = { step: step.name, sets, because, where };
+      taken.push(done);
+      if ("named" in after) {
+        named = after.named === null ? null : done;
+        after.asked = named ? "by_model" : "automatic";
+      }
+      point = point.changed(after);
+    }
+    return { taken, refusal: null, named, point };
+  }
+
+  const orderAt = (point) => {
+    return (point.registry.orders[point.get("platform")] ?? []).find((o) => holds(o.when, point)) ?? null;
+  };
+
+  /** What decides a selection: the points, the order, the choices that apply, and what the engine did before. */
+  function planOf(request, platform, registry, backend) {
+    let point = registry.point(request, platform);
     const choices = registry.choices.filter((c) => holds(c.when, point));
     // a later overlay overrides an earlier one, and an argument overrides both
     const choice = backend === null ? choices.findLast((c) => c.strength !== "deny") ?? null : null;
     const denied = new Map(choices.filter((c) => c.strength === "deny").flatMap((c) => c.backends.map((name) => [name, c])));
-    const requested = choice?.strength === "require" ? choice.backends[0] : backend;
+    let requested = choice?.strength === "require" ? choice.backends[0] : backend;
     if (requested !== null && registry.row(requested) === null) {
       throw new RequestError(`unknown backend ${quoted(requested)}`);
     }
-    const named = requested ?? choice?.backends[0] ?? null;
-    const judge = new Judge(registry, point, denied);
-    // where a user named a backend, it is the first candidate and has a point of its own
-    const first = named === null ? judge : new Judge(registry, point.byName(), denied);
-    const entries = [];
-    const row = named === null ? null : registry.row(named);
-    if (row !== null) entries.push([row, choice ? choice.where : row.where, null]);
-    for (const entry of requested === null ? order?.entries ?? [] : []) {
-      if (entry.backend !== named) entries.push([registry.backends[entry.backend], entry.where, entry.condition]);
+    let start = null;
+    if (registry.steps.length > 0) {
+      start = startOf(requested === null ? point : point.byName(requested));
+      ({ point } = start);
     }
+    const named = start?.named ? point.get("named") : null;
+    const preferred = requested ?? choice?.backends[0] ?? null;
+    const first = preferred !== null && named === null ? point.byName(preferred) : point;
+    if (named !== null) requested = null;
+    return { registry, first, point, order: orderAt(point), choice, requested, named, denied, start };
+  }
+
+  /** The plan in which the order decides, after the same steps. */
+  function automatic(plan) {
+    const point = plan.point.automatic();
+    const choice = plan.choice?.strength === "prefer" ? plan.choice : null;
+    const first = choice ? point.byName(choice.backends[0]) : point;
+    const start = plan.start && { ...plan.start, named: null, point };
+    return { ...plan, first, point, order: orderAt(point), choice, requested: null, named: null, start };
+  }
+
+  /** Row, line and condition of each candidate, as they are tried; the condition is null where the row was named. */
+  function entriesOf({ registry, order, choice, requested, named, start }) {
+    if (named !== null) return [[registry.backends[named], start.named.where, null]];
+    const byUser = requested ?? choice?.backends[0] ?? null;
+    const row = byUser === null ? null : registry.row(byUser);
+    const out = row === null ? [] : [[row, choice ? choice.where : row.where, null]];
+    for (const entry of requested === null ? order?.entries ?? [] : []) {
+      if (entry.backend !== byUser) out.push([registry.backends[entry.backend], entry.where, entry.condition]);
+    }
+    return out;
+  }
+
+  /** The selection for a request. Where no backend is valid its `chosen` is null. */
+  function evaluate(request, platform, registry, backend = null) {
+    return evaluated(planOf(request, platform, registry, backend), request, platform);
+  }
+
+  function evaluated(plan, request, platform) {
+    const { registry, choice, requested, start } = plan;
+    const refused = Boolean(start?.refusal);
+    const judge = new Judge(registry, plan.point, plan.denied);
+    const first = plan.first === plan.point ? judge : new Judge(registry, plan.first, plan.denied);
+    const entries = refused ? [] : entriesOf(plan);
     let candidates = entries.map((entry, i) => (i === 0 ? first : judge).candidate(i + 1, ...entry));
     const accepted = candidates.filter((c) => c.reasons.length === 0);
     const native = accepted.find((c) => c.emulates.length === 0);
     if (native) candidates = candidates.map((c) => (accepted.includes(c) && c.emulates.length ? judge.passedOver(c, native) : c));
-    const fallback = fallbackFor(registry, requested, choice, candidates, first.point);
+    const fallback = fallbackFor(plan, candidates);
     if (fallback !== undefined) {
-      const automatic = evaluate(request, platform, registry);
-      const [refused] = candidates;
-      const why = `${refused.title} was asked for (${refused.reasons[0].text}), but ${fallback.because}`;
-      return { ...automatic, warnings: [`${why} (${fallback.where.short})`, ...automatic.warnings] };
+      const given = evaluated(automatic(plan), request, platform);
+      const [out] = candidates;
+      const why = `${out.title} was asked for (${out.reasons[0].text}), but ${fallback.because}`;
+      return { ...given, warnings: [`${why} (${fallback.where.short})`, ...given.warnings] };
     }
     const chosen = native ?? accepted[0] ?? null;
-    const warnings = notPreferred(choice, candidates);
+    const warnings = notPreferred(plan, candidates);
     if (chosen !== null) warnings.push(...(chosen.rank === 1 ? first : judge).warnings(chosen));
-    const at = named !== null && chosen?.rank === 1 || requested !== null ? first.point : judge.point;
-    return { request, platform, registry, order, candidates, chosen, requested, choice, warnings, point: at };
+    const order = refused ? null : plan.order;
+    const byUser = requested ?? (choice && chosen?.rank === 1 ? choice.backends[0] : null);
+    const point = byUser === null || start?.named ? plan.point : plan.point.byName(byUser);
+    return { request, platform, registry, order, candidates, chosen, requested, choice, warnings, start, point };
   }
 
-  function fallbackFor(registry, requested, choice, candidates, point) {
-    if (requested === null || choice !== null || candidates[0].reasons.length === 0) return undefined;
+  function fallbackFor({ registry, requested, named, choice, first }, candidates) {
+    const byArgument = requested !== null && choice === null;
+    if (!(byArgument || named) || candidates.length === 0 || candidates[0].reasons.length === 0) return undefined;
     const about = new Set(candidates[0].reasons.flatMap((r) => r.facets));
-    return registry.fallbacks.find((f) => [...about].every((facet) => f.only.includes(facet)) && holds(f.when, point));
+    return registry.fallbacks.find((f) => [...about].every((facet) => f.only.includes(facet)) && holds(f.when, first));
   }
 
-  function notPreferred(choice, candidates) {
-    if (choice?.strength !== "prefer" || candidates[0].reasons.length === 0) return [];
-    const why = candidates[0].reasons.map((r) => r.text).join("; ");
-    return [`${choice.backends[0]} is preferred (${choice.where.short}) but not chosen: ${why}`];
+  function notPreferred({ choice, named }, candidates) {
+    if (choice?.strength !== "prefer" || candidates.length === 0) return [];
+    const [preferred] = choice.backends;
+    const isNot = `${preferred} is preferred (${choice.where.short}) but not chosen`;
+    if (named !== null && named !== preferred.split("/")[0]) return [`${isNot}: ${named} is named`];
+    if (candidates[0].reasons.length === 0) return [];
+    return [`${isNot}: ${candidates[0].reasons.map((r) => r.text).join("; ")}`];
   }
 
   /** What follows from the choice of a selection. */
