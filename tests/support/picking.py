@@ -171,7 +171,8 @@ def answers(
 
 def expressed(name: str) -> Registry:
     """A bundled registry; skips the test where Python answers, because the evaluator cannot express it."""
-    from picker.registries import ExpressionError, registry_document
+    from picker.expressions import ExpressionError
+    from picker.registries import registry_document
 
     registry = load_registry(name)
     try:

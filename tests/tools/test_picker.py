@@ -96,7 +96,7 @@ def test_models(default: Registry, number: int) -> None:
 
 
 def test_a_matcher_without_an_expression_is_refused() -> None:
-    from picker.registries import ExpressionError, expression
+    from picker.expressions import ExpressionError, expression
 
     from attnreg.language.matchers import Matcher
 
@@ -106,12 +106,13 @@ def test_a_matcher_without_an_expression_is_refused() -> None:
 
 def test_data_that_the_evaluator_does_not_know_is_refused(default: Registry) -> None:
     from picker import registries
+    from picker.expressions import ExpressionError
 
     # as if a field had come to the data since
     known = registries._READ[Registry].replace(" orders", "")
     with (
         mock.patch.dict(registries._READ, {Registry: known}),
-        pytest.raises(registries.ExpressionError, match=r"^default@.* has orders, of which the evaluator"),
+        pytest.raises(ExpressionError, match=r"^default@.* has orders, of which the evaluator"),
     ):
         registries.registry_document(default)
 

@@ -12,7 +12,7 @@ from picker.models import RANKS, asks, model_document
 from picker.registries import page_document
 
 from attnreg.compile.bundled import bundled_configs, bundled_overlays
-from attnreg.loader import load_registry
+from attnreg.loader import bundled_registries, load_registry
 from docs_site.frame import Asset, Page, Site
 
 # in the order in which each needs those before it
@@ -30,7 +30,8 @@ WITHOUT_SCRIPT = (
 
 def pages(site: Site) -> Iterator[Page | Asset]:
     """The picker, every bundled registry and overlay as a script, and every bundled model for each of them."""
-    registries = {**site.registries, **{name: load_registry(name) for name in bundled_overlays()}}
+    others = (name for name in (*bundled_registries(), *bundled_overlays()) if name not in site.registries)
+    registries = {**site.registries, **{name: load_registry(name) for name in others}}
     configs = bundled_configs()
     # what a model asks for depends on a registry's words for its KV cache: those that share them share its document
     first: dict[str, str] = {}
@@ -47,6 +48,8 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         "models": list(configs),
         "modelsOf": models_of,
         "ranks": RANKS,
+        # those that have pages, to which a line of data is a link
+        "files": sorted({file for registry in site.registries.values() for file in registry.files}),
         "example": EXAMPLE,
     }
     values = {"picker": _script(picker), "scripts": (*EVALUATOR, *PAGE), "without_script": WITHOUT_SCRIPT}

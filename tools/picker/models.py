@@ -12,7 +12,7 @@ from attnreg.models.kv_memory import kv_memory
 from attnreg.models.questions import ModelOptions, group_layers, model_layers
 from attnreg.registry import Registry
 from attnreg.selection.wording import feature_words
-from picker.registries import Tables
+from picker.expressions import Tables
 
 RANKS = (1, 2, 4, 8, 16)
 # the option left out; the field None is `none`, as for the command

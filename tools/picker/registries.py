@@ -6,20 +6,14 @@ no backend and no word. Parts that are equal are written once and named by their
 
 from __future__ import annotations
 
-import json
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
 from attnreg.errors import Location
-from attnreg.language import matchers
 from attnreg.language.conditions import Clause, Condition
 from attnreg.language.facets import CORE, LINKED
-from attnreg.language.matchers import Matcher, Requirement
+from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import Facet, Vocabulary, Word
 from attnreg.registry import (
     Backend,
@@ -35,6 +29,7 @@ from attnreg.registry import (
     Variant,
 )
 from attnreg.selection.judge import denial
+from picker.expressions import ExpressionError, Tables, expression, mentions
 
 # a change of what these pages can evaluate; a page refuses data of another version
 FORMAT = 1
@@ -42,10 +37,6 @@ FORMAT = 1
 
 _KINDS = ("word", "arch", "integer", "text", "words", "packages", "boolean", "derived")
 _OWNERS = ("request", "platform", "selection", "start", "derived")
-
-
-class ExpressionError(ValueError):
-    """Raised for a part of a registry that the evaluator has no expression for."""
 
 
 # what the evaluator reads or what changes no selection: data with anything else is not expressed
@@ -67,21 +58,6 @@ _WITHOUT_EFFECT = {
     Order: "source",
     Step: "source",
 }
-
-
-class Tables:
-    """The parts of a registry, each written once: table -> its parts as JSON."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, dict[str, int]] = {}
-
-    def add(self, table: str, part: object) -> int:
-        """The index of a part in a table."""
-        known = self.parts.setdefault(table, {})
-        return known.setdefault(json.dumps(part, sort_keys=True), len(known))
-
-    def to_dict(self) -> dict[str, list[Any]]:
-        return {table: [json.loads(part) for part in parts] for table, parts in self.parts.items()}
 
 
 def registry_document(registry: Registry) -> dict[str, Any]:
@@ -286,7 +262,7 @@ class _Writer:
             "inWords": matcher.in_words if matcher.in_words != matcher.text else None,
             "test": expression(matcher),
             "form": matcher.form,
-            "mentions": _mentions(matcher) if matcher.form else [],
+            "mentions": mentions(matcher) if matcher.form else [],
             "constants": sorted(matcher.constants),
             "moduli": sorted(matcher.moduli),
         }
@@ -362,59 +338,3 @@ def _set(value: Any) -> Any:
     if value is not None and not isinstance(value, str | int | bool):
         raise ExpressionError(f"no expression for the value {value!r}")
     return value
-
-
-def _mentions(matcher: Matcher) -> list[Any]:
-    requirements = [m for m in matcher.mentions if isinstance(m, Requirement)]
-    if requirements:
-        return [_requirement(r) for r in sorted(requirements, key=str)]
-    return sorted(matcher.mentions)
-
-
-def _requirement(requirement: Requirement) -> dict[str, Any]:
-    # in an order of their own: a set of specifiers has none
-    specifiers = sorted([s.operator, s.version] for s in SpecifierSet(requirement.versions))
-    return {"package": requirement.package, "versions": requirement.versions, "specifiers": specifiers}
-
-
-def expression(matcher: Matcher) -> list[Any]:
-    """The test of a matcher as a list: its operation, then what it compares with."""
-    predicate: Any = matcher.predicate
-    if predicate is matchers.ANY.predicate:
-        return ["anything"]
-    if isinstance(predicate, partial):
-        return _applied(predicate)
-    words = getattr(predicate, "__self__", None)
-    # a method of the set of words
-    operation = {
-        "__contains__": "in",
-        "issubset": "all of",
-        "issuperset": "only",
-        "isdisjoint": "none of",
-    }.get(getattr(predicate, "__name__", ""))
-    if isinstance(words, frozenset) and operation:
-        return [operation, _sorted(words)]
-    raise ExpressionError(f"no expression for {matcher.text!r}: {predicate!r}")
-
-
-def _applied(predicate: partial[bool]) -> list[Any]:
-    arguments = predicate.args
-    if predicate.func is operator.eq or predicate.func is matchers._same:
-        return ["is", arguments[0]]
-    if predicate.func is matchers._within:
-        return ["within", *arguments]
-    if predicate.func is matchers._overlaps:
-        return ["any of", _sorted(arguments[0])]
-    if predicate.func is matchers._all_met:
-        return ["installed", [_requirement(r) for r in arguments[0]]]
-    if predicate.func is matchers._does_not_match:
-        return ["not", expression(arguments[0])]
-    several = {matchers._any_matches: "or", matchers._all_match: "and"}.get(predicate.func)
-    if several is None:
-        raise ExpressionError(f"no expression for {predicate!r}")
-    return [several, *(expression(test) for test in arguments[0])]
-
-
-def _sorted(words: Iterable[Any]) -> list[Any]:
-    """Words in an order of their own; not given, and numbers, among them."""
-    return sorted(words, key=lambda word: (type(word).__name__, word if word is not None else 0))

@@ -15,7 +15,7 @@
   /** A line of data as a link to the page that shows it; as text, where the site has no page of its file. */
   function place(where) {
     const [, file, line] = /^(.*):(\d+):\d+$/.exec(where);
-    if (!file.startsWith("registry/")) return element("span", { class: "where" }, short(where));
+    if (!window.attnregPicker.files.includes(file)) return element("span", { class: "where" }, short(where));
     const href = `${document.body.dataset.root}files/${file}.html#L${line}`;
     return element("a", { class: "where", href }, short(where));
   }
