@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnreg.kernels.triton.cache import Write, bound_write
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, Repeated, paged_cache_shape
@@ -26,6 +27,8 @@ class TritonPlan(AttentionPlan):
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
         super().__init__(spec, batch)
         self.slot_mapping, self.query_start_loc = batch.slot_mapping, batch.query_start_loc
+        # layers follow each other with calls alike
+        self.recent_write: tuple[object, Write | None] = (None, None)
 
 
 def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
@@ -37,7 +40,15 @@ def run(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
     """Stores the call's new keys and values, and attends."""
     _, kv_cache, output, key, value, _, params, alike, _ = call
     if kv_cache is not None and key is not None and value is not None:
-        write_kv(spec, plan, key, value, kv_cache, params=params, alike=alike)
+        if alike is None or plan.slot_mapping is None:
+            write_kv(spec, plan, key, value, kv_cache, params=params)
+        else:
+            tensors = key, value, *kv_cache, plan.slot_mapping, params.k_scale, params.v_scale
+            known, write = plan.recent_write
+            if write is None or known is not alike:
+                write = bound_write(spec, alike, tensors)
+                plan.recent_write = alike, write
+            write(tensors)
     if output is not None:
         plan.run(call)
 

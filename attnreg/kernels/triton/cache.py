@@ -121,7 +121,8 @@ def write_kv(
 
 
 # what runs the writes of alike calls, which are of one spec; and the kinds of calls that nobody compared
-_writes: dict[Hashable, Callable[[Sequence[Tensor | None]], None]] = {}
+Write = Callable[[Sequence[Tensor | None]], None]
+_writes: dict[Hashable, Write] = {}
 _kinds = Kinds()
 
 
@@ -134,18 +135,23 @@ def _write(
     if alike is None:
         some = [x for x in tensors if x is not None]
         alike = code, _kinds.of((k_scale is None, v_scale is None), some)
+    bound_write(code, alike, tensors)(tensors)
+
+
+def bound_write(code: _Code | AttentionSpec, alike: Hashable, tensors: tuple[Any, ...]) -> Write:
+    """The function that stores such tensors, in the order of the kernel's pointers. alike: the same for no others."""
     write = _writes.get(alike)
     if write is None:
         if len(_writes) >= MOST_BOUND:
             _writes.clear()
         write = _writes[alike] = _bind(code, *tensors)
-    write(tensors)
+    return write
 
 
 def _bind(
     code: _Code | AttentionSpec, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor,
     k_scale: Tensor | None, v_scale: Tensor | None,
-) -> Callable[[Sequence[Tensor | None]], None]:  # fmt: skip
+) -> Write:  # fmt: skip
     """The launch of a write, of tensors with the facts of these."""
     num_tokens = min(key.shape[0], slots.shape[0])
     if num_tokens == 0:
