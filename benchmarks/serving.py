@@ -6,8 +6,9 @@ python benchmarks/serving.py --only batching    a part alone; recorded, it leave
 
 The model is a Llama of 8 layers with random weights in bfloat16. A decoded token is measured inside of ``generate``, in
 rounds in which the implementations take turns; the figure is the median of tokens after the first. PyTorch's attention
-makes a plan for each new length, which later rounds find: one row has lengths that are new, as in a server. Continuous
-batching is ``generate_batch`` over 64 prompts of many lengths, after a few that compile.
+makes a plan for each new length, which later rounds find: one row has lengths that are new, as in a server. Latents are
+measured alike, with the attention of DeepSeek-V3 in 4 layers: eager and PyTorch's attention expand them for each token.
+Continuous batching is ``generate_batch`` over 64 prompts of many lengths, after a few that compile.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import transformers
 from measuring import Figures, machine, parser_of, require_gpus
 from transformers import (
     ContinuousBatchingConfig,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -41,6 +44,8 @@ NEW, ROUNDS = 27, 4
 # requests, tokens of context, the cache, whether the lengths are new; the names of transformers' own implementations
 DECODES = ((1, 4096, None, False), (8, 1024, None, False), (8, 4096, None, False), (1, 4096, "static", False),
            (1, 3000, None, True))  # fmt: skip
+# requests and tokens of context of a model with latents; eager holds the scores of 128 heads of a prompt
+LATENTS = ((1, 4096), (4, 2048), (1, 8192))
 OWN = ("eager", "sdpa")
 
 
@@ -51,6 +56,18 @@ def model_of() -> Any:
         num_key_value_heads=8, max_position_embeddings=16384, pad_token_id=0, bos_token_id=1, eos_token_id=None,
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)
+    return model.eval().to("cuda", torch.bfloat16)
+
+
+def latent_model() -> Any:
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=128,
+        num_key_value_heads=128, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+        v_head_dim=128, first_k_dense_replace=4, max_position_embeddings=16384, pad_token_id=0, bos_token_id=1,
+        eos_token_id=None,
+    )  # fmt: skip
+    model: Any = DeepseekV3ForCausalLM(config)
     return model.eval().to("cuda", torch.bfloat16)
 
 
@@ -147,7 +164,7 @@ def marked(row: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = parser_of("serving", __doc__)
-    parser.add_argument("--only", default="", help="decode or batching")
+    parser.add_argument("--only", default="", help="decode, latents or batching")
     options = parser.parse_args()
     require_gpus("serving")
     attention.register()
@@ -156,6 +173,11 @@ def main() -> None:
         what = f"{cache or 'dynamic'} cache" + (", new lengths" if new else "")
         times = decoded(model, requests, context, cache, new=new)
         figures.add(marked({"case": f"decode b{requests} at {context}, {what}", "unit": "ms a token", **times}))
+    latents = latent_model() if options.only in "latents" else None
+    for requests, context in LATENTS if latents is not None else ():
+        times = decoded(latents, requests, context, None, new=False)
+        figures.add(marked({"case": f"latents decode b{requests} at {context}", "unit": "ms a token", **times}))
+    del latents
     if options.only in "batching":
         row: dict[str, Any] = {"case": "continuous batching", "unit": "new tokens a second"}
         for name in ("attnreg", "attnreg, CUDA graphs", "paged|eager", "sdpa"):

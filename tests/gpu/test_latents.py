@@ -1,0 +1,65 @@
+"""Models with latents on a GPU: the caches of transformers, and the kernels that decode from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.latent_models import both, phases, v3, v32
+from support.small_models import tokens
+from torch import Tensor
+
+import attnreg.integrations.transformers as attention
+from attnreg import Registry
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),
+    # what compilers have to say of a device is no fault of a backend
+    pytest.mark.filterwarnings("default"),
+]
+
+SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+WIDE = {**SIZES, "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 1}
+KINDS = pytest.mark.parametrize(("make", "kind"), [(v3, "mla"), (v32, "mla_sparse")], ids=["dense", "sparse"])
+
+
+@pytest.fixture(autouse=True)
+def always_latent(default: Registry) -> None:
+    attention.register(registry=default, latent=True)
+
+
+def generating(cache: str | None, *lengths: int) -> Callable[[Any], Tensor]:
+    inputs = {name: x.cuda() for name, x in tokens(*lengths).items()}
+
+    def run(model: Any) -> Tensor:
+        out = model.generate(
+            **inputs, max_new_tokens=16, do_sample=False, cache_implementation=cache, disable_compile=True,
+            output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        # the first logits are of one prompt, whatever tokens were chosen then
+        return out.logits[0] if model.dtype != torch.float32 else torch.stack(out.logits)  # type: ignore[no-any-return]
+
+    return run
+
+
+@KINDS
+@pytest.mark.parametrize("cache", [None, "static", "offloaded"])
+def test_float32(make: Callable[..., Any], kind: str, cache: str | None) -> None:
+    # sparse MLA has no kernel in float32 on GPUs: its keys are expanded there
+    attention.register(latent=None if kind == "mla_sparse" else True)
+    model = make().cuda()
+    expected, found = both(model, generating(cache, 70, 9))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+@KINDS
+@pytest.mark.parametrize("cache", [None, "static", "offloaded"])
+def test_the_sizes_of_deepseek_v3(make: Callable[..., Any], kind: str, cache: str | None) -> None:
+    model = make(**WIDE, dtype=torch.bfloat16).cuda()
+    expected, found = both(model, generating(cache, 200, 70))
+    assert float((found - expected).square().mean().sqrt()) < 0.01 * float(expected.abs().max())
+    assert (kind, "decode") in phases(model)
+    backends = {run.backend for run in attention.runs(model)}
+    assert not backends & {"TORCH_MLA", "TORCH_MLA_SPARSE"}
