@@ -59,13 +59,15 @@ def test_the_answer_then_the_trace(default: Registry) -> None:
         "                             ↳ would be chosen with --backend ROCM_ATTN",
         # what makes another model of it is no advice
         "  5 TURBOQUANT               kv_dtype is auto; supported: turboquant_*  backends.yaml:*",
-        "                             sinks, sliding_window are not supported  backends.yaml:*",
+        "                             ↳ would win with --kv-dtype turboquant_k8v4",
         "",
         "note: n",
     ]
 
 
-def test_groups_that_only_a_refused_feature_tells_apart_are_printed_once(default: Registry) -> None:
+def test_groups_that_only_a_refused_feature_tells_apart_are_printed_once() -> None:
+    fewer = {"capabilities": {"remove": {"features": ["sinks", "sliding_window"]}}}
+    default = load_registry("default", [{"backends": {"TURBOQUANT": fewer}}])
     full = AttentionRequest(head_size=64, num_heads=64, num_kv_heads=8, features={"sinks"})
     second = Question(full, "64/8 heads of 64 · sinks", "18 layers (1, 3, … 35)")
     lines = shown(explain([GPT_OSS, second], [at("gfx942", default)], default), 110)
@@ -87,7 +89,7 @@ def test_groups_that_only_a_refused_feature_tells_apart_are_printed_once(default
 
 def test_a_plain_request_is_advised_of_its_features_too(default: Registry) -> None:
     lines = shown(explain([Question(SINKS, "q")], [at("gfx942", default)], default), 110)
-    assert lines[-2].strip() == "↳ would win without sinks, sliding_window, with --kv-dtype turboquant_k8v4"
+    assert lines[-2].strip() == "↳ would win with --kv-dtype turboquant_k8v4"
 
 
 def test_the_title_of_a_request_is_its_label(default: Registry) -> None:

@@ -173,6 +173,8 @@ TABLE: tuple[Row, ...] = (
     _row({"packed": True, "matrix_units": False}, Config(16, 16, 8, 1, block_k=64)),
     _row({"packed": True, "queries": "few", "rows": 16, "width": {"min": 256}},
          Config(16, 32, 4, 2, programs_per_sm=4)),
+    _row({"packed": True, "queries": "few", "rows": 16, "warpgroup_mma": False},
+         Config(16, 32, 4, 3, programs_per_sm=4)),
     _row({"packed": True, "queries": "few", "rows": 16}, Config(16, 64, 4, 3, programs_per_sm=4)),
     _row({"packed": True, "width": {"min": 256}}, Config(UpTo(32), 32, 8, 2, programs_per_sm=1)),
     _row({"packed": True, "warpgroup_mma": False}, Config(UpTo(64), 32, 8, 2, programs_per_sm=1)),

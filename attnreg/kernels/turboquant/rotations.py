@@ -19,13 +19,13 @@ from attnreg.kernels.triton.launch import Kernel
 # columns of a rotated row that are computed at once: more would not fit the registers
 STEP = tl.constexpr(32)
 # rows of a program, the same for every batch: the order of sums may not depend on it
-_ROWS = 32
+_ROWS = 16
 
 
 @triton.jit
-def hadamard(first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
-    """Returns columns of the Hadamard matrix from the first on, [ROWS, COLUMNS], of 1 and -1."""
-    odd = tl.arange(0, ROWS)[:, None] & (first + tl.arange(0, COLUMNS))[None, :]
+def hadamard(first_row, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
+    """Returns a part of the Hadamard matrix, from a row and a column on, [ROWS, COLUMNS], of 1 and -1."""
+    odd = (first_row + tl.arange(0, ROWS))[:, None] & (first + tl.arange(0, COLUMNS))[None, :]
     odd ^= odd >> 8
     odd ^= odd >> 4
     odd ^= odd >> 2
@@ -57,27 +57,27 @@ def _rotate_kernel(
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     token, head = row // HEADS, row % HEADS
     exists = (row < num_rows) & (token < tl.load(query_start_loc_ptr + num_reqs))
-    offs_d = tl.arange(0, COLUMNS)
     source_ptr += (token * SOURCE_TOKEN + head * SOURCE_HEAD)[:, None]
     target_ptr += (token * TARGET_TOKEN + head * TARGET_HEAD)[:, None]
     DTYPE: tl.constexpr = target_ptr.dtype.element_ty
     FACTOR: tl.constexpr = 1.0 / COLUMNS**0.5
-    if BACK:
-        x = tl.load(source_ptr + offs_d[None, :], mask=exists[:, None], other=0.0) * FACTOR
-        high = x.to(DTYPE)
-        low = (x - high.to(tl.float32)).to(DTYPE)
-    else:
-        x = tl.load(source_ptr + offs_d[None, :], mask=exists[:, None] & (offs_d < SIZE)[None, :], other=0.0)
-        high = (x.to(tl.float32) * signs(offs_d)[None, :]).to(DTYPE)
     for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
-        matrix = hadamard(first, COLUMNS, WIDTH, DTYPE)
         offs_t = first + tl.arange(0, WIDTH)
-        y = tl.dot(high, matrix, input_precision="ieee")
-        if BACK:
-            y = tl.dot(low, matrix, y, input_precision="ieee") * signs(offs_t)[None, :]
-            tl.store(target_ptr + offs_t[None, :], y.to(DTYPE), mask=exists[:, None] & (offs_t < SIZE)[None, :])
-        else:
-            tl.store(target_ptr + offs_t[None, :], (y * FACTOR).to(DTYPE), mask=exists[:, None])
+        y = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
+        # rows are read again for each part of the columns: a whole one would fill the registers
+        for d in tl.range(0, COLUMNS, WIDTH, num_stages=1):
+            offs_d = d + tl.arange(0, WIDTH)
+            matrix = hadamard(d, first, WIDTH, WIDTH, DTYPE)
+            mask = exists[:, None] if BACK else exists[:, None] & (offs_d < SIZE)[None, :]
+            x = tl.load(source_ptr + offs_d[None, :], mask=mask, other=0.0).to(tl.float32)
+            x = x * FACTOR if BACK else x * signs(offs_d)[None, :]
+            high = x.to(DTYPE)
+            y = tl.dot(high, matrix, y, input_precision="ieee")
+            if BACK:
+                y = tl.dot((x - high.to(tl.float32)).to(DTYPE), matrix, y, input_precision="ieee")
+        y = y * signs(offs_t)[None, :] if BACK else y * FACTOR
+        mask = exists[:, None] & (offs_t < SIZE)[None, :] if BACK else exists[:, None]
+        tl.store(target_ptr + offs_t[None, :], y.to(DTYPE), mask=mask)
 
 
 _ROTATE = Kernel(_rotate_kernel, ("source_ptr", "target_ptr", "query_start_loc_ptr", "num_reqs", "num_rows"))
@@ -94,7 +94,7 @@ class _Code(NamedTuple):
 
     @property
     def options(self) -> Mapping[str, int]:
-        return {"num_warps": 8 if self.columns > 128 else 4}
+        return {"num_warps": 4}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         source, target = key

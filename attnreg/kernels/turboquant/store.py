@@ -75,7 +75,7 @@ def _store_levels(
     products = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
     CODES: tl.constexpr = 2**L.bits
     for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
-        y = tl.dot(turned, hadamard(first, COLUMNS, WIDTH, x.dtype), input_precision="ieee") * inverse[:, None]
+        y = tl.dot(turned, hadamard(0, first, COLUMNS, WIDTH, x.dtype), input_precision="ieee") * inverse[:, None]
         codes = tl.zeros([BLOCK_R, WIDTH], dtype=tl.int32)
         for code in tl.static_range(0, CODES - 1):
             threshold = (level_of(2.0 * code - (CODES - 1), L) + level_of(2.0 * code - (CODES - 3), L)) * 0.5
