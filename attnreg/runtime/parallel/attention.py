@@ -70,6 +70,10 @@ class ContextParallel:
                     f"the layer has {feature}, which compares queries with the positions of their context; ranks that "
                     "share a cache have some of these each"
                 )
+        if spec.sparse:
+            raise SpecError(
+                "the layer is of sparse MLA, whose indices name tokens of the whole context; ranks have some each"
+            )
         if spec.attn_type != "decoder":
             raise SpecError(f"attn_type is {spec.attn_type}; ranks share the cache of a decoder")
         if self.left >= 0 and spec.kv_layout == "SPLIT":
@@ -118,8 +122,12 @@ class ContextParallel:
 
         query, key and value are those of the whole, alike on every rank, as `Attention.forward` takes them; kv_cache is
         the rank's shard. output and lse have the heads that this rank gets. A collective call; one on CUDA can be
-        captured in a graph, if `shard` is captured with it. Raises `BatchError`.
+        captured in a graph, if `shard` is captured with it. Compiled models call ``torch.compiler.disable(parallel)``.
+        Raises `BatchError`, also while a compiler traces.
         """
+        if torch.compiler.is_compiling():
+            # a compiler would move the collective, and keep the lengths of this step
+            raise BatchError(["ContextParallel is no part of a compiled graph; call torch.compiler.disable(parallel)"])
         problem: ValueError | None = None
         try:
             output = self._output(query, batch, output, lse)

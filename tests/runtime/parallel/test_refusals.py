@@ -11,7 +11,7 @@ import torch
 from support.ranks import Failure, Ranks
 from support.sharded import Case, batch_of, inputs, layer_of, poisoned_cache, sharded
 
-from attnreg import BatchMetadata, SpecError
+from attnreg import BatchError, BatchMetadata, SpecError
 from attnreg.runtime.parallel.attention import ContextParallel
 
 STEPS = (((3, 2), (3, 2)), ((1, 1), (4, 3)))
@@ -32,6 +32,14 @@ def refused(group: Ranks, *cases: Case) -> list[Failure]:
     ("case", "kind", "problem"),
     [
         (Case(interleave=3, request=LSE), "SpecError", "interleave is 3 and block_size is 4; the first must divide"),
+        (
+            Case(
+                backend="TORCH_MLA_SPARSE", numbers={"softmax_scale": 0.2},
+                request={**LSE, "attention": "mla_sparse", "phase": "decode", "head_size": 48, "head_size_v": 32,
+                         "num_kv_heads": 1},
+            ),
+            "SpecError", "the layer is of sparse MLA, whose indices name tokens of the whole context",
+        ),
         (Case(interleave=0, request=LSE), "SpecError", "interleave is 0; expected an integer of at least 1"),
         (
             Case(by_head=True, request={**LSE, "num_heads": 3, "num_kv_heads": 1}), "SpecError",
@@ -177,3 +185,30 @@ def test_a_batch_that_cannot_be_shared(ranks: Callable[[int], Ranks], arguments:
 def test_without_a_process_group() -> None:
     with pytest.raises(SpecError, match=r"there is no process group; call torch.distributed.init_process_group first"):
         ContextParallel(layer_of(Case(request=LSE)))
+
+
+def compiled(rank: int, case: Case) -> str:
+    """What a compiled model that leaves the call out gives is compared with an eager one; the refusal of the others."""
+    layer = layer_of(case)
+    parallel = ContextParallel(layer)
+    cache = poisoned_cache(layer, 4, "cpu")
+    (queries, keys) = case.steps[0]
+    batch = parallel.shard(batch_of(case, 4 * parallel.shards.world_size, queries, keys, step=0, slots=False))
+    query, key, value = inputs(case, layer, 0, sum(queries))
+
+    def model(query: torch.Tensor, attend: Any) -> torch.Tensor:
+        return attend(query * 1, key, value, cache, batch) + 1
+
+    apart = torch.compiler.disable(parallel)
+    found = torch.compile(model, backend="aot_eager")(query, apart)
+    torch.testing.assert_close(found, model(query, parallel))
+    try:
+        torch.compile(model, backend="aot_eager")(query, parallel)
+    except BatchError as e:
+        return str(e)
+    return "nothing was raised"
+
+
+def test_a_compiled_model_leaves_the_call_out(ranks: Callable[[int], Ranks]) -> None:
+    for refusal in ranks(2).run(compiled, Case(steps=STEPS, request=LSE)):
+        assert refusal == "ContextParallel is no part of a compiled graph; call torch.compiler.disable(parallel)"
