@@ -144,8 +144,11 @@ def test_every_target_gets_its_tiles() -> None:
 LATENTS = [
     {"latent": True, "rows": rows, "short": True, "group": 128, "block_d": 64, "block_dv": 512, "paged": True, **stored}
     for rows in (16, 64)
-    for stored in ({}, {"cache_itemsize": 1}, {"cache_itemsize": 1, "tile_scales": True}, {"itemsize": 4})
-]
+    for stored in (
+        {}, {"cache_itemsize": 1}, {"cache_itemsize": 1, "tile_scales": True},
+        {"cache_itemsize": 1, "tile_scales": True, "group": 16}, {"itemsize": 4},
+    )
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
