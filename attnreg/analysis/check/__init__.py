@@ -17,6 +17,7 @@ from attnreg.compile.yaml_source import Document
 from attnreg.errors import Location
 from attnreg.files import kind_of
 from attnreg.language.vocabulary import Architecture
+from attnreg.registry import From
 from attnreg.selection.selector import evaluate
 from attnreg.selection.snapshot import moved_selections
 from attnreg.selection.trace import Selection
@@ -311,6 +312,9 @@ def _derived(registry: Registry) -> Iterator[Finding]:
     """Derived facets that nothing reads."""
     consequences = (c for row in registry.backends.values() for v in row.variants for c in v.consequences)
     read = {clause.facet for clause in every_clause(registry)} | {f for c in consequences for f in c.when.facets}
+    values = [value for step in registry.steps for effect in step.effects for value in effect.sets.values()]
+    values += [value for derived in registry.derived.values() for _, value, _ in derived.cases]
+    read |= {value.facet for value in values if isinstance(value, From)}
     borrowed = _borrowed(registry)
     for derived in registry.derived.values():
         if derived.name not in read and PurePath(derived.where.file).parent not in borrowed:
