@@ -14,6 +14,8 @@ _AXE = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 # one page of each kind
 PAGES = [
     "index.html",
+    "pick.html",
+    "compare.html",
     "registries.html",
     "measured.html",
     "models/index.html",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnreg.analysis.value_classes import every_clause
+from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import Architecture
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
@@ -74,13 +75,20 @@ def _on(site: Site, name: str, request: AttentionRequest, arch: Architecture) ->
 
 def _matters(site: Site, name: str, model: str) -> bool:
     """Whether some condition of a registry tells a model's type from none."""
+    if site.registries[name].steps:
+        # a step may copy it into another facet
+        return True
     matchers = site.kept.get(("model", name))
     if matchers is None:
-        registry = site.registries[name]
-        follows = [known.when for row in registry.backends.values() for v in row.variants for known in v.consequences]
-        clauses = [*every_clause(registry), *(clause for when in follows for clause in when.walk())]
-        matchers = site.kept["model", name] = [clause.matcher for clause in clauses if clause.facet == "model"]
+        matchers = site.kept["model", name] = _about_models(site.registries[name])
     return any(matcher.matches(model) != matcher.matches(None) for matcher in matchers)
+
+
+def _about_models(registry: Registry) -> list[Matcher]:
+    """Whatever a registry tests a model's type with."""
+    follows = [known.when for row in registry.backends.values() for v in row.variants for known in v.consequences]
+    clauses = [*every_clause(registry), *(clause for when in follows for clause in when.walk())]
+    return [clause.matcher for clause in clauses if clause.facet == "model"]
 
 
 def sold_as(archs: Iterable[Architecture]) -> str:

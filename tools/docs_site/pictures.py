@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _COLOUR = re.compile(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 
 
+_VIEW = re.compile(r'viewBox="0 0 (\d+) (\d+)"')
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>")
+
+
 @cache
 def colours() -> Mapping[str, tuple[str, str]]:
     """Name of each colour of the site's style sheet -> its light and its dark value."""
@@ -48,7 +52,12 @@ def standalone(picture: Markup) -> str:
     style = f"<style>svg{{{light};font-family:system-ui,sans-serif}}"
     style += f"@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
     head, end, rest = str(picture).partition("</desc>\n")
-    return f'{head}{end}{style}\n<rect width="100%" height="100%" rx="8" style="fill:var(--bg)"/>\n{rest}\n'
+    # the title, which a page would have above the picture
+    head = _VIEW.sub(lambda view: f'viewBox="0 -34 {view[1]} {int(view[2]) + 34}"', head)
+    title = _TITLE.search(head)
+    caption = f'<text x="14" y="-10" style="fill:var(--fg)" font-weight="600">{title[1]}</text>' if title else ""
+    ground = '<rect y="-34" width="100%" height="100%" rx="8" style="fill:var(--bg)"/>'
+    return f"{head}{end}{style}\n{ground}\n{caption}\n{rest}\n"
 
 
 def _text(x: float, y: float, text: str, fill: str = "fg", **more: str) -> str:
