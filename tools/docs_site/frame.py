@@ -78,10 +78,17 @@ class Site:
         return bundled_families()
 
     @cached_property
+    def bundled(self) -> Mapping[str, Registry]:
+        """All bundled registries by name. Pages show the lines of every one."""
+        return {name: load_registry(name) for name in bundled_registries()}
+
+    @cached_property
     def registries(self) -> Mapping[str, Registry]:
-        registries = {name: load_registry(name) for name in bundled_registries()}
-        # an engine whose steps name the backend answers for a server: its guide has the steps, and no page a matrix
-        return {name: registry for name, registry in registries.items() if registry.orders}
+        """Those with pages of their backends, which have orders.
+
+        An engine whose steps name the backend answers for a server: its guide has the steps, and no page a matrix.
+        """
+        return {name: registry for name, registry in self.bundled.items() if registry.orders}
 
     @cached_property
     def environment(self) -> jinja2.Environment:

@@ -153,8 +153,8 @@ def _place_on_site(site: Site, place: str) -> str | None:
     if place.startswith(("docs/images/", "docs/schema/")):
         return f"guides/{place.removeprefix('docs/')}"
     for name, folder in bundled_registries().items():
-        if place == folder.relative_to(registry_root().parent).as_posix():
+        if name in site.registries and place == folder.relative_to(registry_root().parent).as_posix():
             return f"{name}/index.html"
-    if place in {file for registry in site.registries.values() for file in registry.files}:
+    if place in {file for registry in site.bundled.values() for file in registry.files}:
         return f"files/{place}.html"
     return None

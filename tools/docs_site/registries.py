@@ -34,6 +34,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         yield Page(f"{name}/index.html", "registry.html.j2", title, values, "registry", name, above[:1])
         values = {"platforms": platforms(registry)}
         yield Page(f"{name}/orders.html", "orders.html.j2", f"Orders of {title}", values, "orders", name, above)
+    for registry in site.bundled.values():
         files |= dict.fromkeys(registry.files)
     for file in files:
         values = {"lines": yaml_lines(site.text(file))}
