@@ -352,5 +352,6 @@ def test_python_answers_where_the_evaluator_cannot(
     main(["explain", *words, "--json"])
     printed = json.loads(capsys.readouterr().out)
     # each says where its own file lies
-    assert answer["notes"].pop() != printed["notes"].pop()
-    assert answer == printed
+    for said in (answer, printed):
+        said["notes"] = [note for note in said["notes"] if "/examples/configs/" not in note]
+    assert json.dumps(answer, sort_keys=True) == json.dumps(printed, sort_keys=True)
