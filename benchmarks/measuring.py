@@ -115,15 +115,18 @@ def measured(
 _flush: list[Tensor] = []
 
 
-def time_us(call: Callable[[], Any], samples: int = 40) -> float:
-    """The median time of a call, replayed as a CUDA graph with a cold L2 cache."""
+def time_us(call: Callable[[], Any], samples: int = 40, *, captured: bool = True) -> float:
+    """The median time of a call with a cold L2 cache, replayed as a CUDA graph if it may be captured."""
     if not _flush:
         _flush.append(torch.empty(256 * 2**20, dtype=torch.int8, device="cuda"))
     call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    run = call
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        run = graph.replay
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < samples and (len(times) < 10 or time.perf_counter() - begun < 1.0):
@@ -132,7 +135,7 @@ def time_us(call: Callable[[], Any], samples: int = 40) -> float:
         torch.cuda._sleep(500_000)  # type: ignore[no-untyped-call]
         _flush[0].zero_()
         begin.record()
-        graph.replay()
+        run()
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)

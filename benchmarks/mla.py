@@ -31,7 +31,7 @@ def measure(case: Case, limits: dict[str, float], with_peers: bool) -> dict[str,
     # no case gets fragments of the last one's memory
     torch.cuda.empty_cache()
     trial = case.prepare()
-    us = time_us(trial.call)
+    us = time_us(trial.call, captured=trial.captured)
     bandwidth = limits["copy GB/s" if trial.copies else "read GB/s"]
     floor = max(trial.moved / bandwidth / 1e3, trial.operations / limits["bf16 matmul TFLOP/s"] / 1e6)
     peers = trial.peers() if with_peers else ()

@@ -31,8 +31,8 @@ class Trial:
     """A case with its tensors.
 
     call: what is measured. error: of its last result, ||out - ref|| / ||ref||. moved, operations: the bytes and the
-    floating-point operations of the work, at least; copies: as many bytes are written as read. peers: name and call of
-    each peer that can be imported.
+    floating-point operations of the work, at least; copies: as many bytes are written as read. captured: whether a
+    CUDA graph can hold the call. peers: name and call of each peer that can be imported.
     """
 
     call: Callable[[], Any]
@@ -41,6 +41,7 @@ class Trial:
     moved: float = 0.0
     operations: float = 0.0
     copies: bool = False
+    captured: bool = True
     max_error: float = 1e-2
 
 

@@ -116,4 +116,6 @@ def _on_context(place: Place, tokens: int, context: int, heads: int, workspace: 
         moved=keys * 2.0 * (RANK + ROPE) + query.nbytes + output.nbytes,
         operations=2.0 * heads * (keys * RANK * (NOPE + WIDTH) + tokens * (context + tokens / 2) * (192 + WIDTH)),
         max_error=2e-2,
+        # chunks are made of the host's lengths
+        captured=False,
     )
