@@ -11,7 +11,7 @@ from docs_markdown import plain, table
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.models.facts import MIXERS, LayerFacts
 from attnreg.models.groups import LayerGroup
-from attnreg.models.questions import group_layers
+from attnreg.models.questions import ModelOptions, group_layers, model_layers
 from attnreg.models.reader import ConfigError, ModelLayers, bundled_families, requests_from_model
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
@@ -87,10 +87,12 @@ def _has(layers: Sequence[LayerFacts], has_need) -> bool:  # type: ignore[no-unt
 @cache
 def matrix_blocks(root: Path) -> dict[str, str]:
     """Name of each bundled registry, which names a block of docs/models.md -> the matrix of models as Markdown."""
-    models = [requests_from_model(path) for path in sorted((root / "examples" / "configs").glob("*/"), key=_by_name)]
+    paths = sorted((root / "examples" / "configs").glob("*/"), key=_by_name)
     registries = {name: load_registry(name) for name in bundled_registries()}
     # where steps choose without an order, the answer is one of a server, and not of a layer
-    return {name: _matrix(registry, models) for name, registry in registries.items() if registry.orders}
+    ordered = {name: registry for name, registry in registries.items() if registry.orders}
+    asked = {n: [model_layers(str(p), ModelOptions(), registry)[0] for p in paths] for n, registry in ordered.items()}
+    return {name: _matrix(registry, asked[name]) for name, registry in ordered.items()}
 
 
 def _by_name(path: Path) -> str:

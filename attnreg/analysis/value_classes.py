@@ -79,12 +79,32 @@ def variables(registries: tuple[Registry, ...], more: Iterable[Condition] = ()) 
         matchers.setdefault(clause.facet, []).append(clause.matcher)
     exact = _linked(registries, matchers)
     distinct = {name: list({id(m): m for m in each}.values()) for name, each in matchers.items()}
-    facets = _facets(registries).values()
+    facets = _beside(_facets(registries), registries)
     yield _devices(registries, distinct)
     for facet in facets:
         yield from _of_one_value(facet, distinct, registries, facet.name in exact)
     for facet in facets:
         yield from _of_a_set(facet, distinct.get(facet.name, []))
+
+
+def _beside(facets: dict[str, Facet], registries: tuple[Registry, ...]) -> list[Facet]:
+    """The facets, those that a model's config states beside the facet that steps write by them.
+
+    A diagram stays small where what belongs together stands together.
+    """
+    beside: dict[str, str] = {}
+    for step in (step for registry in registries for step in registry.steps):
+        read = dict.fromkeys((*step.when.facets, *(f for e in step.effects for f in e.when.facets)))
+        copied = (v.facet for e in step.effects for v in e.sets.values() if type(v) is From)
+        written = next((f for e in step.effects for f in e.sets if f in CORE), None)
+        stated = [f for f in (*read, *copied) if f in facets and facets[f].config]
+        beside |= {f: written for f in stated if written is not None and f not in beside}
+    return [
+        facet
+        for name, first in facets.items()
+        if name not in beside
+        for facet in (*(facets[f] for f, written in beside.items() if written == name), first)
+    ]
 
 
 def _linked(registries: tuple[Registry, ...], matchers: dict[str, list[Matcher]]) -> set[str]:
@@ -176,7 +196,8 @@ def _facets(registries: Iterable[Registry]) -> dict[str, Facet]:
     for registry in registries:
         for name, facet in registry.vocabulary.facets.items():
             words = (*facet.words, *facets[name].words) if name in facets else facet.words
-            facets[name] = Facet(name, facet.of, facet.kind, facet.legend, facet.where, tuple(dict.fromkeys(words)))
+            words = tuple(dict.fromkeys(words))
+            facets[name] = Facet(name, facet.of, facet.kind, facet.legend, facet.where, words, config=facet.config)
     return facets
 
 

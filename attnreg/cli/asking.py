@@ -17,6 +17,7 @@ from attnreg.cli.refusals import BadInput
 @request_options
 @backend_options
 @registry_options
+@option("--selector", is_flag=True, help="Ask the engine's selector alone, without what its start changes.")
 @option("--brief", is_flag=True, help="Print the winners alone; one line, where all layers agree.")
 @json_option
 def explain(
@@ -39,6 +40,10 @@ def explain(
     if brief and as_json:
         raise BadInput("--brief is for people, and --json prints everything", "give one of them")
     inputs = read_inputs(registry_inputs, platform_inputs, request_inputs, backend_inputs)
+    if registry_inputs.selector and not inputs.registry.name.endswith("/selector"):
+        raise BadInput(
+            f"--selector leaves nothing out: {inputs.registry.title} says nothing of a start", "leave it out"
+        )
     explanation = explain_all(
         inputs.questions,
         inputs.platforms,

@@ -34,11 +34,12 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryInputs:
-    """Which registry: ``--registry``, ``--overlay`` and ``--trust``."""
+    """Which registry: ``--registry``, ``--overlay`` and ``--trust``; with ``--selector`` without its engine's start."""
 
     registry: str | None = None
     overlay: tuple[str, ...] = ()
     trust: tuple[str, ...] = ()
+    selector: bool = False
 
     @property
     def bundled_default(self) -> bool:
@@ -71,7 +72,7 @@ class RegistryInputs:
             raise
         for problem in () if quiet else environment_problems(os.environ, loaded.vocabulary):
             click.echo(f"attnreg: {problem}", err=True)
-        return loaded
+        return loaded.selector if self.selector else loaded
 
     def of_lock(self, lock: Lock) -> Registry:
         """The registry that a lock is compared with: the lock's own, with its overlays, unless an option names one."""

@@ -167,13 +167,32 @@ def _facet(
         message = f"facets.{name}: expected a facet of the {of}, of kind {', '.join(kinds)}"
         help_ = "" if core else "sets of words are asked for as features or flags"
         problems.append(part.document.problem(here, message, help_, key=True))
-    if data.config and (core is not None or data.of != "request"):
-        message = f"facets.{name}: `config` is for a facet of the request that no other registry has"
-        problems.append(part.document.problem((*here, "config"), message, "remove it", key=True))
+    problems += _wrong_reading(part, name, data, frozenset(words))
     where = part.document.key_at(*here)
     kind: Kind = "word" if data.kind == "backend" else data.kind
     word_set = BACKENDS if data.kind == "backend" else data.words
-    return Facet(name, data.of, kind, data.legend, where, tuple(words), data.claim, word_set, tuple(data.config))
+    reading = tuple(data.config), tuple(data.like.items()), data.unless
+    return Facet(name, data.of, kind, data.legend, where, tuple(words), data.claim, word_set, *reading)
+
+
+def _wrong_reading(part: VocabularyPart, name: str, data: schema.FacetData, words: frozenset[Any]) -> Iterator[Problem]:
+    """What is wrong with how a facet is read from a model's config."""
+    here = (*part.path, "facets", name)
+    for key in ("config", "like", "unless"):
+        if getattr(data, key) and (name in CORE or data.of != "request"):
+            message = f"facets.{name}: `{key}` is for a facet of the request that no other registry has"
+            yield part.document.problem((*here, key), message, "remove it", key=True)
+        elif getattr(data, key) and not data.config:
+            message = f"facets.{name}: `{key}` is about what is read from a config"
+            yield part.document.problem((*here, key), message, "say where under `config`", key=True)
+    if data.unless is not None and (data.unless not in CORE or CORE[data.unless].of != "request"):
+        hint = did_you_mean(data.unless, [f.name for f in CORE.values() if f.of == "request"])
+        yield part.document.problem((*here, "unless"), f"facets.{name}: unknown facet `{data.unless}`", hint)
+    for pattern, value in data.like.items():
+        wrong = data.kind in ("word", "boolean", "backend") and value not in words
+        if wrong or (data.kind == "integer" and type(value) is not int):
+            message = f"facets.{name}: `{value}` is no value of it"
+            yield part.document.problem((*here, "like", pattern), message, "name one of its values")
 
 
 def _check_of_selection(

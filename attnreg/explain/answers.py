@@ -137,7 +137,7 @@ def explain(
             selection = ask(question.request, platform)
             groups.setdefault(_signature(selection), []).append(selection)
         answers.append(Answer(question, tuple(Verdict(tuple(g)) for g in groups.values())))
-    notes = (*notes, *_idle_flags(questions, platforms, ask))
+    notes = (*notes, *_idle_flags(questions, platforms, ask), *(_stored_otherwise(answers) if memory else ()))
     return Explanation(registry, title, tuple(answers), notes, memory)
 
 
@@ -159,6 +159,17 @@ def title_of(
     """
     where = platform_words(platforms, registry.vocabulary, here=here, installed=installed)
     return " · ".join(filter(None, (what, *choices, *where, f"registry {registry.title}")))
+
+
+def _stored_otherwise(answers: Iterable[Answer]) -> list[str]:
+    """A note where an engine's start stores the KV cache otherwise than it is asked for, and counted."""
+    starts = [s.start for a in answers for v in a.verdicts for s in v.selections if s.start is not None]
+    moves = {t.changes["kv_dtype"] for start in starts for t in start.changes if "kv_dtype" in t.changes}
+    return [
+        f"the KV cache is counted as {before}, as it is asked for; the engine stores it as {after}: "
+        f"give --kv-dtype {after} to count that"
+        for before, after in sorted(moves, key=str)
+    ]
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:

@@ -91,7 +91,8 @@ class Facet:
 
     ``of`` is what has it, ``kind`` the kind of its values, ``claim`` the capability key that constrains it. ``words``
     lists its values in the order of the data, ``known`` holds the same as a set, and ``word_set`` is the set's name in
-    the vocabulary. ``config`` are the fields of a model's config that hold it.
+    the vocabulary. ``config`` are the fields of a model's config that hold it, of which the first counts; ``like`` maps
+    patterns of such a field's text to values, and where a user gives the facet ``unless``, none is read.
     """
 
     name: str
@@ -103,6 +104,8 @@ class Facet:
     claim: str | None = None
     word_set: str | None = None
     config: tuple[str, ...] = ()
+    like: tuple[tuple[str, Any], ...] = ()
+    unless: str | None = None
     known: frozenset[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import escaped
 from attnreg.files import FileError, read_json
+
+if TYPE_CHECKING:
+    from attnreg.language.vocabulary import Facet
 
 MAX_BYTES = 16 * 2**20
 MAX_NUMBER = 2**31 - 1
@@ -187,7 +191,37 @@ def _find(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
         return True, data[name]
     value: Any = data
     for step in name.split(".") if "." in name else ():
-        if not isinstance(value, Mapping) or step not in value:
+        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        elif isinstance(value, Mapping) and step in value:
+            value = value[step]
+        else:
             return False, None
-        value = value[step]
     return "." in name, value if "." in name else None
+
+
+def facets_of(config: object, facets: Iterable[Facet], given: Container[str]) -> dict[str, Any]:
+    """Facet -> its value in a config, for each facet of a registry that is read from there; ``given`` by the user."""
+    wanted = [facet for facet in facets if facet.config and facet.unless not in given]
+    if not wanted:
+        return {}
+    _, data = read_config(config)
+    fields = {f: next((v for name in f.config if (v := _find(data, name)[1]) is not None), None) for f in wanted}
+    values = {f.name: _facet_value(f, field) for f, field in fields.items() if field is not None}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _facet_value(facet: Facet, value: Any) -> Any:
+    """What a field says of a facet; None where it is none of the facet's values."""
+    # a config object may hold a torch.dtype
+    text = str(value).removeprefix("torch.")
+    if facet.like:
+        return next((v for pattern, v in facet.like if fnmatchcase(text.casefold(), pattern.casefold())), None)
+    if facet.kind == "integer":
+        number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
+        return value if number else None
+    if facet.kind == "boolean":
+        return bool(value) if isinstance(value, bool | int | float) else None
+    if facet.kind == "text":
+        return value if isinstance(value, str) and value else None
+    return next((word for word in facet.words if str(word).casefold() == text.casefold()), None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.models.facts import LayerFacts
-from attnreg.models.fields import ConfigError
+from attnreg.models.fields import ConfigError, facets_of
 from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices
 from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
@@ -20,6 +20,7 @@ from attnreg.selection.wording import cache_words, facet_words, feature_words
 
 if TYPE_CHECKING:
     from attnreg.language.conditions import Condition
+    from attnreg.language.vocabulary import Facet
     from attnreg.models.families import Families
     from attnreg.registry import Effect, Registry
 
@@ -36,7 +37,7 @@ class ModelOptions:
     own MTP layers; ``draft_given`` are fields of its requests in place of those of ``given``. ``lengths`` are the
     request lengths in tokens at which the KV cache is counted (8,192 and the model's longest, if none). ``ends`` is
     what the KV dtype's word says of a model's first and last layers. ``families`` are the rules by which the
-    configs are read (the bundled ones, if None).
+    configs are read (the bundled ones, if None). ``facets`` are those of the registry that a config states.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class ModelOptions:
     lengths: tuple[int, ...] = ()
     ends: Mapping[str, Any] | None = None
     families: Families | None = None
+    facets: tuple[Facet, ...] = ()
 
     def of_draft(self) -> ModelOptions:
         """The options as they are for the draft."""
@@ -68,7 +70,7 @@ class ModelQuestions(NamedTuple):
 def model_questions(config: str, options: ModelOptions, registry: Registry) -> ModelQuestions:
     """The questions that a model asks. Raises `ConfigError` for what is wrong with a config, or for an absent layer."""
     words = registry.vocabulary.words["kv_dtypes"]
-    options = _with_ends(options, registry)
+    options = _informed(options, registry)
     main = _read(config, options)
     of_draft = options.of_draft()
     drafts = [] if options.draft is None else [_read_draft(config, options.draft, of_draft)]
@@ -84,14 +86,15 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
 
 def model_layers(config: str, options: ModelOptions, registry: Registry) -> tuple[ModelLayers, str]:
     """The layers of a model as its questions ask for them, and its name with their number. Raises `ConfigError`."""
-    model = _read(config, _with_ends(options, registry))
+    model = _read(config, _informed(options, registry))
     return model, f"{model.name} · {_count(model)}"
 
 
-def _with_ends(options: ModelOptions, registry: Registry) -> ModelOptions:
-    """The options with what the KV dtype's word says of a model's first and last layers."""
+def _informed(options: ModelOptions, registry: Registry) -> ModelOptions:
+    """The options with what the registry knows: of a model's first and last layers, and of what a config states."""
     word = registry.vocabulary.words["kv_dtypes"].get(options.given.get("kv_dtype") or "auto")
-    return dataclasses.replace(options, ends=word.facts.get("ends") if word else None)
+    facets = tuple(facet for facet in registry.vocabulary.facets.values() if facet.config)
+    return dataclasses.replace(options, ends=word.facts.get("ends") if word else None, facets=facets)
 
 
 def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptions) -> str:
@@ -139,14 +142,15 @@ def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool
     ends = None if role else options.ends
     model = requests_from_model(config, families=options.families, **special, mtp=mtp, ends=ends)
     model = per_rank(model, options.ranks)
+    stated = facets_of(config, options.facets, options.given)
     if options.layer is None or role is not None:
-        return _changed(model, options)
+        return _changed(model, options, stated)
     layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)
     if not layers:
         raise ConfigError(_no_layer(model, options))
     # a group keeps its label, which says what is unlike the other layers of the model
     groups = tuple(dataclasses.replace(g, layers=(options.layer,)) for g in model.groups if options.layer in g.layers)
-    return _changed(dataclasses.replace(model, layers=layers, groups=groups), options)
+    return _changed(dataclasses.replace(model, layers=layers, groups=groups), options, stated)
 
 
 def _no_layer(model: ModelLayers, options: ModelOptions) -> str:
@@ -158,8 +162,11 @@ def _no_layer(model: ModelLayers, options: ModelOptions) -> str:
     return f"{message} (--layer is one of the model's: those of its draft are asked about beside any)"
 
 
-def _changed(model: ModelLayers, options: ModelOptions) -> ModelLayers:
-    """The model with the options in the request of each group. A group whose request changes is labelled by it."""
+def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) -> ModelLayers:
+    """The model with the options in the request of each group. A group whose request changes is labelled by it.
+
+    stated: the registry's facets that the config states, which no label repeats.
+    """
     changes = {k: v for k, v in options.given.items() if k not in ("dtype", "kv_dtype", "role")}
     groups = []
     for found in model.groups:
@@ -167,8 +174,9 @@ def _changed(model: ModelLayers, options: ModelOptions) -> ModelLayers:
             features = found.request.features | options.features
             extra = tuple({**dict(found.request.extra), **dict(options.extra)}.items())
             request = dataclasses.replace(found.request, **changes, features=features, extra=extra)
-            if request != found.request:
-                found = dataclasses.replace(found, request=request, label=changed_label(found.facts, request))
+            label = found.label if request == found.request else changed_label(found.facts, request)
+            request = dataclasses.replace(request, extra=tuple((stated | dict(extra)).items())) if stated else request
+            found = dataclasses.replace(found, request=request, label=label)
         groups.append(found)
     return dataclasses.replace(model, groups=tuple(groups))
 

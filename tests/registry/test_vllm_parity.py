@@ -137,7 +137,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def registry(version: str) -> Registry:
-    return load_registry(f"vllm-{version}")
+    return load_registry(f"vllm-{version}").selector
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_every_backend_has_the_same_verdict(rows: list[dict[str, Any]], registry
 
 @pytest.fixture(scope="module")
 def latest() -> Registry:
-    return load_registry("vllm-0.33.0")
+    return load_registry("vllm-0.33.0").selector
 
 
 ROW = {"platform": "cpu", "arch": "x86_64", "head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "auto"}

@@ -45,7 +45,7 @@ _READ = {
     Backend: "name summary status platforms attention variants where",
     Variant: "name when requires claims features features_at emulated unchecked rules served consequences",
     Order: "platform name when entries where because",
-    Facet: "name of kind legend where words claim word_set config known",
+    Facet: "name of kind legend where words claim word_set config like unless known",
     Step: "name when effects where",
     Effect: "when where sets refuses because",
     Derived: "name cases where",

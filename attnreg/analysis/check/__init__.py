@@ -63,7 +63,8 @@ def _everything(registry: Registry) -> list[Finding]:
     model = Model(space, registry)
     return [
         *_plugins(registry),
-        *_invariants(model),
+        # what is stated of the backend that is chosen is stated of the selector, if the engine has one
+        *_invariants(Model(space, registry.selector) if registry.steps else model),
         *_choices(model),
         *_waivers(model),
         # without choices: data that only a choice makes unreachable is no fault

@@ -112,9 +112,9 @@ class FacetData(DataModel):
     words: str | None = Field(default=None, description="The set of words that are its values.")
     claim: str | None = Field(default=None, description="The capability key that constrains it; every row states it.")
     rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
-    config: Words = Field(
-        default=[], description="Where the config of a model has it: fields, of which the first counts."
-    )
+    config: Words = Field(default=[], description="Fields of a model's config that hold it; the first one counts.")
+    like: dict[str, FacetValue] = Field(default={}, description="Pattern of such a field -> value; the first counts.")
+    unless: str | None = Field(default=None, description="A facet; where a user gives it, the config is not read.")
 
 
 class CaseData(DataModel):

@@ -57,6 +57,8 @@ def register() -> None:
         _step_aside(moved)
         return
     assert registry is not None
+    # vLLM has started already: it asks what its selector is asked
+    registry = registry.selector
     decider = Decider(registry, source)
     decide_by(registry)
     if NAME in registry.backends:

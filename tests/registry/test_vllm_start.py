@@ -1,0 +1,126 @@
+"""What vLLM 0.33.0 changes before its selector is asked, and which runs it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+import attnreg
+from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.selection.selector import evaluate
+
+REGISTRY = attnreg.load_registry("vllm-0.33.0", plugins=())
+CONFIGS = ROOT / "examples/configs"
+
+
+def selections(config: Path, arch: str, registry: attnreg.Registry = REGISTRY, **given: Any) -> list[attnreg.Selection]:
+    """The selections for a model's layers."""
+    questions = model_questions(str(config), ModelOptions(given=given), registry).questions
+    platform = attnreg.Platform(platform=registry.vocabulary.architectures[arch].platform, arch=arch)
+    return [evaluate(q.request, platform, registry) for q in questions if q.request is not None]
+
+
+def altered(directory: Path, name: str, **changes: Any) -> Path:
+    """A copy of an example's config with other fields."""
+    data = json.loads((CONFIGS / name / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(data))
+    return directory
+
+
+def dtypes(config: Path, arch: str, **given: Any) -> set[Any]:
+    """The dtypes and the backends of a model's layers after the start; `refused` where there is none."""
+    found = set()
+    for selection in selections(config, arch, **given):
+        assert selection.start is not None
+        name = selection.backend.name if selection.backend else "refused" if selection.start.refusal else None
+        found.add((selection.start.facts["dtype"], name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "arch", "given", "expected"),
+    [
+        ("gemma-2-9b", "sm90", {}, {("bfloat16", "FLASH_ATTN")}),
+        ("gemma-2-9b", "sm80", {}, {("bfloat16", "FLASH_ATTN")}),
+        # no bfloat16 before Ampere, and no float16 for gemma 2
+        ("gemma-2-9b", "sm75", {}, {("float32", "TRITON_ATTN")}),
+        ("gemma-2-9b", "sm90", {"dtype": "float32"}, {("float32", "TRITON_ATTN")}),
+        ("gemma-2-9b", "sm90", {"dtype": "float16"}, {("float16", "refused")}),
+        ("Llama-3.1-8B", "sm75", {}, {("float16", "TRITON_ATTN")}),
+        ("Llama-3.1-8B", "sm75", {"dtype": "bfloat16"}, {("bfloat16", "refused")}),
+        ("Llama-3.1-8B", "sm90", {"kv_dtype": "float16"}, {("bfloat16", "refused")}),
+    ],
+)
+def test_the_dtype_of_the_run(model: str, arch: str, given: dict[str, str], expected: set[Any]) -> None:
+    assert dtypes(CONFIGS / model, arch, **given) == expected
+
+
+def test_pooling_prefers_float16(tmp_path: Path) -> None:
+    config = altered(tmp_path, "Llama-3.1-8B", architectures=["LlamaForSequenceClassification"], torch_dtype="float32")
+    assert dtypes(config, "sm90") == {("float16", "FLASH_ATTN")}
+    config = altered(tmp_path, "Llama-3.1-8B", architectures=["LlamaLMHeadModel"], torch_dtype="float32")
+    assert dtypes(config, "sm90") == {("bfloat16", "FLASH_ATTN")}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kv_dtype"),
+    [
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8_e4m3"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "fp8"}, "fp8_e4m3"),
+        ({"quant_method": "modelopt_fp4", "kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "int3"}, "auto"),
+        (
+            {"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}},
+            "fp8_e4m3",
+        ),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "int", "dynamic": False}}, "auto"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "fp8"),
+        ({"quant_method": "compressed-tensors"}, "auto"),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "auto"),
+    ],
+)
+def test_the_kv_dtype_of_the_checkpoint(quantization: dict[str, Any], kv_dtype: str, tmp_path: Path) -> None:
+    config = altered(tmp_path, "Llama-3.1-8B", quantization_config=quantization)
+    (selection,) = selections(config, "sm80")
+    assert selection.start is not None
+    assert selection.start.facts["kv_dtype"] == kv_dtype
+    # what the user names stands
+    (named,) = selections(config, "sm90", kv_dtype="fp8_e5m2")
+    assert named.start is not None
+    assert named.start.facts["kv_dtype"] == "fp8_e5m2"
+
+
+def test_the_selector_alone_changes_nothing() -> None:
+    (first, *_) = selections(CONFIGS / "gemma-2-9b", "sm90", REGISTRY.selector)
+    assert first.start is None
+    assert first.backend is not None
+    assert first.backend.name == "TRITON_ATTN"
+
+
+@pytest.mark.parametrize(
+    ("request_", "arch", "backend", "step"),
+    [
+        ({"model": "gemma4_text"}, "sm80", "TRITON_ATTN", "Gemma4Config"),
+        ({"model": "gemma4_text"}, "gfx942", "TRITON_ATTN", "Gemma4Config"),
+        ({"model": "embedding_gemma2_text"}, "sm90", "TRITON_ATTN", "EmbeddingGemma2ModelConfig"),
+        ({"model": "unlimited_ocr"}, "sm90", "FLASH_ATTN", "UnlimitedOCRForCausalLMConfig"),
+        ({"model": "unlimited_ocr"}, "sm80", "TRITON_ATTN", "UnlimitedOCRForCausalLMConfig"),
+    ],
+)
+def test_the_code_of_a_model_names_a_backend(request_: dict[str, Any], arch: str, backend: str, step: str) -> None:
+    platform = attnreg.Platform(platform=REGISTRY.vocabulary.architectures[arch].platform, arch=arch)
+    selection = evaluate(attnreg.AttentionRequest(head_size=128, num_heads=8, **request_), platform, REGISTRY)
+    assert selection.backend is not None
+    assert selection.backend.name == backend
+    assert selection.start is not None
+    assert selection.start.named is not None
+    assert selection.start.named.name == step
+    # a name of the user's stands
+    named = evaluate(selection.request, platform, REGISTRY, "FLEX_ATTENTION" if arch != "gfx942" else "ROCM_ATTN")
+    assert named.start is not None
+    assert named.start.named is None
+    assert named.requested is not None
