@@ -15,19 +15,11 @@ CONFIGS = ROOT / "examples/configs"
 
 @pytest.fixture
 def explained(capsys):
-    """What `attnreg explain` prints of a model on sm90, in plain words."""
+    """What `attnreg explain` prints of a model, on sm90 unless another is given, in one line."""
 
     def explain(model, *options):
-        command = [
-            "explain",
-            "--registry",
-            "sglang-0.5.23",
-            "--arch",
-            "sm90",
-            "--model",
-            str(CONFIGS / model),
-            *options,
-        ]
+        arch = () if "--arch" in options else ("--arch", "sm90")
+        command = ["explain", "--registry", "sglang-0.5.23", "--model", str(CONFIGS / model), *arch, *options]
         assert main(command) in (0, 1)
         return " ".join(capsys.readouterr().out.split())
 
@@ -69,3 +61,32 @@ def test_json_has_the_steps(capsys):
     text = capsys.readouterr().out
     assert "_attention_backend_default" in text
     json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("model", "arch", "backend", "step"),
+    [
+        ("gpt-oss-20b", "sm100", "trtllm_mha", "_gpt_oss_overrides"),
+        ("DeepSeek-V3", "sm100", "trtllm_mla", "_deepseek_family_overrides"),
+        ("DeepSeek-V3.2-Exp", "sm90", "dsa", "_deepseek_family_overrides"),
+        ("Qwen3-Next-80B-A3B-Instruct", "sm100", "triton", "_qwen3_5_hybrid_overrides"),
+        ("Llama-4-Scout-17B-16E-Instruct", "gfx942", "aiter", "_llama4_overrides"),
+        ("Qwen3-8B", "sm100", "trtllm_mha", "_attention_backend_default"),
+        ("whisper-large-v3", "sm90", "flashinfer", "_attention_backend_default"),
+    ],
+)
+def test_the_architecture_is_read_from_the_config(explained, model, arch, backend, step):
+    text = explained(model, "--arch", arch)
+    assert re.search(rf"attention_backend not given → {backend}(, [^()]+)? \({step}\)", text)
+    assert f"▸ {backend}" in text
+
+
+def test_a_config_without_an_architecture_is_refused(explained, tmp_path):
+    """SGLang cannot read it, and an answer for some other model would be wrong."""
+    config = json.loads((CONFIGS / "Llama-3.1-8B" / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = explained(tmp_path)
+    assert "SGLang reads the model's class in `architectures` of its config.json, and there is none" in text
+    assert "▸" not in text
+    assert "▸ fa3" in explained(tmp_path, "--set", "architecture=LlamaForCausalLM")
