@@ -41,7 +41,10 @@ def command_line(context: click.Context, platform: Platform | None) -> str:
 
 def _words(param: click.Parameter, value: Any) -> Iterator[str]:
     """The words of one option; none where it has its default."""
-    if value is None or value == param.default:
+    if value is None or value is False or value == param.default:
+        return
+    if value is True:
+        yield param.opts[0]
         return
     for each in value if param.multiple else (value,):
         yield from (param.opts[0], str(each))

@@ -134,7 +134,7 @@ EMPTY: list[tuple[str, str, str]] = [
     (
         "--facet colour=red --model " + LLAMA,
         "no request has a facet 'colour'",
-        "known: attention, attn_type, block_size, ",
+        "known: attention, attn_type, auto_dtype, block_size, ",
     ),
     ("--facet kv_dtype=fp9 --model " + LLAMA, "unknown kv_dtype 'fp9'", "did you mean `fp8`?"),
     ("--facet arch=sm80 --model " + LLAMA, "--facet arch: no layer asks for it", "use --arch sm80"),
