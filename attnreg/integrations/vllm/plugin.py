@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnreg.environment import REGISTRY_VARIABLE, VLLM_VARIABLE
@@ -58,7 +59,7 @@ def register() -> None:
         return
     assert registry is not None
     # vLLM has started already: it asks what its selector is asked
-    registry = registry.selector
+    registry = replace(registry, steps=())
     decider = Decider(registry, source)
     decide_by(registry)
     if NAME in registry.backends:
