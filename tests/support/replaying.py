@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attnreg.conformance.trial import Trial
-from attnreg.runtime.batch import prefix_sums
 from attnreg.runtime.interface import BatchMetadata, KVCache
 from attnreg.runtime.layer import Attention
+from attnreg.runtime.lengths import prefix_sums
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 # NaN in every floating format of so many bytes, but fnuz ones
