@@ -17,6 +17,10 @@ from attnreg.runtime.turboquant import codec
 from attnreg.runtime.turboquant.pages import pages_of
 from attnreg.selection.selector import evaluate
 
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),
+    pytest.mark.filterwarnings("default"),
+]
 FORMATS = packed_formats(default_registry().vocabulary.words["kv_dtypes"])
 
 
