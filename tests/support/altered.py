@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -33,4 +33,6 @@ def altered(**changes: Any) -> Any:
         cpu_attn.forward(changed("spec", spec), plan[0], call)
         changes.get("after", lambda *_: None)(plan[1], call.output, call.lse, call.kv_cache)
 
-    return SimpleNamespace(kv_cache_shape=cpu_attn.kv_cache_shape, plan=plan, write_kv=write_kv, forward=forward)
+    module = ModuleType("altered")
+    vars(module).update(kv_cache_shape=cpu_attn.kv_cache_shape, plan=plan, write_kv=write_kv, forward=forward)
+    return module
