@@ -70,7 +70,7 @@ def words_of(kind: str, name: str) -> tuple[str, ...]:
         return ("",)
     if kind == "indexer":
         # sizes of one are compared with those of another
-        return ("query", "weights", "keys", "block_table")
+        return (name, "query", "weights", "keys", "block_table")
     if kind == "write":
         name = {"latent": "key", "rope": "value"}.get(name, name)
     return {"kv_cache": ("cache",), "kv_scale": ("scale",)}.get(name, (name,)) + ("several devices",) * (kind == "op")

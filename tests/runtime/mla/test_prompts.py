@@ -147,7 +147,12 @@ def test_padding_of_a_batch_has_no_key() -> None:
 def test_the_device_is_right_where_the_host_knows_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer(QUERIES, CONTEXTS)
     more = torch.tensor([0, 15, 16, 40, 30, 90], dtype=torch.int32)
-    batch = replace(layer.batch, seq_lens_cpu=layer.batch.seq_lens_cpu + more, max_seq_len=300)
+    # a table has room for the bounds, in columns that name no block
+    table = layer.batch.block_table
+    assert table is not None
+    table = torch.cat([table, table.new_full((len(more), 5), 2**30)], dim=1)
+    bounds = layer.batch.seq_lens_cpu + more
+    batch = replace(layer.batch, seq_lens_cpu=bounds, max_seq_len=300, block_table=table)
     monkeypatch.setattr(BatchMetadata, "on_host", False)
     monkeypatch.setattr(BatchMetadata, "host_lens", property(lambda batch: batch.seq_lens_cpu))
     layer.batch = batch
