@@ -21,6 +21,9 @@ from attnreg.runtime.turboquant.pages import pages_of
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 
+# numpy, in the interpreter, warns of what stands in parts that no key was written to, and is masked
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 SM90 = Platform(platform="cuda", arch="sm90", packages={"torch": "2.11", "triton": "3.7"})
 OWN = {
     # the kernels are made for every side, not for the presets alone
