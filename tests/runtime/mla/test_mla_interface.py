@@ -48,7 +48,8 @@ def test_prompts_see_their_own_tokens_as_they_were_given() -> None:
     new = torch.randn(5, spec.kv_lora_rank), torch.randn(5, spec.qk_rope_head_dim)
     stored = mla_reference.attention(spec, batch, query, cache, weight, kv_scale=SCALE)
     given = mla_reference.attention(spec, batch, query, cache, weight, kv_scale=SCALE, new=new)
-    assert not torch.isclose(stored.lse[:, :4], given.lse[:, :4]).any()
+    # in some head of each; in another, older tokens may be all that counts
+    assert not torch.isclose(stored.lse[:, :4], given.lse[:, :4]).all(dim=0).any()
     torch.testing.assert_close(stored.output[4], given.output[4])
     # the cache that holds the new tokens as they are has the same result
     exact = replace(spec, latent=replace(spec.latent, kv_dtype="auto", dtype=torch.float32))
