@@ -264,6 +264,9 @@ class Effect:
     refuses: str = ""
     because: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sets", frozen(self.sets))
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
