@@ -182,9 +182,10 @@ REGISTRIES = [
     ("vllm", "there are vllm-0.20.0 and vllm-0.33.0"),
     ("vllm-0.33.0+atreg", "did you mean `vllm-0.33.0+attnreg`? (also: vllm-0.33.0)"),
     ("vllm-0.20.0+attnreg", "there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.20.0`"),
-    ("vlm-0.33.0", "did you mean `vllm-0.33.0`? (also: default, vllm-0.20.0)"),
-    ("sglang-0.5", "known: default, vllm-0.20.0, vllm-0.33.0"),
-    ("defualt", "did you mean `default`? (also: vllm-0.20.0, vllm-0.33.0)"),
+    ("vlm-0.33.0", "did you mean `vllm-0.33.0`? (also: default, sglang-0.5.23, vllm-0.20.0)"),
+    ("sglang-0.5", "there are sglang-0.5.23; the nearest is `sglang-0.5.23`"),
+    ("trtllm-1.0", "known: default, sglang-0.5.23, vllm-0.20.0, vllm-0.33.0"),
+    ("defualt", "did you mean `default`? (also: sglang-0.5.23, vllm-0.20.0, vllm-0.33.0)"),
 ]
 
 
