@@ -38,7 +38,12 @@ LATE = {
         {"kv_dtype": "fp8_per_token_head"},
         "read an fp8 cache from SM 8.9",
     ),
-    "bfloat16 before Ampere": ("sm75", "TRITON_ATTN", {"kv_dtype": "bfloat16", "dtype": "float16"}, "needs SM 8.0"),
+    "bfloat16 before Ampere": (
+        "sm75",
+        "TRITON_ATTN",
+        {"kv_dtype": "bfloat16", "dtype": "float16", "role": "draft"},
+        "needs SM 8.0",
+    ),
     "fp8_e5m2 on Hopper": ("sm90", "TRITON_ATTN", {"kv_dtype": "fp8_e5m2"}, "stops at an assertion"),
     "fp8_e5m2 on CDNA 3": ("gfx942", "TRITON_ATTN", {"kv_dtype": "fp8_e5m2"}, "stops at an assertion"),
     "MLA": (
@@ -84,6 +89,14 @@ def test_what_runs_is_not_said_to_fail(where: str, kv_dtype: str, vllm: Registry
     assert selection.backend is not None
     assert not selection.fails
     assert selection.warnings == ()
+
+
+def test_what_the_start_refuses_is_not_said_to_fail_late(vllm: Registry) -> None:
+    fields = {"kv_dtype": "bfloat16", "dtype": "float16"}
+    started, chosen = (asked(registry, "sm75", "TRITON_ATTN", **fields) for registry in (vllm, vllm.selector))
+    assert (started.backend, started.fails) == (None, False)
+    assert "refused by _reject_mismatched_float_kv_cache" in repr(started)
+    assert chosen.fails
 
 
 def test_a_failure_moves_no_choice(vllm: Registry) -> None:
