@@ -54,6 +54,8 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     yield {**_BASE, "role": "draft", "kv_dtype": "fp8", "features": ["non_causal"]}
     yield from (_VISION, {**_VISION, "dtype": "float32"}, {**_VISION, "head_size": 20})
     yield from ({**_VISION, "features": ["softcap"]}, {"role": "vision", **_BASE, "kv_dtype": "turboquant_k8v4"})
+    # kernels for latents and packed caches stand in no order of vision
+    yield {"role": "vision", **_LATENT}
     yield from ({**_LATENT, **_DIMENSIONS, "kv_dtype": word} for word in ("auto", *kv_dtypes))
     yield from ({**_LATENT, "features": [word]} for word in ("dcp", "non_causal", "pcp"))
     # what attnreg's own kernels alone serve of MLA
