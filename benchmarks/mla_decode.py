@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from mla_case import Case, Place, Trial, function_of
+from kernel_case import Case, Place, Trial, function_of
 from torch import Tensor
 
 from attnreg.kernels import triton_mla

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from mla_case import Case, Place, Trial, function_of
+from kernel_case import Case, Place, Trial, function_of
 
 from attnreg import ops
 

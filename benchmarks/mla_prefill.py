@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from mla_case import Case, Place, Trial
+from kernel_case import Case, Place, Trial
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -16,9 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from measuring import Figures, ceilings, machine, parser_of, require_gpus
-from mla import measure
-from mla_case import Case, Place, Trial, function_of
+from kernel_case import Case, Place, Trial, function_of, run
 
 from attnreg.kernels import reference, triton_attn
 from attnreg.kernels.turboquant import attention as turboquant_attn
@@ -184,36 +182,5 @@ def _store(place: Place, preset: str, tokens: int) -> Trial:
     )  # fmt: skip
 
 
-def dry_run(word: str) -> None:
-    """Runs every case once at a small size, and holds it against float64."""
-    gpu = torch.cuda.is_available()
-    place = Place("cuda", dry=True) if gpu else Place("cpu", torch.float16, dry=True)
-    for case in cases(place, word):
-        trial = case.prepare()
-        trial.call()
-        error = trial.error()
-        print(f"{case.name}: error {error:.2g}", flush=True)
-        if not error <= trial.max_error:
-            raise SystemExit(f"{case.name} is wrong: {error:.3g}")
-
-
-def main() -> None:
-    parser = parser_of("turboquant", __doc__)
-    parser.add_argument("--case", default="", help="only the cases with this word in their names")
-    parser.add_argument("--no-peers", action="store_true", help="measure attnreg's kernels alone")
-    parser.add_argument("--dry-run", action="store_true", help="hold every case against float64, and measure nothing")
-    options = parser.parse_args()
-    if options.dry_run:
-        dry_run(options.case)
-        return
-    require_gpus("turboquant")
-    limits = ceilings()
-    figures = Figures(options.record, machine(), ceilings=limits)
-    with torch.inference_mode():
-        for case in cases(Place(), options.case):
-            figures.add(measure(case, limits, not options.no_peers))
-    figures.show()
-
-
 if __name__ == "__main__":
-    main()
+    run("turboquant", __doc__, cases)

@@ -39,8 +39,8 @@ def platform_for(backend: str, default: Registry, here: Platform) -> Platform:
     return here if here.platform in default.backends[backend].platforms else AMD
 
 
-# the cases of a backend are compiled for longer than they run, so parts of them are tests of their own; PyTorch's
-# compiler takes the longest, for each case anew
+# the cases of a backend are compiled for longer than they run, so parts of them are tests of their own; those of
+# FLEX_ATTENTION took more than a minute in four parts
 PARTS = dict.fromkeys(BACKENDS, 4) | {"FLEX_ATTENTION": 12}
 
 
