@@ -141,17 +141,20 @@ def default_registry() -> Registry:
 def load_kernel(registry: Registry, backend: str) -> ModuleType:
     """The kernel module of a backend, imported. Raises ImportError with the reason where there is none to import.
 
-    The module has every function of the contract (`attnreg.contract.FUNCTIONS`).
+    backend: a row's name, or that of one variant (``FLASH_ATTN/FA3``); of a row the first variant counts. The module
+    has every function of the contract (`attnreg.contract.FUNCTIONS`).
     """
-    row = registry.backends[backend]
-    if row.module is None:
+    row = registry.row(backend)
+    assert row is not None, backend
+    name = row.variants[0].module
+    if name is None:
         raise ImportError(f"{backend} has no kernel module in {registry.title}: the row is knowledge only")
     if not registry.imports:
-        raise ImportError(f"{backend} is served by {row.module} of another engine; {registry.title} imports nothing")
-    module = _imported(row.module)
+        raise ImportError(f"{backend} is served by {name} of another engine; {registry.title} imports nothing")
+    module = _imported(name)
     missing = missing_functions(module)
     if missing:
-        raise ImportError(f"{row.module}, the kernel module of {backend}, has no {', '.join(missing)}")
+        raise ImportError(f"{name}, the kernel module of {backend}, has no {', '.join(missing)}")
     return module
 
 

@@ -18,7 +18,8 @@ class Platform:
 
     ``platform`` and ``arch`` are words of the registry (``rocm``, ``gfx942``), ``flags`` what the user switched on.
     ``packages`` maps installed packages to versions and is stored as sorted pairs. Names without versions meet every
-    requirement; None means that every package is installed.
+    requirement; None means that every package is installed. ``device`` is the exact device, where it is known: H20,
+    H100 and H200 are all sm90.
 
     Raises `RequestError` (a ValueError) for values of the wrong type.
     """
@@ -27,6 +28,7 @@ class Platform:
     arch: str
     flags: frozenset[str] = frozenset()
     packages: Packages | None = None
+    device: str | None = None
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -34,22 +36,34 @@ class Platform:
         object.__setattr__(self, "arch", plain_word("arch", self.arch))
         object.__setattr__(self, "flags", word_set("flags", self.flags))
         object.__setattr__(self, "packages", _package_pairs(self.packages))
-        object.__setattr__(self, "_hash", hash((self.platform, self.arch, self.flags, self.packages)))
+        if self.device is not None:
+            object.__setattr__(self, "device", plain_word("device", self.device))
+        object.__setattr__(self, "_hash", hash((self.platform, self.arch, self.flags, self.packages, self.device)))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.platform, self.arch, self.flags, self.packages)
+        return _rebuild, (self.platform, self.arch, self.flags, self.packages, self.device)
 
     def facts(self) -> dict[str, Any]:
         """Facet name -> value. A new dict each time."""
-        return {"platform": self.platform, "arch": self.arch, "flags": self.flags, "packages": self.packages}
+        return {
+            "platform": self.platform,
+            "arch": self.arch,
+            "device": self.device,
+            "flags": self.flags,
+            "packages": self.packages,
+        }
 
     def to_dict(self) -> dict[str, Any]:
-        """The platform as JSON-ready values; ``packages`` is null where every package is assumed to be installed."""
+        """The platform as JSON-ready values; ``packages`` is null where every package is assumed to be installed.
+
+        ``device`` is left out where it is not known.
+        """
         packages = None if self.packages is None else dict(self.packages)
-        return {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
+        data = {"platform": self.platform, "arch": self.arch, "flags": sorted(self.flags), "packages": packages}
+        return data if self.device is None else {**data, "device": self.device}
 
     @classmethod
     def detect(cls, vocabulary: Any = None, *, environ: Mapping[str, str] | None = None) -> Platform:
@@ -82,5 +96,7 @@ def _package_pairs(packages: Mapping[str, str] | Iterable[Any] | None) -> Packag
     return tuple(sorted(pairs.items()))
 
 
-def _rebuild(platform: str, arch: str, flags: frozenset[str], packages: Packages | None) -> Platform:
-    return Platform(platform=platform, arch=arch, flags=flags, packages=packages)
+def _rebuild(
+    platform: str, arch: str, flags: frozenset[str], packages: Packages | None, device: str | None
+) -> Platform:
+    return Platform(platform=platform, arch=arch, flags=flags, packages=packages, device=device)

@@ -13,6 +13,7 @@ from attnreg.language.frozen import FrozenDict, frozen
 
 if TYPE_CHECKING:
     from attnreg.language.matchers import Matcher
+    from attnreg.language.measured import Measured
     from attnreg.language.vocabulary import Vocabulary
     from attnreg.plugins import LeftOut
 
@@ -85,10 +86,9 @@ class Consequence:
 class Variant:
     """One complete alternative of a backend: the row's data with the variant's changes applied.
 
-    A row without variants has one alternative, whose ``name`` is None. ``claims`` holds the claims that refuse some
-    value; ``open`` maps the key of every other claim to its line. ``unchecked`` maps each feature and facet that the
-    backend accepts without looking at it to its line; the claim on such a facet is `any`. ``served`` is the set of
-    features that the variant does not refuse.
+    A row without variants has one, whose ``name`` is None. ``claims``: those that refuse some value; ``open``: the line
+    of each other claim, ``unchecked``: of each feature and facet that is accepted without a look. ``served``: features
+    not refused. ``module``: its own or the row's; with ``run_on_request`` it runs where the variant is named.
     """
 
     name: str | None
@@ -105,6 +105,9 @@ class Variant:
     notes: tuple[str, ...] = ()
     open: Mapping[str, Location] = field(default_factory=FrozenDict)
     consequences: tuple[Consequence, ...] = ()
+    module: str | None = None
+    module_at: Location | None = None
+    run_on_request: str | None = None
     served: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,8 +120,8 @@ class Variant:
 class Backend:
     """One row of backends.yaml: the facts about a backend, and its variants in the order in which they are tried.
 
-    ``contract`` is the version of the contract that a ``module`` outside attnreg is made for, ``options`` are the
-    module's own settings, by name.
+    ``module`` is that of the variants which have none of their own, ``contract`` the version of the contract that one
+    outside attnreg is made for, ``options`` are the module's own settings, by name.
     """
 
     name: str
@@ -133,13 +136,17 @@ class Backend:
     where: Location
     since: str | None = None
     notes: tuple[str, ...] = ()
-    module_at: Location | None = None
     only_on_request: str | None = None
     contract: int | None = None
     options: Mapping[str, Option] = field(default_factory=FrozenDict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", frozen(self.options))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The kernel modules of its variants; none for a row that is knowledge only."""
+        return tuple(dict.fromkeys(variant.module for variant in self.variants if variant.module is not None))
 
     @property
     def variant_names(self) -> tuple[str, ...]:
@@ -149,11 +156,19 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One place in an order: a backend, and the condition under which the order considers it."""
+    """One place in an order: a backend, and the condition under which the order considers it.
+
+    ``backend`` is a row's name, or that of one variant (``FLASH_ATTN/FA3``).
+    """
 
     backend: str
     condition: Condition
     where: Location
+
+    @property
+    def row(self) -> str:
+        """The row's name."""
+        return self.backend.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +182,7 @@ class Order:
     where: Location
     because: str | None = None
     source: str | None = None
+    measured: Measured | None = None
 
     @property
     def title(self) -> str:
@@ -349,12 +365,13 @@ class Registry:
 
     def row(self, name: str) -> Backend | None:
         """The row of a backend; that of ``FLASH_ATTN/FA3`` has this variant alone. None where there is none."""
-        if name in self.backends:
-            return self.backends[name]
-        backend, _, variant = name.partition("/")
-        row = self.backends.get(backend)
-        alone = tuple(v for v in row.variants if variant and v.name == variant) if row else ()
-        return replace(row, variants=alone) if row and alone else None
+        return self.backends.get(name) or self._variants.get(name)
+
+    @cached_property
+    def _variants(self) -> Mapping[str, Backend]:
+        """``FLASH_ATTN/FA3`` -> the row with this variant alone."""
+        named = [(row, v) for row in self.backends.values() for v in row.variants if v.name]
+        return {f"{row.name}/{v.name}": replace(row, variants=(v,)) for row, v in named}
 
     @cached_property
     def selector(self) -> Registry:

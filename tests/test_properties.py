@@ -81,8 +81,9 @@ def test_facets_that_a_registry_declares_take_anything_too(registry: Registry, d
 # accidents -----------------------------------------------------------------------------------------------------------
 
 
-def verdicts(selection: Selection) -> dict[str, Any]:
-    return {c.name: (c.variant, c.reasons, c.emulates) for c in selection.candidates}
+def verdicts(selection: Selection) -> list[Any]:
+    """The verdicts, whatever their order: a backend and one of its variants may both be entries."""
+    return sorted(((c.name, c.variant, c.reasons, c.emulates) for c in selection.candidates), key=repr)
 
 
 def reordered(registry: Registry, selection: Selection, random: Random) -> Registry:

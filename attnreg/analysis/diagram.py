@@ -37,6 +37,8 @@ class Diagrams:
         self._values: list[Any] = []
         self._unique: dict[tuple[Any, ...], Node] = {}
         self._memo: dict[tuple[Any, ...], Node] = {}
+        self._taken: dict[Node, tuple[Any, ...]] = {}
+        self._accepted: dict[tuple[Node, frozenset[Any]], Node] = {}
         self._end = len(self.sizes)
         self.false = self.terminal(False)
         self.true = self.terminal(True)
@@ -52,7 +54,7 @@ class Diagrams:
     def node(self, level: int, kids: Sequence[Node]) -> Node:
         """The function that continues with ``kids[c]`` where variable ``level`` is in its class c."""
         first = kids[0]
-        if all(kid == first for kid in kids):
+        if kids.count(first) == len(kids):
             return first
         key = (level, *kids)
         return self._unique.get(key) or self._intern(key, level, tuple(kids), None)
@@ -127,6 +129,8 @@ class Diagrams:
 
     def apply(self, function: Callable[..., Hashable], *nodes: Node) -> Node:
         """The diagram of ``function``, applied at every point to the values of ``nodes``."""
+        if len(nodes) == 1:
+            return self._mapped(function, nodes[0], {})
         memo: dict[tuple[Node, ...], Node] = {}
 
         def go(args: tuple[Node, ...]) -> Node:
@@ -145,6 +149,35 @@ class Diagrams:
             return node
 
         return go(nodes)
+
+    def _mapped(self, function: Callable[[Any], Hashable], node: Node, memo: dict[Node, Node]) -> Node:
+        """The diagram of a function of one node's values."""
+        found = memo.get(node)
+        if found is None:
+            level = self._level[node]
+            if level == self._end:
+                found = self.terminal(function(self._values[node]))
+            else:
+                found = self.node(level, [self._mapped(function, kid, memo) for kid in self._kids[node]])
+            memo[node] = found
+        return found
+
+    def accepted(self, node: Node, test: Callable[[Any], bool]) -> Node:
+        """The boolean function that holds where a test accepts the value of ``node``, remembered by what it accepts."""
+        values = self._taken.get(node)
+        if values is None:
+            values = self._taken[node] = tuple(self.terminals(node))
+        # the type too: True == 1 in Python, but they are different values
+        wanted = frozenset((type(v), v) for v in values if test(v))
+        key = (node, wanted)
+        found = self._accepted.get(key)
+        if found is None:
+            found = self._accepted[key] = self._mapped(lambda v: (type(v), v) in wanted, node, {})
+        return found
+
+    def equals(self, node: Node, value: Hashable) -> Node:
+        """The boolean function that holds where ``node`` has a value."""
+        return self.accepted(node, lambda found: found == value)
 
     def where(self, region: Node, test: Callable[[Any], bool], node: Node) -> Node:
         """The boolean function that holds in ``region`` where ``test`` accepts the value of ``node``."""

@@ -243,7 +243,9 @@ def _having(space: Space, facet: str, values: Collection[Any]) -> Node:
     """The configurations in which a facet that holds one value has one of ``values``."""
     level = space.level.get((facet, None))
     if level is None:
-        facets = {name for r in space.registries for name, f in r.vocabulary.facets.items() if f.of == "request"}
+        facets = {
+            name for r in space.registries for name, f in r.vocabulary.facets.items() if f.of in ("request", "platform")
+        }
         if facet not in facets:
             raise ValueError(f"no request has a facet {facet!r}; {did_you_mean(facet, facets, 40)}")
         # neither registry looks at it

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.question import Question
 
-FORMAT = 2
+FORMAT = 3
 MAX_BYTES = 64 << 20
 _EXPECTED = {
     "bool_type": "true or false",
@@ -56,15 +56,15 @@ class Lock(NamedTuple):
     """The contents of a lock file.
 
     ``registry`` and ``overlays`` name the data that decided, ``fingerprint`` is its hash. ``detected`` says that the
-    platform is the machine on which the lock was written. ``ends`` is what that data says of a model's first and last
-    layers, by KV dtype: the requests of those layers are made of it.
+    platform is the machine on which the lock was written. ``spares`` are that data's rules for layers that
+    keep another KV cache, by KV dtype: the requests of those layers are made of them.
     """
 
     registry: str
     overlays: tuple[str, ...]
     fingerprint: str
     detected: bool
-    ends: Mapping[str, Any]
+    spares: Mapping[str, Any]
     entries: tuple[Locked, ...]
 
 
@@ -72,16 +72,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Ends(_Strict):
-    layers: int
-    ask: dict[str, str | int | bool | None]
-
-
 class _Platform(_Strict):
     platform: str
     arch: str
     flags: list[str]
     packages: dict[str, str] | None
+    device: str | None = None
 
 
 class _Outcome(_Strict):
@@ -112,7 +108,7 @@ class _File(_Strict):
     overlays: list[str]
     fingerprint: str
     detected: bool
-    ends: dict[str, _Ends]
+    spares: dict[str, list[dict[str, Any]]]
     selections: list[_Entry]
 
 
@@ -150,14 +146,19 @@ def write_lock(
                 )
     head = {"format": FORMAT, "registry": registry.base, "overlays": list(overlays)}
     head |= {"fingerprint": registry.fingerprint, "detected": detected}
-    return {**head, "ends": _ends(registry, {e["request"].get("kv_dtype") for e in entries}), "selections": entries}
+    return {**head, "spares": _spares(registry, {e["request"].get("kv_dtype") for e in entries}), "selections": entries}
 
 
-def _ends(registry: Registry, kv_dtypes: Iterable[str | None]) -> dict[str, Any]:
-    """What the first and last layers ask for in runs with these KV dtypes, where it is not what the others ask for."""
+def _spares(registry: Registry, kv_dtypes: Iterable[str | None]) -> dict[str, Any]:
+    """The rules for layers that keep another cache in runs with these KV dtypes, without why they are there."""
     words = registry.vocabulary.words["kv_dtypes"]
-    found = {w: words[w].facts.get("ends") for w in kv_dtypes if w is not None and w in words}
-    return {w: {"layers": ends["layers"], "ask": dict(ends["ask"])} for w, ends in sorted(found.items()) if ends}
+    found = {w: words[w].facts.get("spares", ()) for w in kv_dtypes if w is not None and w in words}
+    return {w: [_plain(rule) for rule in rules] for w, rules in sorted(found.items()) if rules}
+
+
+def _plain(rule: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in rule.items() if k != "because"}
+    return plain | {"ask": dict(rule["ask"])}
 
 
 def read_lock(path: Path) -> Lock:
@@ -188,9 +189,8 @@ def read_lock(path: Path) -> Lock:
         entries.append(locked)
     if not entries:
         raise file.problem(("selections",), "the lock holds no selection")
-    ends = {kv_dtype: stated.model_dump() for kv_dtype, stated in contents.ends.items()}
     head = (contents.registry, tuple(contents.overlays), contents.fingerprint, contents.detected)
-    return Lock(*head, ends, tuple(entries))
+    return Lock(*head, contents.spares, tuple(entries))
 
 
 def drift(
@@ -202,15 +202,15 @@ def drift(
     lock's, so that an upgrade of a package is a move. packages: name and version of those that take the place of the
     lock's on every platform.
 
-    Raises `RequestError` where ``registry`` makes other requests of a model's first and last layers than the lock's
-    registry did: the requests that the lock holds are then not those that such a run makes.
+    Raises `RequestError` where ``registry`` has other rules for layers that keep another KV cache than the lock's
+    registry had: the requests that the lock holds are then not those that such a run makes.
     """
     words = {entry.asked.requests[1].kv_dtype for entry in lock.entries if entry.asked.requests[1]}
-    ends = _ends(registry, words | lock.ends.keys())
-    if changed := [word for word in sorted({*ends, *lock.ends}) if ends.get(word) != lock.ends.get(word)]:
+    spares = _spares(registry, words | lock.spares.keys())
+    if changed := [word for word in sorted({*spares, *lock.spares}) if spares.get(word) != lock.spares.get(word)]:
         raise RequestError(
-            f"the lock cannot be compared with {registry.name}: in runs with {', '.join(changed)} a model's first and"
-            " last layers ask for something else there than where the lock was written",
+            f"the lock cannot be compared with {registry.name}: in runs with {', '.join(changed)} some layers of"
+            " a model ask for something else there than where the lock was written",
             f"see what moves with `attnreg diff {lock.registry} {registry.name} --model ... --kv-dtype {changed[0]}`,"
             " then write the lock again",
         )
@@ -220,10 +220,10 @@ def drift(
         if packages is not None:
             platform = replace(platform, packages=tuple(packages))
         elif lock.detected and here is not None:
-            if (here.platform, here.arch) == (platform.platform, platform.arch):
+            if (here.platform, here.arch, here.device) == (platform.platform, platform.arch, platform.device):
                 platform = replace(platform, packages=here.packages)
             else:
-                was, now = f"{platform.platform} {platform.arch}", f"{here.platform} {here.arch}"
+                was, now = (" ".join(filter(None, (p.platform, p.arch, p.device))) for p in (platform, here))
                 notes[f"the lock was written on {was} and this is {now}: its packages are compared as locked"] = None
         request = entry.asked.requests[1]
         assert request is not None

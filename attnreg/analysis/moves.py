@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.analysis.outcome import FOLLOWS, Decided, Outcome, changes, decide, variant_of
+from attnreg.compile.yaml_source import as_written
 from attnreg.models.groups import describe_indices
 from attnreg.selection.judge import Judge, denial
 from attnreg.selection.point import point_of
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Reason, Selection
 
 _MOST_REASONS = 3
+# facets of a run that a start may change, and that are no name of a backend
+_SHOWN = ("dtype", "kv_dtype", "block_size", "flash_attn_version")
 
 
 class Asked(NamedTuple):
@@ -49,13 +52,17 @@ class Why(NamedTuple):
 
 @dataclass(frozen=True)
 class Move:
-    """A group of layers whose outcome on a platform changes."""
+    """A group of layers whose outcome on a platform changes.
+
+    ``why`` has the reasons for the change, ``how`` a sentence for each side: how that side came to its answer.
+    """
 
     asked: Asked
     platform: Platform
     before: Outcome
     after: Outcome
     why: tuple[Why, ...]
+    how: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -174,8 +181,30 @@ def compare(asked: Sequence[Asked], platforms: Sequence[Platform], before: Regis
             for decided, registry in ((old, before), (new, after)):
                 notes |= dict.fromkeys(f"{registry.name} has no {w}: compared without it" for w in decided.ignored)
             if moved(old.outcome, new.outcome):
-                moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new)))
+                moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new), (how(old), how(new))))
     return Moves(tuple(moves), tuple(asked), tuple(platforms), tuple(notes))
+
+
+def without_renames(moves: Moves, before: Registry, after: Registry) -> Moves:
+    """The moves but those to a variant that only the data calls otherwise, each backend of which has a note.
+
+    The variants of two tables of an engine are named by whoever wrote them: where one side has no variant of the
+    other's name and nothing else changes, nothing is known to.
+    """
+    renamed = dict[str, None]()
+    left = []
+    for move in moves.moves:
+        was, now = move.before, move.after
+        same = was.backend is not None and was.backend == now.backend and not move.changes
+        shared = not same or all(
+            variant_of(registry, str(was.backend), outcome.variant) is not None
+            for registry, outcome in ((after, was), (before, now))
+        )
+        if shared:
+            left.append(move)
+        else:
+            renamed[f"{was.backend} has variants of other names in the two releases, which are not compared"] = None
+    return replace(moves, moves=tuple(left), notes=(*moves.notes, *renamed))
 
 
 def moved(before: Outcome, after: Outcome) -> bool:
@@ -201,6 +230,20 @@ def why(old: Decided, new: Decided) -> tuple[Why, ...]:
         return ()
     rest = f"; {was.title} is valid too, ranked lower" if was.backend else ""
     return (Why("after", f"{now.title}: {how_chosen(new.selection)}{rest}", new.selection.chosen.where),)
+
+
+def how(decided: Decided) -> str:
+    """How a side came to its answer: ``FLASH_ATTN/FA3, 1st choice of 5 (order cuda/mha, priorities.yaml:107)``."""
+    selection = decided.selection
+    if selection is None:
+        return decided.outcome.problem
+    start = selection.start
+    if start is not None and start.refusal is not None:
+        return f"{how_chosen(selection)}: {start.refusal.effect.refuses}"
+    changed = {name: value for step in (start.taken if start else ()) for name, (_, value) in step.sets.items()}
+    sets = ", ".join(f"{name} {as_written(value)}" for name, value in changed.items() if name in _SHOWN)
+    title = decided.outcome.title if selection.chosen else "no backend accepts"
+    return f"{title}, {how_chosen(selection)}" + (f"; its start sets {sets}" if sets else "")
 
 
 def _sides(old: Decided, new: Decided) -> Iterable[tuple[str, Decided]]:
@@ -253,7 +296,10 @@ def _why_variant(was: Outcome, now: Outcome, before: Selection | None, after: Se
     elif before and not earlier:
         yield Why("before", f"{was.backend} has no variant {now.variant}")
     else:
-        yield Why("after", f"{now.title} is tried before {was.title}", new.where)
+        entries = after.order.entries if after.order else ()
+        # an order may name one variant of a backend
+        where = next((e.where for e in entries if e.backend == now.title), new.where)
+        yield Why("after", f"{now.title} is tried before {was.title}", where)
 
 
 def _why_follows(was: Outcome, now: Outcome, before: Selection | None, after: Selection) -> list[Why]:

@@ -5,7 +5,7 @@ Statements about all configurations are decided over it exactly, by `attnreg.ana
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -31,6 +31,7 @@ class Space:
         self.diagrams = Diagrams([len(v.classes) for v in self.variables])
         self.level = {(v.facet, v.word): i for i, v in enumerate(self.variables)}
         self.ordinary = tuple(v.ordinary for v in self.variables)
+        self._links: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (*LINKED, ("arch", "device", self._has))
         self.possible = self._possible()
 
     @property
@@ -38,10 +39,15 @@ class Space:
         """The number of configurations that the registries tell apart."""
         return self.diagrams.count(self.possible)
 
+    def _has(self, arch: tuple[str, str], device: str) -> bool:
+        """Whether a device has an architecture, in a registry that knows the device."""
+        known = (r.vocabulary for r in self.registries)
+        return any(device in v.words_of("device") and v.arch_of(device) == arch[1] for v in known if v.facet("device"))
+
     def _possible(self) -> Node:
         d = self.diagrams
         out = d.true
-        for first, second, _ in LINKED:
+        for first, second, _ in self._links:
             a, b = self.level.get((first, None)), self.level.get((second, None))
             if a is None or b is None:
                 continue
@@ -53,7 +59,7 @@ class Space:
     def _pair(self, a: int, b: int, i: int, j: int) -> tuple[Any, Any] | None:
         """Values of two linked facets that a request may combine, from classes of each; None where there are none."""
         first, second = self.variables[a], self.variables[b]
-        fits = next(fits for x, y, fits in LINKED if (x, y) == (first.facet, second.facet))
+        fits = next(fits for x, y, fits in self._links if (x, y) == (first.facet, second.facet))
         pairs = product(first.usual(i), second.usual(j))
         return next(((x, y) for x, y in pairs if x is None or y is None or fits(x, y)), None)
 
@@ -65,7 +71,7 @@ class Space:
     def example(self, point: Sequence[int]) -> tuple[AttentionRequest, Platform]:
         """A configuration at a possible point, with the ordinary value of each class that has one."""
         values = {key: self.variables[i].usual(point[i])[0] for key, i in self.level.items()}
-        for first, second, _ in LINKED:
+        for first, second, _ in self._links:
             a, b = (self.level.get((facet, None)) for facet in (first, second))
             if a is not None and b is not None:
                 pair = self._pair(a, b, point[a], point[b])
@@ -83,10 +89,12 @@ def _configuration(values: Mapping[tuple[str, str | None], Any]) -> tuple[Attent
     extra: dict[str, Any] = {}
     words: dict[str, set[str]] = {"features": set(), "flags": set()}
     packages: dict[str, str] | None = None
-    platform, arch = ordinary("platform"), ordinary("arch")
+    platform, arch, device = ordinary("platform"), ordinary("arch"), None
     for (facet, word), value in values.items():
         if facet == "arch":
             platform, arch = value
+        elif facet == "device":
+            device = value
         elif facet == "packages":
             packages = packages or {}
             if value is not None:
@@ -100,4 +108,10 @@ def _configuration(values: Mapping[tuple[str, str | None], Any]) -> tuple[Attent
             extra[facet] = value
     request = AttentionRequest(**fields, features=frozenset(words["features"]), extra=tuple(extra.items()))
     flags = frozenset(words["flags"])
-    return request, Platform(platform=platform, arch=arch, flags=flags, packages=packages)  # type: ignore[arg-type]
+    return request, Platform(
+        platform=platform,
+        arch=arch,
+        flags=flags,
+        packages=packages,  # type: ignore[arg-type]
+        device=device,
+    )

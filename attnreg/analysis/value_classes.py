@@ -215,12 +215,22 @@ def _devices(registries: tuple[Registry, ...], matchers: Mapping[str, list[Match
     """The variable of platform and architecture together, because the second determines the first."""
     vocabularies = [r.vocabulary for r in registries]
     devices = {(a.platform, a.name): None for v in vocabularies for a in v.architectures.values()}
-    by_platform, by_arch = matchers.get("platform", ()), matchers.get("arch", ())
+    by_platform, by_arch, by_device = (matchers.get(name, ()) for name in ("platform", "arch", "device"))
+    named = [(v.arch_of(d), d) for v in vocabularies if v.facet("device") for d in v.words_of("device")]
+    # an architecture without a device that some condition names is another than one with it
+    kinds = {a: frozenset(tuple(m.matches(d) for m in by_device) for arch, d in named if arch == a) for a, _ in named}
 
     def signature(device: tuple[str, str]) -> Hashable:
         platform, arch = device
         known = tuple(arch in v.architectures for v in vocabularies)
-        return platform, known, *(m.matches(platform) for m in by_platform), *(m.matches(arch) for m in by_arch)
+        its_devices = kinds.get(arch, frozenset()) if by_device else None
+        return (
+            platform,
+            known,
+            its_devices,
+            *(m.matches(platform) for m in by_platform),
+            *(m.matches(arch) for m in by_arch),
+        )
 
     return _split("arch", None, devices, signature)
 

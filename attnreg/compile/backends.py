@@ -128,7 +128,7 @@ class RowCompiler(Reporter):
                 self.source(part, part.model.source)
         statements.complete(base, capabilities.claims, capabilities.unchecked)
         # a row without variants has one alternative
-        states = requires, rules, consequences
+        states = requires, rules, consequences, module
         alternatives = [self._variant(v, base, capabilities, *states) for v in variants.values() or [[]]]
         return Backend(
             name=name,
@@ -143,7 +143,6 @@ class RowCompiler(Reporter):
             where=base.key_at(),
             since=data.since,
             notes=tuple(notes),
-            module_at=module.where,
             only_on_request=data.only_on_request,
             contract=module.contract,
             options=module.options,
@@ -332,6 +331,7 @@ class RowCompiler(Reporter):
         requires: Condition,
         rules: list[Rule],
         consequences: list[Consequence],
+        module: Module,
     ) -> Variant:
         """One alternative: the row's data, changed by a variant and then by overlays of the variant."""
         capabilities, when, notes, source = base.copy(), ALWAYS, list[str](), None if layers else row.model.source
@@ -339,6 +339,7 @@ class RowCompiler(Reporter):
             data = part.model
             self._patch(capabilities, part)
             self.source(part, data.source)
+            module = self.modules.named(module, part)
             source = data.source or source
             when = when if data.when is None else self.condition(part, data.when, "when")
             requires = _both(requires, self.condition(part, data.requires, "requires"))
@@ -362,6 +363,9 @@ class RowCompiler(Reporter):
             source=source,
             notes=tuple(notes),
             consequences=tuple(consequences),
+            module=module.name,
+            module_at=module.where,
+            run_on_request=next((p.model.run_on_request for p in reversed(layers) if p.model.run_on_request), None),
         )
 
 

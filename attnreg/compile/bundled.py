@@ -9,7 +9,9 @@ from pathlib import Path
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 
 # the files of a registry, each of which holds what its name says
-FILES = ("vocabulary", "backends", "priorities", "steps", "invariants")
+FILES = ("vocabulary", "backends", "priorities", "steps", "invariants", "release")
+# the file of a registry that is the difference to another release
+RELEASE_FILE = "release.yaml"
 
 
 def registry_root() -> Path:
@@ -25,13 +27,17 @@ def registry_root() -> Path:
     raise RegistryError([Problem(Location(str(archive or package), 1, 1), message)])
 
 
-def bundled_registries() -> dict[str, Path]:
-    """Name -> directory of every registry that comes with attnreg."""
+def bundled_registries(*, releases: bool = True) -> dict[str, Path]:
+    """Name -> directory of every registry that comes with attnreg; without ``releases`` those that are tables whole."""
     root = registry_root()
     engines = root / "engines"
     directories = {"default": root}
     if engines.is_dir():
-        directories |= {p.name: p for p in sorted(engines.iterdir()) if (p / "backends.yaml").is_file()}
+        directories |= {
+            p.name: p
+            for p in sorted(engines.iterdir())
+            if any((p / name).is_file() for name in ("backends.yaml", *((RELEASE_FILE,) if releases else ())))
+        }
     return directories
 
 
@@ -43,6 +49,17 @@ def bundled_overlays() -> dict[str, Path]:
         for file in sorted(directory.glob("*.yaml"))
         if name != "default" and file.stem not in FILES
     }
+
+
+def release_name(name: str) -> str:
+    """The bundled registry that a name without the last part of its version means: vllm-0.33 is vllm-0.33.0.
+
+    Of several releases it is the last; any other name is itself.
+    """
+    bundled = bundled_registries()
+    if name in bundled or not re.fullmatch(r"[a-z]+-\d+(\.\d+)*", name):
+        return name
+    return max((other for other in bundled if other.startswith(f"{name}.")), key=_parted, default=name)
 
 
 def bundled_source(name: str) -> Path | None:
@@ -65,7 +82,8 @@ def help_for_registry(name: str) -> str:
     versions = {other: _parted(other)[1] for other in bundled if _parted(other)[0] == engine}
     if not engine or not any(versions.values()):
         return did_you_mean(name, bundled)
-    there = " and ".join(sorted(versions, key=versions.__getitem__))
+    *others, last = sorted(versions, key=versions.__getitem__)
+    there = f"{', '.join(others)} and {last}" if others else last
     if not version:
         return f"there are {there}"
     nearest = min(

@@ -9,11 +9,12 @@ from typing import Any
 from attnreg.compile import schema
 from attnreg.compile.backends import RowCompiler
 from attnreg.compile.parts import OrdersPart, Part, Parts, Reporter
-from attnreg.compile.schema.values import FromData
+from attnreg.compile.schema.values import FromData, MeasuredData
 from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.vocabulary import compile_vocabulary
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.frozen import deep_frozen
+from attnreg.language.measured import Measured
 from attnreg.language.vocabulary import Facet
 from attnreg.registry import (
     Backend,
@@ -165,10 +166,11 @@ class _Compiler(Reporter):
         seen: dict[str, bool] = {}
         for i, entry in enumerate(row.order):
             here = (*path, "order", i)
-            if not self.name(part, here, entry.backend, backends, "backend"):
+            if not self._named(part, here, entry.backend, backends):
                 continue
-            if platform not in backends[entry.backend].platforms:
-                runs_on = ", ".join(sorted(backends[entry.backend].platforms))
+            runs = backends[entry.backend.partition("/")[0]].platforms
+            if platform not in runs:
+                runs_on = ", ".join(sorted(runs))
                 self.report(part, here, f"{entry.backend} does not run on {platform} (it runs on {runs_on})")
             if entry.backend in seen and not (entry.if_ and seen[entry.backend]):
                 help_ = "remove one, or give each an `if`"
@@ -185,7 +187,22 @@ class _Compiler(Reporter):
             where=part.at(*path),
             because=row.because,
             source=row.source,
+            measured=self._measured(part, row.measured, backends, *path, "measured"),
         )
+
+    def _measured(
+        self, part: OrdersPart, data: MeasuredData | None, backends: dict[str, Backend], *path: str | int
+    ) -> Measured | None:
+        if data is None:
+            return None
+        for key in ("of", "over"):
+            self._named(part, (*path, key), getattr(data, key), backends)
+        for name in data.rows:
+            self._named(part, (*path, "rows", name), name, backends)
+        for name in data.packages:
+            self.name(part, (*path, "packages", name), name, self.vocabulary.packages, "package", key=True)
+        pairs = {name: tuple(sorted(getattr(data, name).items())) for name in ("packages", "rows")}
+        return Measured(**{**data.model_dump(), **pairs}, where=part.key_at(*path))
 
     def _place(
         self, part: Part[schema.PlaceData], orders: dict[str, tuple[Order, ...]], backends: dict[str, Backend]
@@ -196,8 +213,8 @@ class _Compiler(Reporter):
         side, neighbour = self._neighbour(part, backends, [order.title for order in _all(orders)])
         if neighbour is None:
             return
-        beside = [order for order in _all(orders) if neighbour in [e.backend for e in order.entries]]
-        runs_on = backends[data.backend].platforms
+        beside = [order for order in _all(orders) if any(neighbour in (e.backend, e.row) for e in order.entries)]
+        runs_on = backends[entry.row].platforms
         taking = [o for o in beside if o.platform in runs_on and o.title in (data.orders or [o.title])]
         for order in taking:
             changed = _with_entry(order, entry, side, neighbour, again=bool(data.if_))
@@ -219,9 +236,16 @@ class _Compiler(Reporter):
         if neighbour == data.backend:
             self.report(part, (side,), f"{neighbour} cannot stand {side} itself")
             return side, None
-        known = [self.name(part, (key,), getattr(data, key), backends, "backend") for key in ("backend", side)]
+        known = [self._named(part, (key,), getattr(data, key), backends) for key in ("backend", side)]
         known += [self.name(part, ("orders", i), title, titles, "order") for i, title in enumerate(data.orders)]
         return side, neighbour if all(known) else None
+
+    def _named(self, part: Part[Any], path: tuple[str | int, ...], name: str, backends: dict[str, Backend]) -> bool:
+        """Whether there is a backend, or a variant of one, of that name; one that there is not is reported."""
+        row, _, variant = name.partition("/")
+        if name in backends or row not in backends:
+            return self.name(part, path, name, backends, "backend")
+        return self.name(part, path, variant, backends[row].variant_names, f"variant of {row}")
 
     def _choice(self, part: Part[schema.ChoiceData], backends: dict[str, Backend]) -> Choice:
         data = part.model
@@ -233,11 +257,7 @@ class _Compiler(Reporter):
         if decisions and not names:
             self.report(part, (strength,), "names no backend")
         for i, name in enumerate(names):
-            row, _, variant = name.partition("/")
-            if name in backends or row not in backends:
-                self.name(part, (strength, i), name, backends, "backend")
-            else:
-                self.name(part, (strength, i), variant, backends[row].variant_names, f"variant of {row}")
+            self._named(part, (strength, i), name, backends)
         when = self.shared_condition(part, data.when, "when")
         return Choice(strength, tuple(names), when, part.at(), data.because)  # type: ignore[arg-type]
 
@@ -298,6 +318,9 @@ def _all(orders: dict[str, tuple[Order, ...]]) -> list[Order]:
 def _with_entry(order: Order, entry: Entry, side: str, neighbour: str, *, again: bool) -> Order:
     """The order with an entry beside the first of a neighbour; ``again`` keeps earlier entries of the same backend."""
     entries = [e for e in order.entries if again or e.backend != entry.backend]
-    at = [e.backend for e in entries].index(neighbour)
+    names = [e.backend for e in entries]
+    # a backend whose variants alone stand in the order: before the first of them, after the last
+    of_row = [i for i, e in enumerate(entries) if e.row == neighbour]
+    at = names.index(neighbour) if neighbour in names else of_row[-1 if side == "after" else 0]
     entries.insert(at + (side == "after"), entry)
     return replace(order, entries=tuple(entries))

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from attnreg.compile.parts import Part, Reporter, RowData
+from attnreg.compile.schema import VariantData
 from attnreg.compile.yaml_source import Float, shown
 from attnreg.contract import CONTRACT
 from attnreg.errors import Location, did_you_mean
@@ -38,6 +39,13 @@ class ModuleCompiler:
 
     def apply(self, module: Module, part: Part[RowData]) -> Module:
         """The module after a part, which is the row itself or an overlay's change of it."""
+        module = self.named(module, part)
+        for name, raw in part.model.options.items():
+            self._set_option(module, part, name, raw)
+        return module
+
+    def named(self, module: Module, part: Part[RowData | VariantData]) -> Module:
+        """The module that a part names; the given one where it names none."""
         data = part.model
         if data.module is not None:
             # another module has a contract and options of its own
@@ -47,11 +55,9 @@ class ModuleCompiler:
         elif data.contract is not None:
             message = "a contract is stated beside the `module` that is made for it"
             self.reporter.report(part, ("contract",), message, "state both, or remove it", key=True)
-        for name, raw in data.options.items():
-            self._set_option(module, part, name, raw)
         return module
 
-    def _check_name(self, part: Part[RowData], name: str) -> bool:
+    def _check_name(self, part: Part[RowData | VariantData], name: str) -> bool:
         """Whether a module of this name may be imported, or need not be."""
         root = name.partition(".")[0]
         if root == "attnreg" and name.endswith(".__init__"):
@@ -70,7 +76,7 @@ class ModuleCompiler:
             self.reporter.report(part, ("module",), f"the package {root} is not trusted to be imported", help_)
         return False
 
-    def _check_contract(self, part: Part[RowData], name: str, contract: int | None) -> None:
+    def _check_contract(self, part: Part[RowData | VariantData], name: str, contract: int | None) -> None:
         if contract is None:
             if self.imports and not name.startswith(_OWN):
                 message = "the row does not say which contract its module is made for"

@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from attnreg.compile import schema
-from attnreg.compile.bundled import bundled_registries, bundled_source, help_for_registry
+from attnreg.compile.bundled import RELEASE_FILE, bundled_registries, bundled_source, help_for_registry, release_name
 from attnreg.compile.compiler import compile_registry
 from attnreg.compile.parts import Part, Parts, RowData
+from attnreg.compile.schema import releases
 from attnreg.compile.schema.steps import StepsFile
 from attnreg.compile.validation import validate
 from attnreg.compile.yaml_source import Document, as_written, shown
@@ -83,6 +84,7 @@ class Reading:
         above: the chain of overlays that extend this source, the last one directly.
         """
         bundled = bundled_registries()
+        text = text if above or kind_of(Path(text)) else release_name(text)
         path = above[-1].path_of(text) if above else bundled_source(text) or Path(text)
         self.base = self.base or (text if text in bundled else str(path))
         if not text or not kind_of(path):
@@ -118,16 +120,51 @@ class Reading:
 
     def add_directory(self, path: Path, label: str) -> None:
         """Read the files of a directory; without a vocabulary.yaml, that of the default registry."""
-        for kind, model in _FILES:
-            file, name = path / f"{kind}.yaml", f"{label}/{kind}.yaml"
-            if kind_of(file):
-                document = self._read(file, name)
-                if document is not None:
-                    self._add_file(model, document)
+        documents = self._documents(path, label)
+        for kind, model in _FILES if self.complete or documents else ():
+            document = documents.get(kind)
+            if document is not None:
+                self._add_file(model, document)
+            elif kind in documents:
+                continue
             elif kind == "vocabulary":
                 self._add_vocabulary("default")
             elif kind in ("backends", "priorities"):
-                self._fail(name, "the file is missing: a registry has a backends.yaml and a priorities.yaml")
+                message = "the file is missing: a registry has a backends.yaml and a priorities.yaml"
+                self._fail(f"{label}/{kind}.yaml", message)
+
+    def _documents(self, path: Path, label: str, above: tuple[Path, ...] = ()) -> dict[str, Document | None]:
+        """Kind -> the document of each file of a directory, None where it cannot be read; nothing of a broken release.
+
+        above: the directories of the releases that are differences to this one.
+        """
+        files = {kind: path / f"{kind}.yaml" for kind, _ in _FILES}
+        if not kind_of(path / RELEASE_FILE):
+            there = {kind: file for kind, file in files.items() if kind_of(file)}
+            return {kind: self._read(file, f"{label}/{kind}.yaml") for kind, file in there.items()}
+        release = self._read(path / RELEASE_FILE, f"{label}/{RELEASE_FILE}")
+        data = None if release is None else validate(releases.ReleaseFile, release.data, release)
+        if release is None or data is None or release.problems:
+            self.problems += release.problems if release else ()
+            self.complete = False
+            return {}
+        bundled = bundled_registries()
+        overlay = OverlayDocument(release, path.name)
+        if data.extends not in bundled or bundled[data.extends] in (path, *above):
+            circle = "releases are differences to each other in a circle"
+            message = circle if data.extends in bundled else f"no bundled registry `{data.extends}` to extend"
+            self._fail(data.extends, message, help_for_registry(data.extends), (overlay,))
+            return {}
+        documents = self._documents(bundled[data.extends], _label(data.extends), (*above, path))
+        self.documents.append(release)
+        for part in releases.PARTS if documents else ():
+            if part in release.data and release.data[part] is None:
+                documents.pop(part, None)
+            elif part in release.data:
+                documents[part] = changed = releases.ReleaseDocument(documents.get(part), release, part)
+                self.problems += changed.problems
+                changed.problems.clear()
+        return documents
 
     def add_overlay(self, overlay: OverlayDocument) -> None:
         """Apply an overlay to what is read; what it extends, if it says so, must be among that."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from attnreg.compile import schema
 from attnreg.compile.parts import VocabularyPart
+from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, did_you_mean
-from attnreg.language.facets import CORE
+from attnreg.language.facets import CORE, OPTIONAL
 from attnreg.language.packed import packed_problems
 from attnreg.language.vocabulary import (
     ASKED,
@@ -45,7 +47,7 @@ def compile_vocabulary(parts: list[VocabularyPart], rows: Iterable[str], problem
     named: list[Mapping[str, Word | Architecture]] = [*vocabulary.words.values(), vocabulary.architectures]
     for words_of_a_kind in (*named, vocabulary.features, vocabulary.flags, vocabulary.packages):
         problems += _ambiguous(words_of_a_kind)
-    for name in CORE.keys() - facets.keys():
+    for name in CORE.keys() - facets.keys() - OPTIONAL:
         message = f"the facet `{name}` is missing: every {CORE[name].of} has it"
         path = (*parts[0].path, "facets")
         problems.append(parts[0].document.problem(path, message, "add it, or use `extends`", key=True))
@@ -80,8 +82,11 @@ class _Words:
         return Vocabulary({}, self.sets, self.features, self.flags, self.packages, self.architectures, self.retired)
 
     def add(self, part: VocabularyPart) -> None:
-        """Add the words of a file; a word of an earlier file takes the new legend."""
+        """Add the words of a file; a word of an earlier file takes the new legend, or is dropped."""
         data, at = part.model, part.key_at
+        for name, patterns in data.drops.items():
+            for number, pattern in enumerate(patterns):
+                self._drop(part, name, number, pattern)
         for name, group in data.words.items():
             self.sets.setdefault(name, {}).update(_word_map(group, at, "words", name))
         self.features.update(_word_map(data.features, at, "features"))
@@ -94,6 +99,16 @@ class _Words:
         for platform, architectures in data.architectures.items():
             for name, architecture in architectures.items():
                 self._add_architecture(part, platform, name, architecture)
+
+    def _drop(self, part: VocabularyPart, name: str, number: int, pattern: str) -> None:
+        words = self.sets.get(name, {})
+        dropped = [word for word in words if fnmatchcase(word, pattern)]
+        if not dropped:
+            message = f"drops.{name}: no word below is `{pattern}`"
+            here = (*part.path, "drops", name, number)
+            self.problems.append(part.document.problem(here, message, did_you_mean(pattern, words)))
+        for word in dropped:
+            del words[word]
 
     def _add_architecture(self, part: VocabularyPart, platform: str, name: str, data: schema.ArchitectureData) -> None:
         before = self.architectures.get(name)
@@ -219,8 +234,8 @@ def _check_words(
 ) -> None:
     """Report words of one file that do not fit the words of all files together."""
 
-    def report(path: tuple[str, ...], message: str, help_: str) -> None:
-        where = ".".join(path[:-1])
+    def report(path: tuple[str | int, ...], message: str, help_: str) -> None:
+        where = ".".join(map(str, path[:-1]))
         problems.append(part.document.problem((*part.path, *path), f"{where}: {message}", help_, key=True))
 
     model, platforms = part.model, vocabulary.words.get("platforms", {})
@@ -228,14 +243,21 @@ def _check_words(
         report(("words", name), f"no facet takes its values from `{name}`", did_you_mean(name, sets))
     for group, words in model.words.items():
         for word, data in words.items():
-            for facet in (data.ends.ask if data.ends else {}).keys() - facets.keys():
-                report(
-                    ("words", group, word, "ends", "ask", facet),
-                    f"unknown facet `{facet}`",
-                    did_you_mean(facet, facets),
-                )
+            for number, spare in enumerate(data.spares or ()):
+                for facet, value in spare.ask.items():
+                    at = ("words", group, word, "spares", number, "ask", facet)
+                    if facet not in facets:
+                        report(at, f"unknown facet `{facet}`", did_you_mean(facet, facets))
+                    elif facets[facet].kind == "word" and value is not None and value not in facets[facet].known:
+                        report(at, f"unknown value `{value}`", did_you_mean(str(value), facets[facet].known))
             for path, message, help_ in packed_problems(data.packed) if data.packed is not None else ():
                 report(("words", group, word, "packed", *path), message, help_)
+    devices = facets["device"].word_set if "device" in facets else None
+    for name, data in model.words.get(devices or "", {}).items():
+        arch = (data.model_extra or {}).get("arch")
+        if not isinstance(arch, str) or arch not in vocabulary.architectures:
+            help_ = did_you_mean(str(arch), vocabulary.architectures) if arch else "say which: `arch: sm90`"
+            report(("words", str(devices), name), f"a device has an architecture, got {shown(arch)}", help_)
     for name in model.architectures.keys() - platforms.keys():
         report(("architectures", name), f"unknown platform `{name}`", did_you_mean(name, platforms))
     for name in model.words.get("platforms", {}):

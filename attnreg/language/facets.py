@@ -48,8 +48,10 @@ _KINDS: dict[type, tuple[str, ...]] = {
     frozenset: ("words",),
     tuple: ("packages",),
 }
+# facets that a vocabulary need not have: without it every device of an architecture is alike
+OPTIONAL = frozenset({"device"})
 # facets whose type alone allows more kinds than they take
-_NARROWER = {"platform": ("word",), "arch": ("arch",)}
+_NARROWER = {"platform": ("word",), "arch": ("arch",), "device": ("word",)}
 # ordinary values of fields that have no default
 _ORDINARY = {"platform": "cuda", "arch": "sm90", "head_size": 128}
 # `attnreg verify` runs every value that a row claims for one of these
@@ -57,6 +59,7 @@ PROVEN = ("dtype", "kv_dtype", "attn_type", "head_size", "head_size_v", "block_s
 _ABOUT: dict[str, tuple[DecidedBy, str]] = {
     "platform": ("platform", "cuda, rocm, xpu or cpu. Without it, explain and lock take this machine's."),
     "arch": ("platform", "Architecture or product, as sm90 or h100; repeatable."),
+    "device": ("platform", "The exact device, as H20, where several share an architecture; repeatable."),
     "flags": ("user", "A flag that is on; repeatable."),
     "packages": ("platform", "An installed package; repeatable. Without any, every package is assumed."),
     "head_size": ("model", f"Elements per head; {_ORDINARY['head_size']}, if neither it nor a model is given."),
@@ -108,7 +111,7 @@ LINKED: tuple[tuple[str, str, Callable[[int, int], bool]], ...] = (
     ("num_heads", "num_kv_heads", lambda heads, kv_heads: heads % kv_heads == 0),
 )
 # facets that matter most to the reader of a difference: boxes are kept narrow in them
-TOLD_FIRST = ("arch", "attention", "role", "phase", "kv_dtype")
+TOLD_FIRST = ("arch", "device", "attention", "role", "phase", "kv_dtype")
 
 
 def partner_of(facet: str) -> str | None:

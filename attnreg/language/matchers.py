@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 _MEMO_LIMIT = 4096
@@ -121,6 +121,8 @@ def _overlaps(words: frozenset[str], held: frozenset[str]) -> bool:
     return not words.isdisjoint(held)
 
 
+# a registry asks for the same value in many places
+@lru_cache(maxsize=4096, typed=True)
 def equals(value: Any, text: str) -> Matcher:
     """A matcher of one value and its type: 1 does not match True."""
     return Matcher(text, partial(_same, value), mentions=frozenset({value}))

@@ -165,6 +165,26 @@ class Vocabulary:
         """The architecture of that name, or of the product or compute capability of that name, in any spelling."""
         return self.architectures.get(name) or self.architectures.get(self._meant("arch", name) or "")
 
+    def device(self, name: str) -> str | None:
+        """The word of the device of that name, as its driver prints it: H200 for ``NVIDIA H200``; None for another.
+
+        A part of a device (MIG) is another.
+        """
+        if "device" not in self.facets or "mig" in name.casefold().split():
+            return None
+        named = {plain(n): w for w in self.words_of("device").values() for n in (w.name, *w.other_names)}
+        parts = re.split(r"[-_ ]+", _VENDORS.sub("", name).strip())[:_MOST_PARTS]
+        while parts:
+            if (word := named.get(plain("".join(parts)))) is not None:
+                return word.name
+            if not _FORM.fullmatch(parts.pop().casefold()):
+                break
+        return None
+
+    def arch_of(self, device: str) -> str:
+        """The architecture of a device that is a word."""
+        return str(self.words_of("device")[device].facts["arch"])
+
     def help_for(self, facet: str, unknown: str) -> str:
         """Help for an unknown word of a facet: the word that it is another name for, or else the nearest word."""
         if self.facets[facet].kind == "arch":

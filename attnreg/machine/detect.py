@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 _DRM = Path("/sys/class/drm")
 _CPUINFO = Path("/proc/cpuinfo")
+# the PCI ids of devices, those of virtual functions among them, as libdrm's amdgpu.ids lists them
+_AMD_DEVICES = {
+    0x740F: "MI210", 0x7408: "MI250X", 0x74A0: "MI300A", 0x74A1: "MI300X", 0x74B5: "MI300X", 0x74A2: "MI308X",
+    0x74A5: "MI325X", 0x74B9: "MI325X", 0x75A0: "MI350X", 0x75A3: "MI355X",
+}  # fmt: skip
 
 
 def detect(vocabulary: Vocabulary | None = None, *, environ: Mapping[str, str] | None = None) -> Platform:
@@ -46,8 +51,12 @@ def detect_all(
     environ = os.environ if environ is None else environ
     flags = frozenset(w for w in map(str.strip, environ.get(FLAGS_VARIABLE, "").split(",")) if w)
     packages = installed_packages(vocabulary.packages)
-    devices = dict.fromkeys([*_nvidia(environ), *_amd(), *_intel(), ("cpu", _processor())])
-    return tuple(Platform(platform=p, arch=a, flags=flags, packages=packages) for p, a in devices)  # type: ignore[arg-type]
+    found = [*_nvidia(environ), *_amd(), *_intel(), ("cpu", _processor(), "")]
+    devices = dict.fromkeys((p, a, vocabulary.device(name)) for p, a, name in found)
+    return tuple(
+        Platform(platform=p, arch=a, flags=flags, packages=packages, device=d)  # type: ignore[arg-type]
+        for p, a, d in devices
+    )
 
 
 class PackageWarning(UserWarning):
@@ -101,7 +110,7 @@ def _importable(module: str) -> bool:
         return False
 
 
-def _nvidia(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _nvidia(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     # NVML, not CUDA: after cuInit in a process, CUDA fails in every child that the process forks
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -109,13 +118,14 @@ def _nvidia(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         return
     if nvml.nvmlInit_v2():
         return
-    count, major, minor = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
+    count, major, minor, name = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(96)
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
     for index in _visible(count.value, environ.get("CUDA_VISIBLE_DEVICES")):
         device = ctypes.c_void_p()
         failed = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
         if not (failed or nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))):
-            yield "cuda", f"sm{major.value}{minor.value}"
+            named = not nvml.nvmlDeviceGetName(device, name, len(name))
+            yield "cuda", f"sm{major.value}{minor.value}", name.value.decode(errors="replace") if named else ""
     nvml.nvmlShutdown()
 
 
@@ -128,19 +138,20 @@ def _visible(count: int, text: str | None) -> Iterable[int]:
     return itertools.takewhile(range(count).__contains__, (int(w) if w.isdecimal() else -1 for w in words))
 
 
-def _amd() -> Iterator[tuple[str, str]]:
+def _amd() -> Iterator[tuple[str, str, str]]:
     for file in sorted(_KFD.glob("*/properties"), key=_number):
         try:
-            match = re.search(r"^gfx_target_version (\d+)$", file.read_text(), re.MULTILINE)
+            numbers = dict(re.findall(r"^(gfx_target_version|device_id) (\d+)$", file.read_text(), re.MULTILINE))
         except (OSError, ValueError):
             continue
         # 90402 is gfx942, 110000 is gfx1100: major, minor and stepping, the last two in hexadecimal; 0 is a processor
-        version = int(match[1]) if match else 0
+        version = int(numbers.get("gfx_target_version", 0))
         if version:
-            yield "rocm", f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+            name = _AMD_DEVICES.get(int(numbers.get("device_id", 0)), "")
+            yield "rocm", f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}", name
 
 
-def _intel() -> Iterator[tuple[str, str]]:
+def _intel() -> Iterator[tuple[str, str, str]]:
     for card in sorted(_DRM.glob("card[0-9]*/device"), key=_number):
         try:
             vendor, device = (card / "vendor").read_text().strip(), int((card / "device").read_text(), 16)
@@ -148,9 +159,9 @@ def _intel() -> Iterator[tuple[str, str]]:
             continue
         # device ids of Ponte Vecchio and of Battlemage, as the kernel's xe driver lists them
         if vendor == "0x8086" and 0x0BD0 <= device <= 0x0BE5:
-            yield "xpu", "xe_hpc"
+            yield "xpu", "xe_hpc", ""
         elif vendor == "0x8086" and 0xE200 <= device <= 0xE22F:
-            yield "xpu", "xe2"
+            yield "xpu", "xe2", ""
 
 
 def _number(path: Path) -> int:

@@ -85,7 +85,7 @@ def examine(registry: Registry) -> Report:
             devices.append((platform, ()))
             continue
         rows = [r for r in registry.backends.values() if platform.platform in r.platforms]
-        devices.append((platform, tuple(_usability(row, platform, registry.imports) for row in rows)))
+        devices.append((platform, tuple(u for row in rows for u in _usabilities(row, platform, registry.imports))))
     reasons = probe([u.module for _, usable in devices for u in usable if u.module is not None and not u.missing])
     probed = [
         (platform, tuple(u if u.missing else replace(u, problem=reasons.get(u.module or "")) for u in usable))
@@ -94,10 +94,18 @@ def examine(registry: Registry) -> Report:
     return Report(registry, tuple(probed), tuple(dict.fromkeys(problems)))
 
 
-def _usability(row: Backend, platform: Platform, imports: bool) -> Usability:
-    """What a backend lacks on a device for every request, by the variant that lacks least."""
-    missing = [(*_missing(v.when, platform), *_missing(v.requires, platform)) for v in row.variants]
-    return Usability(row.name, min(missing, key=len), row.module if imports else None)
+def _usabilities(row: Backend, platform: Platform, imports: bool) -> Iterator[Usability]:
+    """What a backend lacks on a device for every request, for each of its modules by the variant that lacks least.
+
+    Variants for other devices are left out, except where there is no other.
+    """
+    missing = [(v, (*_missing(v.when, platform), *_missing(v.requires, platform))) for v in row.variants]
+    if len({v.module for v in row.variants}) == 1 or not imports:
+        variant, lacks = min(missing, key=lambda pair: len(pair[1]))
+        yield Usability(row.name, lacks, variant.module if imports else None)
+        return
+    here = [(v, lacks) for v, lacks in missing if not any(_missing(v.when, platform))] or missing[:1]
+    yield from (Usability(f"{row.name}/{v.name}", lacks, v.module) for v, lacks in here)
 
 
 def _missing(condition: Condition, platform: Platform) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -145,6 +145,22 @@ def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> Atte
     prefixes = PREFIXES.get(str(facts.causal), ())[: 1 if facts.sliding_window is None else 2]
     features |= {*prefixes}
     return AttentionRequest(**fields, attn_type=attn_type, features=features)
+
+
+def of_layers(layers: Iterable[LayerFacts]) -> dict[str, Any]:
+    """What layers say of their model: its attention, its query heads, and whether its heads are of several widths.
+
+    Layers of towers say nothing of it.
+    """
+    asked = [f.request for f in layers if f.request is not None and not f.part and f.kind != "vision"]
+    types = {request.attn_type for request in asked}
+    widths = {request.head_size for request in asked if request.attn_type == "decoder"}
+    kinds = ("encoder_decoder", "decoder", "encoder_only", "encoder")
+    return {
+        "attn_type": next((kind for kind in kinds if kind in types), None),
+        "num_heads": max((request.num_heads or 0 for request in asked), default=0) or None,
+        "uneven_head_sizes": len(widths) > 1 if widths else None,
+    }
 
 
 def _latent(mla: MlaDims) -> dict[str, int | None]:

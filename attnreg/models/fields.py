@@ -200,14 +200,21 @@ def _find(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
     return "." in name, value if "." in name else None
 
 
-def facets_of(config: object, facets: Iterable[Facet], given: Container[str]) -> dict[str, Any]:
-    """Facet -> its value in a config, for each facet of a registry that is read from there; ``given`` by the user."""
+def facets_of(
+    config: object, facets: Iterable[Facet], given: Container[str], layers: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Facet -> its value in a config, for each facet of a registry that is read from there; ``given`` by the user.
+
+    layers: what the model's layers say of it; a facet reads that as if it were the config's section ``layers``.
+    """
     wanted = [facet for facet in facets if facet.config and facet.unless not in given]
     if not wanted:
         return {}
     _, data = read_config(config)
+    data = {**data, "layers": layers}
     fields = {f: next((v for name in f.config if (v := _find(data, name)[1]) is not None), None) for f in wanted}
-    values = {f.name: _facet_value(f, field) for f, field in fields.items() if field is not None}
+    absent = {f.name: dict(f.like).get("") for f, field in fields.items() if field is None}
+    values = absent | {f.name: _facet_value(f, field) for f, field in fields.items() if field is not None}
     return {name: value for name, value in values.items() if value is not None}
 
 

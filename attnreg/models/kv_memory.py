@@ -65,6 +65,7 @@ class Memory(NamedTuple):
             {
                 "label": g.group.label,
                 "layers": list(g.group.layers),
+                "kv_dtype": g.kv_dtype or None,
                 "bytes_per_token": g.token_bytes,
                 "keeps_tokens": g.keeps,
                 "note": g.what,

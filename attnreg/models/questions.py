@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.models.facts import LayerFacts
+from attnreg.models.facts import LayerFacts, of_layers
 from attnreg.models.fields import ConfigError, facets_of
 from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices
 from attnreg.models.kv_memory import Memory, kv_memory
@@ -35,8 +35,8 @@ class ModelOptions:
     ``ranks`` is the number of ranks of tensor parallelism, ``layer`` the index of the only layer that is asked
     about, ``draft`` another config whose layers are asked about under the draft role, or ``mtp`` for the model's
     own MTP layers; ``draft_given`` are fields of its requests in place of those of ``given``. ``lengths`` are the
-    request lengths in tokens at which the KV cache is counted (8,192 and the model's longest, if none). ``ends`` is
-    what the KV dtype's word says of a model's first and last layers. ``families`` are the rules by which the
+    request lengths in tokens at which the KV cache is counted (8,192 and the model's longest, if none). ``spares``
+    are the rules of the KV dtype's word for layers that keep another cache. ``families`` are the rules by which the
     configs are read (the bundled ones, if None). ``facets`` are those of the registry that a config states.
     """
 
@@ -48,7 +48,7 @@ class ModelOptions:
     draft: str | None = None
     draft_given: Mapping[str, Any] = field(default_factory=dict)
     lengths: tuple[int, ...] = ()
-    ends: Mapping[str, Any] | None = None
+    spares: Sequence[Mapping[str, Any]] = ()
     families: Families | None = None
     facets: tuple[Facet, ...] = ()
 
@@ -75,7 +75,7 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     of_draft = options.of_draft()
     drafts = [] if options.draft is None else [_read_draft(config, options.draft, of_draft)]
     asked = [("", main, options), *(("draft", draft, of_draft) for draft in drafts)]
-    phases = _phases(registry)
+    phases = phases_of(registry)
     questions = [question for name, model, each in asked for question in questions_of(model, each, name, phases)]
     stored = [(model, each.given.get("kv_dtype") or "auto") for _, model, each in asked]
     memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype == "auto" or dtype in words]
@@ -84,22 +84,26 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     return ModelQuestions(tuple(questions), main.name, _title(main, drafts, options), tuple(notes), memory)
 
 
-def model_layers(config: str, options: ModelOptions, registry: Registry) -> tuple[ModelLayers, str]:
-    """The layers of a model as its questions ask for them, and its name with their number. Raises `ConfigError`."""
-    model = _read(config, _informed(options, registry))
-    return model, f"{model.name} · {_count(model)}"
+def model_layers(config: str, options: ModelOptions, registry: Registry) -> ModelLayers:
+    """The layers of a model as its questions ask for them. Raises `ConfigError`."""
+    return _read(config, _informed(options, registry))
+
+
+def headline(model: ModelLayers) -> str:
+    """A model's name with the number of its layers: ``Llama-3.1-8B · 32 layers``."""
+    return f"{model.name} · {_count(model)}"
 
 
 def _informed(options: ModelOptions, registry: Registry) -> ModelOptions:
-    """The options with what the registry knows: of a model's first and last layers, and of what a config states."""
+    """The options with what the registry knows: of layers that keep another cache, and of what a config states."""
     word = registry.vocabulary.words["kv_dtypes"].get(options.given.get("kv_dtype") or "auto")
     facets = tuple(facet for facet in registry.vocabulary.facets.values() if facet.config)
-    return dataclasses.replace(options, ends=word.facts.get("ends") if word else None, facets=facets)
+    return dataclasses.replace(options, spares=word.facts.get("spares", ()) if word else (), facets=facets)
 
 
 def _title(main: ModelLayers, drafts: Sequence[ModelLayers], options: ModelOptions) -> str:
     """The model, its draft, and every option that changes what is asked of it."""
-    words = [main.name, _count(main)]
+    words = [headline(main)]
     for draft in drafts:
         words += [f"draft {draft.name}", _count(draft), *([draft.dtype] if draft.dtype != main.dtype else [])]
     return " · ".join([*words, *option_words(options, main.dtype)])
@@ -139,10 +143,11 @@ def _file(config: str) -> str:
 def _read(config: str, options: ModelOptions, role: str | None = None, mtp: bool = False) -> ModelLayers:
     special = {name: options.given[name] for name in ("dtype", "kv_dtype", "role") if name in options.given}
     special |= {"role": role} if role else {}
-    ends = None if role else options.ends
-    model = requests_from_model(config, families=options.families, **special, mtp=mtp, ends=ends)
+    spares = () if role else options.spares
+    model = requests_from_model(config, families=options.families, **special, mtp=mtp, spares=spares)
     model = per_rank(model, options.ranks)
-    stated = facets_of(config, options.facets, options.given)
+    said = of_layers(model.layers) | {"kv_dtype": options.given.get("kv_dtype")}
+    stated = facets_of(config, options.facets, options.given, said)
     if options.layer is None or role is not None:
         return _changed(model, options, stated)
     layers = tuple(facts for facts in model.layers if facts.layer_idx == options.layer)
@@ -181,7 +186,7 @@ def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) 
     return dataclasses.replace(model, groups=tuple(groups))
 
 
-def _phases(registry: Registry) -> tuple[str, ...]:
+def phases_of(registry: Registry) -> tuple[str, ...]:
     """The phases that are asked about one by one, where an engine's steps name a backend for each."""
     read = {facet for step in registry.steps for effect in step.effects for facet in _read_by(step.when, effect)}
     derived = (case for name in read & registry.derived.keys() for case, _, _ in registry.derived[name].cases)

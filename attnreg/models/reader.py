@@ -18,6 +18,7 @@ from attnreg.models.fields import MAX_NUMBER, ConfigError, ConfigFields, mapping
 from attnreg.models.groups import LayerGroup, ModelLayers, describe_indices, group
 from attnreg.models.stack import Family, Stack
 from attnreg.request import with_extra
+from attnreg.selection.wording import facet_words
 
 __all__ = [
     "ConfigError",
@@ -51,7 +52,7 @@ def requests_from_model(
     kv_dtype: str | None = "auto",
     block_size: int | None = None,
     mtp: bool = False,
-    ends: Mapping[str, Any] | None = None,
+    spares: Sequence[Mapping[str, Any]] = (),
     families: Families | None = None,
 ) -> ModelLayers:
     """What each layer of a Hugging Face model needs.
@@ -59,8 +60,8 @@ def requests_from_model(
     ``config`` is the path of a config.json or of a directory that holds one, a mapping, or an object with a
     ``to_dict`` method. ``dtype`` overrides the config's own. ``families`` are the rules, the registry's if left out.
     ``mtp`` gives the layers that predict further tokens, which draft for the model, instead of the model's own.
-    ``ends``, a fact of some KV dtypes, has a number of ``layers`` and what the first and the last so many ``ask``
-    otherwise; a model with layers of another kind than attention has none.
+    ``spares``, a fact of some KV dtypes, are rules for layers that ``ask`` for something else; the first rule that fits
+    a layer counts, and a layer that reads another's keys and values asks for what that one does.
     A family that they do not hold is read by general rules, and ``assumptions`` says what those took for granted.
     Raises `ConfigError` (a ValueError) for a config that cannot be read, and `attnreg.RequestError` for an argument
     that no request can have.
@@ -74,17 +75,18 @@ def requests_from_model(
     model = model_type or next((fields.word("model_type") for fields in reading.texts), "") or None
     given = {"role": role, "dtype": dtype, "kv_dtype": kv_dtype, "block_size": block_size, "model": model}
     requested = functools.cache(lambda facts, attn_type: request_of(facts, attn_type, given))
-    outermost = reading.outermost(ends["layers"]) if ends else frozenset()
-    asked = {**given, **(with_extra(ends["ask"]) if ends else {})}
-    at_ends = functools.cache(lambda facts, attn_type: request_of(facts, attn_type, asked))
+    spared = reading.spared([rule for rule in spares if model in rule.get("models", (model,))])
+    instead = functools.cache(
+        lambda asked, facts, attn_type: request_of(facts, attn_type, {**given, **with_extra(dict(asked))})
+    )
     layers = tuple(
         replace(
             facts,
             layer_idx=i,
             kv_shared_from=shared,
-            request=(at_ends if not facts.part and i in outermost else requested)(facts, attn_type),
+            request=requested(facts, attn_type) if rule is None else instead((*rule["ask"].items(),), facts, attn_type),
         )
-        for i, facts, attn_type, shared in reading.layers
+        for (i, facts, attn_type, shared), rule in zip(reading.layers, spared, strict=True)
     )
     if not layers and mtp:
         counted = [name for family in reading.described if family.mtp for name in family.mtp.names]
@@ -115,7 +117,29 @@ class _Reading:
     texts: list[ConfigFields] = field(default_factory=list)
     described: list[Family] = field(default_factory=list)
 
-    def outermost(self, count: int) -> frozenset[int]:
+    def spared(self, rules: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
+        """The rule by which each of ``layers`` is left alone; None for the others, and for those of towers."""
+        outermost = {count: self._outermost(count) for rule in rules if (count := rule.get("ends"))}
+
+        def fits(rule: Mapping[str, Any], i: int, facts: LayerFacts) -> bool:
+            if "window" in rule:
+                return facts.sliding_window is not None and facts.sliding_window <= rule["window"]
+            return i in (rule["layers"] if "layers" in rule else outermost[rule["ends"]])
+
+        found, holding = [], dict[int, Mapping[str, Any] | None]()
+        for i, facts, _, shared in self.layers:
+            rule = next((r for r in rules if not facts.part and fits(r, i, facts)), None)
+            if shared is not None and not facts.part:
+                rule = holding.get(shared, rule)
+            found.append(holding.setdefault(i, rule) if shared is None and not facts.part else rule)
+        self.notes += (
+            f"Layers {describe_indices(indices)} ask for {' and '.join(facet_words(rule['ask']))}: {rule['because']}."
+            for rule in rules
+            if "because" in rule and (indices := [x[0] for x, r in zip(self.layers, found, strict=True) if r is rule])
+        )
+        return found
+
+    def _outermost(self, count: int) -> frozenset[int]:
         """The first and the last layers of the model, at most half of them each; none of a hybrid or of towers."""
         own = [(i, facts.kind in MIXERS) for i, facts, _, _ in self.layers if not facts.part]
         if any(mixer for _, mixer in own):

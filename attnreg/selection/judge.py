@@ -47,18 +47,16 @@ class Judge:
                 reasons += _unmet(condition, self.point, "order")
             if row.status == "experimental":
                 reasons.append(Reason("status", (), row.where, sentence="experimental: never chosen automatically"))
-        variant, against = self._best_variant(row)
+        variant, against = self._best_variant(row, self.to_run and condition is not None)
         reasons += against
-        if self.to_run:
-            reasons += self._unloadable(row)
         emulates = () if variant is None else tuple(sorted(self.features & variant.emulated.keys()))
         # a variant that a user names is the only one of its row
         if variant is None and row is not self.registry.backends[name]:
             variant = row.variants[0]
         return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates)
 
-    def _best_variant(self, row: Backend) -> tuple[Variant | None, list[Reason]]:
-        """The variant by which a row is judged, and the reasons against it.
+    def _best_variant(self, row: Backend, automatic: bool) -> tuple[Variant | None, list[Reason]]:
+        """The variant by which a row is judged, and the reasons against it. automatic: to run it, which nobody named.
 
         This is the first variant that serves natively, else the first that accepts, else, of those whose `when` holds,
         the one with the fewest reasons. Where no `when` holds the variant is None, and the reasons are those against
@@ -72,6 +70,12 @@ class Judge:
             reasons = self._reasons(variant)
             if self.denied and f"{row.name}/{variant.name}" in self.denied:
                 reasons.insert(0, denial(self.denied[f"{row.name}/{variant.name}"]))
+            # an order that names a variant names no other
+            if automatic and variant.run_on_request and len(row.variants) > 1:
+                sentence = f"{row.name}/{variant.name} runs where it is named: {variant.run_on_request}"
+                reasons.append(Reason("status", (), variant.where, sentence=sentence))
+            elif self.to_run:
+                reasons += self._unloadable(row, variant)
             if not reasons:
                 if not variant.emulated or not self.features & variant.emulated.keys():
                     return variant, reasons
@@ -117,15 +121,15 @@ class Judge:
                 out.append(Reason("rule", rule.facets, rule.where, sentence=rule.reject))
         return out
 
-    def _unloadable(self, row: Backend) -> list[Reason]:
+    def _unloadable(self, row: Backend, variant: Variant) -> list[Reason]:
         from attnreg.loader import load_kernel
 
         try:
-            load_kernel(self.registry, row.name)
+            load_kernel(self.registry, f"{row.name}/{variant.name}" if variant.name else row.name)
         # a kernel module may fail to import in any way; each is a reason, with its text
         except Exception as e:
             sentence = f"cannot be run: {type(e).__name__}: {e}"
-            return [Reason("module", (), row.module_at or row.where, sentence=sentence)]
+            return [Reason("module", (), variant.module_at or variant.where, sentence=sentence)]
         return []
 
     def passed_over(self, candidate: Candidate, winner: Candidate) -> Candidate:

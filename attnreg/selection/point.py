@@ -59,6 +59,8 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
     for name, value in request.extra:
         facts[name] = _extra(name, value, platform_facts, registry)
     facts.update(platform_facts)
+    if "device" not in facets:
+        del facts["device"]
     for name, value in facts.items():
         facet = facets[name]
         if facet.kind == "word" or facet.kind == "arch":
@@ -71,6 +73,10 @@ def point_of(request: AttentionRequest, platform: Platform, registry: Registry) 
         raise RequestError(
             f"arch is {platform.arch}, which belongs to platform {architecture.platform}, not {platform.platform}"
         )
+    if platform.device is not None and "device" in facets:
+        arch = registry.vocabulary.arch_of(platform.device)
+        if arch != platform.arch:
+            raise RequestError(f"device is {platform.device}, which is {arch}, not {platform.arch}")
     if ASKED in facets:
         facts[ASKED] = AUTOMATIC
     return Point(facts, registry)

@@ -74,7 +74,7 @@ def alternatives(selection: Selection) -> tuple[str, ...]:
     if selection.backend is not None:
         return ()
     request, platform, registry = selection.request, selection.platform, selection.registry
-    ordered = [entry.backend for entry in selection.order.entries] if selection.order else []
+    ordered = [entry.row for entry in selection.order.entries] if selection.order else []
     rows = [registry.backends[name] for name in dict.fromkeys([*ordered, *registry.backends])]
     names = [r.name for r in rows if platform.platform in r.platforms and request.attention in r.attention]
     selected = [(name, evaluate(request, platform, registry, name, to_run=selection.to_run).backend) for name in names]

@@ -33,7 +33,10 @@ class Change:
 
     def apply(self, request: AttentionRequest, platform: Platform) -> tuple[AttentionRequest, Platform]:
         if self.facet in ("platform", "arch"):
-            return request, dataclasses.replace(platform, **{self.facet: self.value})
+            # the device is another with it
+            return request, dataclasses.replace(platform, **{self.facet: self.value, "device": None})
+        if self.facet == "device":
+            return request, dataclasses.replace(platform, device=self.value)
         if self.facet == "flags":
             flags = platform.flags - {self.value} if self.drop else platform.flags | {self.value}
             return request, dataclasses.replace(platform, flags=flags)
@@ -56,7 +59,7 @@ class Change:
             return ("without", f"flag {self.value}") if self.drop else ("with", f"--flag {self.value}")
         if self.facet == "packages":
             return "with", f"package {self.value}"
-        if self.facet == "arch":
+        if self.facet in ("arch", "device"):
             return "on", str(self.value)
         if self.facet in CORE:
             if CORE[self.facet].decided_by == "model":
@@ -104,7 +107,10 @@ def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
     """
     if selection.backend is not None and selection.backend.name == candidate.name:
         return None
-    name, requested = candidate.name, selection.requested
+    entries = selection.order.entries if selection.order else ()
+    # an order may name one variant of a backend
+    name = next((e.backend for e in entries if e.where == candidate.where), candidate.name)
+    requested = selection.requested
     for backend in (requested,) if requested else (None, name):
         start = _Attempt(name, backend, selection.registry, {}, selection.request, selection.platform)
         for limit in range(_MOST_CHANGES + 1):
@@ -128,7 +134,7 @@ def _is_chosen(attempt: _Attempt, changes: Iterable[Change]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One configuration of the search, and ``name``, the backend that is to be chosen there.
+    """One configuration of the search, and ``name``, the backend or the variant that is to be chosen there.
 
     ``backend`` is the one that the request names, if any. ``steps`` caches the changes to try from each configuration,
     because a deeper search repeats the shallower one. ``changed`` holds the facets that have a new value.
@@ -148,9 +154,10 @@ class _Attempt:
             selection = evaluate_anew(self.request, self.platform, self.registry, self.backend, to_run=False)
         except RequestError:
             return None
-        if selection.chosen and selection.chosen.name == self.name:
+        if selection.chosen and self.name in (selection.chosen.name, selection.chosen.title):
             return selection.chosen
-        return next((c for c in selection.candidates if c.name == self.name and not c.accepted), None)
+        refused = (c for c in selection.candidates if not c.accepted)
+        return next((c for c in refused if self.name in (c.name, c.title)), None)
 
     def after(self, change: Change) -> _Attempt | None:
         """The configuration after one change; None where it is not valid."""
@@ -223,6 +230,9 @@ def _changes(attempt: _Attempt, facet: str, reason: Reason) -> Iterator[Change]:
     values: Iterable[Any] = ()
     if kind == "arch":
         values = (a.name for a in attempt.registry.vocabulary.architectures_of(attempt.platform.platform))
+    elif facet == "device":
+        vocabulary = attempt.registry.vocabulary
+        values = (d for d in vocabulary.words_of(facet) if vocabulary.arch_of(d) == attempt.platform.arch)
     elif kind in ("word", "boolean") and facet != "platform":
         values = attempt.registry.vocabulary.facets[facet].words
     elif kind == "integer":
@@ -256,12 +266,14 @@ def _integers(attempt: _Attempt, facet: str, current: int) -> list[int]:
 
 def _tests(attempt: _Attempt) -> Iterator[Clause | Claim]:
     """Every test that decides whether the backend is chosen: its own, and those of the platform's orders."""
-    for variant in attempt.registry.backends[attempt.name].variants:
+    row = attempt.registry.row(attempt.name)
+    assert row is not None
+    for variant in row.variants:
         yield from variant.claims
         for condition in (variant.when, variant.requires, *(rule.when for rule in variant.rules)):
             yield from condition.walk()
     for order in attempt.registry.orders.get(attempt.platform.platform, ()):
         yield from order.when.walk()
         for entry in order.entries:
-            if entry.backend == attempt.name:
+            if entry.row == row.name:
                 yield from entry.condition.walk()

@@ -69,7 +69,7 @@ def _may_load_later(selection: Selection) -> bool:
     """Whether a candidate before the chosen one was refused for nothing but a module that failed to import."""
     registry, chosen = selection.registry, selection.chosen
     tried = selection.candidates[: chosen.rank if chosen else None]
-    loadable = {name for name, row in registry.backends.items() if registry.imports and row.module is not None}
+    loadable = {name for name, row in registry.backends.items() if registry.imports and row.modules}
     return any({r.kind for r in c.reasons} == {"module"} and c.name in loadable for c in tried)
 
 
@@ -179,7 +179,9 @@ def _entries(plan: _Plan) -> Iterator[tuple[Backend, Location, Condition | None]
     if plan.requested is None:
         for entry in order.entries if order else ():
             if entry.backend != named:
-                yield rows[entry.backend], entry.where, entry.condition
+                row = rows.get(entry.backend) or plan.registry.row(entry.backend)
+                assert row is not None, entry
+                yield row, entry.where, entry.condition
 
 
 def _unknown(name: str, registry: Registry) -> RequestError:

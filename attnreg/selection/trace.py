@@ -117,7 +117,7 @@ class Selected:
         """The kernel module, imported. Raises ImportError with the reason where there is none that may be imported."""
         from attnreg.loader import load_kernel
 
-        return load_kernel(self.registry, self.name)
+        return load_kernel(self.registry, f"{self.name}/{self.variant}" if self.variant else self.name)
 
 
 @dataclass(frozen=True, repr=False)
@@ -194,7 +194,16 @@ class Selection:
     @property
     def facts(self) -> tuple[str, ...]:
         """What follows from the choice, without failures, a sentence each."""
-        return tuple(f"{f.text} ({f.where.short})" for f in self.consequences if f.kind != "fails")
+        following = tuple(f"{f.text} ({f.where.short})" for f in self.consequences if f.kind != "fails")
+        return (*following, self.evidence) if self.evidence else following
+
+    @property
+    def evidence(self) -> str:
+        """What was measured of the choice: how much faster it is than the next; "" for a judgement."""
+        order, chosen = self.order, self.chosen
+        if order is None or order.measured is None or chosen is None or chosen.title != order.measured.of:
+            return ""
+        return f"{order.measured.text} ({order.measured.where.short})"
 
     def _point(self) -> Point:
         """The point at which the chosen backend was judged."""
@@ -216,6 +225,7 @@ class Selection:
             "backend": {"name": self.backend.name, "variant": self.backend.variant} if self.backend else None,
             "requested": self.requested,
             "order": {"name": self.order.title, "where": str(self.order.where)} if self.order else None,
+            **({"evidence": self.evidence} if self.evidence else {}),
             "choice": {"strength": self.choice.strength, "where": str(self.choice.where)} if self.choice else None,
             "derived": {name: {"value": v, "where": str(where)} for name, (v, where) in self.derived.items()},
             **({} if self.start is None else {"start": self.start.to_dict()}),
@@ -289,8 +299,8 @@ def trace_lines(selection: Selection, names: Collection[str | None] | None = Non
     names: the backends to print; all of them, if None.
     """
     chosen = selection.chosen
-    # a backend that won is not listed for its other places in the order
-    candidates = [c for c in selection.candidates if chosen is None or c is chosen or c.name != chosen.name]
+    # what won is not listed for its other places in the order
+    candidates = [c for c in selection.candidates if chosen is None or c is chosen or c.title != chosen.title]
     shown = [c for c in candidates if names is None or c.name in names]
     width = max((len(c.title) for c in shown), default=0)
     lines = []

@@ -123,9 +123,9 @@ def platform_words(
     here: whether they are this machine's. installed: whether their packages are those that are installed here.
     """
     # a command gives all of its platforms the same flags and packages
-    alike: dict[tuple[frozenset[str], Packages | None], dict[str, list[str]]] = {}
+    alike: dict[tuple[frozenset[str], Packages | None], dict[str, list[tuple[str, str | None]]]] = {}
     for p in platforms:
-        alike.setdefault((p.flags, p.packages), {}).setdefault(p.platform, []).append(p.arch)
+        alike.setdefault((p.flags, p.packages), {}).setdefault(p.platform, []).append((p.arch, p.device))
     words = []
     for (flags, packages), places in alike.items():
         where = " and ".join(_architectures(platform, archs, vocabulary) for platform, archs in places.items())
@@ -139,12 +139,17 @@ def setting_words(flags: Collection[str], packages: Packages | None, *, installe
     return [*words, _package_words(packages, installed)]
 
 
-def _architectures(platform: str, archs: Sequence[str], vocabulary: Vocabulary) -> str:
+def arch_words(arch: str, device: str | None, vocabulary: Vocabulary) -> str:
+    """``gfx942 (MI300X)``: the architecture with its first product, or with the device, where that is known."""
+    return vocabulary.architectures[arch].title if device is None else f"{arch} (device {device})"
+
+
+def _architectures(platform: str, archs: Sequence[tuple[str, str | None]], vocabulary: Vocabulary) -> str:
     """``ROCm gfx942 (MI300X), gfx950 (MI350X)``."""
     name = _PLATFORM_NAMES.get(platform, platform)
-    if len(archs) > 1 and {*archs} == {a.name for a in vocabulary.architectures_of(platform)}:
+    if len(archs) > 1 and {*archs} == {(a.name, None) for a in vocabulary.architectures_of(platform)}:
         return f"{name}, every architecture"
-    return f"{name} {', '.join(vocabulary.architectures[arch].title for arch in archs)}"
+    return f"{name} {', '.join(arch_words(arch, device, vocabulary) for arch, device in archs)}"
 
 
 def _package_words(packages: Packages | None, installed: bool) -> str:

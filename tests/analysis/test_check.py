@@ -38,7 +38,8 @@ VENDOR: dict[str, Any] = {
             "attention": "mha",
             "requires": {"arch": {"min": "sm90", "below": "sm100"}},
             "capabilities": {
-                **dict.fromkeys(("dtypes", "kv_dtypes", "block_sizes", "head_sizes", "head_sizes_v"), "any"),
+                "kv_dtypes": ["auto", "float16", "bfloat16", "fp8*", "nvfp4*", "*_per_token_head"],
+                **dict.fromkeys(("dtypes", "block_sizes", "head_sizes", "head_sizes_v"), "any"),
                 **dict.fromkeys(("num_heads", "num_kv_heads", "cache_layouts", "attn_types"), "any"),
                 "features": ["sinks", "sliding_window", "softcap", "non_causal"],
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,10 +91,37 @@ def test_a_violated_invariant_shows_the_most_ordinary_configuration_with_its_tra
     assert (example.platform.arch, example.platform.flags) == ("sm90", frozenset())
     lines = plain(finding).splitlines()
     assert lines[1:3] == ["  for example: cuda sm90 head_size=128 kv_dtype=turboquant_k8v4", "    chosen: TRITON_ATTN"]
-    kv_dtypes = "auto, float16, bfloat16, fp8, fp8_e4m3"
-    assert lines[3] == f"    FLASH_ATTN/FA3  kv_dtype is turboquant_k8v4; supported: {kv_dtypes}  [backends.yaml]"
-    assert lines[5] == "    TRITON_ATTN     3rd choice of 5 (order cuda/mha, priorities.yaml)"
+    kv_dtypes = "auto, float16, bfloat16"
+    assert lines[3].startswith("      accepts kv_dtype turboquant_k8v4 by kv_dtypes: auto, ")
+    assert lines[4] == f"    FLASH_ATTN/FA3  kv_dtype is turboquant_k8v4; supported: {kv_dtypes}  [backends.yaml]"
+    assert lines[6] == "    TRITON_ATTN     3rd choice of 5 (order cuda/mha, priorities.yaml)"
     assert lines[-1] == "  help: mend the data that the trace cites, or the statement"
+
+
+def test_a_violated_invariant_names_the_row_and_the_line_that_claim_it(tmp_path: Path) -> None:
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text("backends:\n  TRITON_ATTN:\n    capabilities: {add: {kv_dtypes: [turboquant_k8v4]}}\n")
+    registry = load_registry("default", [overlay])
+    (finding,) = [f for f in check(registry) if "a turboquant_* cache goes to" in f.message]
+    claimed = "auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2, turboquant_k8v4"
+    at = str(finding).splitlines().index("    chosen: TRITON_ATTN")
+    assert str(finding).splitlines()[at + 1] == (
+        f"      accepts kv_dtype turboquant_k8v4 by kv_dtypes: {claimed}  [mine.yaml:3]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("claim", "found"),
+    [("any", True), ('"*"', True), ("{not: fp8}", True), ('["turboquant_*"]', False), ("[turboquant_k8v4]", False)],
+)
+def test_a_row_takes_a_packed_format_only_if_its_data_names_it(claim: str, found: bool, tmp_path: Path) -> None:
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text(f"backends:\n  FLEX_ATTENTION:\n    capabilities: {{kv_dtypes: {claim}}}\n")
+    findings = [f for f in check(load_registry("default", [overlay])) if f.kind == "unnamed format"]
+    assert bool(findings) == found
+    for finding in findings:
+        assert str(finding.where).endswith("mine.yaml:3:20")
+        assert finding.message.startswith("FLEX_ATTENTION accepts kv_dtype turboquant_k8v4, turboquant_4bit_nc, ")
 
 
 def test_an_example_names_the_packages_that_are_missing_and_what_is_not_given() -> None:

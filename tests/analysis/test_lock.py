@@ -168,7 +168,7 @@ def test_an_upgrade_of_a_package_is_a_drift(lock: Path) -> None:
 
 
 HEAD = (
-    '{"format": 2, "registry": "default", "overlays": [], "fingerprint": "f", "detected": false, "ends": {},'
+    '{"format": 3, "registry": "default", "overlays": [], "fingerprint": "f", "detected": false, "spares": {},'
     ' "selections": '
 )
 ENTRY: dict[str, Any] = {
@@ -202,13 +202,13 @@ BAD: list[tuple[str, str, str]] = [
     ("[]", "1:1", "no lock file: it states no format"),
     ("null", "1:1", "no lock file: it states no format"),
     ("{}", "1:1", "no lock file: it states no format"),
-    ('{"format": 1, "selections": [{}]}', "1:12", "a lock file of format `1`; this attnreg reads format 2"),
-    ('{\n "format": "2"}', "2:12", "a lock file of format `2`; this attnreg reads format 2"),
-    ('{"format": true}', "1:12", "a lock file of format `true`; this attnreg reads format 2"),
-    ('{"format": 2}', "1:1", "registry is missing"),
-    (HEAD + "{}}", "1:119", "selections: expected a list, got an empty mapping"),
-    (HEAD + "[]}", "1:119", "the lock holds no selection"),
-    (HEAD + "[{}]}", "1:120", "selections[1].model is missing"),
+    ('{"format": 1, "selections": [{}]}', "1:12", "a lock file of format `1`; this attnreg reads format 3"),
+    ('{\n "format": "2"}', "2:12", "a lock file of format `2`; this attnreg reads format 3"),
+    ('{"format": true}', "1:12", "a lock file of format `true`; this attnreg reads format 3"),
+    ('{"format": 3}', "1:1", "registry is missing"),
+    (HEAD + "{}}", "1:121", "selections: expected a list, got an empty mapping"),
+    (HEAD + "[]}", "1:121", "the lock holds no selection"),
+    (HEAD + "[{}]}", "1:122", "selections[1].model is missing"),
     (entries({}, 7), "3:1", "selections[2]: expected an object, got `7`"),
     (entries({}, {"more": 1}), "3:", "selections[2].more: a lock has no such key"),
     (
@@ -233,7 +233,7 @@ BAD: list[tuple[str, str, str]] = [
     (entries({"request": {"head_size": 8, "features": 3}}), "2:", "selection 1: features is 3"),
     (entries({"request": {"head_size": 8, "extra": 3}}), "2:", "selection 1: extra is 3"),
     (entries({}, {"model": "n"}, {}), "4:1", "selection 3 repeats selection 1"),
-    ('{"format": 2,\n "ends": {"a": 1,\n  "a": 2}}', "3:8", "the key 'a' is given twice"),
+    ('{"format": 3,\n "spares": {"a": 1,\n  "a": 2}}', "3:8", "the key 'a' is given twice"),
     ('{"format": ' + "[" * 100_000, "1:1", "not JSON: nested too deeply"),
     ('{"format": 1' + "0" * 5000 + "}", "1:1", "not JSON: a number of too many digits"),
 ]
@@ -279,7 +279,7 @@ def test_a_lock_that_cannot_be_written_whole_is_not_touched(
     assert [*tmp_path.iterdir()] == [lock]
 
 
-def test_a_lock_is_not_compared_where_the_first_and_last_layers_ask_for_something_else(
+def test_a_lock_is_not_compared_where_the_rules_for_layers_with_another_cache_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "a.lock")
@@ -289,8 +289,8 @@ def test_a_lock_is_not_compared_where_the_first_and_last_layers_ask_for_somethin
     capsys.readouterr()
     assert main(["check", "--lock", path, "--registry", "vllm-0.33.0"]) == 2
     assert capsys.readouterr().err == (
-        "attnreg: the lock cannot be compared with vllm-0.33.0: in runs with turboquant_k8v4 a model's first and last"
-        " layers ask for something else there than where the lock was written\n"
+        "attnreg: the lock cannot be compared with vllm-0.33.0: in runs with turboquant_k8v4 some layers of a model ask"
+        " for something else there than where the lock was written\n"
         "  help: see what moves with `attnreg diff vllm-0.20.0 vllm-0.33.0 --model ... --kv-dtype turboquant_k8v4`,"
         " then write the lock again\n"
     )

@@ -31,7 +31,9 @@ def test_the_registry_of_this_checkout_is_found() -> None:
     assert bundled_data.registry_root() == ROOT / "registry"
     bundled = attnreg.bundled_registries()
     assert bundled["default"] == ROOT / "registry"
-    assert all((path / "backends.yaml").is_file() for path in bundled.values())
+    tables = attnreg.bundled_registries(releases=False)
+    assert all((path / "backends.yaml").is_file() for path in tables.values())
+    assert all((bundled[name] / "release.yaml").is_file() for name in bundled.keys() - tables.keys())
 
 
 @pytest.mark.parametrize("name", attnreg.bundled_registries())

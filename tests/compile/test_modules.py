@@ -43,6 +43,37 @@ def test_a_trusted_module_is_imported_when_it_is_loaded(trust: Any, package: str
     assert registry.trusted >= {package}
 
 
+def test_a_variant_may_have_a_module_of_its_own(package: str, tmp_path: Path) -> None:
+    new = f"{{name: new, when: {{features: [sinks]}}, module: {package}.broken, contract: 1}}"
+    text = row("capabilities: {}", f"module: {package}.fast", "contract: 1", f"variants: [{new}, {{name: old}}]")
+    source = write(tmp_path / "r", backends=text)
+    registry = attnreg.load_registry(source, trust=[package])
+    assert registry.backends["A"].modules == (f"{package}.broken", f"{package}.fast")
+    assert loader.load_kernel(registry, "A/old").name == f"{package}.fast"
+    with pytest.raises(ImportError, match="no such kernel"):
+        loader.load_kernel(registry, "A/new")
+
+
+def test_a_variant_whose_module_does_not_load_gives_way_to_the_next(package: str, tmp_path: Path) -> None:
+    broken, fast = (f"module: {package}.{name}, contract: 1" for name in ("broken", "fast"))
+    text = row("capabilities: {}", f"variants: [{{name: new, {broken}}}, {{name: old, {fast}}}]")
+    registry = attnreg.load_registry(write(tmp_path / "r", backends=text), trust=[package])
+    request, here = AttentionRequest(head_size=64), Platform(platform="gpu", arch="g1")
+    assert evaluate(request, here, registry).chosen.title == "A/new"
+    runs = evaluate(request, here, registry, to_run=True)
+    assert runs.chosen.title == "A/old"
+    assert runs.backend.load().name == f"{package}.fast"
+    refused = evaluate(request, here, registry, "A/new", to_run=True)
+    assert [reason.text for reason in refused.candidates[0].reasons] == ["cannot be run: ImportError: no such kernel"]
+
+
+def test_the_module_of_a_variant_is_checked_as_that_of_a_row(package: str, tmp_path: Path) -> None:
+    text = row("capabilities: {}", "variants: [{name: x, module: elsewhere.fast}, {name: y, contract: 1}]")
+    problems = refusal(write(tmp_path / "r", backends=text))
+    assert "the package elsewhere is not trusted to be imported" in problems
+    assert "a contract is stated beside the `module` that is made for it" in problems
+
+
 def test_without_trust_nothing_is_imported(package: str, tmp_path: Path) -> None:
     source = write(tmp_path / "r", backends=row("capabilities: {}", f"module: {package}.fast", "contract: 1"))
     assert "the package trusted_kernels is not trusted to be imported" in refusal(source, trust=["trusted"])

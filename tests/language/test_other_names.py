@@ -175,17 +175,26 @@ def test_python_takes_the_words_alone_and_says_what_another_name_means(default: 
     assert (str(copy), copy.message, copy.help) == (str(caught.value), caught.value.message, caught.value.help)
 
 
+# of every engine all releases
+OLDER = "vllm-0.20.0, vllm-0.30.0, vllm-0.31.0, vllm-0.32.0"
+VLLM = f"{OLDER} and vllm-0.33.0"
 REGISTRIES = [
-    ("vllm-0.32.0", "there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.33.0`"),
-    ("vllm-0.21", "there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.20.0`"),
-    ("vLLM==0.33.0", "there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.33.0`"),
-    ("vllm", "there are vllm-0.20.0 and vllm-0.33.0"),
+    ("vllm-0.34.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
+    ("vllm-0.21", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
+    ("vLLM==0.33.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
+    ("vllm", f"there are {VLLM}"),
     ("vllm-0.33.0+atreg", "did you mean `vllm-0.33.0+attnreg`? (also: vllm-0.33.0)"),
-    ("vllm-0.20.0+attnreg", "there are vllm-0.20.0 and vllm-0.33.0; the nearest is `vllm-0.20.0`"),
-    ("vlm-0.33.0", "did you mean `vllm-0.33.0`? (also: default, sglang-0.5.23, vllm-0.20.0)"),
+    ("vllm-0.20.0+attnreg", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
+    (
+        "vlm-0.33.0",
+        f"did you mean `vllm-0.33.0`? (also: default, sglang-0.5.23, {OLDER})",
+    ),
     ("sglang-0.5", "there are sglang-0.5.23; the nearest is `sglang-0.5.23`"),
-    ("trtllm-1.0", "known: default, sglang-0.5.23, vllm-0.20.0, vllm-0.33.0"),
-    ("defualt", "did you mean `default`? (also: sglang-0.5.23, vllm-0.20.0, vllm-0.33.0)"),
+    ("tensorrt", f"known: default, sglang-0.5.23, {OLDER}, vllm-0.33.0"),
+    (
+        "defualt",
+        f"did you mean `default`? (also: sglang-0.5.23, {OLDER}, vllm-0.33.0)",
+    ),
 ]
 
 

@@ -133,3 +133,20 @@ def test_the_report_is_printed_and_is_json(monkeypatch: pytest.MonkeyPatch) -> N
         ("A", True, []),
         ("B", False, ["arch g2"]),
     ]
+
+
+def test_variants_with_modules_of_their_own_have_lines_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, default: attnreg.Registry
+) -> None:
+    package = {"torch": "2.11", "triton": "3.6", "vllm": "0.33.0"}
+    h200 = Platform(platform="cuda", arch="sm90", packages=tuple(package.items()))
+    monkeypatch.setattr(doctor, "detect_all", lambda vocabulary: (h200,))
+    ((_, usable),) = examine(default).devices
+    found = {u.backend: u for u in usable}
+    assert found["TORCH_SDPA/flash"].usable
+    assert found["TORCH_SDPA/gathered"].usable
+    assert "FLASH_ATTN" not in found
+    # the package is said to be there, and is not
+    assert "package vllm is not installed" in (found["FLASH_ATTN/FA3"].problem or "")
+    assert found["FLASH_ATTN/FA4-wide"].missing == ("package flash-attn-4",)
+    assert "FLASH_ATTN/FA4" not in found

@@ -71,8 +71,8 @@ def test_the_dictionary_form() -> None:
 class FakeNvml:
     """NVIDIA's management library with some devices; None stands for a device that fails, ``init`` for its start."""
 
-    def __init__(self, *capabilities: tuple[int, int] | None, init: int = 0) -> None:
-        self.capabilities, self.init, self.open = capabilities, init, 0
+    def __init__(self, *capabilities: tuple[int, int] | None, init: int = 0, names: tuple[str, ...] = ()) -> None:
+        self.capabilities, self.init, self.open, self.names = capabilities, init, 0, names
 
     def nvmlInit_v2(self) -> int:  # noqa: N802
         self.open += not self.init
@@ -94,6 +94,12 @@ class FakeNvml:
         capability = self.capabilities[device.value - 1]
         assert capability is not None
         major._obj.value, minor._obj.value = capability
+        return 0
+
+    def nvmlDeviceGetName(self, device: Any, name: Any, length: int) -> int:  # noqa: N802
+        if len(self.names) < device.value:
+            return 999
+        name.value = self.names[device.value - 1].encode()
         return 0
 
 
@@ -131,7 +137,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default: attnreg.Re
         assert Platform.detect(default.vocabulary, environ=environ) == found[0]
         assert attnreg.detect(default.vocabulary, environ=environ) == found[0]
         assert nvml is None or nvml.open == 0
-        return tuple((p.platform, p.arch) for p in found)
+        return tuple((p.platform, p.arch) if p.device is None else (p.platform, p.arch, p.device) for p in found)
 
     return detect
 
@@ -196,6 +202,35 @@ MACHINES: list[tuple[str, dict[str, Any], tuple[tuple[str, str], ...]]] = [
 @pytest.mark.parametrize(("about", "found"), [case[1:] for case in MACHINES], ids=[case[0] for case in MACHINES])
 def test_devices(machine: Machine, about: dict[str, Any], found: tuple[tuple[str, str], ...]) -> None:
     assert machine(**about) == found
+
+
+DRIVERS = [
+    ("NVIDIA H200", "H200"),
+    ("NVIDIA H100 80GB HBM3", "H100"),
+    ("NVIDIA H100 NVL", "H100"),
+    ("NVIDIA GH200 480GB", "GH200"),
+    ("NVIDIA H20-3e", "H20"),
+    ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
+    ("AMD Instinct MI300X OAM", "MI300X"),
+    # a part of a device is another device
+    ("NVIDIA H200 MIG 1g.18gb", None),
+    ("NVIDIA H2000", None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("name", "device"), DRIVERS)
+def test_devices_by_the_names_of_drivers(default: attnreg.Registry, name: str, device: str | None) -> None:
+    assert default.vocabulary.device(name) == device
+
+
+def test_devices_that_share_an_architecture_are_told_apart(machine: Machine) -> None:
+    nvml = FakeNvml((9, 0), (9, 0), (9, 0), (9, 0), names=("NVIDIA H200", "NVIDIA H20", "NVIDIA H200"))
+    assert machine(nvml) == (("cuda", "sm90", "H200"), ("cuda", "sm90", "H20"), ("cuda", "sm90"), CPU)
+    files = {"kfd/0/properties": "gfx_target_version 90402\ndevice_id 29857\n"}
+    files |= {"kfd/1/properties": "gfx_target_version 90402\ndevice_id 29861\n"}
+    assert machine(files=files) == (("rocm", "gfx942", "MI300X"), ("rocm", "gfx942", "MI325X"), CPU)
 
 
 FLAGS = [("", set()), ("aiter", {"aiter"}), (" aiter , aiter_mha,", {"aiter", "aiter_mha"})]

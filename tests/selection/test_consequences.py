@@ -245,11 +245,11 @@ FP8_QUERY = [
 
 
 @pytest.mark.parametrize(("facets", "reason"), FP8_QUERY)
-@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+@pytest.mark.parametrize(("arch", "backend"), [("sm90", "FLASH_ATTN/FA3-engine"), ("sm100", "FLASH_ATTN")])
 def test_flash_attention_takes_fp8_queries_with_an_fp8_cache(
-    default: Registry, arch: str, facets: dict[str, Any], reason: str | None
+    default: Registry, arch: str, backend: str, facets: dict[str, Any], reason: str | None
 ) -> None:
     packages = (("flash-attn-3", "3.0"), ("flash-attn-4", "4.0"))
     request = AttentionRequest(head_size=128, features={"fp8_query"}, **facets)
-    selection = evaluate(request, Platform(platform="cuda", arch=arch, packages=packages), default, "FLASH_ATTN")
+    selection = evaluate(request, Platform(platform="cuda", arch=arch, packages=packages), default, backend)
     assert [r.text for r in selection.candidates[0].reasons] == ([] if reason is None else [reason])

@@ -148,6 +148,7 @@ def test_a_denied_backend_is_refused_by_name_too(default: Registry) -> None:
         "FLASHINFER",
         "TRITON_ATTN",
         "FLEX_ATTENTION",
+        "HOPPER_ATTN",
         "TORCH_SDPA",
         "TREE_ATTN",
     )

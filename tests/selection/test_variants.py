@@ -8,7 +8,10 @@ import pytest
 from support import tiny
 
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, RegistryError, RequestError, select
+from attnreg.analysis.check import check
 from attnreg.selection.remedies import remedy
+from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import trace_lines
 
 # ONE is the first choice of A and takes heads of up to 64, TWO takes sinks and any head; B takes everything
 ROWS = {
@@ -130,3 +133,78 @@ def test_a_choice_of_a_name_that_there_is_not(name: str, message: str) -> None:
         registry({"deny": name})
     assert message in str(caught.value)
     assert len(caught.value.problems) == 1
+
+
+def ordered(*entries: Any, **more: Any) -> Registry:
+    return tiny.load(ROWS, {"gpu": [{"name": "all", "order": list(entries)}]}, **more)
+
+
+def test_an_order_ranks_variants_one_by_one() -> None:
+    ranked = ordered("A/TWO", "B", "A/ONE")
+    assert chosen(ranked) == "A/TWO"
+    selection = select(AttentionRequest(head_size=64), G1, ordered("A/ONE", "B", "A/TWO"))
+    assert [c.title for c in selection.candidates] == ["A/ONE", "B", "A/TWO"]
+    # what won is not listed again, another variant of its backend is
+    lines = trace_lines(selection)
+    assert [line.split("  ")[0] for line in lines] == ["A/ONE", "B", "A/TWO"]
+    wide = select(AttentionRequest(head_size=128), G1, ordered("A/ONE", "B", "A/TWO"))
+    assert wide.backend is not None
+    assert wide.backend.name == "B"
+    assert wide.candidates[0].reasons[0].text == "head_size is 128; supported: up to 64"
+    assert [c.name for c in selection.candidates if c.accepted] == ["A", "B", "A"]
+
+
+def test_choices_and_orders_name_the_same_variants() -> None:
+    laid = [{"choices": [{"deny": "A/TWO"}]}]
+    assert chosen(ordered("A/TWO", "B", overlays=laid)) == "B"
+    assert chosen(ordered("B", "A/TWO", overlays=[{"choices": [{"prefer": "A/TWO"}]}])) == "A/TWO"
+
+
+def test_a_remedy_is_for_the_variant_that_stands_in_the_order() -> None:
+    rows = {**ROWS, "B": tiny.row(capabilities={"head_sizes": 128})}
+    selection = evaluate(AttentionRequest(head_size=128), G1, tiny.load(rows, {"gpu": [
+        {"name": "all", "order": ["A/ONE", "B"]}]}))  # fmt: skip
+    found = remedy(selection, selection.candidates[0])
+    assert found is not None
+    assert found.text == "for head_size 64"
+
+
+PLACES = [
+    ({"backend": "A/TWO", "before": "B"}, "A/ONE A/TWO B"),
+    ({"backend": "B", "before": "A"}, "B A/ONE"),
+    ({"backend": "B", "after": "A/ONE"}, "A/ONE B"),
+]
+
+
+@pytest.mark.parametrize(("place", "order"), PLACES)
+def test_a_place_names_variants(place: dict[str, Any], order: str) -> None:
+    registry = ordered("A/ONE", "B", overlays=[{"place": [place]}])
+    assert " ".join(e.backend for e in registry.orders["gpu"][0].entries) == order
+
+
+def test_a_place_after_a_backend_is_after_the_last_of_its_variants() -> None:
+    rows = {**ROWS, "C": tiny.row()}
+    orders = {"gpu": [{"name": "all", "order": ["A/ONE", "B", "A/TWO"]}]}
+    registry = tiny.load(rows, orders, overlays=[{"place": [{"backend": "C", "after": "A"}]}])
+    assert " ".join(e.backend for e in registry.orders["gpu"][0].entries) == "A/ONE B A/TWO C"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("A/TWOO", "gpu.order: unknown variant of A `TWOO`"),
+        ("B/ONE", "gpu.order: unknown variant of B `ONE`"),
+        ("D/ONE", "gpu.order: unknown backend `D/ONE`"),
+    ],
+)
+def test_an_entry_of_a_variant_that_there_is_not(entry: str, message: str) -> None:
+    with pytest.raises(RegistryError) as caught:
+        ordered(entry)
+    assert message in str(caught.value)
+
+
+def test_an_entry_behind_its_whole_backend_is_never_chosen() -> None:
+    messages = [finding.message for finding in check(ordered("A", "A/ONE", "B"))]
+    why = "a candidate before it takes every request that it accepts"
+    assert f"A/ONE is never chosen by the order gpu/all: {why}" in messages
+    assert not [m for m in messages if "stands in no order" in m]

@@ -164,7 +164,7 @@ def test_a_selection_prints_as_its_answer(default: Registry) -> None:
 def test_a_trace_has_a_line_for_every_reason() -> None:
     selection = asked({"kv_dtype": "nvfp4", "features": {"rswa"}})
     lines = [timeless(line) for line in trace_lines(selection)]
-    kv_dtypes = "auto, float16, bfloat16, fp8, fp8_e4m3"
+    kv_dtypes = "auto, float16, bfloat16"
     assert lines[0] == f"FLASH_ATTN/FA3  kv_dtype is nvfp4; supported: {kv_dtypes}  [backends.yaml]"
     assert lines[-2:] == [
         "TURBOQUANT      kv_dtype is nvfp4; supported: turboquant_*  [backends.yaml]",

@@ -192,7 +192,8 @@ rows = st.builds(
     variants,
     st.sampled_from(["stable", "stable", "stable", "experimental"]),
 )
-entries = st.lists(st.sampled_from(["A", "B", "C"]), min_size=1, max_size=3, unique=True).flatmap(
+named = st.sampled_from(["A", "B", "C", "A/V0", "A/V1", "B/V0", "C/V1"])
+entries = st.lists(named, min_size=1, max_size=3, unique=True).flatmap(
     lambda names: st.tuples(
         *(st.just(n) | st.builds(lambda c, n=n: {"backend": n, "if": c}, conditions) for n in names)
     )
@@ -209,7 +210,7 @@ choices = st.lists(
     st.builds(
         lambda strength, name, when: {strength: name, "when": when},
         st.sampled_from(["require", "prefer", "deny"]),
-        st.sampled_from(["A", "B", "C", "A/V0", "A/V1", "B/V0", "C/V1"]),
+        named,
         conditions | st.just({}),
     ),
     max_size=3,
@@ -246,7 +247,8 @@ def registries(draw: st.DrawFn, by_name: bool = False) -> attnreg.Registry:
             ]
     try:
         decisions = [_existing(choice, backends) for choice in draw(choices)]
-        return load(backends, {"gpu": draw(orders)}, overlays=[{"choices": decisions}], **more)
+        ordered = [{**order, "order": _entries(order["order"], backends)} for order in draw(orders)]
+        return load(backends, {"gpu": ordered}, overlays=[{"choices": decisions}], **more)
     except attnreg.RegistryError:
         # the same condition twice in a list is refused as unreachable
         reject()
@@ -255,8 +257,21 @@ def registries(draw: st.DrawFn, by_name: bool = False) -> attnreg.Registry:
 def _existing(choice: dict[str, Any], backends: Mapping[str, Any]) -> dict[str, Any]:
     """A choice that names the whole backend where the backend lacks the variant that is named."""
     strength, name = next(iter(choice.items()))
+    return {**choice, strength: _there(name, backends)}
+
+
+def _entries(entries: Iterable[Any], backends: Mapping[str, Any]) -> list[Any]:
+    """The entries of an order, those of variants that there are not as their backends; none twice."""
+    there = [
+        {**e, "backend": _there(e["backend"], backends)} if isinstance(e, dict) else _there(e, backends)
+        for e in entries
+    ]
+    return list({e["backend"] if isinstance(e, dict) else e: e for e in there}.values())
+
+
+def _there(name: str, backends: Mapping[str, Any]) -> str:
     backend, _, variant = name.partition("/")
-    return {**choice, strength: name if variant in [v["name"] for v in backends[backend]["variants"]] else backend}
+    return name if variant in [v["name"] for v in backends[backend]["variants"]] else backend
 
 
 def questions(random: Random, registry: attnreg.Registry, number: int) -> list[tuple[AttentionRequest, Platform]]:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from attnreg.analysis.check.evidence import evidence
 from attnreg.analysis.check.finding import Finding
+from attnreg.analysis.check.formats import class_of, unnamed_formats
 from attnreg.analysis.check.starts import refused_choices, unreachable_steps
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
@@ -25,6 +27,7 @@ from attnreg.selection.trace import Selection
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
     from attnreg.language.vocabulary import Facet, Vocabulary, Word
+    from attnreg.platforms import Platform
     from attnreg.registry import Backend, Entry, Invariant, Registry
 
 SNAPSHOT = "selections.yaml"
@@ -32,13 +35,16 @@ SNAPSHOT = "selections.yaml"
 FILES = ("vocabulary", "backends", "priorities", "steps", "invariants")
 
 
-def check(registry: Registry) -> list[Finding]:
+def check(registry: Registry, here: Platform | None = None) -> list[Finding]:
     """Every finding about a registry, in the order of its files. Exact: no configuration is left out.
+
+    here: this machine, on which the evidence of orders may be stale.
 
     Of a registry without orders, whose steps name every backend, the findings are about runs in which no user does.
     Findings that the registry lists as ``known`` are left out. An entry of ``known`` without a finding is one itself.
     """
     findings = _steps_alone(registry) if registry.steps and not registry.orders else _everything(registry)
+    findings += evidence(registry, here)
     findings = [
         *(f for f in findings if not any(f.message.startswith(k.finding) for k in registry.known)),
         *_stale_exceptions(registry, findings),
@@ -108,7 +114,9 @@ def _invariants(model: Model) -> Iterator[Finding]:
             help_ = "mend the data that the trace cites, or the statement"
             if model.registry.choices:
                 help_ += "; what an overlay's choices are meant to take away is listed in its `known`"
-            yield Finding("violated invariant", invariant.where, message, help_, _example(model, violated))
+            yield Finding(
+                "violated invariant", invariant.where, message, help_, _example(model, violated), invariant.when.facets
+            )
 
 
 def violation(model: Model, invariant: Invariant) -> tuple[Node, Node]:
@@ -148,6 +156,12 @@ def _waivers(model: Model) -> Iterator[Finding]:
         if all(model.d.conjoin([m.space.possible, m.condition(waiver.when)]) == model.d.false for m in model.both):
             message = "the waiver says nothing: no configuration satisfies its `when`"
             yield Finding("vacuous waiver", waiver.where, message, "mend its `when`, or remove it")
+
+
+def unreachable(registry: Registry) -> Iterator[Location]:
+    """The lines of the orders' entries that are never chosen."""
+    findings = _orders(dataclasses.replace(registry, choices=()), Space([registry]))
+    yield from (finding.where for finding in findings if finding.kind == "unreachable entry")
 
 
 def _orders(registry: Registry, space: Space) -> Iterator[Finding]:
@@ -195,7 +209,7 @@ def _unreachable(model: Model) -> Iterator[Finding]:
 def _why_never(model: Model, entry: Entry, region: Node) -> str:
     d = model.d
     accepts = d.conjoin([region, model.row(entry.backend)[0]])
-    if model.registry.backends[entry.backend].status == "experimental":
+    if model.registry.backends[entry.row].status == "experimental":
         return "it is experimental"
     if accepts == d.false:
         return "it accepts no request that comes this way"
@@ -219,7 +233,7 @@ def _cases(model: Model) -> Iterator[Finding]:
 
 
 def _rows(model: Model) -> Iterator[Finding]:
-    ordered = {e.backend for orders in model.registry.orders.values() for o in orders for e in o.entries}
+    ordered = {e.row for orders in model.registry.orders.values() for o in orders for e in o.entries}
     for row in model.registry.backends.values():
         yield from _variants(model, row)
         yield from _rules(model, row)
@@ -266,14 +280,14 @@ def _words(model: Model) -> Iterator[Finding]:
     borrowed = _borrowed(registry)
     # the classes of each variable that a variant accepts: a diagram for each word and variant would take far longer
     variants = [
-        (variant, d.bounds(m.variant(row, i)[0]))
+        (f"{row.name}/{variant.name}" if variant.name else row.name, variant, d.bounds(m.variant(row, i)[0]))
         for row in registry.backends.values()
         for m in model.ways(row.name)
         for i, variant in enumerate(row.variants)
     ]
     for facet in registry.vocabulary.facets.values():
         # what a variant does not check, it does not accept either
-        accepts = [box for variant, box in variants if facet.name not in variant.unchecked and box[0]]
+        accepts = [box for _, variant, box in variants if facet.name not in variant.unchecked and box[0]]
         for word in _words_of(registry.vocabulary, facet):
             if PurePath(word.where.file).parent in borrowed:
                 continue
@@ -281,11 +295,13 @@ def _words(model: Model) -> Iterator[Finding]:
                 unused = (facet.name, word.name) not in model.space.level
                 message = f"nothing asks for the {facet.name.removesuffix('s')} {word.name}"
             else:
-                place = _class_of(model, facet, word)
+                place = class_of(model, facet, word)
                 unused = not any(place is None or place[1] in box[place[0]] for box in accepts)
                 message = f"no backend {'serves' if facet.kind == 'words' else f'accepts {facet.name}'} {word.name}"
             if unused:
                 yield Finding("unused word", word.where, message, "remove the word, or claim it")
+        if facet.name == "kv_dtype":
+            yield from unnamed_formats(model, variants, facet)
 
 
 def _words_of(vocabulary: Vocabulary, facet: Facet) -> Iterable[Word | Architecture]:
@@ -295,18 +311,6 @@ def _words_of(vocabulary: Vocabulary, facet: Facet) -> Iterable[Word | Architect
     if facet.name == "platform":
         return ()
     return vocabulary.architectures.values() if facet.kind == "arch" else vocabulary.words_of(facet.name).values()
-
-
-def _class_of(model: Model, facet: Facet, word: Word | Architecture) -> tuple[int, int] | None:
-    """The variable that a word belongs to, and the class with this word; None where nothing tells its facet's apart."""
-    space = model.space
-    if facet.kind == "words":
-        return space.level[facet.name, word.name], 1
-    level = space.level.get((facet.name, None))
-    if level is None:
-        return None
-    value = (word.platform, word.name) if isinstance(word, Architecture) else word.name
-    return level, space.variables[level].class_of(value)
 
 
 def _derived(registry: Registry) -> Iterator[Finding]:

@@ -63,22 +63,24 @@ def _failures(model: Model, automatic: Node, title: str) -> Iterator[Finding]:
     d = model.d
     name, _, variant = title.partition(" (")[0].partition("/")
     row = model.registry.backends[name]
-    chosen = d.conjoin([automatic, d.apply(lambda value: value == title, model.titles())])
-    for consequence in next(v for v in row.variants if (v.name or "") == variant).consequences:
-        if consequence.fails:
-            holds = d.unite(m.condition(consequence.when) for m in model.ways(name) if m is not model.naming(name))
-            message = f"{title} is chosen automatically and then fails: {consequence.fails}"
-            yield from _finding(model, d.conjoin([chosen, holds]), consequence.where, message)
+    failing = [c for c in next(v for v in row.variants if (v.name or "") == variant).consequences if c.fails]
+    if not failing:
+        return
+    chosen = d.conjoin([automatic, d.equals(model.titles(), title)])
+    for consequence in failing:
+        holds = d.unite(m.condition(consequence.when) for m in model.ways(name) if m is not model.naming(name))
+        message = f"{title} is chosen automatically and then fails: {consequence.fails}"
+        yield from _finding(model, d.conjoin([chosen, holds]), consequence.where, message)
 
 
 def _refused_rows(model: Model, automatic: Node) -> Iterator[Finding]:
     """The backends that a step names and that refuse."""
     d, after = model.d, model.begun.after
     kept = d.conjoin([automatic, d.negate(model.begun.refused)])
-    none = d.conjoin([kept, d.apply(lambda name: name is None, model.chosen())])
+    none = d.conjoin([kept, d.equals(model.chosen(), None)])
     stages = [s for s in model.begun.stages if NAMED in s.effect.sets]
     for name in sorted(d.terminals(after.value(NAMED)) - {None}):
-        named = d.apply(lambda value, n=name: value == n, after.value(NAMED))
+        named = d.equals(after.value(NAMED), name)
         message = f"{name} is named by a step and refuses"
         yield from _finding(model, d.conjoin([none, named]), stages[-1].effect.where, message)
 

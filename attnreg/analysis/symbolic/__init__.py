@@ -96,7 +96,7 @@ class Model(Conditions):
 
     def _absent(self, facet: str) -> Node:
         if facet in self.registry.derived or (facet, None) in self.state:
-            return self.d.apply(lambda value: value is None, self.value(facet))
+            return self.d.equals(self.value(facet), None)
         level = self.space.level.get((facet, None))
         if level is None or facet == "arch":
             return self.d.false
@@ -149,7 +149,7 @@ class Model(Conditions):
         d, winner = self.d, self._winner
         out = d.terminal(None)
         for key in d.terminals(winner) - {None}:
-            region = d.apply(lambda value, k=key: value == k, winner)
+            region = d.equals(winner, key)
             out = d.ite(region, self._title(key[0], self._judge(key)), out)
         return out
 
@@ -170,7 +170,7 @@ class Model(Conditions):
             for feature in sorted(f for f in variant.emulated if ("features", f) in self.space.level):
                 more = d.apply(lambda text, f=feature: _emulating(text, f), title)
                 title = d.ite(model.has("features", feature), more, title)
-            out = d.ite(d.apply(lambda i, n=index: i == n, picked), title, out)
+            out = d.ite(d.equals(picked, index), title, out)
         return out
 
     @cached_property
@@ -195,7 +195,7 @@ class Model(Conditions):
         order: what a backend that a step names gives way to, if not ``otherwise``. given: the required name.
         """
         d, out, after = self.d, otherwise, self.begun.after
-        by_model = d.apply(lambda asked: asked == BY_MODEL, after.value(ASKED))
+        by_model = d.equals(after.value(ASKED), BY_MODEL)
         named = d.ite(by_model, after.value(NAMED), d.terminal(None))
         for name in sorted(d.terminals(named) - {None}):
             judge = self.judging(BY_MODEL, name)
@@ -203,7 +203,7 @@ class Model(Conditions):
             for fallback in self.registry.fallbacks:
                 gives_way = d.conjoin([judge.condition(fallback.when), judge.refused_about(name, fallback.only)])
                 picked = d.ite(gives_way, otherwise if order is None else order, picked)
-            out = d.ite(d.apply(lambda value, n=name: value == n, named), picked, out)
+            out = d.ite(d.equals(named, name), picked, out)
         return d.ite(self.begun.refused, d.terminal(None), out)
 
     def refused_about(self, name: str, facets: frozenset[str]) -> Node:
@@ -237,7 +237,7 @@ class Model(Conditions):
     def ordered(self) -> Node:
         """Where an order may decide: no step refuses the run, and none names a backend that cannot give way."""
         d, after = self.d, self.begun.after
-        by_model = d.apply(lambda asked: asked == BY_MODEL, after.value(ASKED))
+        by_model = d.equals(after.value(ASKED), BY_MODEL)
         taken = self.begun.refused if self.registry.fallbacks else d.unite([self.begun.refused, by_model])
         return d.negate(taken)
 
@@ -267,7 +267,7 @@ class Model(Conditions):
         """For each entry of an order, where the automatic choice may take it, and where it does so natively."""
         d, out = self.d, []
         for entry in order.entries:
-            experimental = self.registry.backends[entry.backend].status == "experimental"
+            experimental = self.registry.backends[entry.row].status == "experimental"
             condition = d.false if experimental else self.condition(entry.condition)
             accepts, native = self._undenied(entry.backend)
             out.append((d.conjoin([accepts, condition]), d.conjoin([native, condition])))

@@ -65,9 +65,9 @@ class Conditions:
         """Where a facet has a value that a matcher accepts."""
         d, space = self.d, self.space
         if facet in self.registry.derived:
-            return d.apply(lambda value: bool(matcher.matches(value)), self.derived(facet))
+            return d.accepted(self.derived(facet), matcher.matches)
         if (facet, None) in self.state:
-            return d.apply(lambda value: bool(matcher.matches(value)), self.state[facet, None])
+            return d.accepted(self.state[facet, None], matcher.matches)
         kind = self.registry.vocabulary.facets[facet].kind
         if kind == "words":
             return self._set_matches(facet, matcher)

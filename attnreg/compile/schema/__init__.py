@@ -20,6 +20,7 @@ from pydantic import (
     WrapValidator,
 )
 
+from attnreg.compile.schema.spares import SpareData
 from attnreg.compile.schema.values import (
     MAX_COUNT,
     WORDS_SCHEMA,
@@ -29,6 +30,7 @@ from attnreg.compile.schema.values import (
     Count,
     DataModel,
     FacetValue,
+    MeasuredData,
     Options,
     PackedFormat,
     Sentence,
@@ -54,19 +56,14 @@ def _tokens(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
 _ALIASES = "Other names for it; a message about an unknown word says which word is meant."
 
 
-class EndsData(DataModel):
-    """What a model's first and last layers ask for otherwise, in a run with this KV dtype."""
-
-    layers: Count = Field(description="How many, at either end; at most half of the model's.")
-    ask: dict[str, str | int | bool | None] = Field(description="Facet -> value.")
-
-
 class WordData(BaseModel):
     """A word: its meaning, a sentence, and any other properties."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     legend: str
-    ends: EndsData | None = None
+    spares: list[SpareData] | None = Field(
+        default=None, description="Layers that keep another KV cache in a run with it; the first rule that fits counts."
+    )
     packed: PackedFormat | None = None
     aliases: list[str] = Field(default=[], description=_ALIASES)
 
@@ -141,6 +138,10 @@ class VocabularyFile(DataModel):
     facets: dict[str, FacetData] = {}
     features: dict[str, LegendWord] = {}
     words: dict[str, dict[str, LegendWord]] = {}
+    drops: dict[str, list[str]] = Field(
+        default={},
+        description="Words of the vocabulary below that are none here: set -> names, of which * is any part.",
+    )
     flags: dict[str, Annotated[FlagData, BeforeValidator(_legend_only)]] = {}
     packages: dict[str, Annotated[PackageData, BeforeValidator(_legend_only)]] = {}
     architectures: dict[str, dict[str, ArchitectureData]] = {}
@@ -187,8 +188,17 @@ class ConsequenceData(DataModel):
     source: str | None = None
 
 
+_CONTRACT = "The version of attnreg's contract that the module is made for; a module outside attnreg states it."
+
+
+_RUN_ON_REQUEST = "Why an engine runs its module only where a user or an order names the variant."
+
+
 class VariantData(DataModel):
     name: str
+    module: str | None = Field(default=None, description="A kernel module of its own; the row's, if left out.")
+    contract: StrictInt | None = Field(default=None, description=_CONTRACT)
+    run_on_request: Sentence | None = Field(default=None, description=_RUN_ON_REQUEST)
     when: Condition | None = None
     requires: Condition | None = None
     capabilities: CapabilityPatch = {}
@@ -198,9 +208,6 @@ class VariantData(DataModel):
     consequences: list[ConsequenceData] = []
     notes: list[str] = []
     source: str | None = None
-
-
-_CONTRACT = "The version of attnreg's contract that the module is made for; a module outside attnreg states it."
 
 
 class BackendPatch(DataModel):
@@ -279,7 +286,7 @@ class BackendsFile(DataModel):
 
 
 class EntryData(DataModel):
-    backend: str
+    backend: str = Field(description="A backend, or one variant of it: FLASH_ATTN/FA3.")
     if_: Condition = Field(alias="if", description="When the automatic order considers it.")
 
 
@@ -289,7 +296,7 @@ def _entry(value: Any) -> Any:
     return {"backend": value, "if": {}} if isinstance(value, str) else value
 
 
-_ENTRY = {"anyOf": [{"$ref": "#/$defs/backend_id"}, {"$ref": "#/$defs/entry"}]}
+_ENTRY = {"anyOf": [{"$ref": "#/$defs/backend_or_variant"}, {"$ref": "#/$defs/entry"}]}
 
 
 class OrderData(DataModel):
@@ -298,6 +305,7 @@ class OrderData(DataModel):
     order: list[Annotated[EntryData, BeforeValidator(_entry), WithJsonSchema(_ENTRY)]] = Field(min_length=1)
     because: Sentence | None = None
     source: str | None = None
+    measured: MeasuredData | None = Field(default=None, description="The evidence; without it an order is a judgement.")
 
 
 class PrioritiesFile(RootModel[dict[str, list[OrderData]]]):

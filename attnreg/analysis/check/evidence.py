@@ -1,0 +1,125 @@
+"""Findings about the evidence of orders: samples that are missing, stale, or say something else than the order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnreg.analysis.check.finding import Finding
+from attnreg.analysis.timings.ranking import compared, rankable
+from attnreg.analysis.timings.samples import Samples, SamplesError, kernel_hash, read_samples
+from attnreg.compile.bundled import registry_root
+from attnreg.errors import RequestError
+from attnreg.platforms import Platform
+from attnreg.selection.point import point_of
+
+if TYPE_CHECKING:
+    from attnreg.language.measured import Measured
+    from attnreg.registry import Order, Registry
+    from attnreg.request import AttentionRequest
+
+_AGAIN = "measure again with `attnreg tune`"
+
+
+def evidence(registry: Registry, here: Platform | None) -> Iterator[Finding]:
+    """The findings about every order that says what was measured. here: this machine; None leaves it out."""
+    for order in (order for orders in registry.orders.values() for order in orders):
+        if order.measured is not None:
+            yield from _stale(registry, order, order.measured, here)
+            yield from _contradicted(registry, order, order.measured)
+
+
+def _stale(registry: Registry, order: Order, measured: Measured, here: Platform | None) -> Iterator[Finding]:
+    def stale(why: str) -> Finding:
+        return Finding("stale evidence", measured.where, f"the evidence of {order.title} is stale: {why}", _AGAIN)
+
+    for name, then in measured.rows:
+        if kernel_hash(registry, name) != then:
+            yield stale(f"{name} has another kernel module, or other options, than on {measured.date}")
+    # what was measured elsewhere is evidence for that machine
+    if here is None or order.platform != here.platform or not _is_about(order, here):
+        return
+    then_device = registry.vocabulary.device(measured.device)
+    if then_device != here.device:
+        yield stale(f"it was measured on {measured.device}, and this is {here.device or 'another device'}")
+    installed = dict(here.packages or ())
+    for package, version in measured.packages:
+        now = installed.get(package)
+        if now != version:
+            yield stale(f"{package} was {version}, and here it is {now or 'not installed'}")
+
+
+def _is_about(order: Order, here: Platform) -> bool:
+    """Whether an order may decide on a machine."""
+    known = {"platform": here.platform, "arch": here.arch, "device": here.device}
+    return order.when.decided(known) is not False
+
+
+def _contradicted(registry: Registry, order: Order, measured: Measured) -> Iterator[Finding]:
+    try:
+        samples = read_samples(_path(order, measured.file), measured.file)
+    except SamplesError as e:
+        problem = e.problems[0]
+        message = f"the evidence of {order.title} cannot be read: {problem.message}"
+        yield Finding("missing evidence", measured.where, message, problem.help or _AGAIN)
+        return
+    if (samples.machine["device"], samples.date) != (measured.device, measured.date):
+        theirs = f"{samples.machine['device']}, {samples.date}"
+        message = f"{order.title} says {measured.device}, {measured.date}, and its samples {theirs}"
+        yield Finding("contradicted order", measured.where, message, _AGAIN)
+        return
+    try:
+        cells = _cells(registry, order, samples)
+    except RequestError as e:
+        message = f"the samples of {order.title} are of no request that the registry knows: {e.message}"
+        yield Finding("missing evidence", measured.where, message, _AGAIN)
+        return
+    names = [entry.backend for entry in order.entries]
+    timed = rankable(samples, cells, names) if cells else []
+    if not timed:
+        message = f"no sample in {measured.file} is of a request that {order.title} takes"
+        yield Finding("missing evidence", measured.where, message, _AGAIN)
+    for i, slow in enumerate(timed):
+        for fast in timed[i + 1 :]:
+            found = compared(samples, cells, fast, slow)
+            if found.differs:
+                message = (
+                    f"{order.title} ranks {slow} before {fast}, which its samples show to be {found.ratio:.2f}x as fast"
+                )
+                yield Finding("contradicted order", order.where, message, "order them as they were measured")
+    yield from _wrong(order, samples, cells)
+
+
+def _wrong(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding]:
+    for (cell, name), problem in samples.problems.items():
+        if cell in cells and name in [entry.backend for entry in order.entries] and problem.startswith("wrong"):
+            message = f"{order.title} ranks {name}, whose output was wrong: {problem}"
+            yield Finding("contradicted order", order.where, message, f"remove {name}, and report it")
+
+
+def _cells(registry: Registry, order: Order, samples: Samples) -> list[int]:
+    """The cells whose request, in the phase that was timed, an order takes on the machine of the samples."""
+    machine = samples.machine
+    device = registry.vocabulary.device(machine["device"])
+    packages = tuple((n, v) for n, v in machine["packages"].items() if n in registry.vocabulary.packages)
+    platform = Platform(platform=machine["platform"], arch=machine["arch"], packages=packages, device=device)
+    out = []
+    for i, cell in enumerate(samples.cells):
+        phases = [cell.request.phase, cell.phase] if cell.request.phase == "any" else [cell.request.phase]
+        points = [point_of(_in_phase(cell.request, phase), platform, registry) for phase in phases]
+        if any(order.when.holds(point) for point in points):
+            out.append(i)
+    return out
+
+
+def _in_phase(request: AttentionRequest, phase: str) -> AttentionRequest:
+    return replace(request, phase=phase)
+
+
+def _path(order: Order, file: str) -> Path:
+    """The file of samples beside the file of an order, whose bundled name is below the root of the data."""
+    beside = Path(order.where.file).parent / file
+    bundled = registry_root().parent / beside
+    return bundled if not beside.exists() and bundled.exists() else beside

@@ -1,0 +1,50 @@
+"""Measured: the measurement behind an order, as its data state it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attnreg.errors import Location
+
+
+# below this share, clocks and temperatures are not told from kernels
+LEAST = 0.02
+
+
+def is_faster(ratio: float, noise: float) -> bool:
+    """Whether a ratio of times is above 1 beyond its noise, both as shares."""
+    return ratio > max(1 + noise, 1 + LEAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measurement behind an order: where and when, and how many times as fast ``of`` is as ``over``.
+
+    ``noise`` is half of the 99.9 % interval as a share of the ratio. ``file`` has the samples, beside the data.
+    ``rows`` has each backend that was measured with the hash of its kernel then, ``packages`` each package's version.
+    """
+
+    device: str
+    packages: tuple[tuple[str, str], ...]
+    date: str
+    file: str
+    ratio: float
+    noise: float
+    of: str
+    over: str
+    rows: tuple[tuple[str, str], ...]
+    where: Location
+
+    @property
+    def text(self) -> str:
+        """``FLASH_ATTN/FA3 is 1.31x as fast as TRITON_ATTN (± 1 %), measured 2026-11-22 on NVIDIA H200``."""
+        faster = f"{self.of} is {self.ratio:.2f}x as fast as {self.over} (± {100 * self.noise:.0f} %)"
+        alike = f"{self.of} is as fast as {self.over}, as far as the noise tells (± {100 * self.noise:.0f} %)"
+        return f"{faster if self.differs else alike}, measured {self.date} on {self.device}"
+
+    @property
+    def differs(self) -> bool:
+        """Whether ``of`` is faster beyond the noise."""
+        return is_faster(self.ratio, self.noise)
