@@ -1,0 +1,75 @@
+"""Ranking: which of some backends is faster than which, as far as the noise of their times allows to say so.
+
+Backends are timed in turns, one after the other, so that what slows a machine down slows all of them. A turn's time is
+its median. For two backends the logarithms of the ratios of their times, a turn each, give a mean and Student's 99.9 %
+interval; over several cells the mean of the cells is taken first. One is faster if 1 is outside the interval, and the
+ratio is at least 2 %, below which clocks and temperatures are not told from kernels. The interval is that wide because
+many pairs are compared, and each again after every turn.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from attnreg.analysis.timings.samples import Samples
+from attnreg.language.measured import is_faster
+
+# the 99.95 % quantiles of Student's distribution with 1, 2, ... degrees of freedom
+_STUDENT = (
+    636.6, 31.60, 12.92, 8.610, 6.869, 5.959, 5.408, 5.041, 4.781, 4.587, 4.437, 4.318, 4.221, 4.140, 4.073, 4.015,
+    3.965, 3.922, 3.883, 3.850, 3.819, 3.792, 3.768, 3.745, 3.725, 3.707, 3.690, 3.674, 3.659, 3.646,
+)  # fmt: skip
+
+
+class Compared(NamedTuple):
+    """How many times faster one backend is than another, and the half of the interval, as a share of the ratio."""
+
+    ratio: float
+    noise: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is faster beyond the noise."""
+        return is_faster(self.ratio, self.noise)
+
+
+def compared(samples: Samples, cells: Sequence[int], fast: str, slow: str) -> Compared:
+    """``fast`` beside ``slow`` over some cells, in all of which both have turns."""
+    pairs = [(samples.turns[cell, fast], samples.turns[cell, slow]) for cell in cells]
+    turns = min(min(len(a), len(b)) for a, b in pairs)
+    logs = [
+        statistics.fmean(math.log(statistics.median(b[i]) / statistics.median(a[i])) for a, b in pairs)
+        for i in range(turns)
+    ]
+    mean = statistics.fmean(logs)
+    if turns < 2:
+        return Compared(math.exp(mean), math.inf)
+    half = _STUDENT[min(turns - 1, len(_STUDENT)) - 1] * statistics.stdev(logs) / math.sqrt(turns)
+    return Compared(math.exp(mean), math.expm1(min(half, 50.0)))
+
+
+def rankable(samples: Samples, cells: Sequence[int], names: Sequence[str]) -> list[str]:
+    """The backends that have turns in each of the cells, and no problem in any."""
+    return [
+        name
+        for name in names
+        if all((cell, name) in samples.turns and (cell, name) not in samples.problems for cell in cells)
+    ]
+
+
+def ranked(samples: Samples, cells: Sequence[int], names: Sequence[str]) -> list[str]:
+    """The rankable backends, the fastest first. Those that noise does not tell apart stay as ``names`` has them."""
+    left, out = rankable(samples, cells, names), []
+    while left:
+        unbeaten = [
+            name
+            for name in left
+            if not any(compared(samples, cells, other, name).differs for other in left if other != name)
+        ]
+        # a circle of three, each of which beats the next, has no first: they stay as they are
+        out.append((unbeaten or left)[0])
+        left.remove(out[-1])
+    return out

@@ -1,0 +1,233 @@
+"""The file of samples: what was timed, where, and every time; its last line signs it.
+
+Each line is a JSON object. The first says on which machine and from which registry, the others what was measured: a
+cell, a turn of samples of a backend, or why a backend has none. The last is the signature. A file without one is of
+a run that has not ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnreg.errors import Location, Problem, RegistryError
+from attnreg.files import FileError, read_text
+from attnreg.request import AttentionRequest
+
+if TYPE_CHECKING:
+    from attnreg.registry import Registry
+
+FORMAT = 1
+MAX_BYTES = 64 << 20
+MACHINE = ("platform", "arch", "device", "packages")
+# no machine moves more bytes or does more operations in a second
+_MOST_BYTES, _MOST_OPERATIONS = 50e12, 20e15
+# a clock shows other times each time
+_LEAST_TURNS = 3
+
+
+class SamplesError(RegistryError):
+    """Raised for a file of samples that `attnreg tune` cannot have written."""
+
+    subject = "the samples"
+
+
+class Cell(NamedTuple):
+    """One workload of one layer: ``requests`` requests of ``queries`` queries each, after ``context`` earlier keys."""
+
+    request: AttentionRequest
+    requests: int
+    queries: int
+    context: int
+
+    @property
+    def phase(self) -> str:
+        """``decode`` for one query each, else ``prefill``."""
+        return "decode" if self.queries == 1 else "prefill"
+
+    @property
+    def words(self) -> str:
+        """``decode 32 x 4096``."""
+        after = f" after {self.context}" if self.context and self.queries > 1 else ""
+        return f"{self.phase} {self.requests} x {self.queries if self.queries > 1 else self.context + 1}{after}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self._asdict(), "request": self.request.to_dict()}
+
+    @property
+    def least_us(self) -> float:
+        """Microseconds below which no machine can be."""
+        r = self.request
+        if r.features & {"sliding_window", "asymmetric_window", "chunk", "sparse_blocks"} or r.attention != "mha":
+            return 0.0
+        heads, kv_heads, size = r.num_heads or 1, r.num_kv_heads or 1, r.head_size
+        keys = self.context + self.queries
+        # half a byte for each element at least; about half of the pairs are seen
+        moved = self.requests * keys * kv_heads * size
+        pairs = self.requests * self.queries * (self.context + self.queries / 2)
+        return 1e6 * max(moved / _MOST_BYTES, 4 * heads * size * pairs / _MOST_OPERATIONS)
+
+
+@dataclass
+class Samples:
+    """What a file holds. ``turns`` maps the index of a cell and a backend to its turns: microseconds, each as timed.
+
+    ``problems`` says why a backend has no place in a cell.
+    """
+
+    machine: dict[str, Any]
+    registry: str
+    rows: dict[str, str]
+    date: str
+    cells: list[Cell] = field(default_factory=list)
+    turns: dict[tuple[int, str], list[list[float]]] = field(default_factory=dict)
+    problems: dict[tuple[int, str], str] = field(default_factory=dict)
+    signed: bool = False
+
+    def head(self) -> dict[str, Any]:
+        """The first line."""
+        return {
+            "format": FORMAT,
+            "machine": self.machine,
+            "registry": self.registry,
+            "rows": self.rows,
+            "date": self.date,
+        }
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Add what a line says. Raises ValueError for one that there cannot be."""
+        kind = next(iter(line), "")
+        if kind == "cell":
+            data = {**_typed(line[kind], dict, "a cell")}
+            request = AttentionRequest.from_dict(_typed(data.pop("request", None), dict, "the request of a cell"))
+            numbers = [data.get(name) for name in ("requests", "queries", "context")]
+            if not all(type(n) is int and n >= 0 for n in numbers) or 0 in numbers[:2] or len(data) != 3:
+                raise ValueError(f"a cell has requests, queries and context, got {data}")
+            cell = Cell(request, *numbers)  # type: ignore[arg-type]
+            if cell in self.cells:
+                raise ValueError("this cell is there already")
+            self.cells.append(cell)
+            return
+        index, backend = line.get("of"), line.get("backend")
+        if type(index) is not int or not 0 <= index < len(self.cells) or not isinstance(backend, str):
+            raise ValueError("a line says `of` which cell and `backend` it is")
+        if kind == "us":
+            times = _typed(line[kind], list, "a turn")
+            if not times or not all(type(t) in (int, float) and math.isfinite(t) and t > 0 for t in times):
+                raise ValueError("a turn has times in microseconds, all above 0")
+            self.turns.setdefault((index, backend), []).append([float(t) for t in times])
+        elif kind == "problem":
+            self.problems[index, backend] = str(line[kind])
+        else:
+            raise ValueError(f"a line has a cell, a turn (`us`) or a problem, got {kind or 'nothing'}")
+
+    @property
+    def implausible(self) -> str:
+        """Why these cannot be the times of a machine; "" if they can."""
+        for (index, backend), turns in self.turns.items():
+            times = [t for turn in turns for t in turn]
+            what = f"{backend}, {self.cells[index].words}"
+            if len(turns) < _LEAST_TURNS:
+                return f"{what}: {len(turns)} turns; {_LEAST_TURNS} are the least from which noise is known"
+            if len(set(times)) == 1:
+                return f"{what}: {len(times)} times are all {times[0]} µs; a clock shows no such thing"
+            if min(times) < self.cells[index].least_us:
+                return f"{what}: {min(times)} µs; no machine moves its bytes or does its operations in that time"
+        return ""
+
+
+def fingerprint(machine: Mapping[str, Any]) -> str:
+    """The fingerprint of a device and its packages."""
+    return _hash(json.dumps({name: machine[name] for name in MACHINE}, sort_keys=True).encode())
+
+
+def signature(machine: Mapping[str, Any], lines: bytes) -> dict[str, Any]:
+    """The last line of a file."""
+    return {"signed": {"machine": fingerprint(machine), "lines": _hash(lines)}}
+
+
+def kernel_hash(registry: Registry, name: str) -> str:
+    """A hash of what a row says of the kernel of a backend, or of a variant: its module, and the module's options.
+
+    What it claims to accept is no part of it: with another claim the kernel is as fast as before.
+    """
+    row = registry.row(name)
+    assert row is not None, name
+    return _hash(repr([row.contract, sorted(row.options.items()), *(v.module for v in row.variants)]).encode())
+
+
+def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Samples:
+    """The samples of a file. Raises `SamplesError` with the line for a file that `attnreg tune` cannot have written.
+
+    unfinished: of a run that has not ended: it needs no signature, and its last line may be torn.
+    """
+    label = label or str(path)
+
+    def wrong(line: int, message: str, help_: str = "") -> SamplesError:
+        return SamplesError([Problem(Location(label, line, 1), message, help_)])
+
+    try:
+        text = read_text(path, MAX_BYTES)
+    except FileError as e:
+        raise SamplesError([e.problem]) from None
+    lines, samples, size = text.splitlines(keepends=True), None, 0
+    for number, line in enumerate(lines, 1):
+        try:
+            data = json.loads(line)
+            if not isinstance(data, dict) or not data:
+                raise ValueError("expected an object")
+            if samples is None:
+                samples = _begun(data)
+            elif "signed" in data:
+                if data != signature(samples.machine, text[:size].encode()):
+                    raise ValueError("the signature is not that of these lines, this device and these packages")
+                samples.signed = True
+            elif samples.signed:
+                raise ValueError("there is a line behind the signature")
+            else:
+                samples.take(data)
+        except (ValueError, TypeError, KeyError, RecursionError) as e:
+            # the line that was written when the run ended
+            if unfinished and samples is not None and number == len(lines) and not line.endswith("\n"):
+                break
+            raise wrong(number, str(e), "such a file is written by `attnreg tune` alone") from None
+        size += len(line)
+    if samples is None:
+        raise wrong(1, "the file of samples is empty")
+    if not unfinished:
+        if not samples.signed:
+            raise wrong(len(lines), "the file has no signature: its run has not ended", "run the same command again")
+        if samples.implausible:
+            raise wrong(1, samples.implausible, "such a file is written by `attnreg tune` alone")
+    return samples
+
+
+def _begun(data: Mapping[str, Any]) -> Samples:
+    if data.get("format") != FORMAT:
+        raise ValueError(f"a file of samples of format {FORMAT} begins with it, got {data.get('format')!r}")
+    machine = _typed(data.get("machine"), dict, "machine")
+    words = [machine.get(name) for name in MACHINE[:3]]
+    packages = machine.get("packages")
+    if not all(isinstance(w, str) and w for w in words) or not isinstance(packages, dict) or not packages:
+        raise ValueError(f"machine has {', '.join(MACHINE)}")
+    rows = _typed(data.get("rows"), dict, "rows")
+    if not all(isinstance(text, str) for text in (*packages.values(), *rows.values())):
+        raise ValueError("versions of packages and hashes of rows are texts")
+    date.fromisoformat(_typed(data.get("date"), str, "date"))
+    return Samples(machine, _typed(data.get("registry"), str, "registry"), rows, data["date"])
+
+
+def _typed(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} is {value!r}")
+    return value
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,141 @@
+"""Bench: one layer by one backend with the tensors of a workload: verified against float64, then timed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnreg.conformance.proof import attend, compare
+from attnreg.conformance.trial import Case, Draw, Trial, fill, make_layer
+from attnreg.runtime.interface import BatchMetadata
+
+if TYPE_CHECKING:
+    from attnreg.analysis.timings.samples import Cell
+    from attnreg.selection.trace import Selection
+
+# queries of a request that are held against float64
+_ROWS = 8
+# a turn of samples on a processor, in seconds
+_TURN = 0.02
+_FLUSHED = 256 << 20
+
+
+class DeviceDraw(Draw):
+    """Random numbers that are drawn where they are needed: of large workloads, a processor's would take minutes."""
+
+    def __init__(self, seed: str, device: torch.device) -> None:
+        super().__init__(seed, device)
+        self.there = torch.Generator(device).manual_seed(self.generator.initial_seed())
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        # at once in its type, if numbers can be drawn in it: half of the memory
+        drawn = dtype if dtype.itemsize > 1 else torch.float16
+        return torch.randn(*shape, generator=self.there, device=self.device, dtype=drawn).to(dtype)
+
+
+class Bench:
+    """The tensors of a cell and the layer of a backend. Raises what the backend raises."""
+
+    @torch.inference_mode()
+    def __init__(self, cell: Cell, selection: Selection, device: torch.device) -> None:
+        case = Case(request=cell.request, lengths="mixed", storage="NHD" if cell.request.block_size else "packed")
+        draw = DeviceDraw(case.seed, device)
+        self.layer = make_layer(case, selection, device, draw=draw)
+        lengths = [(cell.queries, cell.queries + cell.context)] * cell.requests
+        causal = cell.request.attn_type == "decoder" and "non_causal" not in cell.request.features
+        self.trial = fill(self.layer, lengths, draw, storage=case.storage, causal=causal)
+        if self.trial.cache is not None:
+            self.layer.write_kv(self.trial.key, self.trial.value, self.trial.cache, self.trial.batch)
+        spec = self.layer.spec
+        self.output = torch.empty(
+            self.trial.query.shape[0], spec.num_heads, spec.head_size_v, dtype=spec.output_dtype, device=device
+        )
+        self.device = device
+        self._flush = torch.empty(_FLUSHED, dtype=torch.int8, device=device) if device.type == "cuda" else None
+
+    def call(self) -> None:
+        """One call, as an engine makes it for each layer: the plan of the batch is shared."""
+        trial = self.trial
+        key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
+        self.layer.attend(trial.query, trial.cache, trial.batch, self.output, key=key, value=value)
+
+    @torch.inference_mode()
+    def wrong(self) -> str:
+        """What is wrong with the output of some rows; "" where rounding explains all errors."""
+        trial = self.trial
+        lse_asked = "lse" in self.layer.spec.features
+        output, lse = attend(trial, trial.batch, trial.query)
+        lse = lse if lse_asked else torch.full_like(lse, torch.nan)
+        requests = len(trial.tokens)
+        for request in sorted({0, requests // 2, requests - 1}):
+            for part, rows in _parts(trial, request):
+                outcome = compare(part, output[rows], lse[:, rows])
+                if outcome.problem:
+                    return outcome.problem
+        return ""
+
+    @torch.inference_mode()
+    def turn(self, least: int = 6) -> list[float]:
+        """The times of some calls in microseconds, each with a cold L2 cache on a GPU."""
+        if self._flush is None:
+            times: list[float] = []
+            begun = time.perf_counter()
+            while len(times) < 3 or time.perf_counter() - begun < _TURN:
+                start = time.perf_counter_ns()
+                self.call()
+                self._wait()
+                times.append((time.perf_counter_ns() - start) / 1e3)
+            return times
+        return [self._on_device() for _ in range(least)]
+
+    def _on_device(self) -> float:
+        assert self._flush is not None
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        # the device sleeps while the host queues the rest, so that no host time falls between the events
+        torch.cuda._sleep(500_000)  # type: ignore[no-untyped-call]
+        self._flush.zero_()
+        begin.record()
+        self.call()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3
+
+    def _wait(self) -> None:
+        if self.device.type == "xpu":
+            torch.xpu.synchronize()
+
+
+def _parts(trial: Trial, request: int) -> list[tuple[Trial, slice]]:
+    """The last queries of a request, and of a causal one the first too, each as a batch of its own, with its rows."""
+    batch = trial.batch
+    start, stop = (int(batch.query_start_loc_cpu[request + i]) for i in range(2))
+    keys, queries = int(batch.seq_lens_cpu[request]), stop - start
+    causal = batch.causal if isinstance(batch.causal, bool) else False
+    count = min(queries, _ROWS)
+    cuts = [(stop - count, stop, keys)]
+    # the first queries see the first keys alone
+    cuts += [(start, start + count, keys - queries + count)] if causal and queries > count else []
+    if trial.layer.spec.features & {"mm_prefix", "tree_mask", "chunk"}:
+        cuts = cuts[:1]
+    first_key = int(batch.seq_lens_cpu[:request].sum())
+    out = []
+    for begin, end, seen in cuts:
+        table = None if batch.block_table is None else batch.block_table[request : request + 1]
+        alone = BatchMetadata.build(
+            [end - begin],
+            [seen],
+            device=trial.query.device,
+            block_table=table,
+            causal=batch.causal if isinstance(batch.causal, bool) else batch.causal[request : request + 1],
+            mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[request : request + 1],
+        )
+        rows = slice(begin, end)
+        key, value = trial.key, trial.value
+        if batch.block_table is None:
+            key, value = (x[first_key : first_key + seen] for x in (key, value))
+        out.append((replace(trial, batch=alone, query=trial.query[rows], key=key, value=value), rows))
+    return out

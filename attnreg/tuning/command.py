@@ -1,0 +1,157 @@
+"""What `attnreg tune` does: it plans the grid, times it, and writes the samples and the overlay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from attnreg.analysis.timings.samples import read_samples
+from attnreg.errors import RequestError, escaped
+from attnreg.files import write_text
+from attnreg.machine.probe import probe
+from attnreg.tuning.grid import Planned, Workload, grid
+from attnreg.tuning.journal import Journal
+from attnreg.tuning.overlay import overlay_text
+from attnreg.tuning.run import Run, device_name, estimate, new_samples, tune, without_few_turns
+
+if TYPE_CHECKING:
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.selection.question import Question
+
+# seconds until a kernel is said to hang; some are compiled for a minute
+_TIMEOUT = 120.0
+_DEVICES = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """A run of `attnreg tune`: what is timed, on what, and where it is written."""
+
+    registry: Registry
+    platform: Platform
+    questions: Sequence[Question]
+    workloads: Sequence[Workload]
+    output: Path
+    minutes: float
+    device: str = ""
+
+    @property
+    def samples_file(self) -> Path:
+        """The file of samples, beside the overlay."""
+        return self.output.with_suffix(".samples.jsonl")
+
+    @property
+    def torch_device(self) -> str:
+        """PyTorch's name of the device."""
+        return self.device or _DEVICES.get(self.platform.platform, "cpu")
+
+    def planned(self) -> list[Planned]:
+        """The grid. Raises `RequestError` where there is nothing to compare."""
+        # a module whose import hangs or crashes must not take the run with it
+        rows = [row for row in self.registry.backends.values() if self.platform.platform in row.platforms]
+        modules = {
+            f"{row.name}/{v.name}" if v.name else row.name: v.module
+            for row in rows
+            for v in row.variants
+            if v.module and self.registry.imports
+        }
+        reasons = probe(sorted(set(modules.values())))
+        unfit = {name: why for name, module in modules.items() if (why := reasons[module])}
+        cells = grid(self.questions, self.workloads, self.registry, self.platform, unfit)
+        if not any(len(each.backends) > 1 for each in cells):
+            refused = dict(r for each in cells for r in each.refused)
+            why = "; ".join(f"{name}: {text}" for name, text in refused.items())
+            raise RequestError("nothing to compare: for no layer do two backends load here", why)
+        return [each for each in cells if len(each.backends) > 1]
+
+    def dry_lines(self, planned: Sequence[Planned]) -> Iterator[str]:
+        """What would run, and how long."""
+        seconds = estimate(planned, self.torch_device)
+        limit = f", and at most {self.minutes:g} min" if seconds > self.minutes * 60 else ""
+        where = f"{self.platform.platform} {self.platform.arch}"
+        yield f"{len(planned)} cells on {where}, about {seconds / 60:.1f} min{limit}"
+        refused: dict[str, str] = {}
+        for each in planned:
+            yield f"  {each.cell.words}: {', '.join(each.backends)} · {layer_of(each)}"
+            refused |= dict(each.refused)
+        used = {name for each in planned for name in each.backends}
+        yield from (f"  not timed: {name}: {why}" for name, why in refused.items() if name not in used)
+
+    def measure(self, planned: Sequence[Planned]) -> list[str]:
+        """Times the grid and writes both files. Returns lines on what was written and what was not.
+
+        Raises `RequestError`, `attnreg.files.FileError`, `SamplesError`; what was timed before is kept.
+        """
+        console = Console(stderr=True, highlight=False, markup=False)
+        fresh = new_samples(self.registry, self.platform, planned, device_name(self.torch_device))
+        journal = Journal(self.samples_file, fresh)
+        if journal.resumed:
+            console.print(f"going on with {self.samples_file}: {journal.resumed} turns are there")
+        # a kernel that hangs may not take all of the time
+        timeout = min(_TIMEOUT, 15 + 30 * self.minutes)
+        run = Run(self.registry, self.platform, self.torch_device, timeout)
+        with progress(console, len(planned)) as report:
+            try:
+                begun = tune(run, planned, journal, seconds=self.minutes * 60, report=report)
+            except KeyboardInterrupt:
+                report.say(f"interrupted: what was timed is in {self.samples_file}; the same command goes on with it")
+                raise
+        without_few_turns(journal.samples)
+        journal.sign()
+        lines = [f"wrote {self.samples_file}"]
+        if begun < len(planned):
+            lines.append(
+                f"{len(planned) - begun} of {len(planned)} cells are left: run the same command again to go on"
+            )
+        return [*lines, *self.write(self.samples_file)]
+
+    def write(self, file: Path) -> list[str]:
+        """Writes the overlay that follows from a file of samples. Returns lines on it."""
+        samples = read_samples(file)
+        name = os.path.relpath(file, self.output.parent)
+        write_text(self.output, overlay_text(samples, self.registry, name))
+        return [f"wrote {self.output}: see what moves with `attnreg diff {self.registry.base} {self.output}`"]
+
+
+def layer_of(planned: Planned) -> str:
+    """The layer of a cell in words."""
+    from attnreg.selection.wording import request_words
+
+    return " · ".join(request_words(planned.cell.request))
+
+
+class _Lines:
+    """Tells of a run in lines."""
+
+    def __init__(self, console: Console, advance: Any) -> None:
+        self.console, self.advance = console, advance
+
+    def cell(self, planned: Planned, number: int) -> None:
+        self.advance(number, f"{planned.cell.words} · {layer_of(planned)}")
+
+    def say(self, text: str) -> None:
+        self.console.print(escaped(text))
+
+    def problem(self, planned: Planned, backend: str, text: str) -> None:
+        self.console.print(f"{backend}, {planned.cell.words}: {escaped(text)}")
+
+
+@contextmanager
+def progress(console: Console, total: int) -> Iterator[_Lines]:
+    """A bar on a terminal; elsewhere a line for each cell."""
+    if not console.is_terminal:
+        yield _Lines(console, lambda n, text: console.print(f"{n + 1}/{total} {text}"))
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield _Lines(bar.console, lambda n, text: bar.update(task, completed=n, description=text))

@@ -1,0 +1,117 @@
+"""The grid: the workloads of the layers that models ask for, and the backends that may serve each here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from attnreg.analysis.timings.rules import names_of
+from attnreg.analysis.timings.samples import Cell
+from attnreg.errors import RequestError
+from attnreg.selection.selector import evaluate
+
+if TYPE_CHECKING:
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.question import Question
+
+# engines keep tokens in blocks of that many unless they are told otherwise; FlashMLA's kernels read 64
+BLOCK = {"mha": 16, "mla": 64}
+_WITHOUT_CACHE = ("encoder", "encoder_only")
+
+
+class Workload(NamedTuple):
+    """Requests of a batch, the queries of each, and the keys before them."""
+
+    requests: int
+    queries: int
+    context: int
+
+
+# on a GPU: few and many requests of either phase, and a chunk of a long prompt; on a processor the same, smaller
+WORKLOADS = {
+    "gpu": (Workload(32, 1, 4095), Workload(4, 2048, 0), Workload(1, 1, 8191), Workload(1, 512, 7680)),
+    "cpu": (Workload(4, 1, 255), Workload(1, 128, 0), Workload(1, 1, 1023), Workload(1, 64, 448)),
+}
+
+
+class Planned(NamedTuple):
+    """A cell of the grid, the backends that are timed in it, and why others that run on the platform are not."""
+
+    cell: Cell
+    backends: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+def workloads_of(decode: Sequence[tuple[int, int]], prefill: Sequence[tuple[int, int]], kind: str) -> list[Workload]:
+    """The workloads that a user names as (requests, length), or the usual ones."""
+    named = [Workload(n, 1, length - 1) for n, length in decode]
+    named += [Workload(n, length, 0) for n, length in prefill]
+    if any(w.queries == 1 and w.context == 0 for w in named):
+        raise RequestError("a workload of one token says nothing", "a length is 2 or more")
+    return named or list(WORKLOADS[kind])
+
+
+def grid(
+    questions: Iterable[Question],
+    workloads: Sequence[Workload],
+    registry: Registry,
+    platform: Platform,
+    unfit: Mapping[str, str],
+) -> list[Planned]:
+    """The cells, each with the backends that are valid and load here; each kind of layer once before any again.
+
+    unfit: backends and variants whose module cannot be imported, with the reason.
+    """
+    kinds: dict[object, list[AttentionRequest]] = {}
+    for request in dict.fromkeys(_measurable(q.request) for q in questions if q.request is not None):
+        if request is not None:
+            kind = replace(request, num_heads=None, num_kv_heads=None)
+            kinds.setdefault(kind, []).append(request)
+    # the other heads of a kind are timed when every kind was
+    depth = max(map(len, kinds.values()), default=0)
+    requests = [each[i] for i in range(depth) for each in kinds.values() if i < len(each)]
+    out = []
+    for request in requests:
+        names, refused = _usable(request, registry, platform, unfit)
+        cells = [Cell(request, *w) for w in workloads if _fits(request, w)]
+        out += [Planned(cell, names, refused) for cell in cells]
+    return out
+
+
+def _measurable(request: AttentionRequest) -> AttentionRequest | None:
+    """The request as it is timed: paged where it has a cache; None for a form of attention that is not timed."""
+    block = BLOCK.get(request.attention)
+    if block is None or request.phase == "prefill" or request.attn_type == "encoder_decoder":
+        return None
+    heads = request.num_heads or 8
+    request = replace(request, model=None, num_heads=heads, num_kv_heads=request.num_kv_heads or heads)
+    uncached = request.attn_type in _WITHOUT_CACHE
+    return replace(request, block_size=None if uncached else request.block_size or block)
+
+
+def _fits(request: AttentionRequest, workload: Workload) -> bool:
+    if request.attn_type in _WITHOUT_CACHE:
+        return workload.context == 0
+    return request.attention != "mla" or workload.queries == 1
+
+
+def _usable(
+    request: AttentionRequest, registry: Registry, platform: Platform, unfit: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The backends that accept a request and load here, and for each other the first reason against it."""
+    names, refused = [], []
+    for name in names_of(registry, platform, request):
+        if name in unfit:
+            refused.append((name, unfit[name]))
+            continue
+        selection = evaluate(request, platform, registry, name, to_run=True)
+        chosen = selection.chosen
+        if chosen is not None and chosen.title == name:
+            names.append(name)
+        else:
+            reasons = selection.candidates[0].reasons
+            refused.append((name, reasons[0].text if reasons else "another backend is chosen in its place"))
+    return tuple(names), tuple(refused)

@@ -1,0 +1,101 @@
+"""Journal: the file of samples as it is written, a line at a time, so that a run that is ended loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from attnreg.analysis.timings.samples import Cell, Samples, fingerprint, read_samples, signature
+from attnreg.errors import RequestError
+from attnreg.files import FileError, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OTHER = "name another file with --output, or move this one away"
+
+
+class Journal:
+    """The samples of a run and their file. A file of the same machine and rows is gone on with.
+
+    Raises `attnreg.files.FileError` where the file cannot be written (a full disk), `RequestError` for a file of
+    another machine or of other rows.
+    """
+
+    def __init__(self, path: Path, samples: Samples) -> None:
+        self.path, self.samples = path, samples
+        resumed = bool(kind_of(path))
+        if resumed:
+            before = read_samples(path, unfinished=True)
+            if fingerprint(before.machine) != fingerprint(samples.machine):
+                raise RequestError(f"{path} was measured on another machine or with other packages", _OTHER)
+            if any(samples.rows.get(name) != row for name, row in before.rows.items()):
+                raise RequestError(f"{path} was measured with other rows of the registry", _OTHER)
+            before.rows = {**samples.rows}
+            before.signed = False
+            # what failed may work now; a wrong output is no accident
+            before.problems = {key: text for key, text in before.problems.items() if text.startswith("wrong")}
+            self.samples = before
+        self.resumed = sum(map(len, self.samples.turns.values()))
+        self._file: IO[str] | None = None
+        self._rewrite()
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take a line, and write it."""
+        self.samples.take(line)
+        self._write(json.dumps(line))
+
+    def index(self, cell: Cell) -> int:
+        """The index of a cell, which is written if it is new."""
+        if cell not in self.samples.cells:
+            self.add({"cell": cell.to_dict()})
+        return self.samples.cells.index(cell)
+
+    def sign(self) -> None:
+        """Write the file whole, with its signature."""
+        lines = "".join(f"{line}\n" for line in self._lines())
+        self._replace(lines + json.dumps(signature(self.samples.machine, lines.encode())) + "\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _lines(self) -> Sequence[str]:
+        samples = self.samples
+        lines: list[dict[str, Any]] = [samples.head(), *({"cell": cell.to_dict()} for cell in samples.cells)]
+        for (cell, backend), turns in samples.turns.items():
+            lines += [{"us": turn, "of": cell, "backend": backend} for turn in turns]
+        lines += [{"problem": text, "of": cell, "backend": name} for (cell, name), text in samples.problems.items()]
+        return [json.dumps(line) for line in lines]
+
+    def _rewrite(self) -> None:
+        self._replace("".join(f"{line}\n" for line in self._lines()))
+        try:
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as e:
+            raise self._failed(e) from None
+
+    def _replace(self, text: str) -> None:
+        self.close()
+        new = self.path.with_name(f"{self.path.name}.new")
+        try:
+            new.write_text(text, encoding="utf-8")
+            new.replace(self.path)
+        except OSError as e:
+            raise self._failed(e) from None
+
+    def _write(self, line: str) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(f"{line}\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as e:
+            raise self._failed(e) from None
+
+    def _failed(self, error: OSError) -> FileError:
+        kept = "what was written before is kept: run the same command again to go on"
+        return FileError(str(self.path), f"cannot be written: {error.strerror or error}; {kept}")

@@ -1,0 +1,187 @@
+"""tune(): times backends in turns, cell after cell, until the ranking is beyond the noise or the time is over."""
+
+from __future__ import annotations
+
+import platform as host
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from attnreg.analysis.timings.ranking import compared, ranked
+from attnreg.analysis.timings.samples import Samples, kernel_hash
+from attnreg.tuning.worker import ProblemError, Process, make_bench
+
+if TYPE_CHECKING:
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.tuning.grid import Planned
+    from attnreg.tuning.journal import Journal
+    from attnreg.tuning.worker import Make
+
+LEAST_TURNS, MOST_TURNS = 6, 24
+# a ratio that is known so well needs no more turns
+_FINE = 0.01
+_MOST_DEATHS = 3
+# what a cell takes until its first sample, and a turn, in seconds: for the estimate of a dry run
+PREPARING = {"cuda": 4.0, "cpu": 0.6}
+TURN = {"cuda": 0.02, "cpu": 0.05}
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+class Report(Protocol):
+    """What is told of a run."""
+
+    def cell(self, planned: Planned, number: int) -> None: ...
+
+    def problem(self, planned: Planned, backend: str, text: str) -> None: ...
+
+
+@dataclass
+class Run:
+    """The backends that are timed, each in a process of its own that is started when it is first needed."""
+
+    registry: Registry
+    platform: Platform
+    device: str
+    timeout: float
+    make: Make = make_bench
+    processes: dict[str, Process] = field(default_factory=dict)
+    deaths: Counter[str] = field(default_factory=Counter)
+
+    def process(self, backend: str) -> Process:
+        """The process of a backend. Raises `ProblemError` for one whose processes ended too often."""
+        if self.deaths[backend] >= _MOST_DEATHS:
+            raise ProblemError(f"crashed or hung {_MOST_DEATHS} times before, and is not tried again")
+        known = self.processes.get(backend)
+        if known is None or not known.alive:
+            about = (self.make, backend, self.registry, self.platform, self.device)
+            known = self.processes[backend] = Process(*about, timeout=self.timeout)
+        return known
+
+    def answer(self, backend: str) -> list[float]:
+        """The answer of a backend's process. One that ended is counted."""
+        process = self.processes[backend]
+        try:
+            return process.answer()
+        except ProblemError:
+            if not process.alive:
+                self.deaths[backend] += 1
+                self.processes.pop(backend).end()
+            raise
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.end()
+        self.processes.clear()
+
+
+def tune(run: Run, planned: Sequence[Planned], journal: Journal, *, seconds: float, report: Report) -> int:
+    """Times the cells until they are done or the seconds are over. Returns how many were begun.
+
+    Cells that a journal has in full are left out. Raises what `Journal` raises; every process is ended.
+    """
+    deadline = time.monotonic() + seconds
+    try:
+        for number, each in enumerate(planned):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return number
+            report.cell(each, number)
+            _cell(run, each, journal, deadline, left / (len(planned) - number), report)
+        return len(planned)
+    finally:
+        run.end()
+        journal.close()
+
+
+def _cell(run: Run, planned: Planned, journal: Journal, deadline: float, share: float, report: Report) -> None:
+    """Time the backends of one cell. share: the seconds that its turns may take."""
+    index, samples = journal.index(planned.cell), journal.samples
+
+    def fails(backend: str, error: ProblemError) -> None:
+        journal.add({"problem": str(error), "of": index, "backend": backend})
+        report.problem(planned, backend, str(error))
+
+    names = [b for b in planned.backends if (index, b) not in samples.problems]
+    if all(len(samples.turns.get((index, b), ())) >= LEAST_TURNS for b in names):
+        return
+    ready: list[str] = []
+    for begun in (True, False):
+        for backend in names if begun else [*ready]:
+            try:
+                if begun:
+                    run.process(backend).ask(planned.cell)
+                    ready.append(backend)
+                else:
+                    run.answer(backend)
+            except ProblemError as e:
+                fails(backend, e)
+                ready = [b for b in ready if b != backend]
+    start = time.monotonic()
+    for turn in range(MOST_TURNS):
+        now = time.monotonic()
+        enough = turn >= LEAST_TURNS and (now - start > share or _decided(samples, index, ready))
+        if not ready or now > deadline or enough:
+            return
+        # who comes first is drawn, so that no backend always follows the same one
+        for backend in random.sample(ready, len(ready)):
+            try:
+                run.processes[backend].ask(None)
+                journal.add({"us": run.answer(backend), "of": index, "backend": backend})
+            except ProblemError as e:
+                fails(backend, e)
+                ready.remove(backend)
+
+
+def _decided(samples: Samples, index: int, names: Sequence[str]) -> bool:
+    """Whether more turns would not change the ranking of a cell."""
+    order = ranked(samples, [index], names)
+    pairs = [compared(samples, [index], a, b) for a, b in pairwise(order)]
+    return all(pair.differs or pair.noise < _FINE for pair in pairs)
+
+
+def without_few_turns(samples: Samples) -> Samples:
+    """The samples without turns that are too few for their noise to be known; they are timed again another time."""
+    samples.turns = {key: turns for key, turns in samples.turns.items() if len(turns) >= LEAST_TURNS}
+    return samples
+
+
+def new_samples(registry: Registry, platform: Platform, planned: Sequence[Planned], device: str) -> Samples:
+    """The samples of this machine, of which there are none yet."""
+    names = sorted({name for each in planned for name in each.backends})
+    machine = {
+        "platform": platform.platform,
+        "arch": platform.arch,
+        "device": device,
+        "packages": dict(platform.packages or ()),
+    }
+    hashes = {name: kernel_hash(registry, name) for name in names}
+    return Samples(machine, registry.title, hashes, date.today().isoformat())
+
+
+def device_name(device: str) -> str:
+    """The name of the device that is measured, as its driver or the kernel prints it."""
+    if device.startswith("cuda"):
+        import torch
+
+        return str(torch.cuda.get_device_name(device))
+    try:
+        text = _CPUINFO.read_text(errors="replace")
+        model = next(
+            (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), ""
+        )
+    except OSError:
+        model = ""
+    return model or host.processor() or host.machine()
+
+
+def estimate(planned: Sequence[Planned], device: str) -> float:
+    """The seconds that a run is expected to take, roughly: kernels that are not compiled yet take longer."""
+    kind = "cuda" if device != "cpu" else "cpu"
+    return sum(PREPARING[kind] + LEAST_TURNS * len(each.backends) * TURN[kind] for each in planned)

@@ -1,0 +1,56 @@
+"""Benches for runs of `attnreg tune` in tests, made in processes of their own: sound ones, and every way to fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+
+class FakeBench:
+    """Sleeps as long as its backend's name says, in milliseconds: ``A/2``."""
+
+    def __init__(self, milliseconds: float, wrong: str = "") -> None:
+        self.milliseconds, self.error = milliseconds, wrong
+
+    def wrong(self) -> str:
+        return self.error
+
+    def turn(self) -> list[float]:
+        return [self.milliseconds * 1e3 + (time.perf_counter_ns() % 97) for _ in range(3)]
+
+
+class Dies(FakeBench):
+    """Ends its process at the third turn."""
+
+    turns = 0
+
+    def turn(self) -> list[float]:
+        self.turns += 1
+        if self.turns == 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().turn()
+
+
+class Hangs(FakeBench):
+    def turn(self) -> list[float]:
+        time.sleep(600)
+        return []
+
+
+def make(cell: Any, backend: str, registry: Any, platform: Any, device: str) -> FakeBench:
+    """The bench that a backend's name asks for."""
+    kinds: dict[str, Any] = {
+        "FAST": lambda: FakeBench(1),
+        "SLOW": lambda: FakeBench(2),
+        "ALIKE": lambda: FakeBench(1.001),
+        "WRONG": lambda: FakeBench(0.1, "output[0, 0, 0] is 1, exactly 2; 9 times what rounding explains"),
+        "DIES": lambda: Dies(0.1),
+        "HANGS": lambda: Hangs(0.1),
+    }
+    if backend == "RAISES":
+        raise RuntimeError("CUDA error: the launch timed out and was terminated\nand much more")
+    if backend == "EXITS":
+        os._exit(3)
+    return kinds[backend]()  # type: ignore[no-any-return]

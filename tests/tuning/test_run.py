@@ -1,0 +1,110 @@
+"""Runs of `attnreg tune`: kernels that crash, hang, raise and are wrong end no run; an interrupt loses nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import tiny, tuning_benches
+
+from attnreg import AttentionRequest, Platform
+from attnreg.analysis.timings.ranking import ranked
+from attnreg.analysis.timings.samples import Cell, read_samples
+from attnreg.tuning.grid import Planned, workloads_of
+from attnreg.tuning.journal import Journal
+from attnreg.tuning.run import LEAST_TURNS, Run, new_samples, tune, without_few_turns
+
+BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS")
+LAYER = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2)
+HERE = Platform(platform="gpu", arch="g1", packages={"lib": "1"})
+
+
+class Told:
+    """Keeps what is told of a run; may interrupt it at a cell."""
+
+    def __init__(self, interrupts: float = math.inf) -> None:
+        self.cells: list[int] = []
+        self.problems: list[tuple[str, str]] = []
+        self.interrupts = interrupts
+
+    def cell(self, planned: Planned, number: int) -> None:
+        if number == self.interrupts:
+            raise KeyboardInterrupt
+        self.cells.append(number)
+
+    def problem(self, planned: Planned, backend: str, text: str) -> None:
+        self.problems.append((backend, text))
+
+
+def planned(*backends: str, cells: int = 1) -> list[Planned]:
+    return [Planned(Cell(LAYER, 1, 1, 64 + i), backends, ()) for i in range(cells)]
+
+
+def run(path: Path, plan: list[Planned], told: Told, seconds: float = 60.0, timeout: float = 4.0) -> Journal:
+    registry = tiny.load({name: tiny.row() for name in BACKENDS})
+    journal = Journal(path, new_samples(registry, HERE, plan, "a device"))
+    running = Run(registry, HERE, "cpu", timeout, tuning_benches.make)
+    try:
+        tune(running, plan, journal, seconds=seconds, report=told)
+    finally:
+        assert not running.processes
+    return journal
+
+
+def test_what_fails_is_said_and_not_ranked_and_the_others_are_timed(tmp_path: Path) -> None:
+    told = Told()
+    journal = run(tmp_path / "s.jsonl", planned(*BACKENDS), told)
+    problems = dict(told.problems)
+    assert problems["WRONG"].startswith("wrong: output[0, 0, 0] is 1")
+    assert problems["DIES"] == "crashed: its process ended with signal 11 (SIGSEGV)"
+    assert problems["HANGS"] == "hangs: no answer within 4 s"
+    assert problems["RAISES"] == "RuntimeError: CUDA error: the launch timed out and was terminated"
+    assert problems["EXITS"] == "crashed: its process ended with exit status 3"
+    assert ranked(journal.samples, [0], BACKENDS) == ["FAST", "SLOW"]
+    without_few_turns(journal.samples)
+    journal.sign()
+    found = read_samples(tmp_path / "s.jsonl")
+    assert found.problems.keys() == {(0, name) for name in problems}
+    assert all(len(turns) >= LEAST_TURNS for turns in found.turns.values())
+    assert {name for _, name in found.turns} == {"FAST", "SLOW"}
+
+
+def test_a_backend_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> None:
+    told = Told()
+    run(tmp_path / "s.jsonl", planned("FAST", "SLOW", "EXITS", cells=5), told)
+    assert [text.partition(":")[0] for _, text in told.problems] == [
+        *["crashed"] * 3,
+        *["crashed or hung 3 times before, and is not tried again"] * 2,
+    ]
+    assert told.cells == [0, 1, 2, 3, 4]
+
+
+def test_an_interrupt_loses_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
+    path, plan = tmp_path / "s.jsonl", planned("FAST", "SLOW", cells=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(path, plan, Told(interrupts=1))
+    assert {cell for cell, _ in read_samples(path, unfinished=True).turns} == {0}
+    before = read_samples(path, unfinished=True).turns
+    journal = run(path, plan, Told())
+    assert journal.resumed == sum(map(len, before.values()))
+    assert {cell for cell, _ in journal.samples.turns} == {0, 1, 2}
+    assert journal.samples.turns[0, "FAST"] == before[0, "FAST"]
+
+
+def test_the_time_is_bounded(tmp_path: Path) -> None:
+    told = Told()
+    journal = run(tmp_path / "s.jsonl", planned("FAST", "SLOW", cells=50), told, seconds=0.01)
+    assert len(told.cells) < 50
+    without_few_turns(journal.samples)
+    assert all(len(turns) >= LEAST_TURNS for turns in journal.samples.turns.values())
+
+
+@pytest.mark.parametrize(("decode", "prefill"), [([], []), ([(2, 65)], [(1, 32)])])
+def test_workloads(decode: Any, prefill: Any) -> None:
+    found = workloads_of(decode, prefill, "cpu")
+    assert all(w.requests > 0 and w.queries > 0 for w in found)
+    assert not decode or found == [(2, 1, 64), (1, 32, 0)]
+    with pytest.raises(ValueError, match="one token says nothing"):
+        workloads_of([(1, 1)], [], "cpu")

@@ -1,0 +1,150 @@
+"""The file of samples: what a run wrote is read again, and a file that no run can have written is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+from attnreg import AttentionRequest
+from attnreg.analysis.timings.samples import Cell, Samples, SamplesError, read_samples, signature
+from attnreg.tuning.journal import Journal
+
+MACHINE = {"platform": "cpu", "arch": "x86_64", "device": "a processor", "packages": {"torch": "2.11"}}
+CELL = Cell(AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2), 2, 1, 64)
+
+
+def samples(**changes: Any) -> Samples:
+    return Samples({**MACHINE, **changes}, "default@1", {"A": "1", "B": "2"}, "2026-11-22")
+
+
+def filled(path: Path, turns: int = 4) -> Journal:
+    journal = Journal(path, samples())
+    index = journal.index(CELL)
+    for turn in range(turns):
+        journal.add({"us": [10.0 + turn, 11.0], "of": index, "backend": "A"})
+        journal.add({"us": [20.0 + turn, 21.0], "of": index, "backend": "B"})
+    journal.add({"problem": "hangs", "of": index, "backend": "C"})
+    return journal
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "s.jsonl")
+    journal.sign()
+    found = read_samples(tmp_path / "s.jsonl")
+    assert found.cells == [CELL]
+    assert found.turns == journal.samples.turns
+    assert found.problems == {(0, "C"): "hangs"}
+    assert found.machine == MACHINE
+    assert (CELL.phase, CELL.words) == ("decode", "decode 2 x 65")
+
+
+def resigned(change: Callable[[list[dict[str, Any]]], Any], path: Path) -> Path:
+    """A file that somebody changed, and signed as a run does."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()][:-1]
+    change(lines)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    path.write_text(text + json.dumps(signature(lines[0]["machine"], text.encode())) + "\n")
+    return path
+
+
+MADE_UP: list[tuple[str, Callable[[list[dict[str, Any]]], Any], str]] = [
+    (
+        "no clock",
+        lambda ls: [line.update(us=[5.0]) for line in ls if line.get("backend") == "A"],
+        "times are all 5.0 µs",
+    ),
+    ("few turns", lambda ls: [ls.remove(x) for x in [y for y in ls if "us" in y][:2]], "2 turns; 3 are the least"),
+    ("no time", lambda ls: ls[2].update(us=[0.0]), "times in microseconds, all above 0"),
+    ("a text", lambda ls: ls[2].update(us=["1"]), "times in microseconds"),
+    ("infinity", lambda ls: ls[2].update(us=[float("inf")]), "times in microseconds"),
+    ("too fast", lambda ls: ls[1]["cell"].update(requests=4096, context=10**6), "no machine moves its bytes"),
+    ("no cell", lambda ls: ls[2].update(of=7), "`of` which cell"),
+    ("a request that cannot be", lambda ls: ls[1]["cell"]["request"].update(head_size=0), "head_size is 0"),
+    ("no packages", lambda ls: ls[0]["machine"].update(packages={}), "machine has platform, arch, device, packages"),
+    ("a version that is no text", lambda ls: ls[0]["machine"]["packages"].update(torch=2), "versions of packages"),
+    ("a cell twice", lambda ls: ls.append(ls[1]), "this cell is there already"),
+    ("no day", lambda ls: ls[0].update(date="today"), "Invalid isoformat"),
+    ("another format", lambda ls: ls[0].update(format=9), "a file of samples of format 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), [case[1:] for case in MADE_UP], ids=[case[0] for case in MADE_UP])
+def test_a_made_up_file_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    filled(tmp_path / "s.jsonl").sign()
+    with pytest.raises(SamplesError) as caught:
+        read_samples(resigned(change, tmp_path / "s.jsonl"))
+    assert message in str(caught.value)
+    assert "s.jsonl:" in str(caught.value)
+
+
+def test_a_changed_number_or_device_breaks_the_signature(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    filled(path).sign()
+    text = path.read_text()
+    for old, new in (("21.0", "2.0"), ("a processor", "a better one"), ("2.11", "2.12")):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(SamplesError, match="the signature is not that of these lines, this device"):
+            read_samples(path)
+    path.write_text(text + text.splitlines()[2] + "\n")
+    with pytest.raises(SamplesError, match="behind the signature"):
+        read_samples(path)
+
+
+def test_contributed_measurements_are_files_of_samples() -> None:
+    files = sorted((ROOT / "registry/measurements").glob("*"))
+    for file in files:
+        assert file.suffix == ".jsonl"
+        assert read_samples(file).date in file.name
+
+
+def test_a_run_that_has_not_ended_is_no_contribution_and_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    filled(path).close()
+    with pytest.raises(SamplesError, match="no signature: its run has not ended"):
+        read_samples(path)
+    # its last line is torn
+    path.write_text(path.read_text() + '{"us": [1')
+    again = Journal(path, samples())
+    assert again.resumed == 8
+    # what failed is tried again
+    assert again.samples.problems == {}
+    assert again.index(CELL) == 0
+    again.sign()
+    assert read_samples(path).signed
+
+
+@pytest.mark.parametrize(
+    ("fresh", "message"),
+    [
+        (samples(device="another"), "measured on another machine or with other packages"),
+        (samples(packages={"torch": "2.12"}), "measured on another machine or with other packages"),
+        (Samples(MACHINE, "default@1", {"A": "9", "B": "2"}, "2026-11-22"), "measured with other rows"),
+    ],
+)
+def test_samples_of_something_else_are_not_gone_on_with(tmp_path: Path, fresh: Samples, message: str) -> None:
+    path = tmp_path / "s.jsonl"
+    filled(path).close()
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        Journal(path, fresh)
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(tmp_path / "s.jsonl")
+    before = read_samples(tmp_path / "s.jsonl", unfinished=True)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ValueError, match=r"s\.jsonl:1:1: cannot be written: No space left on device; what was written"):
+        journal.add({"us": [1.0], "of": 0, "backend": "A"})
+    assert read_samples(tmp_path / "s.jsonl", unfinished=True).turns.keys() == before.turns.keys()
+    with pytest.raises(ValueError, match="cannot be written"):
+        Journal(tmp_path / "none" / "s.jsonl", samples())

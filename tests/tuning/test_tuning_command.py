@@ -1,0 +1,183 @@
+"""`attnreg tune` on this processor: kernels are really timed; its overlay is loaded, checked, cited and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import attnreg
+from attnreg.analysis.check import check
+from attnreg.analysis.timings.samples import read_samples, signature
+from attnreg.cli.commands import main
+
+LAYER = ["--head-size", "64", "--num-heads", "4", "--num-kv-heads", "2", "--dtype", "float32"]
+SMALL = ["--decode", "2x33", "--prefill", "1x16"]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The overlay of a run."""
+    file = tmp_path_factory.mktemp("tuned") / "tuned.yaml"
+    assert main(["tune", *LAYER, *SMALL, "--minutes", "0.4", "-o", str(file)]) == 0
+    return file
+
+
+def order_of(file: Path) -> dict[str, Any]:
+    (orders,) = yaml.safe_load(file.read_text())["orders"].values()
+    return orders[0]  # type: ignore[no-any-return]
+
+
+def test_a_run_writes_samples_and_orders_with_their_evidence(tuned: Path) -> None:
+    samples = read_samples(tuned.with_suffix(".samples.jsonl"))
+    assert [cell.words for cell in samples.cells] == ["decode 2 x 33", "prefill 1 x 16"]
+    assert {"CPU_ATTN"} < {name.partition("/")[0] for _, name in samples.turns}
+    assert not samples.problems
+    order = order_of(tuned)
+    assert order["when"]["head_size"] == 64
+    assert order["when"]["dtype"] == "float32"
+    measured = order["measured"]
+    assert {"device", "packages", "date", "file", "ratio", "noise"} <= measured.keys()
+    assert measured["file"] == "tuned.samples.jsonl"
+    assert measured["packages"]["torch"]
+
+
+def test_its_overlay_has_no_findings_and_explain_cites_it(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = attnreg.load_registry(None, [tuned])
+    assert [f for f in check(registry, attnreg.detect(registry.vocabulary)) if str(tuned) in f.where.file] == []
+    arguments = ["explain", "--overlay", str(tuned), *LAYER]
+    assert main(arguments) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    measured = order_of(tuned)["measured"]
+    assert f"as fast as {measured['over']}" in text
+    assert f"measured {measured['date']} on" in text
+    assert "tuned.yaml:" in text
+    assert main([*arguments, "--json"]) == 0
+    (selection,) = json.loads(capsys.readouterr().out)["answers"][0]["selections"]
+    assert measured["date"] in selection["evidence"]
+    # another layer is a judgement still
+    assert main(["explain", "--overlay", str(tuned), "--head-size", "128", "--json"]) == 0
+    assert "evidence" not in json.loads(capsys.readouterr().out)["answers"][0]["selections"][0]
+    assert main(["diff", "default", str(tuned), *LAYER]) in (0, 1)
+    capsys.readouterr()
+
+
+def changed(tuned: Path, folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """A copy of the overlay with another order, beside a copy of its samples."""
+    samples = tuned.with_suffix(".samples.jsonl")
+    (folder / samples.name).write_bytes(samples.read_bytes())
+    data = yaml.safe_load(tuned.read_text())
+    change(next(iter(data["orders"].values()))[0])
+    copy = folder / "tuned.yaml"
+    copy.write_text(yaml.safe_dump(data))
+    return copy
+
+
+STALE: list[tuple[str, Callable[[dict[str, Any]], Any], str, str]] = [
+    ("a package", lambda o: o["measured"]["packages"].update(torch="1.0"), "stale evidence", "torch was 1.0, and here"),
+    ("a row", lambda o: o["measured"]["rows"].update(CPU_ATTN="0"), "stale evidence", "CPU_ATTN has another kernel"),
+    ("no file", lambda o: o["measured"].update(file="none.jsonl"), "missing evidence", "cannot be read"),
+    ("another device", lambda o: o["measured"].update(device="NVIDIA H200"), "stale evidence", "on NVIDIA H200"),
+    ("another day", lambda o: o["measured"].update(date="2020-01-01"), "contradicted order", "says"),
+    ("another layer", lambda o: o["when"].update(head_size=80), "missing evidence", "no sample in"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), [c[1:] for c in STALE], ids=[c[0] for c in STALE])
+def test_evidence_that_does_not_hold_is_found(
+    tuned: Path, tmp_path: Path, change: Any, kind: str, message: str
+) -> None:
+    registry = attnreg.load_registry(None, [changed(tuned, tmp_path, change)])
+    found = [(f.kind, f.message) for f in check(registry, attnreg.detect(registry.vocabulary))]
+    assert any(k == kind and message in text for k, text in found), found
+
+
+def test_an_order_against_its_samples_is_found(tuned: Path, tmp_path: Path) -> None:
+    def reversed_(order: dict[str, Any]) -> None:
+        order["order"] = ["TORCH_SDPA", "CPU_ATTN"]
+
+    copy = changed(tuned, tmp_path, reversed_)
+    samples = copy.with_suffix(".samples.jsonl")
+    lines = [json.loads(line) for line in samples.read_text().splitlines()][:-1]
+    times = {"CPU_ATTN": 10.0, "TORCH_SDPA": 1000.0}
+    head = [line for line in lines if "us" not in line]
+    turns = [
+        {"us": [us + turn / 7, us], "of": cell, "backend": name}
+        for cell in (0, 1)
+        for turn in range(8)
+        for name, us in times.items()
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in [*head, *turns])
+    samples.write_text(text + json.dumps(signature(head[0]["machine"], text.encode())) + "\n")
+    messages = [f.message for f in check(attnreg.load_registry(None, [copy])) if f.kind == "contradicted order"]
+    assert any("ranks TORCH_SDPA before CPU_ATTN, which its samples show to be" in m for m in messages), messages
+
+
+def test_orders_follow_from_a_file_of_samples_alone(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = tuned.with_suffix(".samples.jsonl")
+    other = tmp_path / "again.yaml"
+    assert main(["tune", "--from", str(samples), "-o", str(other)]) == 0
+    assert order_of(other)["order"] == order_of(tuned)["order"]
+    (tmp_path / "made-up.jsonl").write_text(samples.read_text().replace("float32", "float16"))
+    assert main(["tune", "--from", str(tmp_path / "made-up.jsonl"), "-o", str(other)]) == 2
+    assert "the signature is not that of these lines" in capsys.readouterr().err
+
+
+def test_samples_of_words_that_there_are_not_are_found(tuned: Path, tmp_path: Path) -> None:
+    copy = changed(tuned, tmp_path, lambda order: None)
+    samples = copy.with_suffix(".samples.jsonl")
+    lines = samples.read_text().replace("float32", "float33").splitlines()[:-1]
+    text = "".join(f"{line}\n" for line in lines)
+    samples.write_text(text + json.dumps(signature(json.loads(lines[0])["machine"], text.encode())) + "\n")
+    (found,) = [f for f in check(attnreg.load_registry(None, [copy])) if f.kind == "missing evidence"]
+    assert "of no request that the registry knows: dtype names 'float33'" in found.message
+
+
+def test_an_interrupt_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*about: Any, **more: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnreg.tuning.command.tune", interrupted)
+    assert main(["tune", *LAYER, *SMALL, "-o", str(tmp_path / "t.yaml")]) == 130
+    assert "interrupted: what was timed is in" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tuned.yaml"
+    assert main(["tune", *LAYER, *SMALL, "--dry-run", "-o", str(file)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "2 cells on cpu" in out
+    assert "decode 2 x 33: CPU_ATTN" in out
+    assert "not timed: " in out
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--decode", "32"], "--decode 32: expected requests and length, as 32x4096"),
+        (["--prefill", "0x4"], "--prefill 0x4: expected"),
+        (["--minutes", "0"], "--minutes"),
+        (["--from", "none.jsonl"], "none.jsonl:1:1: cannot be read"),
+        (["--head-size", "64", "--overlay", "deny.yaml"], "nothing to compare: for no layer do two backends load here"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("deny.yaml").write_text("choices:\n  - {deny: [CPU_ATTN]}\n  - {deny: [TORCH_SDPA]}\n")
+    assert main(["tune", *arguments]) == 2
+    assert message in capsys.readouterr().err
