@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # options of the output, and those of the platform, which are written as what they came to
 _LEFT_OUT = ("as_json", "brief")
-_PLATFORM = ("platform", "arch", "flags", "packages")
+_PLATFORM = ("platform", "arch", "device", "flags", "packages")
 
 
 def command_line(context: click.Context, platform: Platform | None) -> str:
@@ -30,7 +30,8 @@ def command_line(context: click.Context, platform: Platform | None) -> str:
     if platform is not None:
         versions = [f"{name}=={version}" if version else name for name, version in platform.packages or ()]
         packages = versions or ([] if platform.packages is None else ["none"])
-        detected = (platform.platform, (platform.arch,), sorted(platform.flags), packages)
+        device = () if platform.device is None else (platform.device,)
+        detected = (platform.platform, (platform.arch,), device, sorted(platform.flags), packages)
         values |= dict(zip(_PLATFORM, detected, strict=True))
     words = context.command_path.split()
     for param in context.command.params:

@@ -1,6 +1,8 @@
-"""The commands that print what the registry and the machine hold: `explain`, `list`, `show`, `models`, `doctor`."""
+"""The commands that print what the registry, the machine and engines hold: `explain`, `list`, `show`, `why`, ..."""
 
 from __future__ import annotations
+
+import sys
 
 import click
 
@@ -10,6 +12,9 @@ from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, Re
 from attnreg.cli.options import backend_options, json_option, platform_options, registry_options, request_options
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
+
+# of these `attnreg defaults` tells by default
+_ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
 
 
 @command()
@@ -73,7 +78,7 @@ def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_j
     registry = registry_inputs.load()
     platforms = platform_inputs.platforms(registry) if platform_inputs.named else []
     if as_json:
-        print_json([backend_dict(row) for row in backends_on(registry, platforms)])
+        print_json([backend_dict(registry, row) for row in backends_on(registry, platforms)])
     else:
         print_backends(registry, platforms, terminal())
 
@@ -83,7 +88,7 @@ def list_(registry_inputs: RegistryInputs, platform_inputs: PlatformInputs, as_j
 @registry_options
 @json_option
 def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
-    """Show the whole entry of one backend, or how the configs of a model family are read."""
+    """Show the whole entry of one backend or variant (NAME/VARIANT), or how the configs of a model family are read."""
     from attnreg.errors import did_you_mean
     from attnreg.explain.families import family_dict, print_family
     from attnreg.explain.tables import backend_dict, print_backend
@@ -99,18 +104,19 @@ def show(registry_inputs: RegistryInputs, name: str, as_json: bool) -> None:
             print_family(families, name, terminal())
         return
     registry = registry_inputs.load()
-    if name not in registry.backends:
-        row, _, variant = name.partition("/")
-        if variant and row in registry.backends:
-            variants = [v.name for v in registry.backends[row].variants if v.name]
-            what = f"{row} has no variant {variant!r}" if variant not in variants else f"{name} is a variant of {row}"
-            raise BadInput(what, f"`attnreg show {row}` prints {'all: ' + ', '.join(variants) if variants else 'it'}")
+    row = registry.row(name)
+    if row is None:
+        backend, _, variant = name.partition("/")
+        if variant and backend in registry.backends:
+            variants = registry.backends[backend].variant_names
+            help_ = f"`attnreg show {backend}` prints {'all: ' + ', '.join(variants) if variants else 'it'}"
+            raise BadInput(f"{backend} has no variant {variant!r}", help_)
         names = {**registry.backends, **dict.fromkeys(families)}
         raise BadInput(f"no backend and no model family {name!r}", did_you_mean(name, names, 40) + registry.missed)
     if as_json:
-        print_json(backend_dict(registry.backends[name]))
+        print_json(backend_dict(registry, row))
     else:
-        print_backend(registry, registry.backends[name], terminal())
+        print_backend(registry, row, terminal())
 
 
 @command(short_help="List the model families whose configs can be read.")
@@ -146,3 +152,107 @@ def doctor(registry_inputs: RegistryInputs, as_json: bool) -> None:
         print_json(report.to_dict())
     else:
         print_report(report, terminal())
+
+
+@command(short_help="Print the backend that engines take by default.")
+@option(
+    "--release", "releases", multiple=True, metavar="RELEASE", help="Such as vllm-0.33; all, if left out; repeatable."
+)
+@option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="SM",
+    help="An NVIDIA GPU's, such as sm90; repeatable.",
+    section="Platform",
+)
+@option(
+    "--architecture", "architectures", multiple=True, metavar="CLASS", help="Of models: LlamaForCausalLM; repeatable."
+)
+@option("--aiconfigurator", is_flag=True, help="Print YAML that aiconfigurator reads.")
+@json_option
+def defaults(
+    releases: tuple[str, ...],
+    archs: tuple[str, ...],
+    architectures: tuple[str, ...],
+    aiconfigurator: bool,
+    as_json: bool,
+) -> None:
+    """Print which backend engines take by default: engine x release x SM x architecture of a model.
+
+    \b
+    attnreg defaults --release sglang-0.5 --architecture GptOssForCausalLM
+    attnreg defaults --aiconfigurator > attention_lane_defaults.yaml
+    """
+    from dataclasses import asdict
+
+    from attnreg.compile.bundled import help_for_registry, release_name
+    from attnreg.engines.defaults import defaults as table_of
+    from attnreg.engines.defaults import known_releases
+    from attnreg.explain.layout import Column, emit, table
+    from attnreg.loader import default_registry
+
+    if aiconfigurator and as_json:
+        raise BadInput("--aiconfigurator prints YAML, and --json prints JSON", "give one of them")
+    known = known_releases()
+    names = [release_name(name) for name in releases] or known
+    for given, name in zip(releases, names, strict=False):
+        if name not in known:
+            raise BadInput(f"{given} is no bundled release of an engine", help_for_registry(given))
+    platforms = PlatformInputs(arch=archs or _ARCHS).platforms(default_registry())
+    for platform in platforms:
+        if platform.platform != "cuda":
+            raise BadInput(f"{platform.arch} is no NVIDIA GPU, and the table is by SM", "name one such as sm90")
+    asked = list(dict.fromkeys(platform.arch for platform in platforms))
+    found = table_of(names, asked, architectures)
+    if not found.rows:
+        raise BadInput("; ".join(found.notes), "architectures are those in a config.json: LlamaForCausalLM")
+    for note in found.notes:
+        click.echo(f"attnreg: {note}", err=True)
+    if as_json:
+        print_json([asdict(row) for row in found.rows])
+    elif aiconfigurator:
+        click.echo(found.aiconfigurator(), nl=False)
+    else:
+        console = terminal()
+        columns = [Column("release", "bold"), Column("architecture"), *(Column(name) for name in asked)]
+        rows: dict[tuple[str, str], list[str]] = {}
+        for row in found.rows:
+            rows.setdefault((row.release, row.architecture), [row.release, row.architecture]).append(
+                "none" if row.decode is None else row.title
+            )
+        emit(table(columns, list(rows.values()), console.width), console)
+
+
+@command(short_help="Explain log lines of vLLM and SGLang about attention backends.")
+@argument("lines", nargs=-1, metavar="[LINE]...", completes="files")
+@option("--registry", metavar="RELEASE", help="The release that logged them; by default the newest of the engine.")
+@option("--arch", metavar="WORD", help="The GPU that the engine ran on.", section="Platform")
+def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
+    """Explain what an engine's log says of its attention backend. Without a LINE, a log is read from standard input.
+
+    \b
+    attnreg why "Attention backend not specified. Use fa3 backend by default."
+    vllm serve ... 2>&1 | attnreg why --registry vllm-0.33
+    """
+    from attnreg.compile.bundled import release_name
+    from attnreg.engines.logs import explained, read_line
+    from attnreg.loader import load_registry
+
+    texts = lines or tuple(sys.stdin)
+    said = [(line.strip(), found) for line in texts if (found := read_line(line)) is not None]
+    if not said:
+        what = f"none of the {len(texts)} lines"
+        example = "vLLM says `Using X attention backend out of potential backends: [...]`"
+        raise BadInput(f"{what} is one that engines are known to log of an attention backend", example)
+    for number, (line, found) in enumerate(said):
+        loaded = load_registry(registry or release_name(f"{found.engine}-0"))
+        if loaded.base.partition("-")[0] not in (found.engine, loaded.base):
+            raise BadInput(
+                f"{loaded.name} is no release of {found.engine}, which logged: {line}", "name one with --registry"
+            )
+        name = PlatformInputs(arch=(arch,)).platforms(loaded)[0].arch if arch else None
+        sentences = list(explained(found, loaded, name))
+        click.echo(("\n" if number else "") + line)
+        for sentence in sentences:
+            click.echo(f"  {sentence}")

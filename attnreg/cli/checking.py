@@ -1,4 +1,4 @@
-"""The commands that say whether something holds: `check` and `verify`."""
+"""The commands that say whether something holds, by the data or by a run: `check`, `verify` and `tune`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from attnreg.cli.command import argument, command, option
-from attnreg.cli.inputs import PlatformInputs, RegistryInputs
-from attnreg.cli.options import json_option, package_option, platform_options, registry_options
+from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
+from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
 
@@ -18,13 +18,30 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
 
 
-@command(short_help="Check a registry: invariants, dead data; or a lock.")
+@command(short_help="Check a registry: invariants, dead data; or launch recipes, or a lock.")
+@argument("recipes", nargs=-1, metavar="[RECIPE]...", completes="files")
 @registry_options
 @option("--lock", metavar="FILE", help="Compare the selections of a lock file with the registry instead.")
 @package_option("Of a lock: an installed package in place of those that it names; repeatable.")
 @json_option
-def check(registry_inputs: RegistryInputs, lock: str | None, packages: tuple[str, ...], as_json: bool) -> None:
-    """Check a registry: schema, invariants, and data that is never reached."""
+def check(
+    registry_inputs: RegistryInputs,
+    recipes: tuple[str, ...],
+    lock: str | None,
+    packages: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check a registry: schema, invariants, and data that is never reached.
+
+    With RECIPEs, YAML files or shell scripts that launch an engine: variables that are ignored, backends that are not
+    in the release, options that only restate the default. Exit 1: a finding.
+
+    \b
+    attnreg check serve.sh recipe.yaml
+    """
+    if recipes:
+        _check_recipes(registry_inputs, recipes, lock, as_json)
+        return
     if lock is not None:
         _check_lock(registry_inputs, PlatformInputs(packages=packages), lock, as_json)
         return
@@ -32,10 +49,12 @@ def check(registry_inputs: RegistryInputs, lock: str | None, packages: tuple[str
         raise BadInput("--package says something of a lock: a registry is checked for all packages", "give --lock too")
     from attnreg.analysis.check import check as check_registry
     from attnreg.errors import RegistryError
+    from attnreg.machine.detect import detect
     from attnreg.models.reader import bundled_families
 
     registry = registry_inputs.load()
-    findings = check_registry(registry)
+    measured = any(order.measured for orders in registry.orders.values() for order in orders)
+    findings = check_registry(registry, detect(registry.vocabulary) if measured else None)
     if registry_inputs.bundled_default and (problems := bundled_families().check()):
         raise RegistryError(problems)
     if as_json:
@@ -74,6 +93,24 @@ def _print_lines(text: str) -> None:
         emit(map(Text, parts), console)
 
 
+def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | None, as_json: bool) -> None:
+    from pathlib import Path
+
+    from attnreg.engines.recipes import check_recipe, read_recipe
+
+    if lock is not None or inputs.overlay or inputs.trust:
+        raise BadInput("a recipe is checked with the tables of its engine alone", "leave --lock and --overlay out")
+    found = [p for file in files for recipe in read_recipe(Path(file)) for p in check_recipe(recipe, inputs.registry)]
+    if as_json:
+        print_json([{"where": str(p.where), "message": p.message, "help": p.help} for p in found])
+    else:
+        noun = f"{len(files)} recipe{'s' * (len(files) != 1)}"
+        summary = f"{noun}: {len(found)} finding{'s' * (len(found) != 1)}"
+        lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
+        _print_lines("\n".join([*lines, summary]))
+    raise click.exceptions.Exit(1 if found else 0)
+
+
 def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: str, as_json: bool) -> None:
     from pathlib import Path
 
@@ -101,7 +138,7 @@ def _check_lock(registry_inputs: RegistryInputs, inputs: PlatformInputs, file: s
 @argument("backends", nargs=-1, metavar="[BACKEND]...", completes="backends")
 @platform_options
 @registry_options
-@option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the platform's.")
+@option("--device", "where", metavar="NAME", help="PyTorch's name of the device to run on; by default the platform's.")
 @option("--size", type=click.Choice(["claims", "pairs"]), default="pairs", show_default=True, help="How many cases.")
 @option("--jobs", type=click.IntRange(min=1), default=1, help="Processes that run cases at the same time.")
 @option("--record", metavar="FILE|DIR", help="Keep the evidence in a file, or in a directory's <device>.json.")
@@ -110,7 +147,7 @@ def verify(
     registry_inputs: RegistryInputs,
     platform_inputs: PlatformInputs,
     backends: tuple[str, ...],
-    device: str | None,
+    where: str | None,
     size: Literal["claims", "pairs"],
     jobs: int,
     record: str | None,
@@ -129,10 +166,88 @@ def verify(
     except ImportError as e:
         raise click.ClickException(f"verify runs the backends and needs PyTorch: {e}") from None
     results = verify_backends(
-        backends, registry=registry, platform=platforms[0], device=device, size=size, jobs=jobs, record=record
+        backends, registry=registry, platform=platforms[0], device=where, size=size, jobs=jobs, record=record
     )
     if as_json:
         print_json({e.backend: {**e.to_dict(), "problems": e.problems} for e in results})
     else:
         _print_lines("\n".join(line for evidence in results for line in evidence.lines()))
     raise click.exceptions.Exit(1 if any(e.problems for e in results) else 0)
+
+
+@command(short_help="Time the backends that load here, and write the orders that follow.")
+@models_options
+@registry_options
+@option(
+    "--output", "-o", metavar="FILE", default="tuned.yaml", show_default=True, help="The overlay; samples beside it."
+)
+@option("--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="The most that it may take.")
+@option("--decode", multiple=True, metavar="NxLENGTH", help="Time decoding of N requests of this length; repeatable.")
+@option("--prefill", multiple=True, metavar="NxLENGTH", help="Time N prompts of this length; repeatable.")
+@option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the first.")
+@option("--from", "samples", metavar="FILE", help="Measure nothing: write the orders that follow from these samples.")
+@option("--dry-run", is_flag=True, help="Say what would be timed, and how long it takes.")
+def tune(
+    registry_inputs: RegistryInputs,
+    request_inputs: RequestInputs,
+    output: str,
+    minutes: float,
+    decode: tuple[str, ...],
+    prefill: tuple[str, ...],
+    device: str | None,
+    samples: str | None,
+    dry_run: bool,
+) -> None:
+    """Time every backend that is valid and loads here, and write an overlay of orders with their evidence.
+
+    The layers are those of the models, by default of the 24 that come with attnreg. Each backend runs in a process of
+    its own; they take turns, and only what differs beyond the noise is ranked. A run that is interrupted is gone on
+    with. Needs PyTorch.
+
+    \b
+    attnreg tune --model llama/config.json --minutes 5
+    attnreg diff default tuned.yaml
+    """
+    from pathlib import Path
+
+    from attnreg.compile.bundled import bundled_configs
+    from attnreg.machine.detect import detect
+    from attnreg.tuning.grid import workloads_of
+
+    registry = registry_inputs.load()
+    named = request_inputs.models or "head_size" in request_inputs.facets
+    models = request_inputs.models if named else tuple(map(str, bundled_configs().values()))
+    left_out: dict[str, None] | None = None if named else {}
+    asked = request_inputs.questions(registry, models, left_out=left_out) if samples is None else {}
+    try:
+        from attnreg.tuning.command import Tuning
+    except ImportError as e:
+        raise click.ClickException(f"tune runs the backends and needs PyTorch: {e}") from None
+    platform = detect(registry.vocabulary)
+    kind = "cpu" if platform.platform == "cpu" else "gpu"
+    tuning = Tuning(
+        registry=registry,
+        platform=platform,
+        questions=[question for questions in asked.values() for question in questions],
+        workloads=workloads_of(_sizes("--decode", decode), _sizes("--prefill", prefill), kind),
+        output=Path(output),
+        minutes=minutes,
+        device=device or "",
+    )
+    if samples is not None:
+        lines = tuning.write(Path(samples))
+    else:
+        planned = tuning.planned()
+        lines = list(tuning.dry_lines(planned)) if dry_run else tuning.measure(planned)
+    _print_lines("\n".join(lines))
+
+
+def _sizes(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
+    """The numbers of texts such as ``32x4096``."""
+    out = []
+    for text in texts:
+        number, _, length = text.partition("x")
+        if not (number.isdecimal() and length.isdecimal() and 0 < len(text) < 20 and int(number) and int(length)):
+            raise BadInput(f"{option} {text}: expected requests and length, as 32x4096")
+        out.append((int(number), int(length)))
+    return out

@@ -30,10 +30,14 @@ _HOMES = {
     "show": "attnreg.cli.asking:show",
     "models": "attnreg.cli.asking:models",
     "doctor": "attnreg.cli.asking:doctor",
+    "defaults": "attnreg.cli.asking:defaults",
+    "why": "attnreg.cli.asking:why",
     "check": "attnreg.cli.checking:check",
     "verify": "attnreg.cli.checking:verify",
+    "tune": "attnreg.cli.checking:tune",
     "lock": "attnreg.cli.comparing:lock",
     "diff": "attnreg.cli.comparing:diff",
+    "upgrade": "attnreg.cli.comparing:upgrade",
 }
 
 

@@ -1,4 +1,4 @@
-"""The commands that say what an upgrade moves: `diff` and `lock`."""
+"""The commands that say what an upgrade moves: `diff`, `upgrade` and `lock`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 _MOST_BOXES = 8
 # the options that narrow platforms, by the facets that they are for
-_PLATFORM_OPTIONS = {"platform": "--platform", "arch": "--arch", "flags": "--flag", "packages": "--package"}
+_PLATFORM_OPTIONS = {
+    "platform": "--platform",
+    "arch": "--arch",
+    "device": "--device-name",
+    "flags": "--flag",
+    "packages": "--package",
+}
 
 
 @command(short_help="Record which backends models get on some platforms.")
@@ -165,6 +171,62 @@ def diff(
     raise click.exceptions.Exit(1 if changes else 0)
 
 
+@command(short_help="Say what an upgrade of an engine changes, layer by layer.")
+@option("--from", "before", required=True, metavar="RELEASE", help="The release that runs now, such as vllm-0.31.")
+@option("--to", "after", required=True, metavar="RELEASE", help="The release to upgrade to.")
+@platform_options
+@models_options
+@json_option
+def upgrade(
+    before: str, after: str, platform_inputs: PlatformInputs, request_inputs: RequestInputs, as_json: bool
+) -> None:
+    """Say what changes for some models between two releases of an engine: which layers, and why on both sides.
+
+    Only what changes is printed. Without a model, the well-known ones that come with attnreg are compared. Exit
+    status: 0 if nothing changes, 1 if something does.
+
+    \b
+    attnreg upgrade --from vllm-0.31 --to vllm-0.33 --model llama/ --arch sm90
+    """
+    from attnreg.analysis.moves import compare, without_renames
+    from attnreg.analysis.revisions import load_revision
+    from attnreg.explain.changes import print_upgrade
+    from attnreg.selection.wording import setting_words
+
+    old, new = load_revision(before), load_revision(after)
+    engines = [registry.base.rpartition("-")[0] for registry in (old, new)]
+    if all(engines) and engines[0] != engines[1]:
+        message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
+        raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
+    titles, notes = [old.title, new.title], list[str]()
+    if bool(old.steps) != bool(new.steps):
+        silent = old if new.steps else new
+        notes.append(f"{silent.name} says nothing of its start: the selectors of both are compared")
+        old, new = old.selector, new.selector
+    platforms = platform_inputs.of_both(old, new)
+    for registry in (old, new):
+        # a registry without any order decides by its steps
+        silent_of = {p.platform for p in platforms if registry.orders and not registry.orders.get(p.platform)}
+        platforms = [platform for platform in platforms if platform.platform not in silent_of]
+        notes += [f"{registry.name} says nothing of {platform}: left out" for platform in sorted(silent_of)]
+    if not platforms:
+        raise BadInput("; ".join(notes).replace(": left out", ""), "name an architecture of another platform")
+    left_out: dict[str, None] = {}
+    moves = compare(_asked(request_inputs, (old, new), (None, None), left_out), platforms, old, new)
+    moves = replace(moves, notes=(*notes, *(f"left out: {error}" for error in left_out), *moves.notes))
+    moves = without_renames(moves, old, new)
+    if as_json:
+        how = [{"before": move.how[0], "after": move.how[1]} for move in moves.moves]
+        data = moves.to_dict()
+        data["moves"] = [move | {"how": sides} for move, sides in zip(data["moves"], how, strict=True)]
+        print_json({"before": titles[0], "after": titles[1], **data})
+    else:
+        settings = setting_words(platforms[0].flags, platforms[0].packages)
+        title = " · ".join([" → ".join(titles), *request_inputs.words(), *settings])
+        print_upgrade(title, moves, terminal(), known=not request_inputs.models)
+    raise click.exceptions.Exit(1 if moves.moves else 0)
+
+
 def _asked(
     inputs: RequestInputs,
     registries: Sequence[Registry],
@@ -289,6 +351,8 @@ def _within(
     within: dict[str, Any] = dict(wanted)
     if platform_inputs.named:
         within["arch"] = [platform.arch for platform in platforms]
+    if platform_inputs.device:
+        within["device"] = [platform.device for platform in platforms]
     if platform_inputs.flags:
         within["flags"] = list(platform_inputs.flags)
     given = {**request_inputs.request_facets, **request_inputs.extra_facets}

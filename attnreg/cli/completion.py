@@ -145,14 +145,15 @@ def script(cli: click.Command, shell: str) -> str:
 _BY_OPTION: dict[str, Completer] = {
     **dict.fromkeys(("--backend", "--draft-backend", "--prefer", "--deny"), backends),
     **dict.fromkeys(("--model", "--draft"), models),
-    **dict.fromkeys(("--overlay", "--lock", "--output", "--record"), files),
+    **dict.fromkeys(("--overlay", "--lock", "--output", "--record", "--from"), files),
     "--arch": architectures,
+    "--device-name": words_of("device"),
     "--facet": facets,
     "--feature": words_of("features"),
     "--flag": words_of("flags"),
     "--package": packages,
     "--platform": words_of("platform"),
-    "--registry": registries,
+    **dict.fromkeys(("--registry", "--release", "--from", "--to"), registries),
     "--set": extra_facets,
 }
 

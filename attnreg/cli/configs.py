@@ -1,4 +1,7 @@
-"""The config that ``--model`` names: a file, a model in the hub's cache on disk, or one of attnreg's examples."""
+"""What names on the command line mean: the config of ``--model``, the architectures and devices of ``--arch``.
+
+A config is a file, a model in the hub's cache on disk, or one of attnreg's examples.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnreg.cli.refusals import BadInput
 from attnreg.compile.bundled import bundled_configs
 from attnreg.errors import escaped, nearest
+
+if TYPE_CHECKING:
+    from attnreg.language.vocabulary import Vocabulary
 
 _ID = re.compile(r"(?:(?P<owner>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _ADDRESS = re.compile(r"\w+://(?P<host>[^/]*)/?(?P<path>.*)")
@@ -111,3 +118,29 @@ def _config(folder: Path, revision: str) -> Path:
 def _fetching(model: str, revision: str | None = None) -> str:
     at = f" --revision {revision}" if revision not in (None, "main") else ""
     return f"`hf download {model} config.json{at}` puts it into the hub's cache"
+
+
+def places(archs: Iterable[str], devices: Iterable[str], *vocabularies: Vocabulary) -> list[tuple[str, str | None]]:
+    """Each named architecture, and each named device with its own. Raises `BadInput` for a word that none knows."""
+    known = dict.fromkeys(_architecture(name, *vocabularies) for name in archs)
+    named: dict[str, str] = {}
+    for name in devices:
+        found = next(((v, word) for v in vocabularies if (word := v.device(name)) is not None), None)
+        if found is None:
+            telling = next((v for v in vocabularies if v.facet("device")), None)
+            help_ = telling.help_for("device", name) if telling else "the registry tells no devices apart"
+            raise BadInput(f"unknown device {name!r}", help_)
+        named[found[1]] = found[0].arch_of(found[1])
+    for device, arch in named.items():
+        if known and arch not in known:
+            raise BadInput(f"--device-name {device} is {arch}, and --arch names {', '.join(known)}", "leave --arch out")
+    alone = [arch for arch in known if arch not in named.values()]
+    return [*((arch, None) for arch in alone), *((arch, device) for device, arch in named.items())]
+
+
+def _architecture(name: str, *vocabularies: Vocabulary) -> str:
+    """The architecture that a text names, by its own name or by a product's. Raises `BadInput` for another."""
+    found = next((arch for v in vocabularies if (arch := v.architecture(name)) is not None), None)
+    if found is None:
+        raise BadInput(f"unknown architecture {name!r}", vocabularies[0].help_for("arch", name))
+    return found.name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnreg.cli.configs import find_config
+from attnreg.cli.configs import find_config, places
 from attnreg.cli.refusals import BadInput
 from attnreg.errors import RegistryError
 from attnreg.language.facets import CORE, ordinary
@@ -83,17 +83,18 @@ class RegistryInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class PlatformInputs:
-    """Which platforms: ``--platform``, ``--arch``, ``--flag`` and ``--package``."""
+    """Which platforms: ``--platform``, ``--arch``, ``--device-name``, ``--flag`` and ``--package``."""
 
     platform: str | None = None
     arch: tuple[str, ...] = ()
+    device: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
     @property
     def named(self) -> bool:
-        """Whether a platform or an architecture is named."""
-        return bool(self.platform or self.arch)
+        """Whether a platform, an architecture or a device is named."""
+        return bool(self.platform or self.arch or self.device)
 
     def platforms(self, registry: Registry) -> list[Platform]:
         """A platform for each named architecture, or for each of the named platform; by default this machine's device.
@@ -115,10 +116,12 @@ class PlatformInputs:
                     arch=machine.arch,
                     flags=machine.flags | set(self.flags),
                     packages=machine.packages if installed is None else installed,
+                    device=machine.device,
                 )
             ]
-        named = dict.fromkeys(architecture(name, vocabulary) for name in self.arch)
-        names = list(named) or [arch.name for arch in vocabulary.architectures_of(self.platform or "")]
+        names = places(self.arch, self.device, vocabulary) or [
+            (arch.name, None) for arch in vocabulary.architectures_of(self.platform or "")
+        ]
         flags = frozenset(self.flags)
         return [
             Platform(
@@ -126,8 +129,9 @@ class PlatformInputs:
                 arch=name,
                 flags=flags,
                 packages=installed,
+                device=device,
             )
-            for name in names
+            for name, device in names
         ]
 
     def of_both(self, before: Registry, after: Registry) -> list[Platform]:
@@ -145,14 +149,21 @@ class PlatformInputs:
             if not any(flag in v.flags for v in both):
                 raise BadInput(f"unknown flag {flag!r}", both[0].help_for("flags", flag))
         installed = self.installed(*both)
-        named = [architecture(name, *both) for name in self.arch]
         shared = [name for name in known if all(name in v.architectures for v in both)]
-        names = named or [name for name in shared if self.platform in (None, known[name])]
+        names = places(self.arch, self.device, *both) or [
+            (name, None) for name in shared if self.platform in (None, known[name])
+        ]
         if not names:
             raise BadInput(f"no architecture of platform {self.platform} is in both registries", "name one with --arch")
         return [
-            Platform(platform=self.platform or known[name], arch=name, flags=frozenset(self.flags), packages=installed)
-            for name in dict.fromkeys(names)
+            Platform(
+                platform=self.platform or known[name],
+                arch=name,
+                flags=frozenset(self.flags),
+                packages=installed,
+                device=device,
+            )
+            for name, device in names
         ]
 
     def installed(self, *vocabularies: Vocabulary) -> tuple[tuple[str, str], ...] | None:
@@ -370,11 +381,3 @@ def facet_value(option: str, argument: str) -> tuple[str, Value]:
         raise BadInput(f"{option} {argument}: expected FACET=VALUE")
     values: dict[str, Value] = {"true": True, "false": False, "null": None}
     return name, values[text] if text in values else int(text) if _INTEGER.fullmatch(text) else text
-
-
-def architecture(name: str, *vocabularies: Vocabulary) -> str:
-    """The architecture that ``--arch`` names, by its own name or by a product's. Raises `BadInput` for another."""
-    found = next((arch for v in vocabularies if (arch := v.architecture(name)) is not None), None)
-    if found is None:
-        raise BadInput(f"unknown architecture {name!r}", vocabularies[0].help_for("arch", name))
-    return found.name

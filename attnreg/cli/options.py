@@ -30,11 +30,12 @@ def registry_options(command: Command) -> Command:
 
 
 def platform_options(command: Command) -> Command:
-    """Adds ``--platform``, ``--arch``, ``--flag`` and ``--package``; the command gets them as ``platform_inputs``."""
+    """Adds the options of a platform, ``--platform`` to ``--package``; the command gets them as ``platform_inputs``."""
     option = functools.partial(_option, section="Platform")
     options = [
         option("--platform", metavar="WORD", help=CORE["platform"].help),
         option("--arch", multiple=True, metavar="WORD", help=CORE["arch"].help),
+        option("--device-name", "device", multiple=True, metavar="WORD", help=CORE["device"].help),
         option("--flag", "flags", multiple=True, metavar="WORD", help=CORE["flags"].help),
         package_option(CORE["packages"].help),
     ]

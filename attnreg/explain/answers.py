@@ -165,10 +165,14 @@ def _stored_otherwise(answers: Iterable[Answer]) -> list[str]:
     """A note where an engine's start stores the KV cache otherwise than it is asked for, and counted."""
     starts = [s.start for a in answers for v in a.verdicts for s in v.selections if s.start is not None]
     moves = {t.changes["kv_dtype"] for start in starts for t in start.changes if "kv_dtype" in t.changes}
+    # a cache that is not given a dtype of its own has that of the model
+    plain = [start for start in starts if start.facts["kv_dtype"] == "auto"]
+    computes = {t.changes["dtype"] for start in plain for t in start.changes if "dtype" in t.changes}
     return [
         f"the KV cache is counted as {before}, as it is asked for; the engine stores it as {after}: "
-        f"give --kv-dtype {after} to count that"
-        for before, after in sorted(moves, key=str)
+        f"give --{option} {after} to count that"
+        for option, found in (("kv-dtype", moves), ("dtype", computes))
+        for before, after in sorted(found, key=str)
     ]
 
 

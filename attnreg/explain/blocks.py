@@ -29,9 +29,9 @@ class Block:
         return self.answers[0].verdicts
 
     def candidates(self, verdict: Verdict) -> list[Candidate]:
-        """The candidates that were not chosen. A backend that won is not listed for its other places in the order."""
+        """The candidates that were not chosen. What won is not listed for its other places in the order."""
         chosen = verdict.selection.chosen
-        return [c for c in verdict.selection.candidates if chosen is None or c.name != chosen.name]
+        return [c for c in verdict.selection.candidates if chosen is None or c.title != chosen.title]
 
     def words(self, number: int, candidate: Candidate) -> list[tuple[str, Location]]:
         """Each reason against a candidate of the verdict of a number, with its line of data.

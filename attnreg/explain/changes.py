@@ -97,6 +97,42 @@ def print_changes(
         _print_everywhere(everywhere, console, boxes)
 
 
+def print_upgrade(title: str, moves: Moves, console: Console, *, known: bool = False) -> None:
+    """Print what an upgrade changes, model by model and layer by layer, with the reasons of both sides.
+
+    known: whether the models are those that come with attnreg, and none that somebody named.
+    """
+    from rich.text import Text
+
+    console.print(Text(title, style="bold"))
+    console.print(Text(_headline(moves, None)))
+    _print_hanging(console, _summary(moves, known), "", "dim")
+    for model in moves.models:
+        for (item, *_), alike in _same_answers(moves, model).items():
+            console.print()
+            archs = ", ".join(dict.fromkeys(move.platform.arch for move in alike))
+            where = " · ".join(filter(None, (item.model, item.layers, item.label, archs)))
+            _print_hanging(console, where, "", "bold", indent=2)
+            first = alike[0]
+            console.print(Text("  ").append_text(_arrow(first.before.title, first.after.title)))
+            for side, sentence in zip(("before", "after"), first.how, strict=True):
+                _print_hanging(console, sentence, f"    {side}: ", "", indent=6)
+            for line in (*first.changes, *map(str, first.why)):
+                _print_hanging(console, line, "    ", "dim", indent=6)
+    for note in moves.notes:
+        _print_hanging(console, note, "note: ", "dim")
+
+
+def _same_answers(moves: Moves, model: str) -> dict[tuple[Asked, *tuple[object, ...]], list[Move]]:
+    """The moves of a model's layers, those of architectures with the same answers and reasons together."""
+    out: dict[tuple[Asked, *tuple[object, ...]], list[Move]] = {}
+    for move in moves.moves:
+        if move.asked.model == model:
+            key = move.asked, move.before.title, move.after.title, move.changes, move.how, tuple(map(str, move.why))
+            out.setdefault(key, []).append(move)
+    return out
+
+
 def print_moves(moves: Moves, console: Console) -> None:
     """Print the groups of moves, each with its reasons, and the notes."""
     from rich.text import Text

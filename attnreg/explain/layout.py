@@ -52,7 +52,8 @@ def emit(lines: Iterable[Text], console: Console) -> None:
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, total: bool = False) -> list[Text]:
     """The lines of a table below its headings, if it has any. With ``total`` the last row is bold, below a blank line.
 
-    Where a column that wraps would be too narrow, the cells of each row stand below each other, with their headings.
+    Where a column that wraps would be too narrow, the cells of each row stand below each other, with their headings;
+    so do those of a single row that holds a word too wide for it.
     """
     from rich.text import Text
 
@@ -72,7 +73,12 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, 
     for number, row in enumerate(rows, 1):
         last = total and number == len(rows)
         lines += [Text()] if last else []
-        lines += _row([Column(c.heading, "bold", c.right, c.wraps) for c in columns] if last else columns, row, widths)
+        styled = [Column(c.heading, "bold", c.right, c.wraps) for c in columns] if last else columns
+        laid = list(_row(styled, row, widths))
+        # a word that is wider than its column, such as a module, pushes what follows it beyond the terminal
+        if any(len(line.plain.rstrip()) > width for line in laid):
+            laid = list(_below_each_other(styled, row, width))
+        lines += laid
     return lines
 
 

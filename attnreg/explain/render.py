@@ -8,7 +8,7 @@ from attnreg.explain.blocks import Block, blocks
 from attnreg.explain.layout import MOST, Column, emit, table, wrapped
 from attnreg.selection.refusal import alternatives
 from attnreg.selection.trace import how_chosen
-from attnreg.selection.wording import readable
+from attnreg.selection.wording import arch_words, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,7 +129,7 @@ def _memory_lines(memory: Memory, width: int) -> list[Text]:
 
 
 def _platform_titles(verdict: Verdict) -> list[str]:
-    return [s.registry.vocabulary.architectures[s.platform.arch].title for s in verdict.selections]
+    return [arch_words(s.platform.arch, s.platform.device, s.registry.vocabulary) for s in verdict.selections]
 
 
 def _warning_lines(warning: str, width: int) -> list[Text]:

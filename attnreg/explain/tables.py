@@ -19,11 +19,23 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Backend, Order, Registry, Variant
 
+# the head size that the bytes of packed formats are given for
+_HEAD_SIZE = 128
+
 
 def backends_on(registry: Registry, platforms: Sequence[Platform]) -> list[Backend]:
     """The backends that run on at least one of the platforms; all backends, if there are no platforms."""
     names = {p.platform for p in platforms}
     return [row for row in registry.backends.values() if not names or names & row.platforms]
+
+
+def _modules(row: Backend, platforms: Sequence[Platform]) -> list[str]:
+    """The kernel modules of the variants that are for one of the platforms; all modules, if there are no platforms."""
+    return [
+        v.module
+        for v in row.variants
+        if v.module and (not platforms or any(not _condition(v.when.refuted(p.facts())) for p in platforms))
+    ]
 
 
 def print_backends(registry: Registry, platforms: Sequence[Platform], console: Console) -> None:
@@ -36,10 +48,11 @@ def print_backends(registry: Registry, platforms: Sequence[Platform], console: C
     for row in shown:
         status = "" if row.status == "stable" else f" ({row.status})"
         words = [", ".join(sorted(row.attention)), ", ".join(sorted(row.platforms))]
-        rows.append([row.name, *words, row.module.partition(".")[0] if row.module else "–", row.summary + status])
+        modules = _modules(row, platforms)
+        rows.append([row.name, *words, modules[0].partition(".")[0] if modules else "–", row.summary + status])
     lines = [Text(f"registry {registry.title}", style="bold"), Text()]
     lines += [*table([*columns, Column("what it is", wraps=True)], rows, width), Text()]
-    missing = sum(row.module is None for row in shown)
+    missing = sum(not _modules(row, platforms) for row in shown)
     if missing:
         text = (
             f"–: knowledge only; {missing} of {len(shown)} rows have no kernel module: they can be explained, not run"
@@ -83,8 +96,8 @@ def _head(title: str, text: str, where: str, width: int, *, style: str = "bold")
         yield from (Text(line, style=its_style) for line in wrapped(part, width, "  ", first=first))
 
 
-def backend_dict(row: Backend) -> dict[str, Any]:
-    """A backend with its variants, as JSON-ready values."""
+def backend_dict(registry: Registry, row: Backend) -> dict[str, Any]:
+    """A backend with its variants and the packed formats that it claims, as JSON-ready values."""
     return {
         "name": row.name,
         "summary": row.summary,
@@ -104,6 +117,8 @@ def backend_dict(row: Backend) -> dict[str, Any]:
             {
                 "name": v.name,
                 "when": v.when.describe(),
+                "module": v.module,
+                "run_on_request": v.run_on_request,
                 "requires": v.requires.describe(),
                 "claims": {c.key: c.matcher.text for c in v.claims} | dict.fromkeys(v.open, "any"),
                 "features": sorted(v.features),
@@ -117,6 +132,17 @@ def backend_dict(row: Backend) -> dict[str, Any]:
             }
             for v in row.variants
         ],
+        "packed_formats": [
+            {
+                "name": packed.name,
+                "keys": packed.keys._asdict(),
+                "values": packed.values._asdict(),
+                "head_size": _HEAD_SIZE,
+                "token_bytes": packed.token_bytes(_HEAD_SIZE),
+                "ratio": round(packed.ratio(_HEAD_SIZE), 3),
+            }
+            for packed in _formats(registry, row)
+        ],
     }
 
 
@@ -127,7 +153,7 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
     width = console.width
     lines = [*_head(row.name, row.summary, "", width)]
     contract = f"contract {row.contract}" if row.contract is not None else ""
-    module = row.module or "knowledge only: no kernel module"
+    module = row.module or ("" if row.modules else "knowledge only: no kernel module")
     status = [row.status, module, contract, f"since {row.since}" if row.since else ""]
     lines += _head(f"  {' · '.join(filter(None, status))}", "", row.where.short, width, style="dim")
     options = ", ".join(f"{name} {as_written(value)}" for name, value in row.options.items())
@@ -135,23 +161,20 @@ def print_backend(registry: Registry, row: Backend, console: Console) -> None:
     for text in (*row.notes, *(f"{name} {value}" for name, value in named.items() if value)):
         lines += [Text(part, style="dim") for part in wrapped(text, width, "    ", first="  ")]
     for variant in row.variants:
-        lines += [Text(), *_variant_lines(variant, [*registry.vocabulary.claims], width)]
+        own = variant.module if variant.module != row.module else None
+        lines += [Text(), *_variant_lines(variant, own, [*registry.vocabulary.claims], width)]
     if formats := _formats(registry, row):
         lines += [Text(), *_format_lines(formats, width)]
     places = [
-        f"{rank}. in {order.title}"
+        f"{rank}. in {order.title}" + (f" as {entry.backend}" if entry.backend != row.name else "")
         for orders in registry.orders.values()
         for order in orders
         for rank, entry in enumerate(order.entries, 1)
-        if entry.backend == row.name
+        if entry.backend in (row.name, *(f"{row.name}/{variant}" for variant in row.variant_names))
     ]
     orders = [Text(part) for part in wrapped(f"orders  {', '.join(places) or 'none: only on request'}", width, "  ")]
     orders[0].stylize("bold", 0, len("orders"))
     emit([*lines, Text(), *orders], console)
-
-
-# the head size that bytes are given for
-_HEAD_SIZE = 128
 
 
 def _formats(registry: Registry, row: Backend) -> list[Packed]:
@@ -173,10 +196,20 @@ def _format_lines(formats: Iterable[Packed], width: int) -> Iterator[Text]:
     yield from table(columns, rows, width)
 
 
-def _variant_lines(variant: Variant, keys: list[str], width: int) -> Iterator[Text]:
-    """The lines of one variant. ``keys`` are the keys of claims, in the order of the vocabulary."""
+def _variant_lines(variant: Variant, module: str | None, keys: list[str], width: int) -> Iterator[Text]:
+    """The lines of one variant.
+
+    module: its kernel module, where it has one of its own. keys: those of claims, in the order of the vocabulary.
+    """
     if variant.name:
         yield from _head(f"▸ {variant.name}", _condition(variant.when, "when "), variant.where.short, width)
+    if module:
+        yield from _head(f"  {module}", "", "", width, style="dim")
+    if variant.run_on_request:
+        from rich.text import Text
+
+        text = f"runs only where it is named: {variant.run_on_request}"
+        yield from (Text(part, style="dim") for part in wrapped(text, width, "    ", first="  "))
     rows = [[f"  needs {c.facet}", c.matcher.text, c.where.short] for c in variant.requires.clauses]
     for group in variant.requires.any_of:
         where = next(clause.where for condition in group for clause in condition.walk())

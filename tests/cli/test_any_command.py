@@ -54,8 +54,8 @@ FILES = {
     "huge.json": b'{"model_type": "llama", "num_hidden_layers": 1' + b"0" * 30 + b"}",
     "list.json": b"[]",
     "null.json": b"null",
-    "format.json": b'{"format": 2}',
-    "escape.json": b'{"model_type": "\\u001b[31m\\u202e", "format": 2, "selections": []}',
+    "format.json": b'{"format": 3}',
+    "escape.json": b'{"model_type": "\\u001b[31m\\u202e", "format": 3, "selections": []}',
     "lines.yaml": b"extends: default\r\nchoices:\r\n- deny: \xe2\x80\xae\r\n",
 }
 HOSTILE = [
@@ -122,7 +122,7 @@ def no_long_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unrun(claims: Any, device: Any, size: Any, *more: Any) -> Evidence:
         return verify._failure(Evidence(claims.backend, claims.platform, size), "not run")
 
-    monkeypatch.setattr("attnreg.analysis.check.check", lambda registry: [])
+    monkeypatch.setattr("attnreg.analysis.check.check", lambda registry, here=None: [])
     monkeypatch.setattr(verify, "_verify", unrun)
     monkeypatch.setattr(verify, "probe", lambda modules: {})
     monkeypatch.chdir(tmp_path)

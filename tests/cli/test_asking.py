@@ -70,7 +70,9 @@ def test_one_variant_of_a_backend_is_asked_for_preferred_and_denied(run: Callabl
     assert "▸ FLASH_ATTN/FA3   requested" in run(*hopper, "--backend", "FLASH_ATTN/FA3").out
     assert "▸ FLASH_ATTN/FA2   requested" in run(*hopper, "--backend", "FLASH_ATTN/FA2").out
     assert "▸ FLASH_ATTN/FA2   preferred" in run(*hopper, "--prefer", "FLASH_ATTN/FA2").out
-    assert "▸ FLASH_ATTN/FA2   1st choice of 5" in run(*hopper, "--deny", "FLASH_ATTN/FA3").out
+    assert "▸ FLASH_ATTN/FA3-engine   1st choice of 5" in run(*hopper, "--deny", "FLASH_ATTN/FA3").out
+    both = ("--deny", "FLASH_ATTN/FA3", "--deny", "FLASH_ATTN/FA3-engine")
+    assert "▸ FLASH_ATTN/FA2   1st choice of 5" in run(*hopper, *both).out
     refused = run("explain", "--arch", "a100", "--head-size", "128", "--backend", "FLASH_ATTN/FA3")
     assert refused.status == 1
     assert "would accept it if asked for by name: FLASH_ATTN/FA2, FLASHINFER" in refused.out
@@ -107,9 +109,14 @@ def test_list_names_the_orders_that_apply(run: Callable[..., Any]) -> None:
     assert "1 ROCM_AITER_FA → 2 ROCM_AITER_UNIFIED_ATTN → 3 ROCM_ATTN → 4 TRITON_ATTN → 5 TURBOQUANT" in result.out
     assert "FLASHINFER " not in result.out
     assert "–: knowledge only; 4 of 18 rows have no kernel module: they can be explained, not run" in result.out
+    # the kernel modules of FLASH_ATTN are for NVIDIA's variants alone
+    assert re.search(r"^FLASH_ATTN +mha +cuda, rocm, xpu +– ", result.out, re.MULTILINE)
+    assert re.search(
+        r"^FLASH_ATTN +mha +cuda, rocm, xpu +attnreg ", run("list", "--platform", "cuda").out, re.MULTILINE
+    )
     names = [row["name"] for row in json.loads(run("list", "--json").out)]
     assert names == sorted(names)
-    assert len(names) == 32
+    assert len(names) == 34
 
 
 def test_show_prints_every_variant_with_its_lines(run: Callable[..., Any]) -> None:
@@ -123,6 +130,9 @@ def test_show_prints_every_variant_with_its_lines(run: Callable[..., Any]) -> No
     assert stated["kv_dtypes"] == "auto, float16, bfloat16, fp8, fp8_e4m3"
     assert (stated["head_sizes"], stated["head_sizes_v"]) == ("multiples of 8 from 257 to 512", "the same as head_size")
     assert (stated["num_heads"], stated["num_kv_heads"], stated["cache_layouts"]) == ("any", "any", "NHD, HND")
+    alone = run("show", "FLASH_ATTN/FA3").out
+    assert "▸ FA3" in alone
+    assert "▸ FA2" not in alone
     assert "did you mean `FLASHMLA`?" in run("show", "FLASMLA").err
     (variant,) = json.loads(run("show", "ROCM_ATTN", "--json").out)["variants"]
     assert variant["emulated"]["sinks"]

@@ -45,8 +45,13 @@ def test_one_layer_that_stores_its_keys_unlike_the_others_says_so(run: Callable[
     asked = ("--model", str(CONFIGS / "Qwen3-8B"), "--kv-dtype", "turboquant_k8v4", "--layer", "0")
     status, out, _ = run("explain", *HOPPER, *asked, "--brief")
     assert status == 0
-    last = out.splitlines()[-1]
-    assert last == "FLASH_ATTN/FA3 for 1 layer (0)   32/8 heads of 128 · KV cache auto · cache_layout NHD"
+    _, title, answered, *note = out.splitlines()
+    assert title.endswith("default@" + title.rpartition("@")[2])
+    assert answered == "FLASH_ATTN/FA3 for 1 layer (0)   32/8 heads of 128 · KV cache auto · cache_layout NHD"
+    assert " ".join(line.strip() for line in note) == (
+        "note: Layers 0–1, 34–35 ask for kv_dtype auto and cache_layout NHD: "
+        "the first and the last layers lose most by compression."
+    )
     (answer,) = answers(run, *HOPPER, *asked)["answers"]
     assert answer["label"] == "32/8 heads of 128 · KV cache auto · cache_layout NHD"
 

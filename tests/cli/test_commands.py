@@ -113,10 +113,6 @@ def test_an_empty_value_is_no_default(run: Callable[..., Any], option: str) -> N
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "FLASH_ATTN/FA3",
-            "FLASH_ATTN/FA3 is a variant of FLASH_ATTN\n  help: `attnreg show FLASH_ATTN` prints all: ",
-        ),
         ("FLASH_ATTN/FA9", "FLASH_ATTN has no variant 'FA9'\n  help: `attnreg show FLASH_ATTN` prints all: FA4, "),
         ("CPU_ATTN/x", "CPU_ATTN has no variant 'x'\n  help: `attnreg show CPU_ATTN` prints it\n"),
     ],

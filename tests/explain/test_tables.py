@@ -87,7 +87,7 @@ def test_a_module_is_shown_with_its_contract_and_its_options(registry: Registry)
         "  only on request: it is slow",
         "  options tile 64, fused true",
     ]
-    found = backend_dict(registry.backends["LATE"])
+    found = backend_dict(registry, registry.backends["LATE"])
     assert (found["contract"], found["options"]) == (1, {"tile": 64, "fused": True})
 
 
@@ -110,7 +110,7 @@ def test_backends_are_listed_with_the_orders_of_their_platforms(registry: Regist
 
 
 def test_a_backend_as_json_has_the_words_of_its_row(registry: Registry) -> None:
-    data = backend_dict(registry.backends["A"])
+    data = backend_dict(registry, registry.backends["A"])
     (variant,) = data["variants"]
     assert (data["name"], data["status"], data["platforms"], data["notes"]) == (
         "A",
@@ -121,3 +121,17 @@ def test_a_backend_as_json_has_the_words_of_its_row(registry: Registry) -> None:
     assert variant["requires"] == "package lib>=2 and flag fast"
     assert (variant["features"], variant["emulated"]) == (["sinks"], {"alibi": "by a bias"})
     assert [rule["reject"] for rule in variant["rules"]] == ["not [yet]"]
+
+
+def test_json_of_a_backend_has_the_packed_formats_that_it_claims(default: Registry) -> None:
+    formats = {f["name"]: f for f in backend_dict(default, default.backends["TURBOQUANT"])["packed_formats"]}
+    assert list(formats)[:2] == ["turboquant_k8v4", "turboquant_4bit_nc"]
+    assert formats["turboquant_4bit_nc"] == {
+        "name": "turboquant_4bit_nc",
+        "keys": {"bits": 4, "rotation": "hadamard", "scale": "norm", "group": 0},
+        "values": {"bits": 4, "rotation": "none", "scale": "none", "group": 0},
+        "head_size": 128,
+        "token_bytes": 134,
+        "ratio": 3.821,
+    }
+    assert backend_dict(default, default.backends["TRITON_ATTN"])["packed_formats"] == []

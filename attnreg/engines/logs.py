@@ -1,0 +1,141 @@
+"""Lines that engines log about their attention backends, explained from a registry's data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnreg.errors import RequestError
+from attnreg.integrations.vllm.inputs import request_from_selector_row
+from attnreg.platforms import Platform
+from attnreg.registry import Order, Registry
+from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import how_chosen, verdict_words
+
+_NAME = r"(?:AttentionBackendEnum\.)?(?P<backend>[A-Z][A-Z0-9_]+)"
+_VLLM = (
+    rf"(?:Using|Overriding with) {_NAME}(?: attention)?(?: backend)? out of potential backends: \[(?P<others>[^\]]*)\]",
+    rf"(?P<named>Using) {_NAME} backend(?: \(selected via --attention-backend\))?\.",
+    rf"Selected backend {_NAME} is not valid for this configuration\. Reason: \[?(?P<reasons>[^\]]*)",
+    r"No valid attention backend found for (?P<device>\w+) with AttentionSelectorConfig\((?P<config>[^)]*)\)",
+    rf"--block-size (?P<block>\d+) precluded higher-priority backend\(s\) (?P<lost>[\w, ]+)\. Using {_NAME} instead",
+)
+_WORD = r"(?P<backend>[a-z][a-z0-9_]+)"
+_SGLANG = (
+    rf"Attention backend not specified\. Use {_WORD} backend by default",
+    rf"Attention backend not specified\. Falling back to '{_WORD}' for (?P<mode>deterministic inference)",
+    rf"Us(?:e|ing) {_WORD} as (?:the )?(?:default )?attention backend (?:for|on .* for) (?P<model>\w+)",
+    rf"Us(?:e|ing) {_WORD} attention backend for (?P<model>\w+)",
+)
+# the facets by which SGLang's steps write a target's backend
+_WRITTEN = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a line of a log says: the engine, the backend that it names (or none), and what else it holds."""
+
+    engine: str
+    backend: str | None
+    parts: dict[str, str]
+
+
+def read_line(line: str) -> Said | None:
+    """What a line says of attention backends; None where it is none of an engine's lines that are known."""
+    for engine, patterns in (("vllm", _VLLM), ("sglang", _SGLANG)):
+        for pattern in patterns:
+            found = re.search(pattern, line)
+            if found:
+                parts = {name: text for name, text in found.groupdict().items() if text and name != "backend"}
+                return Said(engine, found.groupdict().get("backend"), parts)
+    return None
+
+
+def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterator[str]:
+    """Sentences that explain a line by a registry's data. Raises `RequestError` for a backend that it does not know."""
+    name = said.backend
+    if name is not None and name not in registry.backends:
+        known = ", ".join(sorted(registry.backends))
+        raise RequestError(f"{registry.title} has no backend {name}", f"the line is of another release; known: {known}")
+    if said.engine == "sglang":
+        yield from _of_sglang(said, registry)
+    elif "config" in said.parts:
+        yield from _of_config(said.parts, registry, arch)
+    elif "others" in said.parts:
+        yield from _of_order(said, registry, arch)
+    elif "lost" in said.parts:
+        yield f"{name} was chosen because a block of {said.parts['block']} tokens rules out {said.parts['lost']}"
+        for lost in said.parts["lost"].split(", "):
+            yield from _claim(lost, "block_size", registry)
+    elif "reasons" in said.parts:
+        yield f"{name} was asked for by name, and its class refuses: {said.parts['reasons']}"
+        yield f"what it serves: `attnreg show {name} --registry {registry.name}`"
+    else:
+        yield f"{name} was asked for by name (--attention-backend), and no order was looked at"
+
+
+def _of_order(said: Said, registry: Registry, arch: str | None) -> Iterator[str]:
+    """The orders that give a list of potential backends, and whoever stands before the chosen one in them."""
+    accepted = re.findall(r"[A-Z][A-Z0-9_]+", said.parts["others"])
+    orders = [o for orders in registry.orders.values() for o in orders if _gives(o, accepted)]
+    platform = registry.vocabulary.architectures[arch].platform if arch else None
+    orders = [order for order in orders if platform is None or order.platform == platform]
+    yield f"{said.backend} is the first of {len(accepted)} backends that accept the layer: {', '.join(accepted)}"
+    if not orders:
+        yield f"no order of {registry.title} gives these in this sequence: the line is of another release"
+    for order in orders:
+        names = [entry.backend for entry in order.entries]
+        before = names[: names.index(accepted[0])]
+        refused = f"; {', '.join(before)} stood before it and refused the layer" if before else ", which it leads"
+        yield f"order {order.title} ({order.where.short}), for {order.when.describe()}{refused}"
+    lost = [n for o in orders for n in (e.backend for e in o.entries) if n not in accepted]
+    if lost:
+        yield f"why one refuses: `attnreg explain --registry {registry.name} --arch ARCH --model CONFIG`"
+
+
+def _gives(order: Order, accepted: list[str]) -> bool:
+    """Whether an order has some backends in their sequence."""
+    names = iter(dict.fromkeys(entry.backend for entry in order.entries))
+    return bool(accepted) and all(name in names for name in accepted)
+
+
+def _of_config(parts: dict[str, str], registry: Registry, arch: str | None) -> Iterator[str]:
+    """The registry's own answer to the configuration that a line holds, on one architecture."""
+    row = {name: _value(text) for name, text in re.findall(r"(\w+)=([^,]+)", parts["config"])}
+    platform = parts["device"]
+    if arch is None:
+        yield f"no backend accepts {parts['config']}; name the GPU with --arch, and each reason is said"
+        return
+    defaults = {"use_mla": False, "use_sparse": False, "attn_type": "decoder", "kv_cache_dtype": None}
+    request, _ = request_from_selector_row({**defaults, **row, "platform": platform, "arch": arch})
+    selection = evaluate(request, Platform(platform=platform, arch=arch), registry)
+    yield f"{registry.title} says: {how_chosen(selection)}"
+    for candidate in selection.candidates:
+        words = "; ".join(f"{text} ({where.short})" for text, where in verdict_words(candidate)) or "accepts"
+        yield f"{candidate.title}: {words}"
+
+
+def _value(text: str) -> object:
+    text = text.strip().removeprefix("torch.").strip("'\"")
+    if text in ("True", "False", "None"):
+        return {"True": True, "False": False, "None": None}[text]
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
+
+
+def _of_sglang(said: Said, registry: Registry) -> Iterator[str]:
+    """The steps of SGLang's resolution that write a backend."""
+    subject = said.parts.get("model") or said.parts.get("mode") or "a server whose backend is not named"
+    yield f"{said.backend} was written for {subject} by one step of the resolution; a later step may write another"
+    steps = [s for s in registry.steps if any(e.sets.get(name) == said.backend for e in s.effects for name in _WRITTEN)]
+    for step in steps:
+        yield f"{step.name} ({step.where.short}), where {step.when.describe()}"
+    yield f"`attnreg explain --registry {registry.name} --arch ARCH --set architecture=NAME` says which one decided"
+
+
+def _claim(name: str, facet: str, registry: Registry) -> Iterator[str]:
+    for variant in registry.backends[name].variants if name in registry.backends else ():
+        for claim in variant.claims:
+            if claim.facet == facet:
+                yield f"{name} takes blocks of {claim.matcher.text} ({claim.where.short})"
+                return

@@ -1,0 +1,241 @@
+"""Launch recipes of engines, checked: variables that are ignored, backends that are not there, restated defaults.
+
+A recipe is a YAML file with the keys of `KEYS`, or a shell script or a command line with the engine's command.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnreg.compile.bundled import bundled_registries, help_for_registry, registry_root, release_name
+from attnreg.compile.yaml_source import Document
+from attnreg.errors import Location, Problem, RegistryError, did_you_mean
+from attnreg.files import read_text
+from attnreg.loader import load_registry
+from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.platforms import Platform
+from attnreg.registry import Registry
+from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import verdict_words
+
+KEYS = {
+    "engine": "vllm or sglang; by default that of the command",
+    "version": "the engine's release, such as 0.33 in quotes; by default the newest that is bundled",
+    "model": "a config.json or its directory, for what the model gets",
+    "arch": "the GPU, such as sm90, for what the model gets there",
+    "env": "variables of the environment, name to value",
+    "args": "the engine's options: a list of words, or a mapping of option to value",
+    "command": "the whole command line",
+}
+_MAX_BYTES = 1 << 20
+_ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
+
+
+class RecipeError(RegistryError):
+    """Raised for a recipe that cannot be read; ``problems`` has each with its place."""
+
+    subject = "the recipe"
+
+
+@dataclass
+class Recipe:
+    """What a recipe says, each option and variable with its place."""
+
+    engine: str = ""
+    version: str = ""
+    model: str = ""
+    arch: str = ""
+    options: list[tuple[str, str, Location]] = field(default_factory=list)
+    variables: list[tuple[str, Location]] = field(default_factory=list)
+
+
+def read_recipe(path: Path) -> list[Recipe]:
+    """The recipes in a file. Raises `RecipeError` with every problem of it, each with its place."""
+    if path.suffix in (".yaml", ".yml"):
+        return [_of_document(Document.load(path))]
+    found = list(_of_script(read_text(path, _MAX_BYTES, str(path)), str(path)))
+    if not found:
+        commands = ", ".join(f"`{c}`" for about in _known().values() for c in about["commands"])
+        raise RecipeError([Problem(Location(str(path), 1, 1), "no line runs an engine", f"known: {commands}")])
+    return found
+
+
+def check_recipe(recipe: Recipe, release: str | None = None) -> Iterator[Problem]:
+    """What is wrong with a recipe, or in vain. release: a registry's name in place of the recipe's own version."""
+    about = _known()[recipe.engine]
+    name = release_name(release or f"{recipe.engine}-{recipe.version or 0}")
+    registry = load_registry(name)
+    version = registry.sources[recipe.engine].version
+    for variable, where in recipe.variables:
+        gone = about["variables"].get(variable)
+        since = gone and (gone.get("removed") or gone["removed_by"])
+        if since and _parts(since) <= _parts(version):
+            how = f"in {since}" if "removed" in gone else f"by {since}"
+            message = f"{variable} was removed {how} and is ignored by {recipe.engine} {version}"
+            yield Problem(where, message, f"use {gone['use']}" if gone.get("use") else "remove it")
+    for option, value, where in recipe.options:
+        kind = about["options"].get(option)
+        if kind == "backend":
+            yield from _of_backend(option, value, where, recipe, registry)
+        elif kind in ("kv_dtype", "dtype") and value == "auto":
+            yield Problem(where, f"{option} auto only restates the default", "remove it")
+        elif kind in ("kv_dtype", "dtype") and value not in registry.vocabulary.facets[kind].known:
+            help_ = registry.vocabulary.help_for(kind, value)
+            yield Problem(where, f"{option}: {registry.name} has no {kind} {value}", help_)
+
+
+def _of_backend(option: str, value: str, where: Location, recipe: Recipe, registry: Registry) -> Iterator[Problem]:
+    name = value.upper() if recipe.engine == "vllm" else value
+    if name == "AUTO":
+        yield Problem(where, f"{option} {value} only restates the default", "remove it")
+        return
+    if name not in registry.backends:
+        others = [r for r in bundled_registries() if r.startswith(f"{recipe.engine}-") and r != registry.name]
+        have = [other for other in others if name in load_registry(other).backends]
+        help_ = f"it is in {', '.join(have)}" if have else did_you_mean(name, registry.backends)
+        yield Problem(where, f"{option}: backend {value} is not in {registry.name}", help_)
+        return
+    if recipe.model and recipe.arch:
+        yield from _of_model(f"{option} {value}", name, where, recipe, registry)
+
+
+def _of_model(asked: str, name: str, where: Location, recipe: Recipe, registry: Registry) -> Iterator[Problem]:
+    """What the model of a recipe gets by default and with a backend named: restated, or refused."""
+    architecture = registry.vocabulary.architecture(recipe.arch)
+    if architecture is None:
+        help_ = registry.vocabulary.help_for("arch", recipe.arch)
+        raise RecipeError([Problem(where, f"unknown architecture {recipe.arch}", help_)])
+    platform = Platform(platform=architecture.platform, arch=architecture.name)
+    kinds = _known()[recipe.engine]["options"]
+    given = {kinds[o]: v for o, v, _ in recipe.options if kinds.get(o) in ("kv_dtype", "dtype") and v != "auto"}
+    questions = model_questions(recipe.model, ModelOptions(given=given), registry).questions
+    asked_for = (question.request for question in questions)
+    requests = [r for r in asked_for if r is not None and r.role == "target" and r.phase != "prefill"]
+    if not requests:
+        return
+    usual = {s.backend.name if s.backend else None for s in (evaluate(r, platform, registry) for r in requests)}
+    named = [evaluate(request, platform, registry, name) for request in requests]
+    if usual == {name}:
+        message = f"{asked} only restates the default of {registry.name} for this model on {platform.arch}"
+        yield Problem(where, message, "remove it: a later release may have a better default")
+    for selection in named:
+        if selection.backend is None:
+            reasons = [text for c in selection.candidates[:1] for text, _ in verdict_words(c)]
+            message = f"{asked}: {registry.name} refuses it for this model on {platform.arch}: {'; '.join(reasons)}"
+            yield Problem(where, message, f"by default it takes {', '.join(sorted(map(str, usual)))}")
+            return
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def _known() -> dict[str, dict[str, Any]]:
+    """Engine -> what is known of its commands, options and variables."""
+    data: dict[str, dict[str, Any]] = Document.load(registry_root() / "launch.yaml", "registry/launch.yaml").data
+    return data
+
+
+def _of_document(document: Document) -> Recipe:
+    data = document.data
+    if not isinstance(data, Mapping):
+        help_ = f"its keys are {', '.join(KEYS)}"
+        raise RecipeError([document.problem((), "a recipe is a mapping", help_)])
+    problems = [
+        document.problem((key,), f"unknown key `{key}`", did_you_mean(str(key), KEYS), key=True)
+        for key in data
+        if key not in KEYS
+    ]
+    texts = {name: data.get(name, "") for name in ("engine", "version", "model", "arch", "command")}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            example = ', such as "0.33" in quotes' if name == "version" else ""
+            problems.append(document.problem((name,), f"{name}: expected a text{example}, got {value!r}"))
+            texts[name] = ""
+    recipe = Recipe(texts["engine"], texts["version"], texts["model"], texts["arch"])
+    if texts["command"]:
+        _read_words(_split(texts["command"], document.at("command"), problems), recipe, document.at("command"))
+    _read_env(data.get("env"), document, recipe, problems)
+    _read_args(data.get("args"), document, recipe, problems)
+    if recipe.engine not in _known() and "engine" not in {p.message.partition(":")[0] for p in problems}:
+        what = f"engine: unknown engine `{recipe.engine}`" if recipe.engine else "the recipe names no engine"
+        path = ("engine",) if "engine" in data else ()
+        problems.append(document.problem(path, what, f"known: {', '.join(_known())}"))
+    elif not problems and release_name(f"{recipe.engine}-{recipe.version or 0}") not in bundled_registries():
+        name = f"{recipe.engine}-{recipe.version}"
+        problems.append(document.problem(("version",), f"no bundled release {name}", help_for_registry(name)))
+    if problems:
+        raise RecipeError(problems)
+    return recipe
+
+
+def _read_env(env: Any, document: Document, recipe: Recipe, problems: list[Problem]) -> None:
+    if isinstance(env, Mapping):
+        recipe.variables += [(str(name), document.key_at("env", name)) for name in env]
+    elif env is not None:
+        problems.append(document.problem(("env",), f"env: expected a mapping of variables, got {env!r}"))
+
+
+def _read_args(args: Any, document: Document, recipe: Recipe, problems: list[Problem]) -> None:
+    if isinstance(args, Mapping):
+        for name, value in args.items():
+            option = f"--{str(name).removeprefix('--').replace('_', '-')}"
+            recipe.options.append((option, str(value), document.at("args", name)))
+    elif isinstance(args, list) and all(isinstance(word, str | int | float) for word in args):
+        _read_words([(str(word), document.at("args", i)) for i, word in enumerate(args)], recipe)
+    elif args is not None:
+        problems.append(document.problem(("args",), "args: expected a list of words, or a mapping of option to value"))
+
+
+def _split(text: str, where: Location, problems: list[Problem]) -> list[tuple[str, Location]]:
+    try:
+        return [(word, where) for word in shlex.split(text, comments=True)]
+    except ValueError as error:
+        problems.append(Problem(where, f"not a command line: {error}"))
+        return []
+
+
+def _read_words(words: list[tuple[str, Location]], recipe: Recipe, command: Location | None = None) -> None:
+    """Read the words of a command line: variables before it, the engine, and its options."""
+    text = " ".join(word for word, _ in words)
+    for engine, about in _known().items():
+        if command is not None and any(name in text for name in about["commands"]):
+            recipe.engine = recipe.engine or engine
+    for i, (word, where) in enumerate(words):
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            following = words[i + 1][0] if i + 1 < len(words) else ""
+            value = value if equals else "" if following.startswith("--") else following
+            recipe.options.append((option.replace("_", "-") if "." not in option else option, value, where))
+        elif found := _ASSIGNMENT.fullmatch(word):
+            recipe.variables.append((found[1], where))
+
+
+def _of_script(text: str, file: str) -> Iterator[Recipe]:
+    """A recipe for each line of a script that runs an engine, with the variables that were exported before it."""
+    exported: list[tuple[str, Location]] = []
+    lines, number = text.splitlines(), 0
+    while number < len(lines):
+        first, parts = number, [lines[number]]
+        while parts[-1].rstrip().endswith("\\") and number + 1 < len(lines):
+            number += 1
+            parts.append(lines[number])
+        number += 1
+        words: list[tuple[str, Location]] = []
+        problems: list[Problem] = []
+        for offset, part in enumerate(parts):
+            start = len(part) - len(part.lstrip()) + 1
+            words += _split(part.rstrip().removesuffix("\\"), Location(file, first + offset + 1, start), problems)
+        recipe = Recipe(variables=[*exported])
+        _read_words(words, recipe, Location(file, first + 1, 1))
+        if recipe.engine:
+            if problems:
+                raise RecipeError(problems)
+            yield recipe
+        elif words and (words[0][0] == "export" or all(_ASSIGNMENT.fullmatch(word) for word, _ in words)):
+            exported += recipe.variables[len(exported) :]

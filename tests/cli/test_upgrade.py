@@ -1,0 +1,75 @@
+"""`attnreg upgrade`: what an upgrade of an engine changes for models, with the reasons of both releases."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import support
+
+GEMMA = str(support.ROOT / "examples" / "configs" / "gemma-3-27b-it")
+LLAMA = str(support.ROOT / "examples" / "configs" / "Llama-3.1-8B")
+RELEASES = ("--from", "vllm-0.20", "--to", "vllm-0.33")
+
+
+def test_what_changes_is_said_layer_by_layer_with_the_reasons_of_both_sides(run):
+    done = run("upgrade", *RELEASES, "--arch", "sm100", "--model", GEMMA)
+    assert done.status == 1
+    assert "gemma-3-27b-it · 52 layers (0–4, 6–10, … 60–61)" in done.out
+    assert "TRITON_ATTN/paged → FLASH_ATTN" in done.out
+    assert "before: TRITON_ATTN/paged, 3rd choice of 5 (order cuda/blackwell-mha" in done.out
+    assert "after: FLASH_ATTN/FA3-4, 3rd choice of 6 (order cuda/blackwell-mha" in done.out
+    assert "mm_prefix is not supported" in done.out
+
+
+def test_what_stays_is_not_printed(run):
+    done = run("upgrade", *RELEASES, "--arch", "sm80", "--model", LLAMA)
+    assert (done.status, "nothing changes" in done.out, "→ FLASH" in done.out) == (0, True, False)
+
+
+def test_a_variant_that_the_data_call_otherwise_is_a_note_and_no_move(run):
+    done = run("upgrade", *RELEASES, "--arch", "sm90", "--model", LLAMA)
+    assert done.status == 0
+    assert "note: FLASH_ATTN has variants of other names in the two releases, which are not compared" in done.out
+
+
+def test_json_has_both_sides(run):
+    done = run("upgrade", *RELEASES, "--arch", "sm100", "--model", GEMMA, "--json")
+    data = json.loads(done.out)
+    assert (data["before"].partition("@")[0], data["after"].partition("@")[0]) == ("vllm-0.20.0", "vllm-0.33.0")
+    assert {move["before"]["backend"] for move in data["moves"]} == {"TRITON_ATTN"}
+    assert all(move["how"]["before"].startswith("TRITON_ATTN/paged, 3rd choice") for move in data["moves"])
+    assert all(move["why"] for move in data["moves"])
+
+
+def test_without_a_model_the_known_ones_are_compared(run):
+    done = run("upgrade", *RELEASES, "--arch", "sm100", "--arch", "gfx942", "--json")
+    data = json.loads(done.out)
+    assert (done.status, len(data["models"]) > 20, data["compared"] > 80) == (1, True, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--from", "vllm-0.20", "--to", "sglang-0.5"), "vllm-0.20.0 and sglang-0.5.23 are releases of two engines"),
+        (("--from", "vllm-0.21", "--to", "vllm-0.33"), "`vllm-0.21` is neither a bundled registry nor a directory"),
+        (("--to", "vllm-0.33"), "upgrade needs --from"),
+        (("--from", "vllm-0.31", "--to", "vllm-0.33", "--arch", "x86_64"), "vllm-0.31.0 says nothing of cpu"),
+        ((*RELEASES, "--arch", "sm91"), "unknown architecture 'sm91'"),
+        ((*RELEASES, "--model", "nowhere/config.json"), "nowhere/config.json: no such file"),
+    ],
+)
+def test_bad_input_is_refused(run, arguments, message):
+    done = run("upgrade", *arguments)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+
+
+def test_a_release_without_a_start_is_compared_by_its_selector(run):
+    done = run("upgrade", "--from", "vllm-0.31", "--to", "vllm-0.33", "--arch", "sm100", "--model", LLAMA)
+    assert done.status == 0
+    assert "note: vllm-0.31.0 says nothing of its start: the selectors of both are compared" in done.out
+    done = run(
+        "upgrade", "--from", "vllm-0.30", "--to", "vllm-0.32", "--arch", "gfx942", "--kv-dtype", "auto", "--json"
+    )
+    assert not any("says nothing of its start" in note for note in json.loads(done.out)["notes"])

@@ -1,0 +1,92 @@
+"""`attnreg why`: lines that engines log about their attention backends."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnreg import RequestError, load_registry
+from attnreg.cli import main
+from attnreg.engines.logs import explained, read_line
+
+CHOSEN = "INFO Using TRITON_ATTN attention backend out of potential backends: ['TRITON_ATTN', 'FLEX_ATTENTION']."
+LINES = [
+    (CHOSEN, "vllm", "TRITON_ATTN"),
+    ("Using ROCM_ATTN backend out of potential backends: ['ROCM_ATTN', 'TRITON_ATTN'].", "vllm", "ROCM_ATTN"),
+    ("Overriding with TRITON_ATTN out of potential backends: ['TRITON_ATTN'].", "vllm", "TRITON_ATTN"),
+    ("Using AttentionBackendEnum.FLASHINFER backend.", "vllm", "FLASHINFER"),
+    ("Using ROCM_ATTN backend (selected via --attention-backend).", "vllm", "ROCM_ATTN"),
+    (
+        "Selected backend AttentionBackendEnum.FLASHINFER is not valid for this configuration. Reason: ['x']",
+        "vllm",
+        "FLASHINFER",
+    ),
+    (
+        "--block-size 16 precluded higher-priority backend(s) FLASHMLA. Using TRITON_MLA instead, which",
+        "vllm",
+        "TRITON_MLA",
+    ),
+    ("Attention backend not specified. Use trtllm_mha backend by default.", "sglang", "trtllm_mha"),
+    ("Attention backend not specified. Falling back to 'fa3' for deterministic inference. You", "sglang", "fa3"),
+    ("Using fa3 as attention backend for Olmo2ForCausalLM.", "sglang", "fa3"),
+    ("Use triton as default attention backend for Gemma4", "sglang", "triton"),
+    ("Use trtllm_mla as attention backend on sm100 for DeepseekV3ForCausalLM", "sglang", "trtllm_mla"),
+    ("Use dsa attention backend for DeepSeek with DSA.", "sglang", "dsa"),
+]
+
+
+@pytest.mark.parametrize(("line", "engine", "backend"), LINES)
+def test_lines_of_engines_are_read_and_explained(line, engine, backend):
+    said = read_line(line)
+    assert said is not None
+    assert (said.engine, said.backend) == (engine, backend)
+    assert all(explained(said, load_registry("vllm-0.33" if engine == "vllm" else "sglang-0.5")))
+
+
+def test_the_orders_that_give_the_potential_backends_are_named():
+    text = " ".join(explained(read_line(CHOSEN), load_registry("vllm-0.33"), "sm90"))
+    assert "TRITON_ATTN is the first of 2 backends that accept the layer" in text
+    assert "order cuda/mha (priorities.yaml:" in text
+    assert "FLASH_ATTN, FLASHINFER stood before it and refused the layer" in text
+    odd = CHOSEN.replace("'TRITON_ATTN', 'FLEX_ATTENTION'", "'FLEX_ATTENTION', 'FLASHINFER'")
+    assert "the line is of another release" in " ".join(explained(read_line(odd), load_registry("vllm-0.33")))
+
+
+def test_the_configuration_in_a_refusal_is_asked_anew():
+    line = (
+        "No valid attention backend found for cuda with AttentionSelectorConfig(head_size=100, dtype=torch.float32, "
+        "kv_cache_dtype=turboquant_k8v4, block_size=None, use_mla=False, has_sink=True, attn_type=decoder)"
+    )
+    sentences = list(explained(read_line(line), load_registry("vllm-0.33"), "sm90"))
+    assert sentences[0].startswith("vllm-0.33.0@")
+    assert any(s.startswith("FLASH_ATTN") and "kv_dtype is turboquant_k8v4" in s for s in sentences)
+    assert not any(s.endswith("accepts") for s in sentences)
+
+
+def test_a_backend_of_another_release_is_refused():
+    with pytest.raises(RequestError, match=r"has no backend ROCM_OCTAVE"):
+        list(explained(read_line("Using ROCM_OCTAVE backend."), load_registry("vllm-0.31")))
+
+
+def test_the_command_reads_arguments_and_standard_input(capsys, monkeypatch):
+    import io
+
+    assert main(["why", CHOSEN]) == 0
+    assert "priorities.yaml" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"loading\n{CHOSEN}\nready\n"))
+    assert main(["why", "--registry", "vllm-0.32"]) == 0
+    out = capsys.readouterr().out
+    assert (out.splitlines()[0], "loading" in out) == (CHOSEN, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hello"], "none of the 1 lines is one that engines are known to log"),
+        ([CHOSEN, "--registry", "sglang-0.5"], "sglang-0.5.23 is no release of vllm"),
+        ([CHOSEN, "--arch", "sm91"], "unknown architecture 'sm91'"),
+        ([CHOSEN.replace("TRITON_ATTN", "FOO_ATTN")], "has no backend FOO_ATTN"),
+    ],
+)
+def test_bad_input_is_refused(capsys, arguments, message):
+    assert main(["why", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""`attnreg check recipe`: launch recipes and scripts, with the place of every finding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import support
+
+from attnreg.cli import main
+
+LLAMA = support.ROOT / "examples" / "configs" / "Llama-3.1-8B"
+
+
+@pytest.fixture
+def check(tmp_path, capsys):
+    def call(text, name="recipe.yaml", *more):
+        file = tmp_path / name
+        file.write_text(text)
+        status = main(["check", str(file), "--json", *more])
+        captured = capsys.readouterr()
+        if status == 2:
+            return status, captured.err.replace(f"{tmp_path}/", "")
+        found = json.loads(captured.out)
+        return status, [(Path(f["where"]).name, f["message"]) for f in found]
+
+    return call
+
+
+def test_variables_backends_and_restated_defaults_are_found(check):
+    status, found = check(f"""\
+engine: vllm
+version: "0.33"
+model: {LLAMA}
+arch: sm90
+env:
+  HF_HOME: /models
+  VLLM_ATTENTION_BACKEND: FLASHINFER
+args: [--attention-backend, FLASH_ATTN, --kv-cache-dtype, auto, --tensor-parallel-size, "2"]
+""")
+    assert status == 1
+    assert found == [
+        ("recipe.yaml:7:3", "VLLM_ATTENTION_BACKEND was removed in 0.14 and is ignored by vllm 0.33.0"),
+        (
+            "recipe.yaml:8:8",
+            "--attention-backend FLASH_ATTN only restates the default of vllm-0.33.0 for this model on sm90",
+        ),
+        ("recipe.yaml:8:41", "--kv-cache-dtype auto only restates the default"),
+    ]
+
+
+def test_a_backend_that_the_release_has_not_or_refuses(check):
+    base = f'version: "0.31"\nmodel: {LLAMA}\narch: sm90\n'
+    status, found = check(f"{base}command: vllm serve x --attention-backend FLASH_ATTN_MLA_SPARSE_FA4\n")
+    message = "--attention-backend: backend FLASH_ATTN_MLA_SPARSE_FA4 is not in vllm-0.31.0"
+    assert (status, found) == (1, [("recipe.yaml:4:10", message)])
+    status, found = check(f"{base}command: vllm serve x --attention-backend FLASHMLA\n")
+    assert status == 1
+    assert found[0][1].startswith("--attention-backend FLASHMLA: vllm-0.31.0 refuses it for this model on sm90: ")
+
+
+def test_what_is_right_has_no_finding(check):
+    base = f'engine: vllm\nversion: "0.33"\nmodel: {LLAMA}\narch: sm90\n'
+    assert check(f"{base}args: {{attention_backend: TRITON_ATTN, kv-cache-dtype: fp8}}\n") == (0, [])
+    # a release that still read the variable
+    assert check('engine: vllm\nversion: "0.32"\nenv: {VLLM_ROCM_MONO_DECODE: 1}\n') == (0, [])
+    assert check('engine: vllm\nversion: "0.33"\nenv: {VLLM_ROCM_MONO_DECODE: 1}\n')[0] == 1
+
+
+def test_a_script_is_read_line_by_line(check):
+    script = """\
+#!/bin/sh
+export VLLM_USE_TRTLLM_ATTENTION=1
+echo "--attention-backend NOTHING"
+VLLM_FLASH_ATTN_VERSION=3 vllm serve meta-llama/Llama-3.1-8B \\
+  --attention-backend ROCM_OCTAV \\
+  --kv-cache-dtype=fp9  # a comment
+python -m sglang.launch_server --model-path x --attention-backend fa5
+"""
+    status, found = check(script, "serve.sh")
+    assert status == 1
+    assert found == [
+        ("serve.sh:2:1", "VLLM_USE_TRTLLM_ATTENTION was removed by 0.24 and is ignored by vllm 0.33.0"),
+        ("serve.sh:4:1", "VLLM_FLASH_ATTN_VERSION was removed by 0.24 and is ignored by vllm 0.33.0"),
+        ("serve.sh:5:3", "--attention-backend: backend ROCM_OCTAV is not in vllm-0.33.0"),
+        ("serve.sh:6:3", "--kv-cache-dtype: vllm-0.33.0 has no kv_dtype fp9"),
+        ("serve.sh:7:1", "--attention-backend: backend fa5 is not in sglang-0.5.23"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engin: vllm\n", "recipe.yaml:1:1: unknown key `engin`"),
+        ("engine: tgi\n", "recipe.yaml:1:9: engine: unknown engine `tgi`"),
+        ("model: x\n", "recipe.yaml:1:1: the recipe names no engine"),
+        ("engine: vllm\nversion: '0.21'\n", "recipe.yaml:2:10: no bundled release vllm-0.21"),
+        ("engine: vllm\nargs: 3\n", "recipe.yaml:2:7: args: expected a list of words"),
+        ("engine: vllm\nenv: [A]\n", "recipe.yaml:2:6: env: expected a mapping"),
+        ("engine: vllm\nmodel: [a]\n", "recipe.yaml:2:8: model: expected a text"),
+        ("- a\n", "recipe.yaml:1:1: a recipe is a mapping"),
+        ("command: vllm serve 'x\n", "recipe.yaml:1:10: not a command line: No closing quotation"),
+        ("engine: [\n", "not valid YAML"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_refused_with_its_place(check, text, message):
+    status, said = check(text)
+    assert status == 2
+    assert message in said
+
+
+def test_a_script_without_an_engine_is_refused(check):
+    status, said = check("echo hello\n", "serve.sh")
+    assert (status, "serve.sh:1:1: no line runs an engine" in said) == (2, True)
+
+
+def test_a_release_may_be_given(check):
+    status, found = check(
+        "command: vllm serve x --attention-backend ROCM_OCTAVE\n", "r.yaml", "--registry", "vllm-0.31"
+    )
+    assert (status, found[0][1]) == (1, "--attention-backend: backend ROCM_OCTAVE is not in vllm-0.31.0")

@@ -1,0 +1,383 @@
+"""Records how vLLM starts: its own, unedited configuration and layers, on a processor, with the machine simulated.
+
+    python tools/record/vllm_config.py --tree .cache/vllm-0.33.0 --asked asked.jsonl --out decisions.jsonl
+
+TREE is a directory that holds `vllm/`: the Python of a wheel, or a working tree. A line of ASKED is a model,
+`{"model": NAME, "config": {...}}`, or a row, `{"in": {"arch": "sm90", "model": NAME, ...}}`; what a row may ask is
+`ARGUMENTS`. For each row vLLM makes the configuration of its engine (`EngineArgs.create_engine_config`) and builds the
+model on torch's meta device, where each layer asks the selector; then it settles the block size. `out` says what came
+of it: dtype, KV dtype, block size, the layers by backend, or the `error` and where it came.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import gc
+import gzip
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import vllm_machine
+
+# what a row may ask beside its machine and its model: an argument of vLLM's, under its own name
+ARGUMENTS = ("dtype", "kv_cache_dtype", "block_size", "attention_backend", "attention_config", "runner",
+             "speculative_config", "max_model_len", "hf_overrides")  # fmt: skip
+STUBBED = (
+    *vllm_machine.STUBBED,
+    "the checkpoint, of which there is a config.json only; no tokenizer, no processor",
+    "memory: the model is built on torch's meta device",
+    "the process in which vLLM inspects a model's class: this one",
+)
+# what an error says that comes of the simulation, and not of vLLM
+_SIMULATION = re.compile(
+    r"meta tensor|not compiled with CUDA|No module named|MagicMock|device='meta'|CUDA driver|No CUDA|"
+    r"no attribute '(get_device_properties|current_stream)'|Can't load|OSError|ImportError|offline|cannot import name",
+    re.IGNORECASE,
+)
+# where an error comes from that is about attention; what comes from elsewhere is about the checkpoint, or its weights
+_ATTENTION = (
+    "v1/attention/", "platforms/", "config/", "engine/", "model_executor/layers/attention/",
+    "model_executor/models/config.py", "utils/torch_utils.py",
+)  # fmt: skip
+_CHECKPOINT = re.compile(
+    r"quantization method|has no attribute|failed to be inspected|Model architecture", re.IGNORECASE
+)
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+class Recorder:
+    """vLLM on one machine."""
+
+    def __init__(self, tree: Path, arch: str, switch: str) -> None:
+        os.environ |= {
+            "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "GLOO_SOCKET_IFNAME": "lo", "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_CACHE_ROOT": tempfile.mkdtemp(),
+        }  # fmt: skip
+        vllm_machine.boot(tree, arch, switch)
+        vllm_machine.without_kernels()
+        import torch
+        import vllm.model_executor.models.registry as registry
+        from vllm.v1.attention import selector
+
+        if not os.environ.get("RECORD_LOG"):
+            logging.disable(logging.CRITICAL)
+        major, minor = vllm_machine.CAPABILITIES.get(arch, (9, 4))
+        cuda: Any = torch.cuda
+        cuda.get_device_properties = lambda *a: types.SimpleNamespace(
+            name="simulated", total_memory=80 << 30, multi_processor_count=132, gcnArchName=f"{arch}:sramecc+:xnack-",
+            major=major, minor=minor, warp_size=32, shared_memory_per_block_optin=232448, L2_cache_size=50 << 20,
+        )  # fmt: skip
+        cuda.get_device_capability = lambda *a: (major, minor)
+        cuda.current_device = lambda: 0
+        # streams and events are made, and never used
+        for name in ("Stream", "Event"):
+            setattr(cuda, name, type(name, (), {"__init__": lambda self, *a, **k: None}))
+        torch.accelerator.current_device_index = lambda: 0
+        registry._run_in_subprocess = lambda run: run()
+        self.selector = selector
+        self.ready = False
+
+    def row(self, given: dict[str, Any], model: Path, draft: Path | None) -> dict[str, Any]:
+        """What vLLM did with one row."""
+        out: dict[str, Any] = {}
+        stage = "config"
+        environment = {"VLLM_BATCH_INVARIANT": "1" if given.get("batch_invariant") else "0"}
+        try:
+            with mock.patch.dict(os.environ, environment):
+                config = self.config(given, model, draft, out)
+                stage = "device"
+                # what the worker of a GPU asks first
+                if vllm_machine.current().is_cuda_alike():
+                    vllm_machine.current().check_if_supports_dtype(config.model_config.dtype)
+                stage = "layers"
+                self.layers(config, out)
+                stage = "block_size"
+                self.block_size(config, out)
+        # vLLM raises whatever it likes
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            text = _text(error)
+            frames = traceback.extract_tb(error.__traceback__)
+            here = [f for f in frames if "/vllm/" in f.filename]
+            by = f"{here[-1].filename.rpartition('/vllm/')[2]}#{here[-1].name}" if here else ""
+            out["error"] = {"stage": stage, "about": _about(error, text, by), "text": text[:300], "by": by}
+        finally:
+            gc.collect()
+        return out
+
+    def config(self, given: dict[str, Any], model: Path, draft: Path | None, out: dict[str, Any]) -> Any:
+        """The configuration of the engine."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        more = {name: given[name] for name in ARGUMENTS if given.get(name) is not None}
+        if "attention_config" in more:
+            from vllm.config import AttentionConfig
+
+            more["attention_config"] = AttentionConfig(**more["attention_config"])
+        if draft is not None:
+            more["speculative_config"] = more["speculative_config"] | {"model": str(draft)}
+        args = EngineArgs(model=str(model), skip_tokenizer_init=True, load_format="dummy", **more)
+        config = args.create_engine_config()
+        attention = config.attention_config
+        out |= {
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "kv_cache_dtype": config.cache_config.cache_dtype,
+            "backend": attention.backend and attention.backend.name,
+            "flash_attn_version": attention.flash_attn_version,
+            "use_non_causal": attention.use_non_causal,
+            "runner": config.model_config.runner_type,
+        }
+        return config
+
+    def layers(self, config: Any, out: dict[str, Any]) -> None:
+        """Build the model, and note what its layers chose."""
+        import torch
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.utils import initialize_model
+        from vllm.utils.torch_utils import set_default_torch_dtype
+
+        self.selector._cached_get_attn_backend.cache_clear()
+        with set_current_vllm_config(config):
+            self.join()
+            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), _on_meta():
+                model = initialize_model(vllm_config=config)
+        from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
+
+        static = dict(config.compilation_config.static_forward_context)
+        # those of towers keep no cache, and vLLM keeps no list of them
+        towers = {
+            name: m for name, m in model.named_modules() if isinstance(m, MMEncoderAttention) and name not in static
+        }
+        groups: dict[str, Any] = {}
+        for name, layer in (static | towers).items():
+            if not isinstance(backend := getattr(layer, "attn_backend", None), type | enum.Enum):
+                continue
+            said = _layer(layer, backend)
+            kind = _INDEX.sub("*", f".{name}.")[1:-1]
+            group = groups.setdefault(f"{kind} {json.dumps(said, sort_keys=True)}", {"name": kind, "layers": []} | said)
+            group["layers"].extend(int(i) for i in _INDEX.findall(f".{name}.")[:1])
+            if name in static and "token_bytes" not in group and hasattr(layer, "get_kv_cache_spec"):
+                spec = layer.get_kv_cache_spec(config)
+                group["token_bytes"] = spec and spec.page_size_bytes / spec.block_size
+        out["layers"] = list(groups.values())
+
+    def block_size(self, config: Any, out: dict[str, Any]) -> None:
+        """Settle the block size, as the executor does once the model is there."""
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(config):
+            vllm_machine.current().update_block_size_for_backend(config)
+        out["block_size"] = config.cache_config.block_size
+
+    def join(self) -> None:
+        """Be the one rank of every group that this model has."""
+        import torch
+        from vllm.distributed import (
+            destroy_model_parallel,
+            ensure_model_parallel_initialized,
+            init_distributed_environment,
+        )
+        from vllm.v1.worker.workspace import init_workspace_manager
+
+        if not self.ready:
+            init_distributed_environment(1, 0, f"tcp://127.0.0.1:{20000 + os.getpid() % 20000}", 0, "gloo")
+            init_workspace_manager(torch.device("meta"))
+            self.ready = True
+        destroy_model_parallel()
+        ensure_model_parallel_initialized(1, 1)
+
+
+def _layer(module: Any, backend: Any) -> dict[str, Any]:
+    impl = getattr(module, "impl", None)
+    said: dict[str, Any] = {"kind": type(module).__name__, "backend": _name(backend)}
+    for key, owner, attribute in (
+        ("kv_dtype", module, "kv_cache_dtype"),
+        ("head_size", module, "head_size"),
+        ("num_heads", module, "num_heads"),
+        ("num_kv_heads", module, "num_kv_heads"),
+        ("sliding_window", module, "sliding_window"),
+        ("attn_type", module, "attn_type"),
+        ("fa_version", impl, "vllm_flash_attn_version"),
+    ):
+        value = getattr(owner, attribute, None)
+        if isinstance(value, int | str | None) and value is not None:
+            said[key] = value
+    return said
+
+
+def _name(backend: Any) -> str:
+    """The name of a backend's class in vLLM's registry, which may be another than the class says."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    if isinstance(backend, enum.Enum):
+        return str(backend.name)
+    path = f"{backend.__module__}.{backend.__qualname__}"
+    return str(next((member.name for member in AttentionBackendEnum if member.value == path), backend.get_name()))
+
+
+def _on_meta() -> Any:
+    """A mode in which a tensor asked for on a GPU is on the meta device."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def there(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("cuda"):
+            return "meta"
+        return torch.device("meta") if isinstance(value, torch.device) and value.type == "cuda" else value
+
+    class OnMeta(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = {name: there(value) for name, value in (kwargs or {}).items()}
+            if isinstance(named.get("device"), int):
+                named["device"] = "meta"
+            return func(*(there(a) for a in args), **named)
+
+    return OnMeta()
+
+
+def _about(error: BaseException, text: str, by: str) -> str:
+    """Whether an error is about attention, about the checkpoint, or comes of the simulation."""
+    if _SIMULATION.search(f"{type(error).__name__}: {text}"):
+        return "simulation"
+    return "attention" if by.startswith(_ATTENTION) and not _CHECKPOINT.search(text) else "checkpoint"
+
+
+def _text(error: BaseException) -> str:
+    """What an error says, without pydantic's frame."""
+    text = str(error)
+    found = re.search(r"(?:Value|Assertion) error, (.*?)(?: \[type=|$)", text, re.DOTALL)
+    return (found.group(1) if found else text).strip()
+
+
+def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The models and the rows of a file."""
+    models, rows = {}, []
+    for line in lines:
+        data = json.loads(line)
+        if "config" in data:
+            models[data["model"]] = data["config"]
+        elif "in" in data:
+            rows.append(data["in"])
+    return models, rows
+
+
+def _machine(row: dict[str, Any]) -> tuple[str, str]:
+    return row["arch"], row.get("aiter", "")
+
+
+def _child(tree: Path, asked: Path) -> None:
+    """Answer the rows of one machine: a line of JSON each."""
+    models, rows = read(asked.read_text().splitlines())
+    # what vLLM and its packages print goes with the errors
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    recorder = Recorder(tree, *_machine(rows[0]))
+    folder = Path(tempfile.mkdtemp())
+    for name, config in models.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    for row in rows:
+        draft = row.get("draft") and folder / row["draft"]
+        answers.write(json.dumps({"in": row, "out": recorder.row(row, folder / row["model"], draft)}) + "\n")
+        answers.flush()
+
+
+def record(tree: Path, models: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows with what vLLM did, machine by machine; each machine is a process."""
+    for _, group in groupby(sorted(rows, key=_machine), _machine):
+        part = list(group)
+        used = {name: models[name] for row in part for name in (row["model"], row.get("draft")) if name}
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            for name, config in used.items():
+                file.write(json.dumps({"model": name, "config": config}) + "\n")
+            for row in part:
+                file.write(json.dumps({"in": row}) + "\n")
+            file.flush()
+            command = [sys.executable, __file__, "--tree", str(tree), "--child", file.name]
+            done = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL if not os.environ.get("RECORD_LOG") else None,
+                text=True,
+            )
+            assert done.stdout is not None
+            for line in done.stdout:
+                yield json.loads(line)
+            if done.wait():
+                sys.exit(
+                    f"{_machine(part[0])}: the recorder ended with {done.returncode}; RECORD_LOG=1 shows what it prints"
+                )
+
+
+def _open(path: Path, mode: str) -> Any:
+    return gzip.open(path, mode + "t") if path.suffix == ".gz" else path.open(mode)
+
+
+def check(tree: Path, recorded: Path) -> int:
+    """The number of rows that vLLM answers otherwise than it was recorded; prints each."""
+    with _open(recorded, "r") as file:
+        lines = [json.loads(line) for line in file]
+    models = {line["model"]: line["config"] for line in lines if "config" in line}
+    before = {json.dumps(line["in"], sort_keys=True): line["out"] for line in lines if "out" in line}
+    differ = 0
+    for row in record(tree, models, [json.loads(key) for key in before]):
+        was = before[json.dumps(row["in"], sort_keys=True)]
+        if was != row["out"]:
+            differ += 1
+            changed = {k: (was.get(k), row["out"].get(k)) for k in was | row["out"] if was.get(k) != row["out"].get(k)}
+            print(json.dumps(row["in"]), json.dumps(changed))
+    print(f"{len(before) - differ} of {len(before)} rows are as they were recorded")
+    return differ
+
+
+def main() -> None:
+    """Record the rows of a file, or those of a recorded file anew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", type=Path, required=True, help="a directory that holds vllm/")
+    parser.add_argument("--asked", type=Path, help="models and rows, as JSON lines; may be a recorded file")
+    parser.add_argument("--out", type=Path, help="where the decisions go; - or nothing: standard output")
+    parser.add_argument("--check", type=Path, help="a recorded file: record its rows anew, and compare")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not (given.tree / "vllm" / "engine" / "arg_utils.py").is_file():
+        parser.error(f"{given.tree} holds no vllm/engine/arg_utils.py; unpack a wheel there, or name a working tree")
+    if given.child:
+        _child(given.tree, given.child)
+        return
+    if given.check:
+        sys.exit(1 if check(given.tree, given.check) else 0)
+    if given.asked is None:
+        parser.error("name the rows to record by --asked, or those to record anew by --check")
+    with _open(given.asked, "r") as file:
+        models, rows = read(file)
+    with _open(given.out, "w") if given.out else nullcontext(sys.stdout) as file:
+        file.write(
+            json.dumps({"recorded": {"engine": "vllm", "by": "tools/record/vllm_config.py", "stubbed": STUBBED}}) + "\n"
+        )
+        for name, config in models.items():
+            file.write(json.dumps({"model": name, "config": config}) + "\n")
+        for row in record(given.tree, models, rows):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""A simulated machine for vLLM's own Python: a GPU or a processor, and stand-ins for what is compiled.
+
+One process is one machine, because vLLM's modules ask once, when they are imported, where they are. Nothing of vLLM is
+edited; what stands in for the rest is said by `STUBBED`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+from unittest.mock import MagicMock
+
+CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm86": (8, 6), "sm87": (8, 7), "sm89": (8, 9), "sm90": (9, 0)}
+CAPABILITIES |= {"sm100": (10, 0), "sm103": (10, 3), "sm110": (11, 0), "sm120": (12, 0), "sm121": (12, 1)}
+MODULES = (
+    # vLLM's own extensions, and FlashAttention 4, whose Python is compiled for a GPU
+    "vllm._C_stable_libtorch",
+    "vllm._deepselect_C",
+    "vllm._flashkda_C",
+    "vllm._flashmla_C",
+    "vllm._flashmla_extension_C",
+    "vllm._moe_C_stable_libtorch",
+    "vllm._qutlass_C",
+    "vllm.third_party.deep_gemm",
+    "vllm.vllm_flash_attn._vllm_fa2_C",
+    "vllm.vllm_flash_attn._vllm_fa3_C",
+    "vllm.vllm_flash_attn.cute",
+    # kernels
+    "b12x",
+    "flashinfer",
+    "tokenspeed_mla",
+    # imported beside what is needed: guided decoding, images
+    "llguidance",
+    "torchvision",
+    "xgrammar",
+)
+AMD_MODULES = ("flash_attn", "llguidance", "torchvision", "vllm._C", "vllm._moe_C", "vllm._rocm_C", "xgrammar")
+CPU_MODULES = ("llguidance", "torchvision", "vllm._C", "vllm._C_AVX512", "xgrammar")
+# extensions whose operators are there and do nothing, once vLLM has asked which it has
+OPERATORS = ("_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_utils", "_qutlass_C", "_rocm_C", "_flashmla_C")
+STUBBED = (
+    "the device: its name, capability, cores and memory",
+    "the extension modules and packages of kernels: importable, and whatever is asked of one is there",
+    "FlashInfer's cubins, which are said to be there",
+)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds some modules and all below them; whatever is asked of one is there, and does nothing."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self.modules = tuple(modules)
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if any(f"{fullname}.".startswith(f"{name}.") for name in self.modules):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Anything(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Anything(ModuleType):
+    def __getattr__(self, name: str) -> MagicMock:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = MagicMock(name=f"{self.__name__}.{name}")
+        setattr(self, name, value)
+        return value
+
+
+class _Wrapper:
+    def run(self, *, ckv_scale_arr: object = None) -> None: ...
+
+
+def _mla_decode_fwd(*, causal: bool = True) -> None: ...
+
+
+def install(modules: Iterable[str]) -> None:
+    """Simulate modules for the rest of this process."""
+    finder = _Finder(modules)
+    sys.meta_path.insert(0, finder)
+    if "torchvision" in finder.modules:
+        vars(importlib.import_module("torchvision"))["__version__"] = "0.28.0"
+    # where vLLM tells versions apart by a signature, the new one; and the bytes of a buffer
+    for module, name, value in (
+        ("flashinfer.mla", "BatchMLAPagedAttentionWrapper", _Wrapper),
+        ("flashinfer.utils", "get_trtllm_gen_multi_ctas_kv_counter_bytes", lambda *a: 1),
+        ("aiter.mla", "mla_decode_fwd", _mla_decode_fwd),
+    ):
+        if module.partition(".")[0] in finder.modules:
+            setattr(importlib.import_module(module), name, value)
+
+
+def boot(tree: Path, arch: str, switch: str = "") -> type:
+    """The platform class of a simulated machine, made vLLM's current one for the rest of this process.
+
+    tree: the directory that holds `vllm/`. An NVIDIA GPU may be exchanged for another later on; of AMD's vLLM remembers
+    everything. switch: aiter is "on", "off" or "pkg_missing", as in the recorded rows.
+    """
+    amd, cpu = arch.startswith("gfx"), not arch.startswith(("gfx", "sm"))
+    modules = AMD_MODULES if amd else CPU_MODULES if cpu else MODULES
+    install((*modules, "aiter") if switch in ("on", "off") else modules)
+    sys.path[:0] = [str(tree), _said_to_be_installed("0.0.0+cpu" if cpu else "0.0.0")]
+    # FlashInfer comes with its kernels: without this vLLM looks for a compiler, and for the network
+    os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_ROCM_USE_AITER": "1" if switch == "on" else "0"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _give_triton_a_driver("amd" if amd else "" if cpu else "nvidia", arch)
+        import torch
+        import vllm.platforms
+
+        platform = _amd_gpu(arch) if amd else _processor(arch) if cpu else _nvidia_gpu(arch)
+        vllm.platforms._current_platform = platform()
+        import vllm._custom_ops
+        from vllm.triton_utils import tl
+
+        # where Triton is not installed vLLM has a placeholder, which lacks them
+        if not hasattr(tl, "float16"):
+            tl.float16, tl.bfloat16 = torch.float16, torch.bfloat16
+        # importing these takes operators of vLLM's extension, and of the GPU 128 MB
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(torch.ops, "_C"))
+            import vllm.compilation.backends
+
+            if amd:
+                import vllm.v1.attention.backends.rocm_aiter_unified_attn
+            elif not cpu:
+                stack.enter_context(mock.patch.object(torch, "empty"))
+                import vllm.v1.attention.backends.mla.cutlass_mla
+    return platform
+
+
+def _said_to_be_installed(version: str) -> str:
+    """A directory in which the package `vllm` has a version, by which vLLM knows a build for processors."""
+    directory = Path(tempfile.mkdtemp())
+    (directory / "vllm-0.dist-info").mkdir()
+    (directory / "vllm-0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return str(directory)
+
+
+def _give_triton_a_driver(name: str, arch: str) -> None:
+    """Let Triton, if it is installed, find the driver of this machine's GPU; vLLM switches it off otherwise."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    backends: Any = importlib.import_module("triton.backends")
+    for backend, found in backends.backends.items():
+        found.driver.is_active = staticmethod(lambda backend=backend: backend == name)
+    if name:
+        make: Any = importlib.import_module("triton.backends.compiler").GPUTarget
+        runtime: Any = importlib.import_module("triton.runtime")
+        major, minor = CAPABILITIES.get(arch, (0, 0))
+        active = MagicMock(name="driver")
+        target = make("cuda", 10 * major + minor, 32) if name == "nvidia" else make("hip", arch, 64)
+        active.get_current_target.return_value = target
+        active.utils.get_device_properties.return_value = {"multiprocessor_count": 132, "max_shared_mem": 232448}
+        runtime.driver.set_active(active)
+
+
+def _nvidia_gpu(arch: str) -> type:
+    from vllm.platforms.cuda import NonNvmlCudaPlatform
+    from vllm.platforms.interface import DeviceCapability
+
+    class SimulatedGpu(NonNvmlCudaPlatform):  # type: ignore[misc]
+        capability = DeviceCapability(*CAPABILITIES[arch])
+
+        get_device_capability = classmethod(lambda cls, device_id=0: cls.capability)
+        get_device_name = classmethod(lambda cls, device_id=0: "simulated")
+        num_compute_units = classmethod(lambda cls, device_id=0: 132)
+        get_device_total_memory = classmethod(lambda cls, device_id=0: 80 << 30)
+
+    return SimulatedGpu
+
+
+def _amd_gpu(arch: str) -> type:
+    import torch
+
+    torch.version.hip = "7.0"
+    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
+    with mock.patch.object(torch.cuda, "get_device_properties", return_value=properties):
+        from vllm.platforms.rocm import RocmPlatform
+
+    class SimulatedGpu(RocmPlatform):  # type: ignore[misc]
+        get_device_name = classmethod(lambda cls, device_id=0: "simulated")
+        num_compute_units = classmethod(lambda cls, device_id=0: 304)
+        get_device_total_memory = classmethod(lambda cls, device_id=0: 192 << 30)
+
+    return SimulatedGpu
+
+
+def _processor(arch: str) -> type:
+    import torch
+
+    amx = arch.endswith("_amx")
+    for name in ("_is_amx_tile_supported", "_init_amx"):
+        setattr(torch.cpu, name, lambda: amx)
+    from vllm.platforms.cpu import CpuPlatform
+
+    return type("SimulatedProcessor", (CpuPlatform,), {})
+
+
+def without_kernels() -> None:
+    """Let every operator of vLLM's extensions be there, and do nothing; after `boot`."""
+    import torch
+
+    for name in OPERATORS:
+        setattr(torch.ops, name, MagicMock(name=name))
+
+
+def current() -> Any:
+    """vLLM's platform."""
+    from vllm.platforms import current_platform
+
+    return current_platform

@@ -1,0 +1,217 @@
+"""Records what vLLM's attention selector decides: its own, unedited code, on a processor, with the GPU simulated.
+
+    python tools/record/vllm_selector.py --source vllm-0.32.0-....whl --rows asked.jsonl > decisions.jsonl
+
+A row of `asked.jsonl` is the `in` of a decision in tests/data/vllm; its answer is a line with `in` and `out`. Rows that
+ask for what a release does not know (a KV dtype, a backend's name, a feature) are left out, and counted on standard
+error.
+The interpreter needs torch and what tests/integrations/vllm/requirements.txt lists; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import vllm_gpu
+
+# what the recorder touches: a release whose code moved is refused with the one that is gone
+SYMBOLS = (
+    "vllm.config:VllmConfig", "vllm.config:AttentionConfig", "vllm.config:set_current_vllm_config",
+    "vllm.config.cache:CacheDType",
+    "vllm.platforms.interface:DeviceCapability", "vllm.platforms.interface:Platform.get_attn_backend_cls",
+    "vllm.v1.attention.backend:AttentionBackend.validate_configuration",
+    "vllm.v1.attention.backends.registry:AttentionBackendEnum", "vllm.v1.attention.selector:AttentionSelectorConfig",
+)  # fmt: skip
+_FEATURES = ("has_", "use_")
+
+
+class GoneError(Exception):
+    """A symbol of the engine that the recorder needs and this release has not."""
+
+
+def symbol(path: str) -> Any:
+    """The object of a `module:name` of the engine. Raises `GoneError`."""
+    module, _, names = path.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise GoneError(f"this release has no {module}:{names} ({error})") from None
+    return found
+
+
+class Selector:
+    """The selector of one release on one simulated GPU."""
+
+    def __init__(self, tree: Path, arch: str, with_aiter: str | None) -> None:
+        self.platform = vllm_gpu.boot(tree, arch, with_aiter)
+        for path in SYMBOLS:
+            symbol(path)
+        self.backends = symbol("vllm.v1.attention.backends.registry:AttentionBackendEnum")
+        self.asked = symbol("vllm.v1.attention.selector:AttentionSelectorConfig")
+        self.kv_dtypes = importlib.import_module("typing").get_args(symbol("vllm.config.cache:CacheDType"))
+        self.amd = arch.startswith("gfx")
+
+    def unknown(self, row: Mapping[str, Any]) -> str:
+        """What a row asks for that this release does not know, or nothing."""
+        for field in ("kv_cache_dtype", "run_kv_cache_dtype"):
+            if row.get(field) is not None and row[field] not in self.kv_dtypes:
+                return f"{field} {row[field]}"
+        if row.get("requested_backend") and row["requested_backend"] not in self.backends.__members__:
+            return f"backend {row['requested_backend']}"
+        extra = [n for n, v in row.items() if n.startswith(_FEATURES) and v and n not in self.asked._fields]
+        return f"feature {extra[0]}" if extra else ""
+
+    def decide(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The chosen backend, or the error, and every candidate of the order with the reasons against it."""
+        requested = self.backends[row["requested_backend"]] if row.get("requested_backend") else None
+        out: dict[str, Any] = {"chosen": None, "error": None}
+        with self.situation(row) as asked:
+            if requested is not None:
+                out["requested_reasons"] = self._reasons(requested, asked)
+            try:
+                path = self.platform.get_attn_backend_cls(
+                    requested, attn_selector_config=asked, num_heads=row["num_heads"]
+                )
+                out["chosen"] = self._name(path)
+            except ValueError as error:
+                out["error"] = {"type": "ValueError", "message": str(error).partition(" with ")[0][:300]}
+            out["candidates"] = self._candidates(asked, row["num_heads"])
+        return out
+
+    def _candidates(self, asked: Any, num_heads: int | None) -> list[dict[str, Any]]:
+        capability = self.platform.get_device_capability()
+        valid, invalid = self.platform.get_valid_backends(capability, asked, num_heads)
+        by_place: dict[int, tuple[Any, list[str]]] = {
+            getattr(v, "priority", v[-1]): (getattr(v, "backend", v[0]), []) for v in valid
+        }
+        left = [(b, r[1] if isinstance(r, tuple) else r) for b, r in invalid.items()]
+        ordered = [by_place[i] if i in by_place else left.pop(0) for i in range(len(valid) + len(invalid))]
+        return [{"backend": backend.name, "reasons": reasons} for backend, reasons in ordered]
+
+    def _reasons(self, backend: Any, asked: Any) -> list[str]:
+        capability = self.platform.get_device_capability()
+        try:
+            reasons: list[str] = backend.get_class().validate_configuration(
+                device_capability=capability, **asked._asdict()
+            )
+        except (ImportError, OSError, ValueError) as error:
+            return [f"IMPORT {type(error).__name__}: {error}"]
+        return reasons
+
+    def _name(self, path: str) -> str:
+        return next(str(member.name) for member in self.backends if member.value == path)
+
+    @contextmanager
+    def situation(self, row: Mapping[str, Any]) -> Iterator[Any]:
+        """The run that a row describes, as vLLM's current configuration; what the platform is asked in it."""
+        torch, config_module = importlib.import_module("torch"), importlib.import_module("vllm.config")
+        layer = {name: row[name] for name in self.asked._fields if name in row}
+        asked = self.asked(**layer | {"dtype": getattr(torch, row["dtype"])})
+        config = config_module.VllmConfig()
+        config.cache_config.cache_dtype = row.get("run_kv_cache_dtype") or row["kv_cache_dtype"] or "auto"
+        config.parallel_config.decode_context_parallel_size = 2 if row.get("use_dcp") else 1
+        named = ("flash_attn_version", "use_trtllm_attention")
+        config.attention_config = config_module.AttentionConfig(**{n: row[n] for n in named if row.get(n) is not None})
+        config.model_config = _model_config(row) if row.get("model") else None
+        invariant = "1" if row.get("use_batch_invariant") else "0"
+        patched = mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT=invariant)
+        if not self.amd:
+            vllm_gpu.exchange(self.platform, row["arch"])
+        with config_module.set_current_vllm_config(config), patched:
+            yield asked
+
+
+def _model_config(row: Mapping[str, Any]) -> SimpleNamespace:
+    """As much of vLLM's ModelConfig as its attention backends look at."""
+    model = row["model"]
+    return SimpleNamespace(
+        get_num_attention_heads=lambda ranks: model["num_heads"],
+        get_num_kv_heads=lambda ranks: model["num_kv_heads"],
+        get_head_size=lambda: row["head_size"],
+        hf_text_config=SimpleNamespace(**model["hf"]),
+        hf_config=SimpleNamespace(**model["hf"]),
+        attn_type=model.get("attn_type", "decoder"),
+        is_diffusion=False,
+        is_mm_prefix_lm=row.get("use_mm_prefix"),
+        rswa_window=128 if row.get("use_rswa") else None,
+    )
+
+
+def unpacked(source: Path, folder: Path) -> Path:
+    """The directory to put on the path for a wheel or a working tree of vLLM."""
+    if source.suffix == ".whl" and zipfile.is_zipfile(source):
+        with zipfile.ZipFile(source) as wheel:
+            wheel.extractall(folder, [name for name in wheel.namelist() if not name.endswith(".so")])
+        source = folder
+    if (source / "vllm" / "platforms").is_dir():
+        return source
+    raise SystemExit(f"{source}: no vLLM: neither a wheel nor a directory with vllm/platforms")
+
+
+def machine(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What a process is for: all NVIDIA GPUs, or one of AMD's with its packages."""
+    return row["platform"], "" if row["platform"] == "cuda" else row["arch"], row.get("aiter") or ""
+
+
+def record_here(tree: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Record the rows of one machine, which this process becomes."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    logging.disable(logging.CRITICAL)
+    try:
+        selector = Selector(tree, rows[0]["arch"], rows[0].get("aiter"))
+    except GoneError as error:
+        raise SystemExit(f"{tree}: {error}") from None
+    left_out: dict[str, int] = {}
+    for row in rows:
+        if unknown := selector.unknown(row):
+            left_out[unknown] = left_out.get(unknown, 0) + 1
+        else:
+            print(json.dumps({"in": row, "out": selector.decide(row)}), file=out)
+    place = " ".join(filter(None, machine(rows[0])))
+    print(f"{place}: simulated: {'; '.join(vllm_gpu.SIMULATED)}", file=sys.stderr)
+    for what, count in left_out.items():
+        print(f"{place}: left out {count} rows: this release has no {what}", file=sys.stderr)
+
+
+def main() -> None:
+    """Record a file of rows, one process for each machine."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--source", type=Path, required=True, help="a wheel of vLLM, or a working tree")
+    parser.add_argument("--rows", type=Path, required=True, help="what was asked: one JSON object a line")
+    parser.add_argument("--here", action="store_true", help="all rows are of one machine: record them in this process")
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.rows.read_text().splitlines() if line]
+    if options.here:
+        record_here(options.source, rows)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        root = unpacked(options.source, Path(scratch) / "source")
+        for number, (_, group) in enumerate(groupby(sorted(rows, key=machine), machine)):
+            part = Path(scratch) / f"{number}.jsonl"
+            part.write_text("".join(json.dumps(row) + "\n" for row in group))
+            command = [sys.executable, __file__, "--source", str(root), "--rows", str(part), "--here"]
+            subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()
