@@ -1,4 +1,4 @@
-"""Loads the functions of other packages that adapters call, and compares their signatures with the calls.
+"""Loads the functions and operators of other packages that adapters call, and compares their signatures with the calls.
 
 An adapter loads its functions when it is imported. A function that no longer fits raises `UpstreamError`, whose text
 the selector states as a reason.
@@ -6,12 +6,15 @@ the selector states as a reason.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 
 class UpstreamError(ImportError):
@@ -33,7 +36,7 @@ class Value:
     @property
     def written_for(self) -> str:
         """The end of every reason: the commit that the adapter was written for."""
-        return f"(the adapter was written for {self.source.split('/blob/')[1][:12]})"
+        return f"(the adapter was written for {self.source.split('/blob/')[1].split('/')[0][:12]})"
 
     def load(self) -> Any:
         """The installed object. Raises `UpstreamError` where it is gone or cannot be imported."""
@@ -84,7 +87,7 @@ class Function(Value):
             yield "is no function any more"
             return
         try:
-            parameters = inspect.signature(function).parameters
+            parameters = self._parameters(function)
         except (TypeError, ValueError):
             yield "has no signature to compare with the adapter's call"
             return
@@ -101,6 +104,61 @@ class Function(Value):
                 yield f"now requires `{name}`"
             elif name in self.defaults and not _same(parameter.default, self.defaults[name]):
                 yield f"has {parameter.default!r} as default of `{name}`, formerly {self.defaults[name]!r}"
+
+    def _parameters(self, function: Any) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(function).parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator(Function):
+    """An operator of PyTorch as an adapter calls it; its schema is compared as a signature is.
+
+    modules: the namespaces that may have it, the first that does counts. libraries: for a namespace that is no part of
+    PyTorch, the package and the pattern of the library that registers it. It is loaded from its file: no module of the
+    package is imported.
+    """
+
+    libraries: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def package(self) -> str:
+        return ", ".join(dict.fromkeys(package for package, _ in self.libraries.values())) or "torch"
+
+    def load(self) -> Callable[..., Any]:
+        """The operator. Raises `UpstreamError` where no namespace has it, or where its schema has changed."""
+        reasons: list[str] = []
+        for namespace in self.modules:
+            try:
+                if namespace in self.libraries:
+                    _load_library(*self.libraries[namespace])
+                operator: Callable[..., Any] = getattr(getattr(torch.ops, namespace), self.name).default
+            # a library can fail to load in any way, and PyTorch raises AttributeError for a name that it lacks
+            except Exception as e:
+                reasons.append(f"torch.ops.{namespace}.{self.name}: {e}")
+                continue
+            changes = list(self.changes(operator))
+            if not changes:
+                return operator
+            reasons.append(f"torch.ops.{namespace}.{self.name} {', and '.join(changes)}")
+        raise UpstreamError(f"{'; '.join(reasons)} {self.written_for}")
+
+    def _parameters(self, function: Any) -> Mapping[str, inspect.Parameter]:
+        kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+        return {
+            a.name: inspect.Parameter(a.name, kind, default=a.default_value if a.has_default_value() else empty)
+            for a in function._schema.arguments
+        }
+
+
+def _load_library(package: str, pattern: str) -> None:
+    """Loads the one file of a package that fits a pattern. The package itself, which may be large, is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UpstreamError(f"package {package} is not installed")
+    files = [path for place in spec.submodule_search_locations for path in Path(place).glob(pattern)]
+    if len(files) != 1:
+        raise UpstreamError(f"package {package} has {len(files) or 'no'} file {pattern}")
+    torch.ops.load_library(files[0])  # type: ignore[no-untyped-call]
 
 
 _VAR_KEYWORD, _VAR_POSITIONAL = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL

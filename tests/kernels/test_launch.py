@@ -129,6 +129,24 @@ def test_code_is_shared_by_caches_of_any_length() -> None:
     compiler.close()
 
 
+def test_code_is_not_shared_by_caches_of_other_types() -> None:
+    # where it was, a cache of bfloat16 was read as float16, if a layer with one of float16 had run before
+    compiler = Compiler()
+    found = compiler.compiled_for_types(["auto", "bfloat16", "auto", "float16", "bfloat16"])
+    both = ["_write_kv_kernel", "_latent_attention_kernel"]
+    assert found == [both, both, [], [], []]
+    compiler.close()
+
+
+def test_code_is_not_shared_by_tensors_of_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Kernel(_fill_kernel, ("to_ptr", "length", "value")).variant(torch.device("cpu"), Code())
+    compiled: list[Any] = []
+    monkeypatch.setattr(variant, "compile", lambda key, facts, grid, values: compiled.append(facts))
+    for dtype in (torch.int32, torch.int64, torch.int32):
+        variant.launch((("BLOCK", 8),), (1, 1, 1), (torch.zeros(8, dtype=dtype), 8, 1))
+    assert compiled[0] == compiled[2] != compiled[1]
+
+
 def test_code_for_amd_is_shared_by_memory_that_offsets_of_32_bits_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_AMD", True)
     variant = Kernel(_fill_kernel, ("to_ptr", "length", "value")).variant(torch.device("meta"), Code())

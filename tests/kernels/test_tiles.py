@@ -66,7 +66,8 @@ SHAPES = {
     "float32 256": {**LONG, **FLOAT32, **WIDE},
     "float32 512": {**LONG, **FLOAT32, **WIDEST},
 }
-PACKED = tuple({**FP8, "packed": True, **more} for more in ({}, WIDE, {"rows": 64}, LONG, {**LONG, **WIDE}))
+CHANGES = ({}, {"fp8_keys": True}, {"block_d": 64, "block_dv": 64}, WIDE, {"rows": 64}, LONG, {**LONG, **WIDE})
+PACKED = tuple({**FP8, "packed": True, **more} for more in CHANGES)
 TARGETS = {
     "sm75": ("cuda", 75, 40),
     "sm80": ("cuda", 80, 108),

@@ -5,6 +5,7 @@ The tests cannot compile themselves: a kernel module that was imported for Trito
 
 from __future__ import annotations
 
+import importlib
 import os
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 from support import compiling
 from support.compiling import Case, Usage
+from support.gluon import GluonUsage, LatentCase
 
 # without line numbers, so that equal instructions are equal text
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
@@ -39,6 +41,11 @@ class Compiler:
         usages: list[Usage] = self._run(_usages, cases, target)
         return usages
 
+    def latent_usages(self, cases: tuple[LatentCase, ...]) -> list[GluonUsage]:
+        """The resources of MLA's decode kernel in Gluon in each launch of some cases."""
+        usages: list[GluonUsage] = self._run(_latent_usages, cases)
+        return usages
+
     def digests(self, target: str) -> list[tuple[str, str, str]]:
         """The result of `causal_only.digests` for a target."""
         digests: list[tuple[str, str, str]] = self._run(_digests, target)
@@ -58,6 +65,15 @@ class Compiler:
         """The result of `fake_driver.compiled_for_lengths`."""
         counts: list[int] = self._run(_compiled_for_lengths, lengths)
         return counts
+
+    def compiled_for_types(self, kv_dtypes: list[str]) -> list[list[str]]:
+        """The result of `fake_driver.compiled_for_types`."""
+        kernels: list[list[str]] = self._run(_compiled_for_types, kv_dtypes)
+        return kernels
+
+    def call(self, module: str, function: str, *arguments: Any) -> Any:
+        """The result of a function of a module of `support` in that process."""
+        return self._run(_by_name, module, function, arguments)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -98,6 +114,12 @@ def _usages(cases: tuple[Case, ...], target: str) -> list[Usage]:
     return [usage for case in cases for usage in compiling.compile_case(case, target)]
 
 
+def _latent_usages(cases: tuple[LatentCase, ...]) -> list[GluonUsage]:
+    from support import gluon
+
+    return gluon.latent_usages(cases)
+
+
 def _digests(target: str) -> list[tuple[str, str, str]]:
     from support import causal_only
 
@@ -120,3 +142,13 @@ def _compiled_for_lengths(lengths: list[int]) -> list[int]:
     from support import fake_driver
 
     return fake_driver.compiled_for_lengths(lengths)
+
+
+def _compiled_for_types(kv_dtypes: list[str]) -> list[list[str]]:
+    from support import fake_driver
+
+    return fake_driver.compiled_for_types(kv_dtypes)
+
+
+def _by_name(module: str, function: str, arguments: tuple[Any, ...]) -> Any:
+    return getattr(importlib.import_module(f"support.{module}"), function)(*arguments)

@@ -15,6 +15,8 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
+from attnreg.kernels.mla import cache as latent_cache
+from attnreg.kernels.mla import plans as latent_plans
 from attnreg.kernels.triton import cache, plans
 from attnreg.kernels.triton.target import target_for
 
@@ -49,7 +51,8 @@ class Driver:
 def faked() -> Iterator[tuple[Driver, list[str]]]:
     """The fake driver in use, and a text for each kernel that is compiled meanwhile."""
     target = target_for("cuda", 90, 132)
-    plans.target_of = cache.target_of = lambda device: target
+    for module in (plans, cache, latent_plans, latent_cache):
+        module.target_of = lambda device: target
     texts: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda **what: texts.append(what["compile"]["specialization_data"])
     driver = Driver()
@@ -141,6 +144,37 @@ def compiled_for_lengths(lengths: list[int]) -> list[int]:
             triton_attn.forward(spec, plan, Call(query, None, torch.zeros_like(query), key, key))
             counts.append(len(texts) - before)
     return counts
+
+
+def compiled_for_types(kv_dtypes: list[str]) -> list[list[str]]:
+    """The kernels that are compiled for each of some decodes over latents in order, in float16 and of one shape.
+
+    kv_dtypes: of their caches.
+    """
+    from attnreg.kernels import triton_mla
+    from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
+    from attnreg.runtime.mla.interface import as_kv_cache, latent_cache_shape
+
+    found = []
+    with faked() as (driver, texts):
+        for kv_dtype in kv_dtypes:
+            before, launched = len(texts), len(driver.launched)
+            spec = AttentionSpec(
+                num_heads=4, num_kv_heads=1, head_size=80, head_size_v=64, dtype=torch.float16, kv_dtype=kv_dtype,
+                softmax_scale=0.1, block_size=16, latent=True,
+            )  # fmt: skip
+            batch = BatchMetadata.build(
+                [1], [17], block_table=torch.zeros(1, 2, dtype=torch.int32), slot_mapping=torch.zeros(1).long()
+            )
+            shape, dtype = latent_cache_shape(spec, 2)
+            memory, plan = as_kv_cache(spec, torch.zeros(shape, dtype=dtype)), triton_mla.plan(spec, batch)
+            latent, rope, query, output = (torch.zeros(1, n, d).half() for n, d in ((1, 64), (1, 16), (4, 80), (4, 64)))
+            triton_mla.write_kv(spec, plan, latent, rope, memory)
+            triton_mla.forward(spec, plan, Call(query, memory, output))
+            names = [name for name, *_ in driver.launched[launched:]]
+            assert len(texts) - before in (0, len(names))
+            found.append(names if len(texts) > before else [])
+    return found
 
 
 def _plain(value: Any) -> Any:

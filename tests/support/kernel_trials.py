@@ -67,30 +67,30 @@ class Case:
 
 
 class KernelLayer:
-    """A layer of the kernel module, without a selection. ``chosen`` overrides what `AttentionPlan` launches."""
+    """A layer of a kernel module, without a selection. ``chosen`` overrides what `AttentionPlan` launches."""
 
-    def __init__(self, spec: AttentionSpec, params: LayerParams, **chosen: Any) -> None:
-        self.spec, self.params, self.chosen = spec, params, chosen
+    def __init__(self, spec: AttentionSpec, params: LayerParams, module: Any = triton_attn, **chosen: Any) -> None:
+        self.spec, self.params, self.module, self.chosen = spec, params, module, chosen
 
     def plan(self, batch: BatchMetadata) -> Any:
         """The plan of a batch. It is made once, as in `Attention`, so that a graph can be captured."""
         if "kernel" not in batch.plans:
-            plan = batch.plans["kernel"] = triton_attn.plan(self.spec, batch)
+            plan = batch.plans["kernel"] = self.module.plan(self.spec, batch)
             if self.chosen:
                 plan.launches = AttentionPlan(self.spec, batch, **self.chosen).launches
         return batch.plans["kernel"]
 
     def new_kv_cache(self, num_blocks: int, device: torch.device | str) -> KVCache:
-        shape = triton_attn.kv_cache_shape(self.spec, num_blocks)
+        shape = self.module.kv_cache_shape(self.spec, num_blocks)
         return KVCache(*(torch.empty(size, dtype=shape.dtype, device=device) for size in shape[:2]))
 
     def write_kv(self, key: Tensor, value: Tensor, kv_cache: KVCache, batch: BatchMetadata) -> None:
-        triton_attn.write_kv(self.spec, self.plan(batch), key, value, kv_cache, params=self.params)
+        self.module.write_kv(self.spec, self.plan(batch), key, value, kv_cache, params=self.params)
 
     def attend(
         self, query: Tensor, kv_cache: KVCache | None, batch: BatchMetadata, output: Tensor, **more: Tensor | None
     ) -> None:
-        triton_attn.forward(self.spec, self.plan(batch), Call(query, kv_cache, output, params=self.params, **more))
+        self.module.forward(self.spec, self.plan(batch), Call(query, kv_cache, output, params=self.params, **more))
 
 
 def trial_of(case: Case, device: str, **chosen: Any) -> Trial:

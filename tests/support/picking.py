@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
+from attnreg import AttentionRequest, Platform, Registry, RequestError
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.explain import explain
 from attnreg.language.facets import CORE
@@ -169,26 +167,13 @@ def answers(
     return answered
 
 
-def expressed(name: str) -> Registry:
-    """A bundled registry; skips the test where Python answers, because the evaluator cannot express it."""
-    from picker.expressions import ExpressionError
-    from picker.registries import registry_document
-
-    registry = load_registry(name)
-    try:
-        registry_document(registry)
-    except ExpressionError as e:
-        pytest.skip(f"Python answers: {e}")
-    return registry
-
-
 def documents(registry: Registry, names: Iterable[str]) -> dict[str, Any]:
     """The documents of bundled models, by name."""
-    from picker.models import model_document
+    from picker.models import Reading, model_document
 
     from attnreg.compile.bundled import bundled_configs
 
-    return {name: model_document(str(bundled_configs()[name]), registry) for name in names}
+    return {name: model_document(Reading(str(bundled_configs()[name])), registry) for name in names}
 
 
 def explained(registry: str, config: str, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +184,13 @@ def explained(registry: str, config: str, question: Mapping[str, Any]) -> dict[s
     inputs = read_inputs(
         RegistryInputs(registry=registry),
         PlatformInputs(arch=(platform["arch"],), flags=tuple(platform["flags"])),
-        RequestInputs(model=config, facets=facets, features=tuple(options["features"]), tp=options["ranks"]),
+        RequestInputs(
+            model=config,
+            facets=facets,
+            features=tuple(options["features"]),
+            tp=options["ranks"],
+            lengths=tuple(options.get("lengths", ())),
+        ),
         backends,
     )
     explanation = explain(

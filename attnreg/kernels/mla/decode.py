@@ -241,8 +241,8 @@ def _latent_attention_kernel(
     state = Softmax(state.acc * kv_scale, state.row_max, state.row_sum)
     if SPLIT:
         store_part(
-            state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, NUM_HEADS, LATENT.size, TILE,
-            False,
+            state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, tl.arange(0, TILE.block_dv),
+            NUM_HEADS, LATENT.size, TILE, False,
         )  # fmt: skip
     else:
         store_rows(state, rows, first_token, output_ptr, lse_ptr, stride_lse, OUT, LATENT.size, TILE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 import triton.language as tl
@@ -19,7 +19,7 @@ from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import Launch, schedule
-from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run
+from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
 from attnreg.runtime import latents
@@ -30,7 +30,6 @@ from attnreg.runtime.lengths import content, queries_of
 _CALL = ("query_ptr", "latent_ptr", "rope_ptr", "output_ptr", "tile_scale_ptr", "lse_ptr", "kv_scale_ptr")
 _BATCH = ("query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr")
 _PARTS = ("partial_ptr", "partial_lse_ptr")
-_NO_PARTS = (None, None)
 # the numbers of the batch and of the call, and those of the launch
 _NUMBERS = ("num_reqs", "stride_table", "stride_lse")
 _LAUNCH = ("min_query_len", "max_query_len", "min_split", "rank", "softmax_scale")
@@ -194,15 +193,8 @@ class _PlannedLaunch:
         """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
         named = dict(zip((*_NUMBERS, *_LAUNCH, "slots"), (*numbers, *self.values, 0), strict=True))
-        if self.merge is not None:
-            merge_key = MergeKey(key.output, None, not key.no_lse, False)
-            return self.merge.bind(self.variant, key, grid, rows, named, merge_key, _merged)
-        attention = self.variant.bind(key, grid, named)
-
-        def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
-            attention.launch((*call, *batch, *_NO_PARTS))
-
-        return run
+        merge_key = MergeKey(key.output, None, not key.no_lse, False)
+        return run_of(self.variant, self.merge, key, grid, rows, named, merge_key, _merged)
 
 
 def _merged(call: Sequence[Any]) -> tuple[Any, Any, None, None]:
@@ -210,16 +202,24 @@ def _merged(call: Sequence[Any]) -> tuple[Any, Any, None, None]:
     return call[3], call[5], None, None
 
 
-class _Launches:
+class PlannedLaunch(Protocol):
+    """One launch of a plan; `bind` makes what runs it, of the facts of a call."""
+
+    def bind(self, *known: Any) -> Run: ...
+
+
+LaunchT = TypeVar("LaunchT", bound=PlannedLaunch)
+
+
+class Launches(Generic[LaunchT]):
     """The launches for batches alike, and what runs them for calls alike."""
 
-    def __init__(self, planned: Sequence[_PlannedLaunch]) -> None:
+    def __init__(self, planned: Sequence[LaunchT]) -> None:
         self.planned = planned
         self._runs: dict[Any, list[Run]] = {}
 
-    def bound(self, key: _VariantKey, rows: int, numbers: tuple[int, ...]) -> list[Run]:
-        """What runs each launch for calls with so many rows of queries."""
-        known = key, rows, numbers
+    def bound(self, *known: Any) -> list[Run]:
+        """What runs each launch; known: the arguments of its ``bind``."""
         runs = self._runs.get(known)
         if runs is None:
             if len(self._runs) >= MOST_BOUND:
@@ -239,7 +239,7 @@ def _launches(
     max_seq_len: int,
     config: Config | None,
     splits: int | None,
-) -> _Launches:
+) -> Launches[_PlannedLaunch]:
     """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
     scaled = spec.kv_dtype == "fp8_ds_mla"
     compute, rank, rope = compute_dtype(spec, target), spec.head_size_v, spec.head_size - spec.head_size_v
@@ -288,4 +288,4 @@ def _launches(
             dependent_launch=one.splits > 1 and target.dependent_launch,
         )
         planned.append(_PlannedLaunch(spec, one, len(queries), device, code))
-    return _Launches(planned)
+    return Launches(planned)

@@ -212,15 +212,13 @@ class Code(NamedTuple):
 def config_for(num_tokens: int, num_heads: int, head_size: int, num_sms: int) -> Config:
     """The tile for states of these sizes: of one head, whose LSEs lie together, and small enough to use all SMs.
 
-    Of 16-bit states a thread has one vector of 16 bytes: for sm90 all loads are then issued together, in 32 registers.
-    With two, ptxas waits for the first to use its registers again: 16 tokens of a head of 128 by 4 warps took 422 us on
-    an H200, where 8 tokens of 2 heads took 449 (2026-11-22). Wide heads keep 4 warps: with 8, sm75 spills in float32.
+    On an H200, 16 tokens of a head of 128 took 423 us by 4 warps and 433 by 8, 8 tokens 436 (2026-11-22).
     """
     block_d = min(512, max(16, power_of_2(head_size)))
     rows = max(1, 2048 // block_d)
     while rows > 4 and num_tokens * num_heads < 4 * num_sms * rows:
         rows //= 2
-    return Config(rows, 1, block_d, 4 if block_d > 256 else max(1, rows * block_d // 256))
+    return Config(rows, 1, block_d, 4)
 
 
 class Merge:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from attnreg.kernels.packed.codes import column_of, load_levels, load_scaled, load_scales
 from attnreg.kernels.triton.fp8 import fp8_to_float16, stored_as
-from attnreg.kernels.triton.layout import head_offset, load_blocks, load_scales, load_tile, times
+from attnreg.kernels.triton.layout import head_offset, load_blocks, load_tile, times
 from attnreg.kernels.triton.rows import (
     find_tile,
     in_tree,
@@ -62,11 +63,11 @@ class Scoring(NamedTuple):
 
 @triton.jit
 def _load_query(
-    query_ptr, exists, first_column, Q: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
+    query_ptr, exists, first_column, Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """Returns BLOCK columns of the tile's queries [BLOCK_M, BLOCK], in the dtype of the dots."""
-    offs_d = first_column + tl.arange(0, BLOCK)
-    query = tl.load(query_ptr + offs_d[None, :], mask=exists[:, None] & (offs_d < SIZE)[None, :], other=0.0)
+    """Returns BLOCK columns of the tile's queries [BLOCK_M, BLOCK], in the dtype of the dots and the order of keys."""
+    offs_d = column_of(first_column + tl.arange(0, BLOCK), K)
+    query = tl.load(query_ptr + offs_d[None, :], mask=exists[:, None] & (offs_d < K.size)[None, :], other=0.0)
     if query.dtype.primitive_bitwidth == 8:
         FP8: tl.constexpr = Q.fp8
         query = fp8_to_float16(query, FP8)
@@ -113,6 +114,24 @@ def _last_block(block_table_ptr, span, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
+def _load_keys(
+    keys, block, n, stop, first_column,
+    K: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, EXIST: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Returns columns of the keys from n on [BLOCK_N, BLOCK], levels without their scales; as `load_tile`."""
+    if K.code == "levels":
+        k = load_levels(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK).to(DTYPE)
+    elif K.code == "uniform":
+        k = load_scaled(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, DTYPE)
+    else:
+        k = load_tile(
+            keys.key_ptr, block, keys.first_row, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, EXIST, DTYPE
+        )
+    return k
+
+
+@triton.jit
 def _products(
     query, query_ptr, exists, keys, block, n, stop, head_size,
     Q: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, WHOLE: tl.constexpr,
@@ -126,12 +145,11 @@ def _products(
     BLOCK_N: tl.constexpr = TILE.block_n
     if query.first is not None:
         # [BLOCK_N, BLOCK_D]
-        k = load_tile(keys.key_ptr, block, keys.first_row, n, stop, 0, K, WHOLE, BLOCK_N, TILE.block_d,
-                      K.size >= TILE.block_d, COMPUTE_DTYPE, False)  # fmt: skip
+        k = _load_keys(keys, block, n, stop, 0, K, WHOLE, BLOCK_N, TILE.block_d, K.size >= TILE.block_d, COMPUTE_DTYPE)
     if query.rest is not None:
         # [BLOCK_N, BLOCK_REST]
-        k_rest = load_tile(keys.key_ptr, block, keys.first_row, n, stop, TILE.block_d, K, WHOLE, BLOCK_N,
-                           TILE.block_rest, K.size >= TILE.block_d + TILE.block_rest, COMPUTE_DTYPE, False)  # fmt: skip
+        k_rest = _load_keys(keys, block, n, stop, TILE.block_d, K, WHOLE, BLOCK_N, TILE.block_rest,
+                            K.size >= TILE.block_d + TILE.block_rest, COMPUTE_DTYPE)  # fmt: skip
     # the next tile's blocks are on their way before its keys are fetched
     next_block = load_blocks(keys.block_table_ptr, n + BLOCK_N, stop, keys.last_block, K.block_size, BLOCK_N)
     if query.first is not None:
@@ -142,9 +160,9 @@ def _products(
         # registers cannot hold the whole query. A compiler that knew head_size would unroll the loop and spill
         s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for d in tl.range(0, head_size, TILE.block_k, disable_licm=True):
-            some_q = _load_query(query_ptr, exists, d, Q, K.size, TILE.block_k, COMPUTE_DTYPE)
-            some_k = load_tile(keys.key_ptr, block, keys.first_row, n, stop, d, K, WHOLE, BLOCK_N, TILE.block_k,
-                               K.size % TILE.block_k == 0, COMPUTE_DTYPE, False)  # fmt: skip
+            some_q = _load_query(query_ptr, exists, d, Q, K, TILE.block_k, COMPUTE_DTYPE)
+            some_k = _load_keys(keys, block, n, stop, d, K, WHOLE, BLOCK_N, TILE.block_k, K.size % TILE.block_k == 0,
+                                COMPUTE_DTYPE)  # fmt: skip
             s = tl.dot(some_q, some_k.T, s, input_precision="ieee")
     if K.code == "levels":
         s *= load_scales(keys.key_ptr, block, n, stop, K, WHOLE, BLOCK_N)[None, :]
@@ -182,7 +200,7 @@ def _masked(s, rows, offs_n, tree, BEGINS: tl.constexpr):
 def _attend_tile(
     state, block, n, query, query_ptr, rows, keys, span, tree, scoring, head_size,
     Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
-    BEGINS: tl.constexpr, SOFTCAP: tl.constexpr, PEEL: tl.constexpr, WHOLE: tl.constexpr,
+    VALUE_DTYPE: tl.constexpr, BEGINS: tl.constexpr, SOFTCAP: tl.constexpr, PEEL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Returns the state after the BLOCK_N keys from n on, which are in `block`, and the next tile's cache blocks.
 
@@ -200,11 +218,14 @@ def _attend_tile(
         s = _masked(s, rows, offs_n, tree, BEGINS)
     p, state = with_scores(state, s, unit)
     # [BLOCK_N, BLOCK_DV]
-    v = load_tile(
-        keys.value_ptr, block, keys.first_row, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv,
-        V.size == TILE.block_dv, COMPUTE_DTYPE,
-    )  # fmt: skip
-    acc = tl.dot(p.to(COMPUTE_DTYPE), v, state.acc, input_precision="ieee")
+    if V.code == "levels" or V.code == "uniform":
+        v = load_scaled(keys.value_ptr, block, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, VALUE_DTYPE)
+    else:
+        v = load_tile(
+            keys.value_ptr, block, keys.first_row, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv,
+            V.size == TILE.block_dv, VALUE_DTYPE,
+        )  # fmt: skip
+    acc = tl.dot(p.to(VALUE_DTYPE), v, state.acc, input_precision="ieee")
     return Softmax(acc, state.row_max, state.row_sum), next_block
 
 
@@ -220,11 +241,11 @@ def _scale_values(state, v_scale_ptr, kv_head, STRIDE: tl.constexpr, COUNT: tl.c
 @triton.jit
 def _store_output(
     state, rows, first_token, output_ptr, lse_ptr, sinks_ptr, out_scale_ptr, stride_lse, OUT: tl.constexpr,
-    HEADS: tl.constexpr, NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+    HEADS: tl.constexpr, NUM_HEADS: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Stores the rows' outputs, and the natural logarithms of their weights' sums."""
-    offs_dv = tl.arange(0, TILE.block_dv)
-    is_dv = (offs_dv < SIZE)[None, :]
+    offs_dv = column_of(tl.arange(0, TILE.block_dv), V)
+    is_dv = (offs_dv < V.size)[None, :]
     if sinks_ptr is not None:
         sinks_ptr += times(rows.head, HEADS.sink, NUM_HEADS)
         sink = tl.load(sinks_ptr, mask=rows.exists, other=0.0).to(tl.float32) * LOG2_E
@@ -263,14 +284,14 @@ def _attention_kernel(
     stride_table, stride_ranges, stride_range, stride_tree, stride_lse, stride_key_head, stride_value_head,
     softmax_scale, softcap,
     Q: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     MASK: tl.constexpr, SOFTCAP: tl.constexpr,
     ONE_TILE: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
     Grid: (tiles * NUM_KV_HEADS * cdiv(GROUP, heads), splits). Q, OUT: `Strides`. K, V: `CacheLayout`. HEADS: `PerHead`.
-    TILE: `Tile`. MASK: `Mask`.
+    TILE: `Tile`. MASK: `Mask`. COMPUTE_DTYPE, VALUE_DTYPE: of the products with keys, and of those with values.
     ONE_TILE: no request has more than BLOCK_M // heads queries, and tile i is request i.
     SPLIT: parts go to partial_ptr and partial_lse_ptr; a request cuts its keys into parts of min_split or more.
     PEEL: tiles that all rows see whole have a loop of their own. head_size: K.size, unknown to the compiler.
@@ -304,9 +325,9 @@ def _attention_kernel(
     query_ptr += (first_token + rows.token)[:, None] * Q.token + times(rows.head[:, None], Q.head, NUM_HEADS)
     first, rest = None, None
     if TILE.block_k == TILE.block_d + TILE.block_rest:
-        first = _load_query(query_ptr, rows.exists, 0, Q, K.size, TILE.block_d, COMPUTE_DTYPE)
+        first = _load_query(query_ptr, rows.exists, 0, Q, K, TILE.block_d, COMPUTE_DTYPE)
         if TILE.block_rest > 0:
-            rest = _load_query(query_ptr, rows.exists, TILE.block_d, Q, K.size, TILE.block_rest, COMPUTE_DTYPE)
+            rest = _load_query(query_ptr, rows.exists, TILE.block_d, Q, K, TILE.block_rest, COMPUTE_DTYPE)
     query = Query(first, rest)
     scale, softcap = _scale(softmax_scale, softcap, q_scale_ptr, k_scale_ptr, kv_head, Q, K, NUM_KV_HEADS, SOFTCAP)
     slopes = None
@@ -331,14 +352,15 @@ def _attention_kernel(
         for n in tl.range(first, last, TILE.block_n, num_stages=1 if PEEL and PHASE != 1 else None):
             state, block = _attend_tile(
                 state, block, n, query, query_ptr, rows, keys, span, tree, scoring, head_size, Q, K, V, TILE,
-                COMPUTE_DTYPE, BEGINS, SOFTCAP, PEEL, PHASE == 1,
+                COMPUTE_DTYPE, VALUE_DTYPE, BEGINS, SOFTCAP, PEEL, PHASE == 1,
             )  # fmt: skip
 
     state = _scale_values(state, v_scale_ptr, kv_head, V.stride_scale, NUM_KV_HEADS)
     if SPLIT:
         store_part(
-            state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, NUM_HEADS, V.size, TILE, ONE_TILE
-        )
+            state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr,
+            column_of(tl.arange(0, TILE.block_dv), V), NUM_HEADS, V.size, TILE, ONE_TILE,
+        )  # fmt: skip
     else:
         _store_output(
             state,
@@ -352,6 +374,6 @@ def _attention_kernel(
             OUT,
             HEADS,
             NUM_HEADS,
-            V.size,
+            V,
             TILE,
         )

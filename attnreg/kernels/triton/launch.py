@@ -91,13 +91,14 @@ class Variant:
         None.
         """
         in_order, pointers = self.kernel.in_order(values), len(self.kernel.pointers)
-        known = key, grid, in_order[pointers:]
+        of_tensors, numbers = in_order[:pointers], in_order[pointers:]
+        known = key, grid, numbers, dtypes_of(of_tensors)
         bound = self._bound.get(known)
         if bound is None:
             if len(self._bound) >= MOST_BOUND:
                 self._bound.clear()
-            bound = self._bound[known] = Bound(self, *known)
-        bound.launch(in_order[:pointers])
+            bound = self._bound[known] = Bound(self, key, grid, numbers)
+        bound.launch(of_tensors)
 
     def bind(self, key: Hashable, grid: tuple[int, int, int], numbers: Mapping[str, Any]) -> Bound:
         """A launch without its memory; key: as in `launch`. numbers: the values by name that are no pointers."""
@@ -115,7 +116,7 @@ class Variant:
         return (*odd, *far) if any(odd) or far else None
 
     def compiled(self, key: Hashable, facts: Hashable) -> tuple[Any, tuple[Any, ...]] | None:
-        """The code for a key and facts about pointers, and its constants; None where it is not compiled yet."""
+        """The code for a key and facts about pointers and their types, and its constants; None: not compiled yet."""
         return self._compiled.get((key, facts))
 
     def compile(self, key: Hashable, facts: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
@@ -133,6 +134,11 @@ class Variant:
 MOST_BOUND = 1024
 
 
+def dtypes_of(tensors: Sequence[Tensor | None]) -> tuple[torch.dtype | None, ...]:
+    """The types of a launch's pointers: code that is compiled for one reads another as something else."""
+    return tuple([None if x is None else x.dtype for x in tensors])
+
+
 class Scratch(NamedTuple):
     """Memory of a launch for two pointers, its last: the second begins so many elements after the first."""
 
@@ -145,7 +151,7 @@ class Scratch(NamedTuple):
 
 
 class Bound:
-    """A launch of which only the memory is not known yet: its grid, its numbers and its constants are."""
+    """A launch of which only the memory is not known yet: its grid, numbers, constants and pointers' types are."""
 
     def __init__(self, variant: Variant, key: Hashable, grid: tuple[int, int, int], numbers: tuple[Any, ...]) -> None:
         self.variant, self.key, self.grid, self.numbers = variant, key, grid, numbers
@@ -176,9 +182,11 @@ class Bound:
             start(triton.runtime.driver.active.get_current_stream(self._device), addresses)
             return
         values = (*tensors, *(() if scratch is None else scratch.tensors), *self.numbers)
-        known = self.variant.compiled(self.key, facts)
+        # other launches of the variant may have tensors of other types, this one has not
+        typed = facts, dtypes_of(tensors)
+        known = self.variant.compiled(self.key, typed)
         if known is None:
-            self.variant.compile(self.key, facts, self.grid, values)
+            self.variant.compile(self.key, typed, self.grid, values)
         elif start is not None:
             # a profiler is active, and needs Triton's description of the launch
             compiled, constants = known

@@ -217,123 +217,16 @@ def load_blocks(block_table_ptr, start, stop, last_block, BLOCK_SIZE: tl.constex
 
 
 @triton.jit
-def level_of(x, LAYOUT: tl.constexpr):
-    """Returns the levels of codes; x: twice the codes, less the largest code."""
-    square = x * x
-    factor = LAYOUT.cubic * square + LAYOUT.linear
-    if LAYOUT.bits == 4:
-        factor = (LAYOUT.fifth * square + LAYOUT.cubic) * square + LAYOUT.linear
-    return x * factor
-
-
-@triton.jit
-def words_at(page_ptr, LAYOUT: tl.constexpr):
-    """Returns pointers to the words of the codes of pages: a word has the largest power of 2 of bytes in `bits`."""
-    if LAYOUT.bits == 4:
-        words = page_ptr.to(tl.pointer_type(tl.uint32))
-    elif LAYOUT.bits == 2:
-        words = page_ptr.to(tl.pointer_type(tl.uint16))
-    else:
-        words = page_ptr
-    return words
-
-
-@triton.jit
-def numbers_at(page_ptr, LAYOUT: tl.constexpr):
-    """Returns pointers to the scales of pages, which are behind the codes; the zeros are behind the scales."""
-    CODES: tl.constexpr = LAYOUT.block_size * LAYOUT.columns * LAYOUT.bits // 8
-    return (page_ptr + CODES).to(tl.pointer_type(tl.float16))
-
-
-@triton.jit
-def _rows_of_pages(cache_ptr, block, start, stop, LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the page of each of BLOCK_N keys, or of all, and their rows there; the last key again past `stop`."""
-    key = start + tl.arange(0, BLOCK_N)
-    if not WHOLE:
-        key = tl.minimum(key, stop - 1)
-    return cache_ptr + block * LAYOUT.stride_block, key % LAYOUT.block_size
-
-
-@triton.jit
-def load_scales(
-    cache_ptr, block, start, stop, LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """Returns the scales [BLOCK_N] float32 of packed keys or values, one for a row."""
-    page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
-    return tl.load(numbers_at(page_ptr, LAYOUT) + row).to(tl.float32)
-
-
-@triton.jit
-def _load_codes(
-    cache_ptr, block, start, stop, first_column,
-    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Returns codes [BLOCK_N, BLOCK // 8, 8] float32 of a packed cache, of the columns from the first on."""
-    WORDS: tl.constexpr = LAYOUT.bits // (LAYOUT.bits & -LAYOUT.bits)
-    WORD_BITS: tl.constexpr = 8 * (LAYOUT.bits & -LAYOUT.bits)
-    GROUPS: tl.constexpr = LAYOUT.columns // 8
-    page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
-    offs_g = first_column // 8 + tl.arange(0, BLOCK // 8)
-    pointers = (words_at(page_ptr, LAYOUT) + row * GROUPS)[:, None] + offs_g[None, :]
-    if GROUPS % (BLOCK // 8) == 0:
-        number = tl.load(pointers).to(tl.uint32)
-        for word in tl.static_range(1, WORDS):
-            number |= tl.load(pointers + word * LAYOUT.block_size * GROUPS).to(tl.uint32) << (word * WORD_BITS)
-    else:
-        exist = (offs_g < GROUPS)[None, :]
-        number = tl.load(pointers, mask=exist, other=0).to(tl.uint32)
-        for word in tl.static_range(1, WORDS):
-            more = tl.load(pointers + word * LAYOUT.block_size * GROUPS, mask=exist, other=0).to(tl.uint32)
-            number |= more << (word * WORD_BITS)
-    shifts = (tl.arange(0, 8) * LAYOUT.bits).to(tl.uint32)
-    codes = (number[:, :, None] >> shifts[None, None, :]) & (2**LAYOUT.bits - 1)
-    return codes.to(tl.float32)
-
-
-@triton.jit
-def _load_packed(
-    cache_ptr, block, start, stop, first_column,
-    LAYOUT: tl.constexpr, SCALED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Returns `load_tile` of a packed cache."""
-    NUMBERS: tl.constexpr = (LAYOUT.columns + LAYOUT.group - 1) // LAYOUT.group if LAYOUT.group > 0 else 1
-    codes = _load_codes(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK)
-    page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
-    scales_ptr = numbers_at(page_ptr, LAYOUT) + row
-    if LAYOUT.code == "levels":
-        tile = level_of(codes * 2.0 - (2**LAYOUT.bits - 1), LAYOUT)
-        if SCALED:
-            tile *= tl.load(scales_ptr).to(tl.float32)[:, None, None]
-    elif LAYOUT.group >= BLOCK:
-        # one scale for all columns here
-        scales_ptr += first_column // LAYOUT.group * LAYOUT.block_size
-        zero = tl.load(scales_ptr + NUMBERS * LAYOUT.block_size).to(tl.float32)
-        tile = codes * tl.load(scales_ptr).to(tl.float32)[:, None, None] + zero[:, None, None]
-    else:
-        group = tl.minimum((first_column + tl.arange(0, BLOCK // 8) * 8) // LAYOUT.group, NUMBERS - 1)
-        pointers = scales_ptr[:, None] + (group * LAYOUT.block_size)[None, :]
-        zero = tl.load(pointers + NUMBERS * LAYOUT.block_size).to(tl.float32)
-        tile = codes * tl.load(pointers).to(tl.float32)[:, :, None] + zero[:, :, None]
-    return tl.reshape(tile.to(COMPUTE_DTYPE), [BLOCK_N, BLOCK])
-
-
-@triton.jit
 def load_tile(
     cache_ptr, block, first_row, start, stop, first_column,
     LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, EXIST: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, SCALED: tl.constexpr = True,
+    COMPUTE_DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Returns the keys or values [BLOCK_N, BLOCK] of one KV head from `start` on, in the dtype of the dots.
 
-    SCALED: levels of a packed cache are multiplied by the scales of their rows.
     WHOLE: none of them is at or past `stop`. Otherwise the last one is repeated there: memory that holds no key may
     hold NaN, and 0 * NaN is NaN. EXIST: rows have all BLOCK columns; otherwise columns past a row are 0.
     """
-    if LAYOUT.code == "levels" or LAYOUT.code == "uniform":
-        return _load_packed(
-            cache_ptr, block, start, stop, first_column, LAYOUT, SCALED, WHOLE, BLOCK_N, BLOCK, COMPUTE_DTYPE
-        )
     FP8: tl.constexpr = LAYOUT.fp8
     key = start + tl.arange(0, BLOCK_N)
     if not WHOLE:

@@ -21,7 +21,7 @@ from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
 from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides, on_bytes, packed_strides
 from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
-from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run
+from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, columns_of, power_of_2, value_columns
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
@@ -40,7 +40,6 @@ _BATCH = (
 # those of the call that the merge of split keys needs: output, lse, sinks and out_scale
 _MERGED = itemgetter(3, 4, 5, 10)
 _PARTS = ("partial_ptr", "partial_lse_ptr")
-_NO_PARTS = (None, None)
 # the numbers of the batch, of the call and of the launch; the launch of a batch has `slots` too
 _BATCH_NUMBERS = ("num_reqs", "num_ranges", "stride_table", "stride_ranges", "stride_range", "stride_tree")
 _CALL_NUMBERS = ("stride_lse", "stride_key_head", "stride_value_head")
@@ -59,8 +58,14 @@ def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
     """The dtype of the dots: float16 holds every 8-bit float exactly, bfloat16 would cost another conversion."""
     if cache_dtype in FP8:
         return dtype if dtype == torch.float32 else torch.float16
-    # codes of a packed cache become what the layer computes in
-    return dtype if cache_dtype in (dtype, torch.uint8) else torch.float32
+    # codes of a packed cache become float16 too
+    return torch.float16 if cache_dtype == torch.uint8 else dtype if cache_dtype == dtype else torch.float32
+
+
+def value_dtype(dtype: torch.dtype, cache: Cache) -> torch.dtype:
+    """The dtype of the products with values: that of other products, but levels may be larger than float16 holds."""
+    levels = cache.packed is not None and cache.packed.values.code == "levels"
+    return dtype if levels else compute_dtype(dtype, cache.dtype)
 
 
 class AttentionPlan:
@@ -142,13 +147,17 @@ class AttentionPlan:
 
     def _runs(self, alike: object, tensors: tuple[Any, ...]) -> list[Run]:
         """What runs the launches for calls like this one, shared by the plans of alike batches."""
-        runs = self.launches.runs
-        found = runs.get((alike, self._numbers))
+        runs, known = self.launches.runs, (type(self), alike, self._numbers)
+        found = runs.get(known)
         if found is None:
             if len(runs) >= MOST_BOUND:
                 runs.clear()
-            found = runs[alike, self._numbers] = _bound(self.launches, self._numbers, *tensors)
+            found = runs[known] = self._bind(tensors)
         return found
+
+    def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
+        """What runs each launch for calls whose tensors have the facts of these."""
+        return _bound(self.launches, self._numbers, *tensors)
 
 
 class _Code(NamedTuple):
@@ -198,6 +207,7 @@ class _Code(NamedTuple):
             "HEADS": PerHead(sink=sinks[0] if sinks else 1, slope=slopes[0] if slopes else 1),
             "TILE": tile,
             "COMPUTE_DTYPE": _TL_DTYPES[compute_dtype(self.dtype, self.cache.dtype)],
+            "VALUE_DTYPE": _TL_DTYPES[value_dtype(self.dtype, self.cache)],
             "NUM_KV_HEADS": self.num_kv_heads,
             "GROUP": self.group,
             "MASK": self.mask,
@@ -234,26 +244,20 @@ class _PlannedLaunch:
         """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
         numbers = {**numbers, **dict(zip(_LAUNCH, self.values, strict=True)), "slots": 0}
-        if self.merge is not None:
-            output, sinks, no_out_scale, no_lse = (variant_key[i] for i in (1, 6, 9, 10))
-            merge_key = MergeKey(output, sinks, not no_lse, not no_out_scale)
-            return self.merge.bind(self.variant, variant_key, grid, rows, numbers, merge_key, _MERGED)
-        attention = self.variant.bind(variant_key, grid, numbers)
-
-        def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
-            attention.launch((*call, *batch, *_NO_PARTS))
-
-        return run
+        output, sinks, no_out_scale, no_lse = (variant_key[i] for i in (1, 6, 9, 10))
+        merge_key = MergeKey(output, sinks, not no_lse, not no_out_scale)
+        return run_of(self.variant, self.merge, variant_key, grid, rows, numbers, merge_key, _MERGED)
 
 
 class _Launches(tuple[_PlannedLaunch, ...]):
-    """The launches for batches alike. runs: what runs them, for calls alike and the numbers of a batch.
+    """The launches for batches alike. runs: what runs them, for a kind of plan, calls alike and the
+    numbers of a batch.
 
     kinds: of calls that nobody compared.
     """
 
     kinds: Kinds
-    runs: dict[tuple[object, tuple[int, ...]], list[Run]]
+    runs: dict[tuple[type, object, tuple[int, ...]], list[Run]]
 
 
 def _bound(
@@ -332,6 +336,7 @@ def _launches(
         extras=ranges or tree or causal is None or "alibi" in spec.features or bool(spec.softcap),
         mask=tree or causal is None,
         packed=cache.packed is not None,
+        fp8_keys=cache.packed is not None and cache.packed.keys.code == "fp8",
     )
     queries = queries_of(starts).each
     launches = schedule(

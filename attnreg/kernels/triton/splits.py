@@ -27,12 +27,11 @@ from attnreg.runtime.interface import AttentionSpec
 
 @triton.jit
 def store_part(
-    state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr,
+    state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, offs_dv,
     NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Stores the rows' softmax over the keys of this program's split."""
+    """Stores the rows' softmax over the keys of this program's split; offs_dv: the columns of state.acc."""
     BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
-    offs_dv = tl.arange(0, TILE.block_dv)
     is_dv = (offs_dv < SIZE)[None, :]
     first_slot = tl.where(slots > 0, req.to(tl.int64) * slots, first_token)
     if ONE_TILE or TILE.block_m * TILE.block_dv < 16384:
@@ -233,3 +232,27 @@ class PlannedMerge:
         """Memory beside the query for the outputs of parts and for the sums of their weights."""
         # one allocation is half the time of two
         return Scratch(torch.empty(elements + sums, dtype=torch.float32, device=query.device), elements)
+
+
+def run_of(
+    attention: Variant,
+    merge: PlannedMerge | None,
+    variant_key: tuple[Any, ...],
+    grid: tuple[int, int, int],
+    rows: int,
+    numbers: Mapping[str, Any],
+    merge_key: MergeKey,
+    merged: Merged,
+) -> Run:
+    """What runs a launch for calls with so many rows of queries, and the merge where its keys are split.
+
+    Without a merge the kernel's last two pointers, of the parts, are None.
+    """
+    if merge is not None:
+        return merge.bind(attention, variant_key, grid, rows, numbers, merge_key, merged)
+    bound = attention.bind(variant_key, grid, numbers)
+
+    def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
+        bound.launch((*call, *batch, None, None))
+
+    return run

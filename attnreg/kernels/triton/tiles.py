@@ -50,7 +50,7 @@ class Shape(NamedTuple):
     is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. mask: queries form
     trees, or requests differ in causality. latent: keys are latents, block_d wide in their rotary part, and values the
     rest of them. tile_scales: these are in 8 bits with a scale for each tile. packed: keys and values are decoded from
-    codes of a few bits.
+    codes of a few bits. fp8_keys: of packed ones, keys are 8-bit floats.
     """
 
     rows: int
@@ -68,6 +68,7 @@ class Shape(NamedTuple):
     latent: bool = False
     tile_scales: bool = False
     packed: bool = False
+    fp8_keys: bool = False
 
     @property
     def width(self) -> int:
@@ -96,6 +97,7 @@ FACTS: Mapping[str, str] = {
     "latent": "MLA in its latent form: a key is loaded once, and is the value too",
     "tile_scales": "latents are in 8 bits with a scale for each of their tiles (fp8_ds_mla)",
     "packed": "keys and values are decoded from codes of a few bits (turboquant_*), which takes registers",
+    "fp8_keys": "of a packed cache: keys are 8-bit floats",
 }
 
 
@@ -122,6 +124,7 @@ def facts(target: Target, shape: Shape) -> dict[str, Any]:
         "latent": shape.latent,
         "tile_scales": shape.tile_scales,
         "packed": shape.packed,
+        "fp8_keys": shape.fp8_keys,
     }
 
 
@@ -152,7 +155,7 @@ def _matcher(value: Any) -> Matcher:
     return integer(value) if isinstance(value, int) else equals(value, value)
 
 
-H200, H200_MLA = "NVIDIA H200, 2026-11-21", "NVIDIA H200, 2026-11-22"
+H200, H200_LATER = "NVIDIA H200, 2026-11-21", "NVIDIA H200, 2026-11-22"
 
 TABLE: tuple[Row, ...] = (
     # latents: an accumulator of 512 columns leaves few registers
@@ -164,12 +167,12 @@ TABLE: tuple[Row, ...] = (
          Config(64, 32, 8, 3, programs_per_sm=1),
          because="rows of several queries take registers: of 64 keys, four were spilled by Triton 3.6"),
     _row({"latent": True, "sm": 90, "rows": {"min": 64}, "tile_scales": True},
-         Config(64, 64, 8, 2, programs_per_sm=1), H200_MLA,
+         Config(64, 64, 8, 2, programs_per_sm=1), H200_LATER,
          because="less than half the time of loading a latent twice, in parts and whole"),
     _row({"latent": True, "sm": 90, "rows": {"min": 64}, "quantised": True},
          Config(64, 64, 8, 2, programs_per_sm=1, block_k=64)),
     _row({"latent": True, "sm": 90, "rows": {"min": 64}}, Config(64, 64, 8, 2, programs_per_sm=1)),
-    _row({"latent": True, "sm": 90, "rows": 16, "quantised": False}, Config(16, 32, 4, 3), H200_MLA),
+    _row({"latent": True, "sm": 90, "rows": 16, "quantised": False}, Config(16, 32, 4, 3), H200_LATER),
     _row({"latent": True, "warpgroup_mma": True, "rows": 16}, Config(16, 64, 8, 2)),
     _row({"latent": True}, Config(UpTo(32), 32, 8, 2)),
     # packed caches: codes become operands in registers
@@ -180,6 +183,11 @@ TABLE: tuple[Row, ...] = (
          Config(16, 32, 4, 2, programs_per_sm=4)),
     _row({"packed": True, "queries": "few", "rows": 16, "warpgroup_mma": False},
          Config(16, 32, 4, 3, programs_per_sm=4)),
+    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "fp8_keys": True},
+         Config(16, 128, 4, 2, programs_per_sm=3), H200_LATER),
+    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False},
+         Config(16, 128, 4, 3, programs_per_sm=3), H200_LATER,
+         because="with twice the keys, a row's largest score and its sum are found half as often"),
     _row({"packed": True, "queries": "few", "rows": 16}, Config(16, 64, 4, 3, programs_per_sm=4)),
     _row({"packed": True, "width": {"min": 256}}, Config(UpTo(32), 32, 8, 2, programs_per_sm=1)),
     _row({"packed": True, "warpgroup_mma": False}, Config(UpTo(64), 32, 8, 2, programs_per_sm=1)),
@@ -229,7 +237,7 @@ TABLE: tuple[Row, ...] = (
     _row({"warpgroup_mma": False}, Config(64, 64, 8, 2)),
     _row({"window": {"min": 1, "max": 256}}, Config(64, 32, 4, 3, programs_per_sm=4), H200),
     _row({"sm": 90, "keys": 192, "values": 128, "extras": False, "quantised": False, "paged": False},
-         Config(128, 64, 8, 3, programs_per_sm=1, peel=True), "NVIDIA H200, 2026-11-22",
+         Config(128, 64, 8, 3, programs_per_sm=1, peel=True), H200_LATER,
          because="of twelve tiles the fastest for expanded prompts of MLA, causal or not"),
     _row({"width": {"min": 256}, "extras": True}, Config(64, 64, 8, 2, programs_per_sm=1), H200),
     _row({"width": {"min": 256}, "quantised": True}, Config(64, 64, 8, 2, programs_per_sm=1), H200),

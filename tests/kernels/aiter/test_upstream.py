@@ -254,7 +254,7 @@ def test_the_reason_leads_to_the_row_and_the_order_goes_on(fake: Fake, registry:
     assert selection.backend.name == "ROCM_AITER_MLA"
     refused = evaluate(MLA, mi350, registry, to_run=True).candidates[0]
     (reason,) = refused.reasons
-    assert (reason.kind, reason.where) == ("module", registry.backends["ROCM_AITER_MLA"].module_at)
+    assert (reason.kind, reason.where) == ("module", registry.backends["ROCM_AITER_MLA"].variants[0].module_at)
     with pytest.raises(upstream.UpstreamError):
         selection.backend.load()
 

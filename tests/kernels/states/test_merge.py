@@ -206,6 +206,6 @@ def test_few_tokens_have_the_numbers_of_many() -> None:
 
 
 def test_the_tile_is_small_where_states_are_few() -> None:
-    assert config_for(16384, 128, 128, 132) == Config(16, 1, 128, 8)
-    assert config_for(16, 16, 128, 132) == Config(4, 1, 128, 2)
+    assert config_for(16384, 128, 128, 132) == Config(16, 1, 128, 4)
+    assert config_for(16, 16, 128, 132) == Config(4, 1, 128, 4)
     assert config_for(4096, 128, 576, 132) == Config(4, 1, 512, 4)

@@ -55,7 +55,7 @@ def refused(group: Ranks, *cases: Case) -> list[Failure]:
             Case(request={**LSE, "attn_type": "encoder_decoder"}, causal=False), "SpecError",
             "attn_type is encoder_decoder; ranks share the cache of a decoder",
         ),
-        (Case(backend="TORCH_SDPA"), "NoBackendError", "TORCH_SDPA  lse is not supported"),
+        (Case(backend="TORCH_SDPA"), "NoBackendError", "TORCH_SDPA/gathered  lse is not supported"),
     ],
 )  # fmt: skip
 def test_a_layer_that_cannot_be_shared(ranks: Callable[[int], Ranks], case: Case, kind: str, problem: str) -> None:

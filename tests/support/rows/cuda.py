@@ -62,13 +62,15 @@ CUDA: list[Row] = [
     ),
     ("mm_prefix on Hopper", "sm90", features("mm_prefix"), "TRITON_ATTN", {"FLASH_ATTN": "mm_prefix is not supported"}),
     ("head size 512 on Hopper is FA4's", "sm90", {"head_size": 512}, "FLASH_ATTN/FA4-wide", {}),
-    ("fp8 on Hopper", "sm90", {"kv_dtype": "fp8"}, "FLASH_ATTN/FA3", {}),
+    ("fp8 on Hopper", "sm90", {"kv_dtype": "fp8"}, "FLASH_ATTN/FA3-engine", {}),
+    ("prompts on Hopper", "sm90", {"phase": "prefill"}, "FLASH_ATTN/FA3", {}),
+    ("pages of 128 on Hopper", "sm90", {"block_size": 128}, "FLASH_ATTN/FA3-engine", {}),
     (
         "fp8_e5m2 on Hopper",
         "sm90",
         {"kv_dtype": "fp8_e5m2"},
         "FLASHINFER/native",
-        {"FLASH_ATTN": "kv_dtype is fp8_e5m2; supported: auto, float16, bfloat16, fp8, fp8_e4m3"},
+        {"FLASH_ATTN": "kv_dtype is fp8_e5m2; supported: auto, float16, bfloat16"},
     ),
     (
         "fp8 on Ampere",
@@ -114,7 +116,7 @@ CUDA: list[Row] = [
         "sm90 -flash-attn-3 -vllm",
         {},
         "FLASHINFER/XQA",
-        {"FLASH_ATTN": "package flash-attn-3 is not installed"},
+        {"FLASH_ATTN": "needs package flash-attn-3 or package vllm"},
     ),
     (
         "values of another width",

@@ -11,7 +11,7 @@ MLA_ROWS: list[Row] = [
         "Hopper, fp8",
         "sm90",
         {**MLA, "kv_dtype": "fp8"},
-        "FLASHMLA",
+        "FLASHMLA/paged",
         {"FLASH_ATTN_MLA": "kv_dtype is fp8; supported: auto, float16, bfloat16"},
     ),
     (

@@ -10,7 +10,7 @@ OTHERS: list[Row] = [
         "XPU, blocks of 16",
         "xe2",
         {},
-        "TORCH_SDPA",
+        "TORCH_SDPA/gathered",
         {"FLASH_ATTN": "block_size is 16; supported: multiples of 64"},
     ),
     (
@@ -48,14 +48,14 @@ OTHERS: list[Row] = [
         {"CPU_ATTN": "positions of queries and keys are not comparable in cross-attention"},
     ),
     ("CPU, PyTorch is not installed", "x86_64 -torch", {}, None, {"CPU_ATTN": "package torch is not installed"}),
-    ("vision, Turing", "sm75", VISION, "TORCH_SDPA", {}),
+    ("vision, Turing", "sm75", VISION, "TORCH_SDPA/efficient", {}),
     ("vision, Hopper", "sm90", VISION, "FLASH_ATTN/FA3", {}),
     ("vision, Blackwell", "sm100", VISION, "FLASH_ATTN/FA4", {}),
     (
         "vision, a width of its own",
         "sm90",
         {**VISION, "head_size": 20},
-        "TORCH_SDPA",
+        "TORCH_SDPA/gathered",
         {
             "FLASH_ATTN": "head_size is 20; supported: multiples of 8 up to 256",
             "TRITON_ATTN": "head_size is 20; supported: 32 to 512",
@@ -67,11 +67,11 @@ OTHERS: list[Row] = [
         "vision, RDNA",
         "gfx1100",
         VISION,
-        "TORCH_SDPA",
+        "TORCH_SDPA/gathered",
         {"FLASH_ATTN": "arch is gfx1100; needs gfx90a, gfx942 or gfx950"},
     ),
     ("vision, XPU", "xe2", VISION, "FLASH_ATTN/XPU", {}),
-    ("vision, CPU", "x86_64", VISION, "TORCH_SDPA", {}),
+    ("vision, CPU", "x86_64", VISION, "TORCH_SDPA/gathered", {}),
 ]
 
 # an absent KV dtype and block size constrain nothing; TURBOQUANT alone wants to know

@@ -1,0 +1,106 @@
+"""FLASH_ATTN/FA2: FlashAttention 2, from vLLM's build or from its own package, behind the runtime's contract.
+
+vLLM's build is loaded from its file and reads pages of a multiple of 16 tokens; the package reads those of 256, and its
+function returns memory of its own, which is copied. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.flash_attn import record
+from attnreg.kernels.flash_attn.sequences import Sequences, refuse_unaligned, store_rows
+from attnreg.kernels.triton.cache import write_new_kv as write_kv
+from attnreg.kernels.upstream import UpstreamError
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, UnclaimedError, paged_cache_shape
+
+__all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
+
+BACKEND = "FLASH_ATTN/FA2"
+# the pages of the package's build
+PAGE = 256
+kv_cache_shape = paged_cache_shape
+
+
+def _loaded() -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """vLLM's operator, or else the package's function."""
+    try:
+        return record.FA2_VLLM.load(), None
+    except UpstreamError as e:
+        try:
+            return None, record.FA2.load()
+        except UpstreamError as other:
+            raise UpstreamError(f"{e}; {other}") from other
+
+
+_operator, _function = _loaded()
+
+
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
+    """The sequences of a batch. Raises `UnclaimedError` for pages that the installed build does not read."""
+    if batch.paged and _operator is None and spec.block_size is not None and spec.block_size % PAGE:
+        message = f"block_size {spec.block_size}: the package flash-attn reads pages of a multiple of {PAGE} tokens"
+        raise UnclaimedError(message, BACKEND)
+    return Sequences.of(spec, batch)
+
+
+def forward(spec: AttentionSpec, plan: Sequences, call: Call) -> None:
+    """Writes the attention of the batch's queries into ``output``, and into ``lse``.
+
+    Source of the arguments' meanings: flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp.
+    """
+    if plan.nothing(call):
+        return
+    key, value = plan.keys(call)
+    if plan.block_table is not None and spec.kv_layout == "HND":
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
+    refuse_unaligned(BACKEND, query=call.query, key=key, value=value, output=call.output)
+    slopes = call.params.alibi_slopes
+    slopes = None if slopes is None else slopes.float().contiguous()
+    lse = (_by_operator if _function is None else _by_function)(spec, plan, call, key, value, slopes)
+    if call.lse is not None:
+        # of a row without a key it is +inf
+        store_rows(call.lse.mT, lse.masked_fill(lse == torch.inf, -torch.inf).mT, plan)
+
+
+def _by_operator(
+    spec: AttentionSpec, plan: Sequences, call: Call, key: Tensor, value: Tensor, slopes: Tensor | None
+) -> Tensor:
+    """Writes the output; returns the LSE."""
+    assert _operator is not None
+    lse: Tensor = _operator(
+        q=call.query, k=key, v=value, out=call.output, cu_seqlens_q=plan.query_starts,
+        # not read where there are pages
+        cu_seqlens_k=plan.query_starts if plan.key_starts is None else plan.key_starts,
+        seqused_k=None if plan.block_table is None else plan.seq_lens, leftpad_k=None, block_table=plan.block_table,
+        alibi_slopes=slopes, max_seqlen_q=plan.max_query_len, max_seqlen_k=plan.max_key_len, p_dropout=0.0,
+        softmax_scale=spec.softmax_scale, zero_tensors=False, is_causal=plan.causal, window_size_left=plan.left,
+        window_size_right=plan.right, softcap=spec.softcap or 0.0, return_softmax=False,
+        # splits depend on what else is in the batch
+        num_splits=1 if "batch_invariant" in spec.features else 0,
+        gen=None,
+    )[1]  # fmt: skip
+    return lse
+
+
+def _by_function(
+    spec: AttentionSpec, plan: Sequences, call: Call, key: Tensor, value: Tensor, slopes: Tensor | None
+) -> Tensor:
+    """Writes the output; returns the LSE."""
+    assert _function is not None
+    key_starts = plan.key_starts
+    if key_starts is None:
+        key_starts = torch.nn.functional.pad(plan.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    output, lse, _ = _function(
+        q=call.query, k=key, v=value, cu_seqlens_q=plan.query_starts, cu_seqlens_k=key_starts,
+        max_seqlen_q=plan.max_query_len, max_seqlen_k=plan.max_key_len, softmax_scale=spec.softmax_scale,
+        causal=plan.causal, window_size=(plan.left, plan.right), softcap=spec.softcap or 0.0, alibi_slopes=slopes,
+        return_attn_probs=True, block_table=plan.block_table,
+    )  # fmt: skip
+    store_rows(call.output, output, plan)
+    found: Tensor = lse
+    return found

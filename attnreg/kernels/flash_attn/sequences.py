@@ -1,0 +1,122 @@
+"""Sequences: the arguments that every version of FlashAttention takes of a batch, and what all adapters refuse.
+
+All lengths stay on the device; the host knows their upper bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call
+
+# the kernels load vectors of so many bytes
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """A batch as FlashAttention takes it.
+
+    query_starts, key_starts: prefix sums, int32; key_starts is None where there is a block_table. left, right: the
+    window, -1 for none. num_keys: rows of packed keys; 0 with a block_table. square: whether every request has as many
+    queries as keys; uniform: whether all have as many of each, and some of both; as far as the host knows.
+    """
+
+    num_tokens: int
+    num_keys: int
+    query_starts: Tensor
+    key_starts: Tensor | None
+    seq_lens: Tensor
+    block_table: Tensor | None
+    max_query_len: int
+    max_key_len: int
+    causal: bool
+    left: int
+    right: int
+    slot_mapping: Tensor | None
+    square: bool
+    uniform: bool
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
+        """The sequences of a batch. Queries are aligned to the last keys."""
+        causal, key_starts = batch.causal is True, None
+        if not batch.paged:
+            key_starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
+        left, right = spec.sides(causal)
+        queries, keys = batch.host_starts.diff(), batch.host_lens
+        lengths = {*zip(queries.tolist(), keys.tolist(), strict=True)}
+        return cls(
+            num_tokens=batch.num_tokens,
+            num_keys=0 if batch.paged else int(keys.sum()),
+            query_starts=batch.query_start_loc,
+            key_starts=key_starts,
+            seq_lens=batch.seq_lens,
+            block_table=batch.block_table,
+            max_query_len=batch.max_query_len,
+            max_key_len=batch.max_seq_len,
+            causal=causal,
+            left=left,
+            right=right,
+            slot_mapping=batch.slot_mapping,
+            square=all(q == k for q, k in lengths),
+            uniform=len(lengths) == 1 and all(q and k for q, k in lengths),
+        )
+
+    def keys(self, call: Call) -> tuple[Tensor, Tensor]:
+        """The cache's pages [num_blocks, block_size, num_kv_heads, size], or the packed keys and values without
+        padding.
+        """
+        if self.block_table is not None:
+            assert call.kv_cache is not None
+            return call.kv_cache.key, call.kv_cache.value
+        key, value = call.packed
+        return key[: self.num_keys], value[: self.num_keys]
+
+    def nothing(self, call: Call) -> bool:
+        """Whether there is nothing to compute: no query, or no key at all; the rows without a key are then stored."""
+        if not call.query.shape[0] or not self.num_tokens:
+            return True
+        if self.block_table is not None or self.num_keys:
+            return False
+        call.output[: self.num_tokens] = 0
+        if call.lse is not None:
+            call.lse[:, : self.num_tokens] = -torch.inf
+        return True
+
+
+def aligned(x: Tensor) -> Tensor:
+    """A tensor whose rows begin at multiples of 16 bytes: itself, or a copy."""
+    size = x.element_size()
+    if x.data_ptr() % ALIGNMENT or any(s * size % ALIGNMENT for s in x.stride()[:-1]):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x
+
+
+def refuse_unaligned(backend: str, **tensors: Tensor | None) -> None:
+    """Raises `BatchError` for a tensor whose rows do not begin at a multiple of 16 bytes, which the kernels assume."""
+    for name, x in tensors.items():
+        if x is None or not x.numel():
+            continue
+        size = x.element_size()
+        if x.data_ptr() % ALIGNMENT or any(s * size % ALIGNMENT for s in x.stride()[:-1]):
+            at = f"strides {tuple(x.stride())}, address {x.data_ptr() % ALIGNMENT} past a multiple of {ALIGNMENT}"
+            raise BatchError([f"{name} has {at}: {backend} loads vectors of {ALIGNMENT} bytes; align its rows"])
+
+
+def store_sinks(sinks: Tensor, call: Call, lse: Tensor, plan: Sequences) -> Tensor:
+    """Adds sinks to an output that a kernel computed without them; returns the LSE with them, [heads, rows]."""
+    sinks = sinks.float()[:, None]
+    share = torch.sigmoid(lse - sinks).mT[..., None]
+    store_rows(call.output, call.output.float() * share, plan)
+    return torch.logaddexp(lse, sinks)
+
+
+def store_rows(target: Tensor, computed: Tensor, plan: Sequences) -> None:
+    """Copies the rows that exist, of [rows, ...]; the others keep what they hold. For any lengths on the device."""
+    exists = torch.arange(target.shape[0], device=target.device) < plan.query_starts[-1]
+    exists = exists.view(-1, *[1] * (target.ndim - 1))
+    target.copy_(torch.where(exists, computed.to(target.dtype), target))

@@ -1,0 +1,400 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-untyped-call, assignment"
+# ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
+"""The decode kernel of MLA for SM 9.0, in Gluon: absorbed queries against a paged cache of latents of 512 + 64.
+
+A program computes 64 rows, query heads of one or more queries of a request, over tiles of 64 keys. A warp fetches the
+tiles, each as its left half, its right half and its rotary part; two buffers hold them. The left warpgroup computes
+scores, weights, and the left half of the outputs; the right warpgroup the right half, from the weights that the left
+one hands over. Tiles are walked from the last one: only the first tiles that a program meets have keys that rows do
+not see.
+
+Arguments in capitals are constants. A descriptor is of the cache's rows, one for each place of a token.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
+
+ROWS, KEYS, HALF, ROPE = (gl.constexpr(n) for n in (64, 64, 256, 64))
+# accumulators of one warpgroup, [64, 64] and [64, 256]
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+OUTPUTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
+# as copies write shared memory, and as products read it
+SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+# 16 bytes a thread, whole rows a warp
+WIDE_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
+NARROW_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+
+
+@gluon.jit
+def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
+    """Returns the request of a tile, where request i owns the tiles from query_start_loc[i] // BLOCK_Q + i on."""
+    req = -1
+    for start in range(0, num_reqs, 128):
+        i = start + gl.arange(0, 128, LANES)
+        first_token = gl.load(query_start_loc_ptr + i, mask=i < num_reqs, other=0)
+        req += gl.sum(((i < num_reqs) & (first_token // BLOCK_Q + i <= tile)).to(gl.int32), 0)
+    return req
+
+
+@gluon.jit
+def _rows(tile, head_tile, query_len, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Returns the rows of a tile, [64] in a layout: query token of the request, head, and whether there is one."""
+    BLOCK_Q: gl.constexpr = ROWS // HEADS
+    r = gl.arange(0, ROWS, LAYOUT)
+    token, head = tile * BLOCK_Q + r // HEADS, head_tile * HEADS + r % HEADS
+    return token, head, (r < BLOCK_Q * HEADS) & (token < query_len) & (head < NUM_HEADS)
+
+
+@gluon.jit
+def _load_query(
+    query_ptr, first_token, tile, head_tile, query_len, shared,
+    Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr,
+    FIRST: gl.constexpr, SIZE: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Copies SIZE columns of the rows' queries, from the first on, to shared memory; rows that do not exist are 0."""
+    token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, LAYOUT))
+    offs = (first_token + token) * Q_TOKEN + head.to(gl.int64) * Q_HEAD + FIRST
+    columns = gl.arange(0, SIZE, gl.SliceLayout(0, LAYOUT))
+    shared.store(gl.load(query_ptr + offs[:, None] + columns[None, :], mask=exists[:, None], other=0.0))
+
+
+@gluon.jit
+def _load_pages(block_table_ptr, n, last_block, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr):
+    """Returns the cache blocks of the boxes of the tile of keys from n on; of a box past the last block, that."""
+    blocks = ()
+    for x in gl.static_range(KEYS // BOX):
+        blocks = blocks + (gl.load(block_table_ptr + gl.minimum((n + x * BOX) // BLOCK_SIZE, last_block)),)
+    return blocks
+
+
+@gluon.jit
+def _fetch(
+    wide_desc, narrow_desc, left, right, rope, left_full, left_empty, right_full, right_empty,
+    block_table_ptr, start, tiles, last_block, apart, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
+):  # fmt: skip
+    """Fetches the tiles of keys from `start` on, the last one first; apart: rows from one block to the next."""
+    if tiles > 0:
+        first = start + (tiles - 1) * KEYS
+        pages = _load_pages(block_table_ptr, first, last_block, BLOCK_SIZE, BOX)
+        for i in range(tiles):
+            n = first - i * KEYS
+            now = pages
+            # the next tile's blocks are on their way before its keys are fetched
+            pages = _load_pages(block_table_ptr, gl.maximum(n - KEYS, 0), last_block, BLOCK_SIZE, BOX)
+            stage, free = i & 1, ((i >> 1) & 1) ^ 1
+            mbarrier.wait(left_empty.index(stage), free)
+            mbarrier.expect(left_full.index(stage), KEYS * HALF * 2)
+            for x in gl.static_range(KEYS // BOX):
+                row = now[x] * apart + (n + x * BOX) % BLOCK_SIZE
+                tma.async_copy_global_to_shared(
+                    wide_desc, [row, 0], left_full.index(stage), left.index(stage).slice(x * BOX, BOX, 0)
+                )
+            mbarrier.wait(right_empty.index(stage), free)
+            mbarrier.expect(right_full.index(stage), KEYS * (HALF + ROPE) * 2)
+            for x in gl.static_range(KEYS // BOX):
+                row = now[x] * apart + (n + x * BOX) % BLOCK_SIZE
+                tma.async_copy_global_to_shared(
+                    wide_desc, [row, HALF], right_full.index(stage), right.index(stage).slice(x * BOX, BOX, 0)
+                )
+                tma.async_copy_global_to_shared(
+                    narrow_desc, [row, 2 * HALF], right_full.index(stage), rope.index(stage).slice(x * BOX, BOX, 0)
+                )
+
+
+@gluon.jit
+def _clear_rows(shared, count):
+    """Makes the rows of a half tile [64, 256] from `count` on 0: memory that holds no key may hold NaN."""
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, WIDE_ROWS))
+    values = shared.load(WIDE_ROWS)
+    shared.store(gl.where((row < count)[:, None], values, 0.0))
+    fence_async_shared()
+
+
+@gluon.jit
+def _part_of_rows(slots, req, first_token, token, head, NUM_HEADS: gl.constexpr):
+    """Returns the index of each row's part among those of all splits; slots: as in `splits.store_part`."""
+    slot = gl.where(slots > 0, req.to(gl.int64) * slots, first_token) + token
+    return (slot * NUM_HEADS + head) * gl.num_programs(1) + gl.program_id(1)
+
+
+@gluon.jit
+def _store_half(
+    output_ptr, partial_ptr, acc, factor, slots, req, first_token, tile, head_tile, query_len,
+    OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr,
+    FIRST: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Stores half of the rows' outputs, from column FIRST on, times a factor for each row."""
+    token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, OUTPUTS))
+    columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, OUTPUTS))
+    acc = acc * factor[:, None]
+    if SPLIT:
+        offs = _part_of_rows(slots, req, first_token, token, head, NUM_HEADS) * (2 * HALF)
+        gl.store(partial_ptr + offs[:, None] + columns[None, :], acc, mask=exists[:, None])
+    else:
+        offs = (first_token + token) * OUT_TOKEN + head.to(gl.int64) * OUT_HEAD
+        gl.store(output_ptr + offs[:, None] + columns[None, :], acc.to(output_ptr.dtype.element_ty),
+                 mask=exists[:, None])  # fmt: skip
+
+
+@gluon.jit
+def _store_sums(
+    lse_ptr, partial_lse_ptr, row_max, row_sum, stride_lse, slots, req, first_token, tile, head_tile, query_len,
+    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Stores the logarithms of the rows' sums of weights: base 2 for a part, else the natural ones."""
+    token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
+    log_sum = gl.where(row_sum > 0, row_max + gl.log2(gl.where(row_sum > 0, row_sum, 1.0)), -float("inf"))
+    if SPLIT:
+        gl.store(partial_lse_ptr + _part_of_rows(slots, req, first_token, token, head, NUM_HEADS), log_sum, mask=exists)
+    elif lse_ptr is not None:
+        gl.store(lse_ptr + head.to(gl.int64) * stride_lse + first_token + token, log_sum * LN_2, mask=exists)
+
+
+@gluon.jit
+def _masked(s, n, token, context, kv_len, CAUSAL: gl.constexpr):
+    """Returns the scores of the keys from n on, those that a row does not see as -inf."""
+    end = gl.minimum(kv_len, context + token + 1) if CAUSAL else token * 0 + kv_len
+    keys = n + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
+    return gl.where(keys[None, :] < end[:, None], s, -float("inf"))
+
+
+@gluon.jit
+def _sums_of_lanes(p):
+    """Returns the sum of the weights of each row that a thread has itself, [64, 4]: a row is in four lanes."""
+    return gl.sum(gl.sum(p.reshape([ROWS, KEYS // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _left(
+    query_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr,
+    query_left, query_rope, query_right, left, right, rope, weights, factors,
+    query_full, left_full, left_empty, right_full, right_empty, weights_full, weights_empty,
+    req, first_token, tile, head_tile, query_len, kv_len, start, stop, tiles, unit, stride_lse, slots,
+    Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
+    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr, SPLIT: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """Scores, weights, and the left half of the outputs."""
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, OUTPUTS)
+    row_max = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, SCORES))
+    row_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
+    acc = gl.zeros([ROWS, HALF], gl.float32, OUTPUTS)
+    if tiles > 0:
+        context = kv_len - query_len
+        token, _, _ = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
+        _load_query(query_ptr, first_token, tile, head_tile, query_len, query_left, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+                    0, HALF, WIDE_ROWS)  # fmt: skip
+        _load_query(query_ptr, first_token, tile, head_tile, query_len, query_rope, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+                    2 * HALF, ROPE, NARROW_ROWS)  # fmt: skip
+        fence_async_shared()
+        zeros = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
+        n = start + (tiles - 1) * KEYS
+        mbarrier.wait(left_full.index(0), 0)
+        if stop - n < KEYS:
+            _clear_rows(left.index(0), stop - n)
+        s = warpgroup_mma(query_left, left.index(0).permute([1, 0]), zeros, use_acc=False, is_async=True)
+        mbarrier.wait(query_full, 0)
+        mbarrier.wait(right_full.index(0), 0)
+        s = warpgroup_mma(query_right, right.index(0).permute([1, 0]), s, is_async=True)
+        s = warpgroup_mma(query_rope, rope.index(0).permute([1, 0]), s, is_async=True)
+        s = warpgroup_mma_wait(0, [s])
+        mbarrier.arrive(right_empty.index(0))
+        s = _masked(s, n, token, context, kv_len, CAUSAL)
+        row_max = gl.maximum(gl.max(s, 1) * unit, LOWEST)
+        p = gl.exp2(s * unit - row_max[:, None])
+        sums = _sums_of_lanes(p)
+        p16 = p.to(DTYPE)
+        factors.store(gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES)))
+        weights.store(p16)
+        mbarrier.arrive(weights_full)
+        operand = gl.convert_layout(p16, WEIGHTS)
+        for i in range(1, tiles):
+            stage, full = i & 1, (i >> 1) & 1
+            n -= KEYS
+            acc = warpgroup_mma(operand, left.index(stage ^ 1), acc, is_async=True)
+            mbarrier.wait(left_full.index(stage), full)
+            s = warpgroup_mma(query_left, left.index(stage).permute([1, 0]), zeros, use_acc=False, is_async=True)
+            mbarrier.wait(right_full.index(stage), full)
+            s = warpgroup_mma(query_right, right.index(stage).permute([1, 0]), s, is_async=True)
+            s = warpgroup_mma(query_rope, rope.index(stage).permute([1, 0]), s, is_async=True)
+            acc = warpgroup_mma_wait(3, [acc])
+            mbarrier.arrive(left_empty.index(stage ^ 1))
+            s = warpgroup_mma_wait(0, [s])
+            mbarrier.arrive(right_empty.index(stage))
+            if CAUSAL and HEADS * 2 <= ROWS:  # noqa: SIM102 (the compiler decides the first, the device the second)
+                # queries of one tile of rows end at different keys, and these may be in two tiles
+                if n + KEYS > context + tile * (ROWS // HEADS) + 1:
+                    s = _masked(s, n, token, context, kv_len, CAUSAL)
+            new_max = gl.maximum(row_max, gl.max(s, 1) * unit)
+            p = gl.exp2(s * unit - new_max[:, None])
+            factor = gl.exp2(row_max - new_max)
+            row_max = new_max
+            p16 = p.to(DTYPE)
+            mbarrier.wait(weights_empty, (i & 1) ^ 1)
+            factors.store(factor)
+            weights.store(p16)
+            mbarrier.arrive(weights_full)
+            sums = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None] + _sums_of_lanes(p)
+            operand = gl.convert_layout(p16, WEIGHTS)
+            acc = acc * gl.convert_layout(factor, OF_ROWS)[:, None]
+        acc = warpgroup_mma(operand, left.index((tiles - 1) & 1), acc, is_async=True)
+        row_sum = gl.convert_layout(gl.sum(sums, 1), gl.SliceLayout(1, SCORES))
+        mbarrier.wait(weights_empty, (tiles & 1) ^ 1)
+        factors.store(1.0 / gl.where(row_sum > 0, row_sum, 1.0))
+        mbarrier.arrive(weights_full)
+        acc = warpgroup_mma_wait(0, [acc])
+    if tiles > 0 or not SPLIT:
+        factor = gl.convert_layout(1.0 / gl.where(row_sum > 0, row_sum, 1.0), OF_ROWS)
+        _store_half(output_ptr, partial_ptr, acc, factor, slots, req, first_token, tile, head_tile, query_len,
+                    OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, 0, SPLIT)  # fmt: skip
+    _store_sums(lse_ptr, partial_lse_ptr, row_max, row_sum, stride_lse, slots, req, first_token, tile, head_tile,
+                query_len, NUM_HEADS, HEADS, SPLIT)  # fmt: skip
+
+
+@gluon.jit
+def _right(
+    query_ptr, output_ptr, partial_ptr, query_right, right, weights, factors,
+    query_full, right_full, right_empty, weights_full, weights_empty,
+    req, first_token, tile, head_tile, query_len, start, stop, tiles, slots,
+    Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
+    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """The right half of the outputs, from the weights of the left warpgroup."""
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, OUTPUTS)
+    acc = gl.zeros([ROWS, HALF], gl.float32, OUTPUTS)
+    factor = gl.full([ROWS], 1.0, gl.float32, OF_ROWS)
+    if tiles > 0:
+        _load_query(query_ptr, first_token, tile, head_tile, query_len, query_right, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+                    HALF, HALF, WIDE_ROWS)  # fmt: skip
+        fence_async_shared()
+        mbarrier.arrive(query_full)
+        mbarrier.wait(right_full.index(0), 0)
+        count = stop - (start + (tiles - 1) * KEYS)
+        if count < KEYS:
+            _clear_rows(right.index(0), count)
+        for i in range(tiles):
+            stage = i & 1
+            mbarrier.wait(weights_full, i & 1)
+            factor = factors.load(OF_ROWS)
+            operand = weights.load(WEIGHTS)
+            mbarrier.arrive(weights_empty)
+            acc = acc * factor[:, None]
+            mbarrier.wait(right_full.index(stage), (i >> 1) & 1)
+            acc = warpgroup_mma(operand, right.index(stage), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc])
+            mbarrier.arrive(right_empty.index(stage))
+        mbarrier.wait(weights_full, tiles & 1)
+        factor = factors.load(OF_ROWS)
+    if tiles > 0 or not SPLIT:
+        _store_half(output_ptr, partial_ptr, acc, factor, slots, req, first_token, tile, head_tile, query_len,
+                    OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, HALF, SPLIT)  # fmt: skip
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "num_reqs", "min_query_len", "max_query_len", "min_split", "stride_table", "stride_lse", "softmax_scale",
+        "apart", "slots",
+    ],
+    do_not_specialize_on_alignment=[
+        "lse_ptr", "query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "partial_ptr", "partial_lse_ptr",
+    ],
+)  # fmt: skip
+def latent_attention_kernel(
+    query_ptr, output_ptr, lse_ptr, query_start_loc_ptr, seq_lens_ptr, block_table_ptr, partial_ptr, partial_lse_ptr,
+    wide_desc, narrow_desc, num_reqs, min_query_len, max_query_len, min_split, stride_table, stride_lse, softmax_scale,
+    apart, slots,
+    Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr,
+    ONE_TILE: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+
+    Grid, tiles, splits and parts are those of `attnreg.kernels.mla.decode`. wide_desc, narrow_desc: the cache's rows
+    in boxes of BOX, of 256 columns and of 64. apart: rows from one block to the next.
+    """
+    if SPLIT:
+        # the merge may be set up while this kernel still runs; it waits for the results itself
+        gdc_launch_dependents()
+    DTYPE: gl.constexpr = query_ptr.dtype.element_ty
+    BLOCK_Q: gl.constexpr = ROWS // HEADS
+    HEAD_TILES: gl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    head_tile = gl.program_id(0) % HEAD_TILES
+    tile = gl.program_id(0) // HEAD_TILES
+    req = tile
+    if ONE_TILE:
+        tile = 0
+    else:
+        # a causal request's last tiles have the most keys: they begin first
+        tile = gl.num_programs(0) // HEAD_TILES - 1 - tile
+        req = _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q)
+    first_token = gl.load(query_start_loc_ptr + req).to(gl.int64)
+    query_len = (gl.load(query_start_loc_ptr + req + 1) - first_token).to(gl.int32)
+    if not ONE_TILE:
+        tile -= (first_token // BLOCK_Q).to(gl.int32) + req
+    kv_len = gl.load(seq_lens_ptr + req)
+    mine = (tile * BLOCK_Q < query_len) & (query_len >= min_query_len) & (query_len <= max_query_len)
+    stop = kv_len
+    if CAUSAL:
+        stop = gl.minimum(kv_len, kv_len - query_len + gl.minimum(tile * BLOCK_Q + BLOCK_Q, query_len))
+    start = 0
+    if SPLIT:
+        share = gl.maximum((stop + gl.num_programs(1) - 1) // gl.num_programs(1), min_split)
+        start = gl.program_id(1) * ((share + KEYS - 1) // KEYS * KEYS)
+        stop = gl.minimum(start + (share + KEYS - 1) // KEYS * KEYS, stop)
+    tiles = gl.where(mine, gl.maximum(stop - start + KEYS - 1, 0) // KEYS, 0)
+    rows = gl.where(mine, query_len, 0)
+    block_table_ptr += req.to(gl.int64) * stride_table
+    last_block = gl.maximum(stop - 1, 0) // BLOCK_SIZE
+
+    query_left = gl.allocate_shared_memory(DTYPE, [ROWS, HALF], SWIZZLED)
+    query_right = gl.allocate_shared_memory(DTYPE, [ROWS, HALF], SWIZZLED)
+    query_rope = gl.allocate_shared_memory(DTYPE, [ROWS, ROPE], SWIZZLED)
+    left = gl.allocate_shared_memory(DTYPE, [2, KEYS, HALF], SWIZZLED)
+    right = gl.allocate_shared_memory(DTYPE, [2, KEYS, HALF], SWIZZLED)
+    rope = gl.allocate_shared_memory(DTYPE, [2, KEYS, ROPE], SWIZZLED)
+    weights = gl.allocate_shared_memory(DTYPE, [ROWS, KEYS], SWIZZLED)
+    factors = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
+    query_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    weights_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    weights_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    left_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    left_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    right_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    right_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(query_full, count=1)
+    mbarrier.init(weights_full, count=1)
+    mbarrier.init(weights_empty, count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(left_full.index(i), count=1)
+        mbarrier.init(left_empty.index(i), count=1)
+        mbarrier.init(right_full.index(i), count=1)
+        # both warpgroups read the right half
+        mbarrier.init(right_empty.index(i), count=2)
+    fence_async_shared()
+    # the tuples are written in place: in a variable, their constants would become tensors
+    gl.warp_specialize([
+        (_left, (query_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_left, query_rope, query_right,
+                 left, right, rope, weights, factors, query_full, left_full, left_empty, right_full, right_empty,
+                 weights_full, weights_empty, req, first_token, tile, head_tile, rows, kv_len, start, stop, tiles,
+                 softmax_scale * LOG2_E, stride_lse, slots, Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS,
+                 CAUSAL, SPLIT, DTYPE)),
+        (_right, (query_ptr, output_ptr, partial_ptr, query_right, right, weights, factors, query_full, right_full,
+                  right_empty, weights_full, weights_empty, req, first_token, tile, head_tile, rows, start, stop, tiles,
+                  slots, Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, SPLIT)),
+        (_fetch, (wide_desc, narrow_desc, left, right, rope, left_full, left_empty, right_full, right_empty,
+                  block_table_ptr, start, tiles, last_block, apart, BLOCK_SIZE, BOX)),
+        # the addresses of many boxes take registers
+    ], [4, 1], [216 if BOX == KEYS else 208, 24 if BOX == KEYS else 40])  # fmt: skip

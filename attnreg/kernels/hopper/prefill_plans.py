@@ -1,0 +1,261 @@
+# mypy: disable-error-code="import-untyped"
+"""Plans of HOPPER_ATTN: those of TRITON_ATTN, whose launches for prompts go to the kernel in `prefill` where it can.
+
+It can where the copy engine reads the tensors as they lie: addresses and strides are multiples of 16 bytes, and the
+rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from attnreg.kernels.hopper.prefill import LOG2_E, prefill_kernel
+from attnreg.kernels.hopper.prefill_shared import GROUPS, ROWS, Code
+from attnreg.kernels.hopper.target import require
+from attnreg.kernels.triton.launch import starter
+from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
+from attnreg.kernels.triton.splits import Run
+from attnreg.kernels.triton.target import target_of
+from attnreg.kernels.triton_attn import TritonPlan
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata
+from attnreg.runtime.lengths import LONGEST
+
+# head sizes that the kernel computes, and the smallest box of keys that the copy engine can swizzle
+SIZES = (64, 128, 256)
+SMALLEST_BOX = 16
+_INT32 = 2**31
+
+
+class Rows(NamedTuple):
+    """Keys, or values, as a matrix, and where blocks and heads begin in it: `prefill.Places`."""
+
+    shape: tuple[int, int]
+    stride: int
+    block: int
+    head: int
+    column: int
+
+
+def rows_of(shape: Sequence[int], strides: Sequence[int], layout: str) -> Rows | None:
+    """Keys or values [blocks, tokens, heads, size] (or HND), or packed [tokens, heads, size], as rows of a matrix.
+
+    None where no matrix of evenly spaced rows holds them, or the copy engine cannot read it.
+    """
+    if len(shape) == 3:
+        shape, strides, layout = (1, *shape), (0, *strides), "NHD"
+    token, head = (1, 2) if layout == "NHD" else (2, 1)
+    blocks, tokens, heads, size = shape[0], shape[token], shape[head], shape[3]
+    stride, per_head, per_block = strides[token], strides[head], strides[0]
+    if heads == 1:
+        per_head = 0
+    if blocks == 1:
+        per_block = 0
+    if stride <= 0 or stride % 8 or per_head % 8 or per_head < 0 or per_block % stride or per_block < 0:
+        return None
+    if per_head % stride == 0:
+        head_rows, column, width = per_head // stride, 0, size
+    elif (heads - 1) * per_head + size <= stride:
+        head_rows, column, width = 0, per_head, (heads - 1) * per_head + size
+    else:
+        return None
+    if width > stride:
+        return None
+    rows = (blocks - 1) * (per_block // stride) + (heads - 1) * head_rows + tokens
+    return Rows((rows, width), stride, per_block // stride, head_rows, column) if 0 < rows < _INT32 else None
+
+
+def spacing(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int] | None:
+    """The strides of queries or outputs [tokens, heads, size]; None where the copy engine cannot address them."""
+    tokens, heads, size = shape
+    token, head = strides[0], strides[1] if heads > 1 else size
+    apart = heads * head <= token or (tokens * token <= head and heads * head < _INT32)
+    fits = 0 < tokens < _INT32 and min(token, head) > 0 and token % 8 == 0 == head % 8
+    return (token, head, 1) if apart and fits else None
+
+
+class Descriptor(NamedTuple):
+    """The facts of a `TensorDescriptor` that a launch reads."""
+
+    base: Tensor
+    shape: Sequence[int]
+    strides: Sequence[int]
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+
+class Prompts:
+    """The kernel for one launch of a plan, bound to the facts of a call's tensors but not to their memory."""
+
+    def __init__(
+        self, spec: AttentionSpec, code: Code, launch: Launch, strides: tuple[Any, Any], keys: Rows, values: Rows,
+        numbers: Sequence[int], tensors: Sequence[Any],
+    ) -> None:  # fmt: skip
+        """strides: of query and output. numbers: those of the batch, of `plans`. tensors: like those of the calls."""
+        query, _, _, _, lse, sinks, *_ = tensors
+        self.code, self.strides, self.keys, self.values, self.device = code, strides, keys, values, query.device
+        requests, rows = numbers[0], query.shape[0]
+        head_tiles = code.group // code.pack
+        tiles = rows // (GROUPS.value * ROWS.value // code.pack) + requests
+        programs = tiles * code.kv_heads * head_tiles
+        self.grid = (min(target_of(query.device).num_sms, programs), 1, 1)
+        softcap = spec.softcap or 0.0
+        # the argument of the hyperbolic tangent, which is made of powers of 2
+        scale = spec.softmax_scale / softcap if softcap else spec.softmax_scale
+        self.numbers = (
+            requests, numbers[2], launch.min_query_len, launch.max_query_len, tiles,
+            launch.kv_heads_at_once * head_tiles,
+            keys.block, keys.head, keys.column, values.block, values.head, values.column, *strides[1][:2],
+            0 if lse is None else lse.shape[1], 0 if sinks is None else sinks.stride(0),
+            scale * LOG2_E.value, softcap * LOG2_E.value,
+        )  # fmt: skip
+        self._start: Callable[[int, Sequence[Any]], None] | None = None
+
+    def run(self, call: Sequence[Any], batch: Sequence[Any]) -> None:
+        """Computes the requests of the launch."""
+        if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                self.run(call, batch)
+            return
+        query, key, value, output, lse, sinks, *_ = call
+        starts, key_starts, lengths, _, table, *_ = batch
+        key_starts = starts if key_starts is None else key_starts
+        tensors = (
+            starts, key_starts, lengths, lengths if table is None else table, self._taken(lengths), output,
+            output if lse is None else lse, output if sinks is None else sinks,
+        )  # fmt: skip
+        descriptors = self._descriptors(query, key, value, output)
+        if self._start is None:
+            compiled = _compiled.get(self._kind(query, sinks))
+            if compiled is None:
+                self._compile(descriptors, tensors, sinks)
+                return
+            self._start = starter(compiled, self.grid, (*self.numbers, self.code))
+        stream = triton.runtime.driver.active.get_current_stream(self.device.index or 0)
+        arguments: list[Any] = [*descriptors, *[x.data_ptr() for x in tensors]]
+        self._start(stream, arguments)
+
+    def _taken(self, lengths: Tensor) -> Tensor:
+        """The number of programs that were taken, of each run its own."""
+        return torch.zeros(1, dtype=torch.int32, device=self.device) if self.code.dynamic else lengths
+
+    def _kind(self, query: Tensor, sinks: Tensor | None) -> Any:
+        return self.device, query.dtype, None if sinks is None else sinks.dtype, self.code
+
+    def _descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Descriptor, ...]:
+        keys, values = self.keys, self.values
+        return (
+            Descriptor(query, query.shape, self.strides[0]),
+            Descriptor(key, keys.shape, (keys.stride, 1)),
+            Descriptor(value, values.shape, (values.stride, 1)),
+            Descriptor(output, output.shape, self.strides[1]),
+        )
+
+    def _compile(self, descriptors: Sequence[Descriptor], tensors: Sequence[Tensor], sinks: Tensor | None) -> None:
+        """Runs the kernel through Triton, which compiles it."""
+        query = descriptors[0].base
+        tiles, boxes = blocks_of(self.code)
+        described = [
+            TensorDescriptor(x.base, [*x.shape], [*x.strides], [*block], layout)
+            for x, (block, layout) in zip(descriptors, (tiles, boxes, boxes, tiles), strict=True)
+        ]
+        compiled = prefill_kernel[self.grid](*described, *tensors, *self.numbers, self.code, num_warps=4)
+        _compiled[self._kind(query, sinks)] = compiled
+
+
+# compiled kernels by device, types and code
+_compiled: dict[Any, Any] = {}
+
+
+def blocks_of(code: Code) -> tuple[tuple[tuple[int, ...], Any], tuple[tuple[int, ...], Any]]:
+    """The block and the layout in shared memory of a warpgroup's rows, and of the keys of one copy."""
+    tile = (ROWS.value // code.pack, code.pack, code.size)
+    return (tile, gl.NVMMASharedLayout(128, 16, 3)), ((code.box, code.size), gl.NVMMASharedLayout(128, 16, 2))
+
+
+def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, lse: bool) -> Code:
+    """The constants of the kernel for a layer; block_size: 0 without a cache."""
+    group = spec.num_heads // spec.num_kv_heads
+    left, right = spec.sides(causal)
+    narrow = left >= 0 and right >= 0 and left + right < 256
+    block_n = 64 if spec.head_size > 128 or narrow else 128
+    return Code(
+        kv_heads=spec.num_kv_heads,
+        group=group,
+        # the largest power of 2 that divides the group
+        pack=min(group & -group, ROWS.value),
+        size=spec.head_size,
+        block_n=block_n,
+        box=min(block_size & -block_size, block_n) if block_size else block_n,
+        block_size=block_size,
+        stages=2,
+        # a position and each of these fit into 32 bits together
+        left=min(left, LONGEST),
+        right=min(right, LONGEST),
+        softcap=bool(spec.softcap),
+        sinks=sinks,
+        lse=lse,
+        q_stages=1 if spec.head_size > 128 else 2,
+        output_in_query=spec.head_size > 128,
+        take_turns=True,
+        dynamic=True,
+    )
+
+
+class HopperPlan(TritonPlan):
+    """A plan of TRITON_ATTN whose prompts go to the kernel for SM 9.0."""
+
+    # constants in place of those that are chosen, for measurements
+    changes: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
+        """Raises `SpecError` for another GPU."""
+        require(batch.query_start_loc.device)
+        super().__init__(spec, batch)
+        self.spec, self.causal = spec, batch.causal
+
+    def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
+        runs = super()._bind(tensors)
+        for i, planned in enumerate(self.launches):
+            if planned.chosen.max_query_len > SHORT_QUERIES and planned.chosen.splits == 1:
+                prompts = self._prompts(planned.chosen, tensors)
+                if prompts is not None:
+                    runs[i] = _either(prompts, runs[i])
+        return runs
+
+    def _prompts(self, launch: Launch, tensors: Sequence[Any]) -> Prompts | None:
+        """The kernel for a launch, None where it cannot run."""
+        query, key, value, output, lse, sinks, *_ = tensors
+        spec = self.spec
+        block_size = (spec.block_size or 0) if self._paged else 0
+        if (
+            spec.head_size not in SIZES or spec.head_size_v != spec.head_size or spec.kv_layout == "SPLIT"
+            or {query.dtype, key.dtype, value.dtype, output.dtype} not in ({torch.float16}, {torch.bfloat16})
+            or block_size % SMALLEST_BOX or not isinstance(self.causal, bool)
+        ):  # fmt: skip
+            return None
+        strides = spacing(query.shape, query.stride()), spacing(output.shape, output.stride())
+        keys, values = (rows_of(x.shape, x.stride(), spec.kv_layout) for x in (key, value))
+        if keys is None or values is None or None in strides:
+            return None
+        code = code_of(spec, self.causal, block_size, sinks=sinks is not None, lse=lse is not None)
+        code = code._replace(**self.changes)
+        return Prompts(spec, code, launch, strides, keys, values, self._numbers, tensors)
+
+
+def _either(prompts: Prompts, portable: Run) -> Run:
+    """Runs the kernel where the copy engine can address the call's memory, which it reads by 16 bytes."""
+
+    def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
+        query, key, value, output, *_ = call
+        address = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
+        (portable if address % 16 else prompts.run)(call, batch)
+
+    return run

@@ -1,0 +1,148 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index"
+# ruff: noqa: N803, N806 (constexprs are written in capitals)
+"""What the warps of the kernel in `prefill` share: constants, memory, and what they tell each other of a tile."""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+# rows of a warpgroup, and the warpgroups of a block
+ROWS = gl.constexpr(64)
+GROUPS = gl.constexpr(2)
+# tiles that the producer may be ahead of the consumers, and the numbers that it says of each
+AHEAD = gl.constexpr(2)
+FACTS = gl.constexpr(8)
+
+
+class Places(NamedTuple):
+    """Where keys, or values, are in the rows and columns of their descriptor; tensors.
+
+    A block of the cache begins ``block`` rows after the one before, a head ``head`` rows and ``column`` columns.
+    """
+
+    block: gl.tensor
+    head: gl.tensor
+    column: gl.tensor
+
+
+class Batch(NamedTuple):
+    """The batch's tensors and numbers. taken: programs that were taken after the first of each block of threads."""
+
+    query_start_loc: gl.tensor
+    key_start_loc: gl.tensor
+    seq_lens: gl.tensor
+    block_table: gl.tensor
+    taken: gl.tensor
+    num_reqs: gl.tensor
+    stride_table: gl.tensor
+    min_query_len: gl.tensor
+    max_query_len: gl.tensor
+    tiles: gl.tensor
+    heads_at_once: gl.tensor
+
+
+class Outputs(NamedTuple):
+    """What the consumers store to, beside the descriptor, and the sinks."""
+
+    output: gl.tensor
+    lse: gl.tensor
+    sinks: gl.tensor
+    stride_token: gl.tensor
+    stride_head: gl.tensor
+    stride_lse: gl.tensor
+    stride_sink: gl.tensor
+
+
+class Tile(NamedTuple):
+    """What the producer says of a tile; scalars.
+
+    blocks: of keys, 0 where no tile is left. row: of its first query among all. queries: of the request from that one
+    on. position: of that query among the request's keys, of which there are ``keys``. begin: of its first block of
+    keys. head: its first.
+    """
+
+    blocks: gl.tensor
+    row: gl.tensor
+    queries: gl.tensor
+    position: gl.tensor
+    keys: gl.tensor
+    begin: gl.tensor
+    head: gl.tensor
+
+
+class Shared(NamedTuple):
+    """The memory that producer and consumers share: tiles, and for each kind the barriers that say full and empty."""
+
+    q: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    o: gl.shared_memory_descriptor
+    facts: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    facts_full: gl.shared_memory_descriptor
+    facts_empty: gl.shared_memory_descriptor
+
+
+class Code(NamedTuple):
+    """The constants of the kernel.
+
+    group: query heads of a KV head. pack: of them in a tile, a power of 2. size: of a head. block_n: keys of a block.
+    box: keys that are copied at once. block_size: of the cache, 0 without one. stages: blocks of keys under way.
+    q_stages: tiles whose queries are there or under way. output_in_query: the output goes through their memory.
+    take_turns: the warpgroups issue by turns. dynamic: a block of threads takes its next tile when it is free.
+    """
+
+    kv_heads: int
+    group: int
+    pack: int
+    size: int
+    block_n: int
+    box: int
+    block_size: int
+    stages: int
+    left: int
+    right: int
+    softcap: bool
+    sinks: bool
+    lse: bool
+    q_stages: int
+    output_in_query: bool
+    take_turns: bool
+    dynamic: bool
+
+
+@gluon.jit
+def tell(shared, slot, tile):
+    """Writes what the consumers are to know of a tile."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    i = gl.arange(0, FACTS, LAYOUT)
+    x = gl.where(i == 0, tile.blocks, 0) + gl.where(i == 1, tile.row, 0) + gl.where(i == 2, tile.queries, 0)
+    x += gl.where(i == 3, tile.position, 0) + gl.where(i == 4, tile.keys, 0) + gl.where(i == 5, tile.begin, 0)
+    x += gl.where(i == 6, tile.head, 0)
+    shared.facts.index(slot).store(x)
+
+
+@gluon.jit
+def _fact(x, i, N: gl.constexpr):
+    return gl.sum(gl.where(i == N, x, 0), 0)
+
+
+@gluon.jit
+def next_tile(shared, taken):
+    """Returns the next tile, once the producer has told of it; taken: the tiles before it."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([FACTS], [32], [4], [0])
+    slot = taken % AHEAD
+    mbarrier.wait(shared.facts_full.index(slot), (taken // AHEAD) & 1)
+    x = shared.facts.index(slot).load(LAYOUT)
+    i = gl.arange(0, FACTS, LAYOUT)
+    tile = Tile(_fact(x, i, 0), _fact(x, i, 1), _fact(x, i, 2), _fact(x, i, 3), _fact(x, i, 4), _fact(x, i, 5),
+                _fact(x, i, 6))  # fmt: skip
+    mbarrier.arrive(shared.facts_empty.index(slot))
+    return tile

@@ -1,0 +1,119 @@
+"""HOPPER_ATTN on a GPU of SM 9.0: its kernel for prompts against float64, with poison around all that it reads.
+
+Keys are not split, so that every request of more than 16 queries is the kernel's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.kernel_trials import Case, check, trial_of
+
+from attnreg.conformance.proof import attend, compare
+from attnreg.runtime.interface import Layout
+
+if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+    from attnreg.kernels.hopper import attention as hopper_attn
+    from attnreg.kernels.hopper.prefill_plans import Prompts
+else:
+    pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
+
+PAGED = Case([1, 300, 0, 17, 129, 64], [3000, 700, 50, 17, 1029, 64], heads=(8, 2), head_size=128, dtype=torch.bfloat16)
+PACKED = replace(PAGED, queries=[300, 17, 129, 64, 1], keys=[300, 17, 129, 64, 1], block_size=None)
+
+
+@pytest.fixture(autouse=True)
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Prompts]:
+    """The launches of the kernel during a test."""
+    seen: list[Prompts] = []
+    run = Prompts.run
+
+    def counted(prompts: Prompts, *arguments: object) -> None:
+        seen.append(prompts)
+        run(prompts, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Prompts, "run", counted)
+    return seen
+
+
+def verify(case: Case, launches: list[Prompts]) -> None:
+    check(case, "cuda", module=hopper_attn, splits=1)
+    assert launches
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_head_sizes(head_size: int, dtype: torch.dtype, case: Case, causal: bool, launches: list[Prompts]) -> None:
+    verify(replace(case, head_size=head_size, dtype=dtype, causal=causal), launches)
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (12, 4), (16, 1), (24, 2), (64, 8), (128, 1), (71, 1)])
+@pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
+def test_groups(case: Case, heads: tuple[int, int], launches: list[Prompts]) -> None:
+    verify(replace(case, heads=heads, head_size=64), launches)
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 64, 128, 256])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_blocks(block_size: int, layout: Layout, launches: list[Prompts]) -> None:
+    verify(replace(PAGED, block_size=block_size, layout=layout), launches)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 40, 100, 128, 1000])
+@pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
+def test_windows(case: Case, window: int, causal: bool, launches: list[Prompts]) -> None:
+    verify(replace(case, window=window, causal=causal, features=frozenset({"sinks"})), launches)
+
+
+@pytest.mark.parametrize("window", [(100, 30), (0, 50), (50, -1), (-1, 20)])
+def test_windows_of_two_sides(window: tuple[int, int], launches: list[Prompts]) -> None:
+    verify(replace(PAGED, window=window, causal=False), launches)
+
+
+def test_softcap(launches: list[Prompts]) -> None:
+    verify(replace(PAGED, softcap=20.0, features=frozenset({"sinks"})), launches)
+    verify(replace(PACKED, softcap=5.0, window=64, head_size=256), launches)
+
+
+def test_rows_without_keys_and_more_queries_than_keys(launches: list[Prompts]) -> None:
+    verify(replace(PAGED, queries=[600, 20, 128, 40], keys=[40, 7, 128, 0], causal=False), launches)
+
+
+def test_long_prompts(launches: list[Prompts]) -> None:
+    verify(replace(PAGED, queries=[2000, 1000, 37], keys=[5000, 1000, 4001]), launches)
+    verify(replace(PACKED, queries=[4096, 2048, 333], keys=[4096, 2048, 333]), launches)
+
+
+def test_many_requests(launches: list[Prompts]) -> None:
+    lengths = [(i * 37) % 90 for i in range(300)]
+    verify(replace(PAGED, queries=lengths, keys=[n + (n * 13) % 70 for n in lengths]), launches)
+
+
+def test_a_graph_is_replayed_with_other_lengths(launches: list[Prompts]) -> None:
+    trial = trial_of(PAGED, "cuda", module=hopper_attn, splits=1)
+    assert trial.cache is not None
+    # the slots of the new keys hold NaN until they are written
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    attend(trial, trial.batch, trial.query)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output, lse = attend(trial, trial.batch, trial.query)
+    trial.batch.seq_lens.copy_(torch.tensor([2900, 500, 20, 17, 1000, 64]))
+    graph.replay()
+    assert launches
+    # the reference reads the lengths on the device
+    assert compare(trial, output, lse)[2] is None
+
+
+def test_runs_are_alike_to_the_bit() -> None:
+    trial = trial_of(PAGED, "cuda", module=hopper_attn, splits=1)
+    assert trial.cache is not None
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    first, _ = attend(trial, trial.batch, trial.query)
+    again, _ = attend(trial, trial.batch, trial.query)
+    assert torch.equal(first.view(torch.int16), again.view(torch.int16))

@@ -1,0 +1,177 @@
+"""FLASH_ATTN/FA3 against stand-ins with the schemas that vLLM's wheel and FlashAttention's own sources register."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from support import fake_aiter, fake_varlen
+
+from attnreg import AttentionRequest, Platform, Registry
+from attnreg.conformance.verify import verify
+from attnreg.kernels import reference, upstream
+from attnreg.kernels.flash_attn import record
+from attnreg.kernels.triton import cache
+from attnreg.kernels.upstream import UpstreamError
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, LayerParams
+from attnreg.selection.selector import evaluate
+
+MODULE = "attnreg.kernels.flash_attn.fa3"
+BUILDS: dict[str, tuple[str, str, Any]] = {
+    "vllm": ("_vllm_fa3_C", fake_varlen.FA3_VLLM, fake_varlen.fa3),
+    "flash-attn-3": ("flash_attn_3", fake_varlen.FA3_OWN, fake_varlen.fa3_own),
+}
+Install = Callable[..., ModuleType]
+
+
+def forget() -> None:
+    sys.modules.pop(MODULE, None)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs the builds that a test names, and imports the adapter anew."""
+    forget()
+    monkeypatch.setattr(cache, "_write", fake_aiter.write)
+    with ExitStack() as stack:
+
+        def load(*builds: str, schema: Callable[[str], str] = str) -> ModuleType:
+            loads = {package.replace("-", "_") for package in builds}
+
+            def library(package: str, pattern: str) -> None:
+                if package not in loads:
+                    raise UpstreamError(f"package {package} is not installed")
+
+            monkeypatch.setattr(upstream, "_load_library", library)
+            for build in builds:
+                namespace, words, function = BUILDS[build]
+                stack.enter_context(fake_varlen.registered(namespace, schema(words), "fwd", function))
+            return importlib.import_module(MODULE)
+
+        yield load
+    forget()
+
+
+def h200(*packages: str) -> Platform:
+    return Platform(platform="cuda", arch="sm90", packages=tuple((name, "") for name in ("torch", "triton", *packages)))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_every_claim_holds(install: Install, build: str) -> None:
+    install(build)
+    (evidence,) = verify(["FLASH_ATTN/FA3"], platform=h200(build), device="cpu", size="claims")
+    assert evidence.problems == []
+    assert {"sinks", "lse", "softcap", "sliding_window", "non_causal"} <= evidence.claims["features"].keys()
+
+
+def test_vllms_build_is_taken_first(install: Install) -> None:
+    assert install(*BUILDS)._more == record.FA3_OF_VLLM
+
+
+@pytest.mark.parametrize(("heads", "inside"), [(4, True), (66, False)])
+def test_bfloat16_sinks_go_to_the_kernel(install: Install, heads: int, inside: bool) -> None:
+    module = install("vllm")
+    spec = AttentionSpec(
+        num_heads=heads, num_kv_heads=2, head_size=64, head_size_v=64, dtype=torch.bfloat16, softmax_scale=0.125,
+        features=frozenset({"sinks", "lse", "non_causal"}),
+    )  # fmt: skip
+    given: list[Any] = []
+    inner = module._fwd
+    module._fwd = lambda **arguments: given.append(arguments["s_aux"]) or inner(**arguments)
+    batch = BatchMetadata.build([3, 38, 2], [3, 38, 0], causal=False)
+    params = LayerParams(sinks=torch.randn(heads).bfloat16())
+    # and of a request without keys
+    query, key, value = (torch.randn(45, n, 64).bfloat16() for n in (heads, 2, 2))
+    output, lse = torch.full((45, heads, 64), torch.nan).bfloat16(), torch.full((heads, 45), torch.nan)
+    module.forward(spec, module.plan(spec, batch), Call(query, None, output, key, value, lse, params))
+    exact = reference.attention(spec, batch, query, key=key, value=value, params=params)
+    torch.testing.assert_close(output[:43].double(), exact.output, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(lse[:, :43].double(), exact.lse, atol=1e-4, rtol=1e-4)
+    assert output[43:].isnan().all()
+    assert lse[:, 43:].isnan().all()
+    assert (given[0] is not None) == inside
+
+
+def test_without_a_build_the_next_backend_is_taken(install: Install, default: Registry) -> None:
+    request = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2, block_size=16)
+    with pytest.raises(UpstreamError, match=r"package vllm is not installed.*package flash_attn_3 is not installed"):
+        install()
+    refused = evaluate(request, h200("vllm"), default, "FLASH_ATTN/FA3", to_run=True).candidates[0]
+    assert "package vllm is not installed" in refused.reasons[0].text
+    chosen = evaluate(dataclasses.replace(request, phase="prefill"), h200("vllm"), default, to_run=True).chosen
+    assert chosen is not None
+    assert chosen.name != "FLASH_ATTN"
+
+
+def test_it_runs_prompts_and_where_it_is_named(install: Install, default: Registry) -> None:
+    install("vllm")
+    registry, here = dataclasses.replace(default), h200("vllm")
+    request = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2, block_size=16)
+    prompts = dataclasses.replace(request, phase="prefill")
+    named = evaluate(request, here, registry, "FLASH_ATTN/FA3", to_run=True).chosen
+    first, automatic = (evaluate(r, here, registry, to_run=True) for r in (prompts, request))
+    assert named is not None
+    assert first.chosen is not None
+    assert first.chosen.title == named.title == "FLASH_ATTN/FA3"
+    assert automatic.chosen is not None
+    assert automatic.chosen.name != "FLASH_ATTN"
+    assert "TRITON_ATTN was measured to be faster" in automatic.candidates[0].reasons[0].text
+    # what is only explained is as before
+    known = evaluate(request, here, registry).chosen
+    assert known is not None
+    assert known.title == "FLASH_ATTN/FA3"
+
+
+def test_a_changed_schema_is_a_reason(install: Install) -> None:
+    words = r"torch\.ops\._vllm_fa3_C\.fwd has no parameter `softcap` any more, and now requires `soft_cap`"
+    with pytest.raises(UpstreamError, match=words):
+        install("vllm", schema=lambda words: words.replace("softcap", "soft_cap"))
+
+
+def test_a_library_is_loaded_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loaded: list[Path] = []
+    package = tmp_path / "no_such_engine"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    with pytest.raises(UpstreamError, match="package no_such_engine is not installed"):
+        upstream._load_library("no_such_engine", "_C*.so")
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    importlib.invalidate_caches()
+    with pytest.raises(UpstreamError, match=r"package no_such_engine has no file _C\*\.so"):
+        upstream._load_library("no_such_engine", "_C*.so")
+    (package / "_C.abi3.so").write_text("")
+    upstream._load_library("no_such_engine", "_C*.so")
+    assert loaded == [package / "_C.abi3.so"]
+
+
+def test_a_call_is_repeated_on_other_tensors(install: Install) -> None:
+    module = install("vllm")
+    spec = AttentionSpec(
+        num_heads=4, num_kv_heads=2, head_size=64, head_size_v=64, dtype=torch.bfloat16, softmax_scale=0.125
+    )
+    batch = BatchMetadata.build([3, 40])
+    plan = module.plan(spec, batch)
+
+    def tensors() -> list[torch.Tensor]:
+        return [torch.randn(45, n, 64).bfloat16() for n in (4, 2, 2, 4)]
+
+    query, key, value, output = tensors()
+    again = module.repeat(spec, plan, Call(query, None, output, key, value))
+    query, key, value, output = tensors()
+    before = output.clone()
+    again(query, key, value, output)
+    exact = reference.attention(spec, batch, query, key=key, value=value).output
+    torch.testing.assert_close(output[:43].double(), exact, atol=2e-2, rtol=2e-2)
+    assert torch.equal(output[43:], before[43:])
+    shifted = torch.randn(45 * 4 * 64 + 1).bfloat16()[1:].view(45, 4, 64)
+    with pytest.raises(BatchError, match=r"query has strides .* 2 past a multiple of 16"):
+        again(shifted, key, value, output)

@@ -1,0 +1,117 @@
+"""What HOPPER_MLA refuses, and says so before a kernel is compiled or launched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from support.asking import MLA
+
+from attnreg import AttentionRequest, Platform, Registry
+from attnreg.kernels.hopper import mla as hopper_mla
+from attnreg.kernels.hopper import target
+from attnreg.kernels.hopper.latent_plans import cache_rows, validate_spec
+from attnreg.kernels.triton.target import target_for
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, SpecError
+from attnreg.selection.selector import evaluate
+
+SPEC = AttentionSpec(
+    num_heads=16, num_kv_heads=1, head_size=576, head_size_v=512, dtype=torch.bfloat16, softmax_scale=0.1,
+    block_size=16, features=frozenset({"lse"}), latent=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"latent": False}, "latent form"),
+        ({"head_size": 288, "head_size_v": 256}, "head_size is 288 and head_size_v 256"),
+        ({"head_size": 512}, "head_size is 512"),
+        ({"kv_dtype": "fp8"}, "that of the cache torch.float8_e4m3fn"),
+        ({"kv_dtype": "float16"}, "that of the cache torch.float16"),
+        ({"dtype": torch.float32}, "dtype is torch.float32"),
+        ({"block_size": 24}, "block_size is 24"),
+    ],
+)
+def test_another_layer(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(SpecError, match=named):
+        validate_spec(replace(SPEC, **changes))
+    validate_spec(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch"), [("cuda", 80), ("cuda", 89), ("cuda", 100), ("cuda", 120), ("hip", "gfx942"), ("hip", 90)]
+)
+def test_another_gpu_is_refused_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, backend: str, arch: Any
+) -> None:
+    monkeypatch.setattr(target, "target_of", lambda device: target_for(backend, arch, 100))
+    with pytest.raises(SpecError, match=rf"cuda:0 is {backend} {arch}; .* compute capability 9.0 alone"):
+        target.require(torch.device("cuda", 0))
+    monkeypatch.setattr(target, "target_of", lambda device: target_for("cuda", 90, 132))
+    assert target.require(torch.device("cuda", 0)).num_sms == 132
+
+
+def test_a_processor_is_refused() -> None:
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(SpecError, match=r"the device is cpu; .* compute capability 9.0 alone"):
+        hopper_mla.plan(SPEC, BatchMetadata.build([1], [1], block_table=table))
+
+
+def test_a_batch_without_a_cache() -> None:
+    with pytest.raises(BatchError, match="no block_table"):
+        hopper_mla.plan(SPEC, BatchMetadata.build([1], [1]))
+
+
+def test_rows_of_a_cache() -> None:
+    cache = torch.zeros(5, 16, 1, 576, dtype=torch.bfloat16)
+    address = cache.data_ptr()
+    assert address % 16 == 0
+    assert cache_rows(cache, tokens_first=True) == (address, 80, 576, 16)
+    assert cache_rows(cache.transpose(1, 2), tokens_first=False) == (address, 80, 576, 16)
+    # blocks of several layers, one behind the other, and every second block
+    assert cache_rows(cache[1::2], tokens_first=True) == (address + 16 * 576 * 2, 48, 576, 32)
+    # the stride of the only block is that of nothing
+    assert cache_rows(cache[:1].as_strided((1, 16, 1, 576), (7, 576, 576, 1)), tokens_first=True)[1:] == (16, 576, 16)
+    assert cache_rows(torch.zeros(3, 16, 1, 640, dtype=torch.bfloat16)[..., :576], tokens_first=True)[1:] == (
+        48,
+        640,
+        16,
+    )
+
+
+@pytest.mark.parametrize(
+    ("strides", "offset"), [((16 * 580, 580), 0), ((16 * 576, 576), 4), ((16 * 576 + 8, 576), 0), ((16 * 576, 0), 0)]
+)
+def test_a_cache_that_the_hardware_cannot_copy(strides: tuple[int, int], offset: int) -> None:
+    memory = torch.zeros(5 * 16 * 600, dtype=torch.bfloat16)
+    assert memory.data_ptr() % 16 == 0
+    cache = memory.as_strided((3, 16, 1, 576), (*strides, 576, 1), offset)
+    with pytest.raises(BatchError, match=r"kv_cache.key has strides .* TRITON_MLA reads any"):
+        cache_rows(cache, tokens_first=True)
+
+
+def test_a_cache_of_more_rows_than_the_kernel_counts() -> None:
+    cache = torch.empty(2**27 + 1, 16, 1, 576, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(BatchError, match="2147483664 rows"):
+        cache_rows(cache, tokens_first=True)
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.8.0"])
+def test_another_version_of_triton_leaves_it_to_triton_mla(default: Registry, version: str) -> None:
+    request = AttentionRequest(**MLA, dtype="bfloat16")
+    platforms = [
+        Platform(platform="cuda", arch="sm90", packages={"torch": "2.11", "triton": v})
+        for v in (version, triton.__version__)
+    ]
+    refused, accepted = (evaluate(request, p, default, "HOPPER_MLA") for p in platforms)
+    assert refused.chosen is None
+    reasons = [r.text for c in refused.candidates for r in c.reasons]
+    assert reasons == [f"package triton is version {version}; needs >=3.6,<3.8"]
+    assert accepted.chosen is not None
+    chosen = evaluate(request, platforms[0], default).chosen
+    assert chosen is not None
+    assert chosen.name == "TRITON_MLA"

@@ -1,0 +1,151 @@
+"""HOPPER_ATTN on a machine without a GPU: its kernel compiled, and what its plans make of tensors' strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from support.compiler import Compiler
+from torch import Tensor
+
+from attnreg.kernels.hopper import attention as hopper_attn
+from attnreg.kernels.hopper.prefill_plans import code_of, rows_of, spacing
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler()
+    yield compiler
+    compiler.close()
+
+
+def spec(**changes: object) -> AttentionSpec:
+    facts = {"num_heads": 8, "num_kv_heads": 2, "head_size": 128, "head_size_v": 128, "dtype": torch.bfloat16,
+             "softmax_scale": 0.1, "block_size": 16}  # fmt: skip
+    return AttentionSpec(**facts | changes)  # type: ignore[arg-type]
+
+
+# products: those of the first block and of a loop's step with keys, and of the step and of the last block with values,
+# by two warpgroups. loads: of queries by two, and of keys and values by boxes, each in parts of 64 columns
+@pytest.mark.parametrize(
+    ("name", "products", "loads"),
+    [
+        ("paged", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8)),
+        ("packed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1)),
+        ("full", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1)),
+        ("window of 64", 2 * (2 * 4 + 2 * 4), 2 + 4 + 4),
+        ("256, softcap", 2 * (2 * 16 + 2 * 4), 4 * (2 + 4 + 4)),
+    ],
+)
+def test_the_kernel_keeps_its_products_in_flight(compiler: Compiler, name: str, products: int, loads: int) -> None:
+    kernel = compiler.call("hopper_prefill", "compiled", name)
+    assert not kernel.spills
+    assert not kernel.serialised
+    assert kernel.shared <= 232448
+    assert (kernel.products, kernel.loads, kernel.stores) == (products, loads, 2)
+    # of each thread when the kernel starts; the warpgroups then share all registers out
+    assert kernel.registers <= 168
+
+
+def test_short_queries_and_split_keys_are_those_of_triton_attn(compiler: Compiler) -> None:
+    def launched(queries: list[int], keys: list[int]) -> list[str]:
+        names: list[str] = compiler.call("hopper_prefill", "launched_for", queries, keys)
+        return names
+
+    assert launched([2048, 1], [4096, 9]) == ["_attention_kernel", "_merge_splits_kernel", "prefill_kernel"]
+    assert launched([16, 1], [700, 9]) == ["_attention_kernel", "_merge_splits_kernel"]
+    assert launched([32], [8192]) == ["_attention_kernel", "_merge_splits_kernel"]
+
+
+def test_another_target_is_refused_before_anything_is_compiled() -> None:
+    batch = BatchMetadata.build([32], [32])
+    with pytest.raises(SpecError, match=r"the device is cpu; these kernels are compiled for .* 9\.0 alone"):
+        hopper_attn.plan(spec(block_size=None, attn_type="decoder"), batch)
+
+
+def address(rows: object, block: int, head: int, token: int) -> int:
+    """Where an element's row of the matrix begins, in elements: `Places` of the kernel."""
+    return (block * rows.block + head * rows.head + token) * rows.stride + head * rows.column  # type: ignore[attr-defined]
+
+
+def layouts() -> list[tuple[str, Tensor]]:
+    fused = torch.empty(5, 2, 32, 3, 64)
+    interleaved = torch.empty(5, 32, 3, 128)
+    return [
+        ("NHD", torch.empty(5, 32, 3, 64)),
+        ("HND", torch.empty(5, 3, 32, 64)),
+        ("NHD", fused[:, 1]),
+        ("NHD", interleaved[..., 64:]),
+        ("HND", interleaved.transpose(1, 2)[..., :64]),
+        ("NHD", torch.empty(5, 3, 32, 64).transpose(1, 2)),
+        ("NHD", torch.empty(1, 32, 3, 64)),
+        ("HND", torch.empty(5, 1, 32, 64)),
+        ("packed", torch.empty(77, 3, 64)),
+        ("packed", torch.empty(77, 9, 64)[:, 3:6]),
+        ("packed", torch.empty(3, 100, 64).transpose(0, 1)[:77]),
+    ]
+
+
+@pytest.mark.parametrize(("layout", "tensor"), layouts())
+def test_keys_are_rows_of_a_matrix(layout: str, tensor: Tensor) -> None:
+    rows = rows_of(tensor.shape, tensor.stride(), layout)
+    assert rows is not None
+    pages = tensor[None] if layout == "packed" else tensor if layout == "NHD" else tensor.transpose(1, 2)
+    blocks, tokens, heads, size = pages.shape
+    for block in range(blocks):
+        for head in range(heads):
+            for token in range(tokens):
+                begin = address(rows, block, head, token)
+                assert begin == sum(i * s for i, s in zip((block, token, head), pages.stride(), strict=False))
+                row = block * rows.block + head * rows.head + token
+                assert row < rows.shape[0]
+                assert head * rows.column + size <= rows.shape[1] <= rows.stride
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((5, 32, 3, 64), (32 * 200 + 8, 200, 64, 1)),  # blocks that begin between rows
+        ((5, 32, 3, 64), (32 * 196, 196, 64, 1)),  # rows of no multiple of 16 bytes
+        ((5, 32, 3, 64), (0, 192, 64, 1)),  # one block seen five times
+        ((77, 3, 64), (0, 64, 1)),  # one token seen often
+        ((77, 3, 64), (64, 32, 1)),  # heads that overlap
+        ((0, 3, 64), (192, 64, 1)),
+    ],
+)
+def test_other_keys_are_left_to_triton_attn(shape: Sequence[int], strides: Sequence[int]) -> None:
+    rows = rows_of(shape, strides, "NHD")
+    # a block stride of 0 is one that can be walked
+    assert rows is None or (strides[0] == 0 and rows.block == 0 and len(shape) == 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "walked"),
+    [
+        ((77, 8, 64), (512, 64, 1), (512, 64, 1)),
+        ((77, 8, 64), (1024, 128, 1), (1024, 128, 1)),
+        ((77, 8, 64), (64, 77 * 64, 1), (64, 77 * 64, 1)),
+        ((77, 1, 64), (64, 3, 1), (64, 64, 1)),
+        ((77, 8, 64), (516, 64, 1), None),
+        ((77, 8, 64), (512, 60, 1), None),
+        ((77, 8, 64), (0, 64, 1), None),
+        ((77, 8, 64), (512, 0, 1), None),
+        ((77, 8, 64), (256, 64, 1), None),
+        ((0, 8, 64), (512, 64, 1), None),
+    ],
+)
+def test_queries_and_outputs_by_their_strides(
+    shape: Sequence[int], strides: Sequence[int], walked: tuple[int, ...] | None
+) -> None:
+    assert spacing(shape, strides) == walked
+
+
+@pytest.mark.parametrize(("heads", "pack"), [((8, 8), 1), ((32, 8), 4), ((28, 4), 1), ((24, 2), 4), ((128, 1), 64)])
+def test_heads_of_a_tile_divide_the_group(heads: tuple[int, int], pack: int) -> None:
+    code = code_of(spec(num_heads=heads[0], num_kv_heads=heads[1]), True, 48, sinks=False, lse=False)
+    assert code.pack == pack
+    assert code.group % code.pack == 0
+    # a box lies in one block
+    assert code.box == 16

@@ -1,0 +1,253 @@
+"""Stand-ins for the operators of FlashAttention and PyTorch over sequences, on a processor, with the real schemas.
+
+They compute in float64, sequence by sequence, what the libraries document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# as the library of the vllm 0.33.0 wheel registers it
+FA3_VLLM = (
+    "fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k, int? max_seqlen_q, "
+    "int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, Tensor? rotary_cos, "
+    "Tensor? rotary_sin, Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
+    "float softmax_scale, bool is_causal, int window_size_left, int window_size_right, float softcap, "
+    "bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin, "
+    "Tensor? s_aux, int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"
+)
+# as hopper/flash_api.cpp of Dao-AILab/flash-attention registers it
+FA3_OWN = (
+    "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new = None, Tensor? v_new = None, Tensor? q_v = None, "
+    "Tensor!? out = None, Tensor? cu_seqlens_q = None, Tensor? cu_seqlens_k = None, Tensor? cu_seqlens_k_new = None, "
+    "Tensor? seqused_q = None, Tensor? seqused_k = None, int? max_seqlen_q = None, int? max_seqlen_k = None, "
+    "Tensor? page_table = None, Tensor? kv_batch_idx = None, Tensor? leftpad_k = None, Tensor? rotary_cos = None, "
+    "Tensor? rotary_sin = None, Tensor? seqlens_rotary = None, Tensor? q_descale = None, Tensor? k_descale = None, "
+    "Tensor? v_descale = None, float? softmax_scale = None, bool is_causal = False, int window_size_left = -1, "
+    "int window_size_right = -1, int attention_chunk = 0, float softcap = 0.0, bool is_rotary_interleaved = False, "
+    "Tensor? scheduler_metadata = None, int num_splits = 0, bool? pack_gqa = None, int sm_margin = 0) -> Tensor[]"
+)
+
+
+def attend(
+    q: Tensor,
+    keys: list[tuple[Tensor, Tensor]],
+    starts: list[int],
+    *,
+    scale: float,
+    causal: bool,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    to_last: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Output [rows, heads, size] and LSE [heads, rows] of sequences; to_last: queries align to the last keys."""
+    heads = q.shape[1]
+    out = torch.full((q.shape[0], heads, keys[0][1].shape[-1]), math.nan, dtype=torch.float64)
+    lse = torch.full((heads, q.shape[0]), math.nan, dtype=torch.float64)
+    for i, (k, v) in enumerate(keys):
+        rows = slice(starts[i], starts[i + 1])
+        n, m = rows.stop - rows.start, k.shape[0]
+        k, v = (x.double().repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k) * scale
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        at = torch.arange(n)[:, None] + (m - n if to_last else 0)
+        distance = at - torch.arange(m)
+        if slopes is not None:
+            scores -= slopes.double()[:, None, None] * distance.abs()
+        left, right = window[0], 0 if causal else window[1]
+        hidden = torch.zeros(n, m, dtype=torch.bool)
+        hidden |= (distance > left) if left >= 0 else False
+        hidden |= (-distance > right) if right >= 0 else False
+        scores = scores.masked_fill(hidden, -math.inf)
+        more = [] if sinks is None else [sinks.double()[:, None, None].expand(heads, n, 1)]
+        # of a row without a key no kernel has the sink
+        total = torch.cat([scores, *more], -1).logsumexp(-1) if m else torch.full((heads, n), -math.inf)
+        out[rows] = torch.einsum("hqk,khd->qhd", (scores - total[..., None]).exp().nan_to_num(0), v)
+        lse[:, rows] = total
+    return out, lse
+
+
+def _packed(k: Tensor, v: Tensor, starts: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(k[a:b], v[a:b]) for a, b in pairwise(starts.tolist())]
+
+
+def _paged(k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
+    size, found = k.shape[1], []
+    for row, n in zip(table, lengths.tolist(), strict=True):
+        blocks = row[: -(-n // size)].long()
+        found.append((k[blocks].flatten(0, 1)[:n], v[blocks].flatten(0, 1)[:n]))
+    return found
+
+
+def fa3(
+    q: Tensor, k: Tensor, v: Tensor, k_new: Any = None, v_new: Any = None, q_v: Any = None, out: Any = None,
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, cu_seqlens_k_new: Any = None, seqused_q: Any = None,
+    seqused_k: Any = None, max_seqlen_q: Any = None, max_seqlen_k: Any = None, page_table: Any = None,
+    kv_batch_idx: Any = None, leftpad_k: Any = None, rotary_cos: Any = None, rotary_sin: Any = None,
+    seqlens_rotary: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+    softmax_scale: Any = None, is_causal: bool = False, window_size_left: int = -1, window_size_right: int = -1,
+    softcap: float = 0.0, is_rotary_interleaved: bool = False, scheduler_metadata: Any = None, num_splits: int = 0,
+    pack_gqa: Any = None, sm_margin: int = 0, s_aux: Any = None, cp_world_size: int = 1, cp_rank: int = 0,
+    cp_tot_seqused_k: Any = None,
+) -> list[Tensor]:  # fmt: skip
+    """FlashAttention 3 as vLLM builds it."""
+    assert (cu_seqlens_k is None) != (seqused_k is None)
+    assert cp_world_size == 1
+    assert s_aux is None or s_aux.dtype == torch.bfloat16
+    if q_descale is not None:
+        assert q_descale.shape == k_descale.shape == (cu_seqlens_q.shape[0] - 1, k.shape[-2])
+        group = q.shape[1] // k.shape[-2]
+        q, k, v = q.float() * q_descale[0].repeat_interleave(group)[:, None], k.float(), v.float()
+        k, v = k * k_descale[0][:, None], v * v_descale[0][:, None]
+    keys = _packed(k, v, cu_seqlens_k) if page_table is None else _paged(k, v, page_table, seqused_k)
+    found, lse = attend(
+        q, keys, cu_seqlens_q.tolist(), scale=softmax_scale, causal=is_causal, softcap=softcap, sinks=s_aux,
+        window=(window_size_left, window_size_right),
+    )  # fmt: skip
+    rows = cu_seqlens_q[-1]
+    out[:rows] = found[:rows].to(out.dtype)
+    return [out, lse.float(), torch.empty(0), torch.empty(0)]
+
+
+def fa3_own(*arguments: Any) -> list[Tensor]:
+    """FlashAttention 3 of its own package: with attention_chunk, and without what vLLM added."""
+    # PyTorch leaves out the last ones where they are the defaults
+    chunk = slice(27, 28)
+    assert arguments[chunk] in ((), (0,))
+    return fa3(*arguments[: chunk.start], *arguments[chunk.stop :])
+
+
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Any, cum_seq_k: Any, max_q: int, max_k: int,
+    dropout_p: float, is_causal: bool, return_debug_mask: bool, *, scale: Any = None, window_size_left: Any = None,
+    window_size_right: Any = None, **defaults: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """aten::_flash_attention_forward: of a row without a key the LSE is +inf."""
+    assert dropout_p == 0.0
+    out, lse = attend(
+        query, _packed(key, value, cum_seq_k), cum_seq_q.tolist(), scale=scale, causal=is_causal,
+        window=(window_size_left, window_size_right),
+    )  # fmt: skip
+    empty = torch.empty(0)
+    return out.to(query.dtype), lse.masked_fill(lse == -torch.inf, torch.inf).float(), empty, empty, empty
+
+
+def cudnn(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
+    is_causal: bool = False, return_debug_mask: bool = False, *, scale: Any = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """aten::_scaled_dot_product_cudnn_attention: its causal mask aligns queries to the first keys."""
+    requests, heads, queries, _ = query.shape
+    assert key.shape[2]
+    keys = [(k.transpose(0, 1), v.transpose(0, 1)) for k, v in zip(key, value, strict=True)]
+    starts, rows = [i * queries for i in range(requests + 1)], query.transpose(1, 2).flatten(0, 1)
+    out, _ = attend(rows, keys, starts, scale=scale, causal=is_causal, to_last=False)
+    out, empty = out.to(query.dtype).view(requests, queries, heads, -1).transpose(1, 2), torch.empty(0)
+    return out, empty, empty, empty, queries, key.shape[2], empty, empty, empty
+
+
+def efficient(
+    query: Tensor, key: Tensor, value: Tensor, bias: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any,
+    max_seqlen_k: Any, dropout_p: float, custom_mask_type: int, compute_log_sumexp: bool = False, *, scale: Any = None,
+    seqlen_k: Any = None, window_size: Any = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """aten::_efficient_attention_forward: mask 2 aligns queries to the last keys; every head has keys of its own."""
+    assert query.shape[2] == key.shape[2]
+    assert custom_mask_type in (0, 2)
+    keys = _packed(key[0], value[0], cu_seqlens_k)
+    out, _ = attend(query[0], keys, cu_seqlens_q.tolist(), scale=scale, causal=custom_mask_type == 2)
+    empty = torch.empty(0)
+    return out.to(query.dtype)[None], empty, empty, empty, max_seqlen_q, max_seqlen_k
+
+
+@contextmanager
+def registered(namespace: str, schema: str | None, name: str, function: Any) -> Iterator[None]:
+    """Registers a function as an operator's kernel on processors, and with a schema the operator itself."""
+    library = torch.library.Library(namespace, "FRAGMENT" if schema else "IMPL")
+    if schema:
+        library.define(schema)
+    library.impl(name, function, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+# as the library of the vllm 0.33.0 wheel registers it
+FLASH_MLA = (
+    "dense_decode_fwd(Tensor q, Tensor kcache, int head_size_v, Tensor seqlens_k, Tensor block_table, "
+    "float softmax_scale, bool is_causal, Tensor(a)? tile_scheduler_metadata, Tensor(b)? num_splits, "
+    "Tensor(c!)? out_) -> (Tensor(c!), Tensor, Tensor(a)?, Tensor(b)?)"
+)
+
+
+def flash_mla(
+    q: Tensor, kcache: Tensor, head_size_v: int, seqlens_k: Tensor, block_table: Tensor, softmax_scale: float,
+    is_causal: bool, tile_scheduler_metadata: Any, num_splits: Any, out_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """FlashMLA's dense decode: queries [requests, queries, heads, 576]; what a row without a key gets is undefined."""
+    requests, queries, heads, _ = q.shape
+    assert kcache.shape[1:] == (64, 1, 576)
+    assert seqlens_k.dtype == block_table.dtype == torch.int32
+    keys = _paged(kcache, kcache[..., :head_size_v], block_table, seqlens_k)
+    starts = [i * queries for i in range(requests + 1)]
+    out, lse = attend(q.flatten(0, 1), keys, starts, scale=softmax_scale, causal=is_causal)
+    out_.copy_(out.view(requests, queries, heads, -1))
+    lse = lse.view(heads, requests, queries).transpose(0, 1).float()
+    schedule = torch.zeros(1, dtype=torch.int32) if num_splits is None else num_splits
+    return out_, lse.masked_fill(lse == -math.inf, math.inf), schedule, schedule.clone()
+
+
+# as the library of the vllm 0.33.0 wheel registers it
+FA2_VLLM = (
+    "varlen_fwd(Tensor! q, Tensor k, Tensor v, Tensor!? out, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+    "Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, Tensor? alibi_slopes, int max_seqlen_q, "
+    "int max_seqlen_k, float p_dropout, float softmax_scale, bool zero_tensors, bool is_causal, int window_size_left, "
+    "int window_size_right, float softcap, bool return_softmax, int num_splits, Tensor? gen) -> Tensor[]"
+)
+
+
+def fa2(
+    q: Tensor, k: Tensor, v: Tensor, out: Any, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_k: Any,
+    leftpad_k: Any, block_table: Any, alibi_slopes: Any, max_seqlen_q: int, max_seqlen_k: int, p_dropout: float,
+    softmax_scale: float, zero_tensors: bool, is_causal: bool, window_size_left: int, window_size_right: int,
+    softcap: float, return_softmax: bool, num_splits: int, gen: Any,
+) -> list[Tensor]:  # fmt: skip
+    """FlashAttention 2 as vLLM builds it: of a row without a key the LSE is +inf."""
+    assert (seqused_k is None) == (block_table is None)
+    assert alibi_slopes is None or alibi_slopes.dtype == torch.float32
+    keys = _packed(k, v, cu_seqlens_k) if block_table is None else _paged(k, v, block_table, seqused_k)
+    found, lse = attend(
+        q, keys, cu_seqlens_q.tolist(), scale=softmax_scale, causal=is_causal, softcap=softcap, slopes=alibi_slopes,
+        window=(window_size_left, window_size_right),
+    )  # fmt: skip
+    rows = cu_seqlens_q[-1]
+    out[:rows] = found[:rows].to(out.dtype)
+    return [out, lse.masked_fill(lse == -math.inf, math.inf).float()]
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
+    block_table: Any = None,
+) -> Any:  # fmt: skip
+    """The function of the package flash-attn 2.8."""
+    assert block_table is None or k.shape[1] % 256 == 0
+    lengths = None if block_table is None else cu_seqlens_k.diff()
+    out = torch.full_like(q, math.nan)
+    out, lse = fa2(
+        q, k, v, out, cu_seqlens_q, cu_seqlens_k, lengths, None, block_table, alibi_slopes, max_seqlen_q, max_seqlen_k,
+        dropout_p, softmax_scale, False, causal, *window_size, softcap, False, 0, None,
+    )  # fmt: skip
+    return (out, lse, None) if return_attn_probs else out

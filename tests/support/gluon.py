@@ -1,0 +1,140 @@
+"""Compiles the kernels in Gluon that a plan would launch, without a GPU, and counts their instructions.
+
+It is imported by a process that compiles alone (compiler.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from support.compiling import disassembled, report
+
+# a product of matrices by four warps, and a copy of a box by the copy engine
+PRODUCT, COPY = "HGMMA", "UTMALDG"
+
+
+@dataclass(frozen=True)
+class GluonUsage:
+    """The resources of one compiled kernel, and how often its code has `PRODUCT` and `COPY`."""
+
+    case: str
+    registers: int
+    spills: int
+    serialised: bool
+    shared: int
+    products: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class LatentCase:
+    """A layer of MLA and a batch whose launches are compiled."""
+
+    name: str
+    heads: int = 128
+    queries: int = 1
+    requests: int = 64
+    keys: int = 8192
+    block_size: int = 64
+    dtype: str = "bfloat16"
+    causal: bool = True
+    lse: bool = True
+
+
+def latent_usages(cases: tuple[LatentCase, ...]) -> list[GluonUsage]:
+    """The resources of the decode kernel of MLA in each launch of some cases."""
+    found = []
+    for case in cases:
+        with recorded() as launches:
+            _run_latents(case)
+        found += [usage(case.name, *launch) for launch in launches if launch[0].function.is_gluon()]
+    return found
+
+
+@contextmanager
+def recorded() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
+    """The variant and the arguments by name of each launch meanwhile, none of which runs."""
+    from attnreg.kernels.triton import launch
+
+    launches: list[tuple[Any, dict[str, Any]]] = []
+
+    def record(bound: Any, tensors: tuple[Any, ...], scratch: Any = None) -> None:
+        values = (*tensors, *(() if scratch is None else scratch.tensors), *bound.numbers)
+        arguments = dict(zip(bound.variant.function.arg_names, values, strict=False))
+        launches.append((bound.variant, arguments | bound.variant.code.constants(bound.key)))
+
+    launching: Callable[..., None] = launch.Bound.launch
+    launch.Bound.launch = record  # type: ignore[method-assign, assignment]
+    try:
+        yield launches
+    finally:
+        launch.Bound.launch = launching  # type: ignore[method-assign]
+
+
+def usage(case: str, variant: Any, arguments: dict[str, Any]) -> GluonUsage:
+    """The resources of a launch's kernel, compiled for SM 9.0."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    signature, attrs, constexprs = {}, {}, {}
+    for i, (param, value) in enumerate(zip(variant.function.params, arguments.values(), strict=True)):
+        if param.is_constexpr or value is None:
+            signature[param.name], constexprs[(i,)] = "constexpr", value
+            continue
+        signature[param.name] = _type(value)
+        if param.name.endswith("_ptr") and not param.do_not_specialize_on_alignment:
+            attrs[(i,)] = [["tt.divisibility", 16]]
+    source = GluonASTSource(variant.function, signature, constexprs, attrs)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=variant.code.options)
+    registers, spills, serialised = report(compiled)
+    words = Counter(re.findall(r"\b[A-Z]+\b", disassembled(compiled)))
+    return GluonUsage(case, registers, spills, serialised, compiled.metadata.shared, words[PRODUCT], words[COPY])
+
+
+def _type(value: Any) -> str:
+    """The type of an argument as the compiler writes it."""
+    if isinstance(value, int | float):
+        return "fp32" if isinstance(value, float) else "i32"
+    dtype = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.int32": "i32"}
+    if hasattr(value, "block_shape"):
+        return f"tensordesc<{dtype[str(value.base.dtype)]}{value.block_shape},{value.layout!r}>"
+    return "*" + dtype[str(value.dtype)]
+
+
+def _run_latents(case: LatentCase) -> None:
+    """Plans and runs a case on the CPU, as if it were an H200; what runs it is `recorded`."""
+    import torch
+
+    from attnreg.kernels.hopper import latent_plans
+    from attnreg.kernels.triton.target import target_for
+    from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
+    from attnreg.runtime.mla.interface import as_kv_cache, latent_cache_shape
+
+    dtype, rows = getattr(torch, case.dtype), case.queries * case.requests
+    spec = AttentionSpec(
+        num_heads=case.heads, num_kv_heads=1, head_size=576, head_size_v=512, dtype=dtype, softmax_scale=0.1,
+        block_size=case.block_size, features=frozenset({"lse"}) if case.lse else frozenset(), latent=True,
+    )  # fmt: skip
+    table = torch.zeros(case.requests, -(-case.keys // case.block_size), dtype=torch.int32)
+    batch = BatchMetadata.build(
+        [case.queries] * case.requests, [case.keys] * case.requests, block_table=table, causal=case.causal
+    )
+    shape, cache_dtype = latent_cache_shape(spec, 2)
+    call = Call(
+        torch.zeros(rows, case.heads, 576, dtype=dtype), as_kv_cache(spec, torch.zeros(shape, dtype=cache_dtype)),
+        torch.zeros(rows, case.heads, 512, dtype=dtype), lse=torch.zeros(case.heads, rows) if case.lse else None,
+    )  # fmt: skip
+    require = latent_plans.require
+    latent_plans.require = lambda device: target_for("cuda", 90, 132)
+    try:
+        latent_plans.HopperLatentPlan(spec, batch).run(call)
+    finally:
+        latent_plans.require = require
+        # what was planned is of a GPU that is not here
+        latent_plans._launches.cache_clear()
