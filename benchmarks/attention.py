@@ -3,6 +3,7 @@
 python benchmarks/attention.py                  print a table
 python benchmarks/attention.py --case decode    only the cases with this word in their names
 python benchmarks/attention.py --record         write benchmarks/results/attention.json too
+python benchmarks/attention.py --backend FLASH_ATTN/FA3   that row's kernel module beside them; repeatable
 
 A sample is one replay of a CUDA graph that holds one call, after the L2 cache was overwritten (256 MiB memset), between
 two CUDA events; the figure is the median. Data are random, and each result is compared with float64 in the same run.
@@ -11,17 +12,19 @@ two CUDA events; the figure is the median. Data are random, and each result is c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from measuring import Figures, Peers, ceilings, machine, measured, parser_of, require_gpus, time_us
+from peers import module_of
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from attnreg.kernels import rocm_attn, triton_attn
+from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
 
 
@@ -60,6 +63,16 @@ class Case:
         element = 1 if self.kv_dtype.startswith("fp8") else 2
         moved = 2 * self.requests * seen * kv_heads * self.head_size * element + 4 * tokens * heads * self.head_size
         return moved, 4 * pairs * heads * self.head_size
+
+    @property
+    def request(self) -> AttentionRequest:
+        """What a layer of this case asks for."""
+        features = {"sinks": self.sinks, "sliding_window": self.window, "non_causal": not self.causal}
+        return AttentionRequest(
+            head_size=self.head_size, num_heads=self.heads[0], num_kv_heads=self.heads[1], dtype="bfloat16",
+            kv_dtype=self.kv_dtype, block_size=self.block_size,
+            features=frozenset(name for name, asked in features.items() if asked),
+        )  # fmt: skip
 
     def _visible(self, query: int) -> int:
         position = self.context + query
@@ -226,15 +239,38 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, context: int) -> Callab
     return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=True)
 
 
-def measure(case: Case, limits: dict[str, float], with_peers: bool, **how: Any) -> dict[str, Any]:
-    """The figures of one case: time, error, floor, and the peers' times. ``how``: further arguments of `Data`."""
+def backend_figure(case: Case, title: str) -> float | str:
+    """The time of a backend of the registry on a case, or why there is none: it refused, or its output is wrong."""
+    module = module_of(title, case.request)
+    if isinstance(module, str):
+        return f"refused: {module[:90]}"
+    try:
+        data = Data(case, module=module)
+        # of packed keys some read as many as the host counted
+        captured = case.block_size is not None and getattr(module, "CAPTURABLE", False)
+        us = time_us(data.forward, captured=captured)
+        error = data.error()
+    except (RuntimeError, ValueError) as problem:
+        return f"refused: {str(problem).splitlines()[0][:90]}"
+    return round(us, 1) if error <= case.max_error else f"wrong: error {error:.2g}"
+
+
+def measure(
+    case: Case, limits: dict[str, float], with_peers: bool, backends: Sequence[str] = (), **how: Any
+) -> dict[str, Any]:
+    """The figures of one case: time, error, floor, and the peers' times. ``how``: further arguments of `Data`.
+
+    backends: those of the registry that are measured beside it.
+    """
     # no case gets fragments of the last one's memory
     torch.cuda.empty_cache()
     data = Data(case, **how)
     us = time_us(data.forward)
     moved, operations = case.work
     floor = max(moved / limits["read GB/s"] / 1e3, operations / limits["bf16 matmul TFLOP/s"] / 1e6)
-    return measured(case.name, us, case.mark, floor, data.error(), case.max_error, peers(data) if with_peers else ())
+    row = measured(case.name, us, case.mark, floor, data.error(), case.max_error, peers(data) if with_peers else ())
+    row["peers"] |= {title: backend_figure(case, title) for title in backends}
+    return row
 
 
 def measure_rocm(case: Case, limits: dict[str, float]) -> dict[str, Any]:
@@ -251,13 +287,14 @@ def main() -> None:
     parser = parser_of("attention", __doc__)
     parser.add_argument("--case", default="", help="only the cases with this word in their names")
     parser.add_argument("--no-peers", action="store_true", help="leave torch's own attention out")
+    parser.add_argument("--backend", action="append", default=[], help="a backend or variant to measure; repeatable")
     options = parser.parse_args()
     require_gpus("attention")
     limits = ceilings()
     figures = Figures(options.record, machine(), ceilings=limits)
     for case in CASES:
         if options.case in case.name:
-            figures.add(measure(case, limits, not options.no_peers))
+            figures.add(measure(case, limits, not options.no_peers, options.backend))
     for case in ROCM_CASES:
         if options.case in f"ROCM_ATTN {case.name}":
             figures.add(measure_rocm(case, limits))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,7 +32,15 @@ def cases(place: Place) -> Iterator[Case]:
         words = "" if kv_dtype == "auto" else f" {kv_dtype}"
         name = f"decode{words} b{requests} h{heads} at {context // 1024}k"
         sizes = place.few(requests, 2), place.few(heads, 16), place.few(context, 200)
-        yield Case(name=name, mark=mark, prepare=partial(_dense, place, *sizes, kv_dtype))
+        yield Case(name=name, mark=mark, prepare=partial(_dense, place, triton_mla, *sizes, kv_dtype))
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+        # Gluon compiles for the GPU alone
+        from attnreg.kernels.hopper import mla as hopper_mla
+
+        for requests, heads, context, mark in ((64, 128, 8192, 255.0), (1, 128, 8192, 23.0), (128, 16, 32768, 1150.0)):
+            name = f"HOPPER_MLA decode b{requests} h{heads} at {context // 1024}k"
+            sizes = place.few(requests, 2), place.few(heads, 16), place.few(context, 200)
+            yield Case(name=name, mark=mark, prepare=partial(_dense, place, hopper_mla, *sizes, "auto"))
     # no peer runs here; the marks are twice the time of the products at 787 TFLOP/s, or of the bytes and two launches
     for tokens, heads, mark in ((64, 128, 93.0), (1, 128, 20.0), (128, 16, 150.0)):
         name = f"sparse decode b{tokens} h{heads}, 2048 of 32k"
@@ -82,12 +91,12 @@ class _Tensors:
         return float((self.output[-1].double() - exact).norm() / exact.norm())
 
 
-def _dense(place: Place, requests: int, heads: int, context: int, kv_dtype: str) -> Trial:
+def _dense(place: Place, module: ModuleType, requests: int, heads: int, context: int, kv_dtype: str) -> Trial:
     made = _Tensors(place, requests, heads, context, kv_dtype)
-    plan = triton_mla.plan(made.spec, made.batch)
+    plan = module.plan(made.spec, made.batch)
     width = latents.BYTES if kv_dtype == "fp8_ds_mla" else (RANK + ROPE) * made.cache.itemsize
     return Trial(
-        call=partial(triton_mla.forward, made.spec, plan, made.call()),
+        call=partial(module.forward, made.spec, plan, made.call()),
         error=lambda: made.error(torch.arange(context, device=place.device)),
         peers=partial(_peers, made, context),
         moved=requests * context * width + made.query.nbytes + made.output.nbytes,

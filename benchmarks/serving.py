@@ -2,13 +2,15 @@
 
 python benchmarks/serving.py                    print the figures
 python benchmarks/serving.py --record           write benchmarks/results/serving.json too
-python benchmarks/serving.py --only batching    a part alone; recorded, it leaves the other part as it is
+python benchmarks/serving.py --only batching    a part alone; recorded, it leaves the other parts as they are
+python benchmarks/serving.py --backend FLASH_ATTN/FA3    that backend beside attnreg's choice; repeatable
 
 The model is a Llama of 8 layers with random weights in bfloat16. A decoded token is measured inside of ``generate``, in
 rounds in which the implementations take turns; the figure is the median of tokens after the first. PyTorch's attention
-makes a plan for each new length, which later rounds find: one row has lengths that are new, as in a server. Latents are
-measured alike, with the attention of DeepSeek-V3 in 4 layers: eager and PyTorch's attention expand them for each token.
-Continuous batching is ``generate_batch`` over 64 prompts of many lengths, after a few that compile.
+makes a plan for each new length, which later rounds find: one row has lengths that are new, as in a server. A prompt is
+one forward of the model over new tokens. Latents are measured alike, with the attention of DeepSeek-V3 in 4 layers:
+eager and PyTorch's attention expand them for each token. Continuous batching is ``generate_batch`` over 64 prompts of
+many lengths, after a few that compile.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ NEW, ROUNDS = 27, 4
 # requests, tokens of context, the cache, whether the lengths are new; the names of transformers' own implementations
 DECODES = ((1, 4096, None, False), (8, 1024, None, False), (8, 4096, None, False), (1, 4096, "static", False),
            (1, 3000, None, True))  # fmt: skip
+# requests and tokens of prompts
+PROMPTS = ((1, 4096), (4, 4096), (16, 1024))
 # requests and tokens of context of a model with latents; eager holds the scores of 128 heads of a prompt
 LATENTS = ((1, 4096), (4, 2048), (1, 8192))
 OWN = ("eager", "sdpa")
@@ -95,10 +99,34 @@ def token_times(model: Any, ids: Any, cache: str | None) -> list[float]:
     return [1e3 * (b - a) for a, b in itertools.pairwise(clock.times[1:])]
 
 
-def decoded(model: Any, requests: int, context: int, cache: str | None, *, new: bool) -> dict[str, float]:
+def prompted(model: Any, requests: int, tokens: int, others: dict[str, str]) -> dict[str, float]:
+    """Milliseconds of a forward over prompts, by each implementation; others: attnreg's under other names."""
+    ids = torch.randint(3, 32000, (requests, tokens), device="cuda")
+    times: dict[str, list[float]] = {name: [] for name in ("sdpa", "attnreg", *others)}
+    for _ in range(2 * ROUNDS):
+        for name, found in times.items():
+            model.set_attn_implementation(name)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            model(ids, use_cache=True, logits_to_keep=1)
+            torch.cuda.synchronize()
+            found.append((time.perf_counter() - begin) * 1e3)
+    return {others.get(name, name): round(statistics.median(found[2:]), 2) for name, found in times.items()}
+
+
+def backends_of(model: Any, name: str = "attnreg") -> str:
+    """The backends that ran a model's layers so far."""
+    runs = [run for run in attention.runs(model, name=name) if run.calls]
+    chosen = [run.selection.chosen for run in runs if run.selection is not None]
+    return ", ".join(dict.fromkeys([*(c.title for c in chosen if c), *(f"dense: {r.dense}" for r in runs if r.dense)]))
+
+
+def decoded(
+    model: Any, requests: int, context: int, cache: str | None, *, new: bool, others: dict[str, str]
+) -> dict[str, float]:
     """Milliseconds a decoded token of each implementation; new: of lengths that come for the first time."""
     ids = torch.randint(3, 32000, (requests, context), device="cuda")
-    names = (*OWN, "attnreg")
+    names = (*OWN, "attnreg", *others)
     found: dict[str, list[float]] = {name: [] for name in names}
     for i in range(1 if new else ROUNDS + 1):
         for name in names:
@@ -106,7 +134,7 @@ def decoded(model: Any, requests: int, context: int, cache: str | None, *, new: 
             times = token_times(model, ids, cache)
             if i or new:
                 found[name] += times
-    return {name: round(statistics.median(times), 3) for name, times in found.items()}
+    return {others.get(name, name): round(statistics.median(times), 3) for name, times in found.items()}
 
 
 def prompts(number: int = 64) -> list[list[int]]:
@@ -157,25 +185,34 @@ def marked(row: dict[str, Any]) -> dict[str, Any]:
     ours = [value for name, value in row.items() if name.startswith("attnreg")]
     if not own or not ours:
         return row
-    if row["unit"] == "ms a token":
+    if row["unit"].startswith("ms"):
         return {**row, "mark": min(own), "met": ours[0] <= min(own)}
     return {**row, "mark": 2 * max(own), "met": ours[0] >= 2 * max(own)}
 
 
 def main() -> None:
     parser = parser_of("serving", __doc__)
-    parser.add_argument("--only", default="", help="decode, latents or batching")
+    parser.add_argument("--only", default="", help="prompts, decode, latents or batching")
+    parser.add_argument("--backend", action="append", default=[], help="a backend or variant to measure; repeatable")
     options = parser.parse_args()
     require_gpus("serving")
     attention.register()
+    others = {f"attnreg-{i}": title for i, title in enumerate(options.backend)}
+    for name, title in others.items():
+        attention.register(name, backend=title)
     model, figures = model_of(), Figures(options.record, machine(transformers=transformers.__version__))
+    for requests, tokens in PROMPTS if options.only in "prompts" else ():
+        with torch.inference_mode():
+            times = prompted(model, requests, tokens, others)
+        case = f"prompts b{requests} of {tokens}"
+        figures.add(marked({"case": case, "unit": "ms", "chosen": backends_of(model), **times}))
     for requests, context, cache, new in DECODES if options.only in "decode" else ():
         what = f"{cache or 'dynamic'} cache" + (", new lengths" if new else "")
-        times = decoded(model, requests, context, cache, new=new)
+        times = decoded(model, requests, context, cache, new=new, others=others)
         figures.add(marked({"case": f"decode b{requests} at {context}, {what}", "unit": "ms a token", **times}))
     latents = latent_model() if options.only in "latents" else None
     for requests, context in LATENTS if latents is not None else ():
-        times = decoded(latents, requests, context, None, new=False)
+        times = decoded(latents, requests, context, None, new=False, others={})
         figures.add(marked({"case": f"latents decode b{requests} at {context}", "unit": "ms a token", **times}))
     del latents
     if options.only in "batching":

@@ -53,3 +53,33 @@ def test_a_run_that_is_ended_loses_no_figure(figures_class: Any, tmp_path: Path)
     assert json.loads(record.read_text())["figures"] == [{"case": "a", "us": 3.0}, {"case": "b", "us": 2.0}]
     figures_class(record, {**machine, "torch": "2"}).add({"case": "b", "us": 4.0})
     assert json.loads(record.read_text())["figures"] == [{"case": "b", "us": 4.0}]
+
+
+def test_the_quality_of_packed_formats_on_random_data_and_real_weights(tmp_path: Path) -> None:
+    record = tmp_path / "it.json"
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(BENCHMARKS / "kv_quality.py"),
+        "--small",
+        "--tokens",
+        "64",
+        "--record",
+    ]
+    done = subprocess.run([*command, str(record)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = {(f["source"], f["format"]): f for f in json.loads(record.read_text())["figures"]}
+    assert {source for source, _ in figures} == {"gaussian", "outliers", "all-MiniLM-L6-v2"}
+    for source in ("gaussian", "outliers"):
+        four, three = (figures[source, f"turboquant_{n}bit_ub"] for n in (4, 3))
+        # the levels of a Gaussian's codebook: 0.0095 of the variance in 4 bits, 0.0345 in 3
+        assert four["key_error"] == pytest.approx(0.0092, rel=0.15)
+        assert three["key_error"] == pytest.approx(0.033, rel=0.15)
+        assert four["bytes"] < figures[source, "int4_hadamard"]["bytes"]
+    # rotation keeps outlier channels of values from setting the scale of the others
+    assert figures["outliers", "turboquant_4bit_ub"]["value_error"] * 3 < figures["outliers", "int4"]["value_error"]
+    real = figures["all-MiniLM-L6-v2", "turboquant_4bit_ub"]
+    assert (
+        figures["all-MiniLM-L6-v2", "fp8"]["kl"] < real["kl"] < figures["all-MiniLM-L6-v2", "turboquant_3bit_ub"]["kl"]
+    )

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from attnreg.integrations.transformers.compressed.layers import stand_in
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.masks import lazy_mask
 from attnreg.integrations.transformers.outside import stand_aside
 from attnreg.integrations.transformers.paged import continuous_batching as _continuous_batching
 from attnreg.integrations.transformers.report import explain_runs, plan_of
 from attnreg.integrations.transformers.sites import Run
+from attnreg.runtime.interface import UnclaimedError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
 
-__all__ = ["Run", "continuous_batching", "explain", "explanation", "register", "runs"]
+__all__ = ["Run", "continuous_batching", "explain", "explanation", "new_cache", "register", "runs"]
 
 NAME = "attnreg"
 _engines: dict[str, Engine] = {}
@@ -50,6 +52,7 @@ def register(
     dense: bool = True,
     ignore: tuple[str, ...] = (),
     latent: bool | None = None,
+    kv_dtype: str | None = None,
 ) -> None:
     """Registers attention and masks for ``attn_implementation=name``; a second call replaces the first.
 
@@ -58,7 +61,10 @@ def register(
     run densely; if not, it raises. ignore: keyword arguments of attention calls that attnreg does not know and that do
     not change the result. latent: whether layers of MLA attend to latents as transformers caches them; by default
     wherever that is exact. True: a layer whose keys have to be expanded from them for a reason other than being a
-    prompt's raises `UnclaimedError`. False: keys are always expanded.
+    prompt's raises `UnclaimedError`. False: keys are always expanded. kv_dtype: a packed format, such as
+    "turboquant_4bit_nc": ``generate`` keeps keys and values in it, but for the layers that the registry leaves alone,
+    and `new_cache` makes such a cache for calls of the model itself. A call that would read another raises
+    `UnclaimedError`.
     """
     if "flash" in name:
         raise ValueError(
@@ -66,12 +72,33 @@ def register(
         )
     if name == "eager" or (name in ALL_ATTENTION_FUNCTIONS.valid_keys() and name not in _engines):
         raise ValueError(f"the name {name!r} is taken in transformers, whose classes read it; use another")
-    engine = Engine(name, registry, platform=platform, backend=backend, dense=dense, ignore=ignore, latent=latent)
+    engine = Engine(
+        name,
+        registry,
+        platform=platform,
+        backend=backend,
+        dense=dense,
+        ignore=ignore,
+        latent=latent,
+        kv_dtype=kv_dtype,
+    )
     # attention without the mask function would run without masks, silently
     AttentionMaskInterface.register(name, lazy_mask)
     AttentionInterface.register(name, engine.attend)
     _engines[name] = engine
     stand_aside(_engines)
+    stand_in(_engines)
+
+
+def new_cache(model: Any, *, name: str = NAME) -> DynamicCache:
+    """An empty cache for ``past_key_values``, packed as ``register(kv_dtype=...)`` says, for one batch of requests.
+
+    Raises `UnclaimedError` for a model that cannot have one, and ValueError without a ``kv_dtype``.
+    """
+    compressed = _engine(name).compressed
+    if compressed is None:
+        raise ValueError(f"{name!r} is registered without kv_dtype: transformers makes its cache")
+    return compressed.cache(model.config)
 
 
 def continuous_batching(model: Any = None, *, name: str = NAME) -> AbstractContextManager[None]:
@@ -84,7 +111,10 @@ def continuous_batching(model: Any = None, *, name: str = NAME) -> AbstractConte
     that these overwrite, and a cache with pages that no backend reads. CUDA graphs
     (``ContinuousBatchingConfig(use_cuda_graph=True)``) may be captured by backends that follow the device's lengths.
     """
-    return _continuous_batching(_engine(name), model)
+    engine = _engine(name)
+    if engine.compressed is not None:
+        raise UnclaimedError("continuous batching keeps transformers' own paged cache: register without kv_dtype", name)
+    return _continuous_batching(engine, model)
 
 
 def runs(model: Any, *, name: str = NAME) -> tuple[Run, ...]:

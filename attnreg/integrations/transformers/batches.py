@@ -87,8 +87,8 @@ class Packed:
     rest: Rest | None = None
     # the batches by the distance of the requests' keys, in rows
     batches: dict[int | None, BatchMetadata] = field(default_factory=dict, repr=False)
-    # the same over latents in blocks, by the size of a block
-    blocks: dict[int, Any] = field(default_factory=dict, repr=False)
+    # the same over blocks: of latents by the size of a block, of a packed cache by its shape
+    blocks: dict[object, Any] = field(default_factory=dict, repr=False)
     # the last call of each kind of layers that the next may repeat
     again: dict[object, Again] = field(default_factory=dict, repr=False)
 
@@ -105,7 +105,7 @@ class Packed:
             again.run(query, key, value, output)
             return output
         size, _, queries, _ = query.shape
-        q = _rows(query)
+        q = packed_rows(query)
         places = self._places(layer, key, value)
         if places is None:
             distance, k, v = None, self._copied(key), self._copied(value)
@@ -187,7 +187,7 @@ class Packed:
         """The keys or values of all requests, one behind the other."""
         if self.tokens is not None:
             return _last_contiguous(x).transpose(1, 2)[self.tokens]
-        return _rows(x[:, :, : self.key_stop])
+        return packed_rows(x[:, :, : self.key_stop])
 
 
 def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
@@ -285,7 +285,7 @@ def _has_holes(padding: Tensor) -> bool:
     return bool((starts.sum(1) > 1).any())
 
 
-def _rows(x: Tensor) -> Tensor:
+def packed_rows(x: Tensor) -> Tensor:
     """[batch * tokens, heads, size] from [batch, heads, tokens, size]; a view where memory allows."""
     x = _last_contiguous(x)
     return x.squeeze(2) if x.shape[2] == 1 else x.transpose(1, 2).flatten(0, 1)

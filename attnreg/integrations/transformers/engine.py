@@ -20,6 +20,8 @@ from attnreg.integrations.transformers.arguments import (
 )
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import Asked, TransformersCall
+from attnreg.integrations.transformers.compressed.cache import held_by
+from attnreg.integrations.transformers.compressed.layers import CompressedLayers
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.latent.layers import LatentLayers
 from attnreg.integrations.transformers.latent.lazy import latents_of
@@ -53,6 +55,7 @@ class Engine:
         dense: bool = True,
         ignore: tuple[str, ...] = (),
         latent: bool | None = None,
+        kv_dtype: str | None = None,
     ) -> None:
         if registry is None:
             from attnreg.loader import default_registry
@@ -70,6 +73,7 @@ class Engine:
         self._runs: WeakKeyDictionary[torch.nn.Module, dict[tuple[Asked, str], Run]] = WeakKeyDictionary()
         self.sites = Sites()
         self.latent_layers = LatentLayers(self, latent)
+        self.compressed = None if kv_dtype is None else CompressedLayers(self, kv_dtype)
         self._told: set[Any] = set()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -105,6 +109,25 @@ class Engine:
             if attention_mask is None:
                 refuse_no_mask(module, query.shape[2])
             is_causal = getattr(module, "is_causal", True)
+        if self.compressed is not None:
+            held = held_by(key, value)
+            if held is not None:
+                given = (
+                    attention_mask,
+                    is_causal,
+                    scaling,
+                    sliding_window,
+                    softcap,
+                    s_aux,
+                    position_bias,
+                    indices,
+                    sinks,
+                )
+                refuse_tangents(query, attention_mask, s_aux, scaling, softcap, cure=_CURE)
+                with torch.no_grad():
+                    out = self.compressed.attend(TransformersCall(module, query, key, value, *given), held)
+                return without_gradient(out, query, attention_mask, s_aux, scaling, softcap, cure=_CURE), None
+            self.compressed.refuse_plain(module, query.shape[2], key.shape[2])
         latents = latents_of(key, value)
         if latents is None:
             key, value = self.latent_layers.expanded(module, key, value)

@@ -43,7 +43,9 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
     if model.config._attn_implementation != engine.name:
         return Explanation(engine.registry, _title(engine, model), (), tuple(others))
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")
-    layers = requests_from_model(model.config, dtype=dtype)
+    packed = engine.compressed
+    kv_dtype, spares = ("auto", ()) if packed is None else (packed.kv_dtype, packed.spares)
+    layers = requests_from_model(model.config, dtype=dtype, kv_dtype=kv_dtype, spares=spares)
     answers = []
     for group in layers.groups:
         numbers = f"layers {describe_indices(group.layers)}"

@@ -80,13 +80,17 @@ def _check_facets(registry: attnreg.Registry) -> None:
 
 
 def _check_choices(registry: attnreg.Registry) -> None:
-    """Raises `RegistryError` for a choice that names a variant: vLLM takes a backend, and picks the variant itself."""
-    for choice in registry.choices:
-        variants = [name for name in choice.backends if name not in registry.backends]
-        if variants:
-            message = f"{variants[0]} names a variant, and vLLM chooses the variant of a backend itself"
-            backend = variants[0].partition("/")[0]
-            raise attnreg.RegistryError([Problem(choice.where, message, f"name {backend}, or use vLLM's own options")])
+    """Raises `RegistryError` for a choice or an order's entry that names a variant.
+
+    vLLM takes a backend, and picks the variant itself.
+    """
+    entries = (entry for orders in registry.orders.values() for order in orders for entry in order.entries)
+    named = [(name, choice.where) for choice in registry.choices for name in choice.backends]
+    for name, where in (*named, *((entry.backend, entry.where) for entry in entries)):
+        if name not in registry.backends:
+            message = f"{name} names a variant, and vLLM chooses the variant of a backend itself"
+            backend = name.partition("/")[0]
+            raise attnreg.RegistryError([Problem(where, message, f"name {backend}, or use vLLM's own options")])
 
 
 def _problem(file: str, message: str, cure: str) -> attnreg.RegistryError:

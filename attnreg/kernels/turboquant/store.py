@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnreg.kernels.packed.codes import level_of, numbers_at, words_at
 from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
 from attnreg.kernels.triton.launch import Kernel
-from attnreg.kernels.triton.layout import Cache, Strides, level_of, numbers_at, words_at
+from attnreg.kernels.triton.layout import Cache, Strides
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.kernels.turboquant.rotations import STEP, hadamard, signs
 from attnreg.runtime.interface import AttentionSpec, KVCache

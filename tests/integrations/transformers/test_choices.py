@@ -59,7 +59,7 @@ def test_the_explanation_before_and_after(default: Registry) -> None:
     for text in (before, after):
         # the window of every other layer is no reason for or against a backend
         assert text.count("▸ CPU_ATTN") == 1
-        assert "TORCH_SDPA  sinks is not supported" in text
+        assert "TORCH_SDPA/gathered  sinks is not supported" in text
     assert "layer 0   4/2 heads of 16 · float32 · KV cache auto · sliding window 4 · sinks · 1 call" in after
 
 

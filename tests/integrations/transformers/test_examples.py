@@ -25,7 +25,7 @@ EXAMPLES = ROOT / "examples"
             ["--embed"],
             ["It rained all day.", "layers 0–5   12 heads of 32 · float32 · attn_type encoder_only", "▸ CPU_ATTN"],
         ),
-        (["--backend", "TORCH_SDPA", "--tokens", "2"], ["· 2 calls", "▸ TORCH_SDPA   requested"]),
+        (["--backend", "TORCH_SDPA", "--tokens", "2"], ["· 2 calls", "▸ TORCH_SDPA/gathered   requested"]),
     ],
     ids=["generate", "embed", "by name"],
 )

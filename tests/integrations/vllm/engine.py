@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import simulated
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools/record"))
+
+import vllm_machine
+from vllm_machine import CAPABILITIES
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / ".cache" / "vllm-0.33.0"
 ROWS = ROOT / "tests" / "data" / "vllm" / "selector-0.33.0.jsonl.gz"
-CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
-CAPABILITIES |= {"sm110": (11, 0), "sm120": (12, 0), "sm121": (12, 1)}
 SwitchOn = Callable[..., Path]
 
 
@@ -132,65 +132,5 @@ def recorded(platform: str) -> list[dict[str, Any]]:
 
 
 def boot(arch: str, aiter: str = "") -> type:  # noqa: A002
-    """The platform class of a simulated GPU, made vLLM's current one for the rest of this process.
-
-    An NVIDIA GPU may be exchanged for another later on; of AMD's vLLM remembers everything. ``aiter`` is "on", "off" or
-    "pkg_missing", as in the recorded rows.
-    """
-    amd = arch.startswith("gfx")
-    modules = simulated.AMD_MODULES if amd else simulated.MODULES
-    simulated.install((*modules, "aiter") if aiter in ("on", "off") else modules)
-    sys.path.insert(0, str(SOURCES))
-    # FlashInfer comes with its kernels: without this vLLM looks for a compiler, and for the network
-    os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_ROCM_USE_AITER": "1" if aiter == "on" else "0"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch
-        import vllm.platforms
-
-        platform = _amd_gpu(arch) if amd else _nvidia_gpu(arch)
-        vllm.platforms._current_platform = platform()
-        import vllm._custom_ops
-        from vllm.triton_utils import tl
-
-        # vLLM has a placeholder for Triton, which lacks them
-        tl.float16, tl.bfloat16 = torch.float16, torch.bfloat16
-        # importing these takes operators of vLLM's extension, and of the GPU 128 MB
-        with mock.patch.object(torch.ops, "_C"):
-            import vllm.compilation.backends
-
-            if amd:
-                import vllm.v1.attention.backends.rocm_aiter_unified_attn
-        if not amd:
-            with mock.patch.object(torch, "empty"):
-                import vllm.v1.attention.backends.mla.cutlass_mla
-    return platform
-
-
-def _nvidia_gpu(arch: str) -> type:
-    from vllm.platforms.cuda import NonNvmlCudaPlatform
-    from vllm.platforms.interface import DeviceCapability
-
-    class SimulatedGpu(NonNvmlCudaPlatform):
-        capability = DeviceCapability(*CAPABILITIES[arch])
-
-        get_device_capability = classmethod(lambda cls, device_id=0: cls.capability)
-        get_device_name = classmethod(lambda cls, device_id=0: "simulated")
-        num_compute_units = classmethod(lambda cls, device_id=0: 132)
-
-    return SimulatedGpu
-
-
-def _amd_gpu(arch: str) -> type:
-    import torch
-
-    torch.version.hip = "7.0"
-    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
-    with mock.patch.object(torch.cuda, "get_device_properties", return_value=properties):
-        from vllm.platforms.rocm import RocmPlatform
-
-    class SimulatedGpu(RocmPlatform):
-        get_device_name = classmethod(lambda cls, device_id=0: "simulated")
-        num_compute_units = classmethod(lambda cls, device_id=0: 304)
-
-    return SimulatedGpu
+    """The platform class of a simulated GPU, made vLLM's current one for the rest of this process."""
+    return vllm_machine.boot(SOURCES, arch, aiter)

@@ -153,6 +153,10 @@ def test_a_choice_of_a_variant_is_an_error_because_vllm_chooses_variants_itself(
     said = r"mine.yaml:3:\d+: FLASH_ATTN/FA2 names a variant, and vLLM chooses the variant of a backend itself"
     with pytest.raises(attnreg.RegistryError, match=said):
         switch_on("choices:\n  - {prefer: FLASH_ATTN/FA2}\n")
+    # an entry of an order is held to the same
+    order = "orders:\n  cuda:\n    - name: mine\n      order: [FLASH_ATTN/FA2]\n      when: {arch: sm90}\n"
+    with pytest.raises(attnreg.RegistryError, match=said.replace(":3:", ":5:")):
+        switch_on(order)
 
 
 def test_a_registry_for_something_else_is_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,226 @@
+"""A cache of transformers whose layers keep a packed format, in pages that attnreg's backends store into and read.
+
+The cache gets new keys and values before anything is known of padding. So a layer of it only holds them, and returns
+stand-ins for all keys and values; attnreg's attention function stores what it holds and attends. Any other operation on
+a stand-in raises `UnclaimedError`: no key is ever read as what it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from attnreg.integrations.transformers.batches import Packed
+from attnreg.runtime.interface import BatchMetadata, KVCache, UnclaimedError
+from attnreg.runtime.layer import Attention
+
+# the packed formats' rows load as vectors in blocks of any multiple of 16
+BLOCK_SIZE = 16
+
+
+class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer's keys and values in pages.
+
+    columns: the length of the rectangles of keys that transformers knows, padding included. firsts: the column of each
+    request's first token, once a call has told. Token i of request b is row ``i % 16`` of the block
+    ``i // 16 * requests + b``, so more blocks go behind those that are there.
+    """
+
+    is_croppable = True
+    is_sliding: bool = False
+
+    def __init__(self, sliding: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_sliding = sliding
+        self.columns = 0
+        self.firsts: list[int] | None = None
+        self._pages: KVCache | None = None
+        self._new: tuple[Tensor, Tensor] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.columns} columns, {self.bytes} bytes)"
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the pages."""
+        return 0 if self._pages is None else sum(x.numel() * x.element_size() for x in self._pages[:2])
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Stand-ins for all keys and values, [batch, KV heads, columns, size]."""
+        if self._new is not None:
+            raise UnclaimedError("keys of an earlier call were never attended to by attnreg: the cache lacks them", "")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._new = key_states, value_states
+        self.columns += key_states.shape[2]
+        return StandIn(self, 0, key_states), StandIn(self, 1, value_states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.columns + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
+    def get_max_length(self) -> int:
+        return -1
+
+    # the name before transformers 5.2x
+    get_max_cache_shape = get_max_length
+
+    def refusal(self, packed: Packed, queries: int) -> str | None:
+        """Why a batch cannot attend to these pages; None where it can."""
+        firsts, new = packed.first_keys, self._new
+        if new is not None and new[0].shape[2] != queries:
+            return f"its {queries} queries are not those of the {new[0].shape[2]} new keys"
+        if packed.crossed or packed.rest is not None or firsts is None:
+            return "its padding lies between or behind tokens" if not packed.crossed else "it attends to another text"
+        if packed.key_stop != self.columns or packed.seq_lens != [self.columns - first for first in firsts]:
+            return "its padding lies between or behind tokens"
+        if self.firsts is not None and self.firsts != firsts:
+            return f"its requests begin at {firsts}, and those of the cache at {self.firsts}"
+        return None
+
+    def rows(self, layer: Attention, packed: Packed) -> tuple[Tensor | None, Tensor | None, KVCache, BatchMetadata]:
+        """The rectangles of new keys and values, the pages with room for them, and the batch that stores and attends.
+
+        None for keys and values that an earlier call has stored: layers share them.
+        """
+        self.firsts, requests = packed.first_keys, len(packed.seq_lens)
+        pages = self._grown(layer, requests, -(-max(packed.seq_lens) // BLOCK_SIZE))
+        key, value = self._new or (None, None)
+        self._new = None
+        memo = "compressed", requests, len(pages.key) // requests, key is None
+        batch = packed.blocks.get(memo)
+        if batch is None:
+            batch = packed.blocks[memo] = _batch(packed, len(pages.key) // requests, store=key is not None)
+        return key, value, pages, batch
+
+    def _grown(self, layer: Attention, requests: int, blocks: int) -> KVCache:
+        before, there = self._pages, 0 if self._pages is None else len(self._pages.key) // requests
+        if before is None or blocks > there:
+            self._pages = layer.new_kv_cache(max(blocks, there + there // 4) * requests, self.device)
+            for old, new in zip(before or (), self._pages, strict=False):
+                if isinstance(old, Tensor):
+                    new[: len(old)] = old
+        assert self._pages is not None
+        return self._pages
+
+    def reset(self) -> None:
+        self._pages = self._new = self.firsts = None
+        self.columns, self.is_initialized = 0, False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Leaves the last so many columns out, if the number is negative; else keeps the first so many."""
+        kept = self.columns + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, self.columns)
+        self.columns = max(kept, 0)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.firsts is not None:
+            self.batch_select_indices(torch.arange(len(self.firsts)).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self._pages is None or self.firsts is None:
+            return
+        requests, chosen = len(self.firsts), indices.to(self.device)
+        key, value = (
+            x.view(-1, requests, *x.shape[1:]).index_select(1, chosen).flatten(0, 1)
+            for x in (self._pages.key, self._pages.value)
+        )
+        self._pages = self._pages._replace(key=key, value=value)
+        self.firsts = [self.firsts[i] for i in indices.tolist()]
+
+    def offload(self) -> None:
+        raise UnclaimedError("a packed cache stays on its device: generate without offloading", "")
+
+
+class WholeSlidingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """An uncompressed layer with a window that keeps all keys, because layers that share its mask are packed."""
+
+    is_sliding = True
+
+
+class StandIn(Tensor):
+    """All keys (part 0) or values (part 1) of a packed layer, for attnreg's attention function alone."""
+
+    layer: PackedLayer
+    part: int
+
+    @staticmethod
+    def __new__(cls, layer: PackedLayer, part: int, new: Tensor) -> StandIn:
+        shape = (*new.shape[:2], layer.columns, new.shape[3])
+        made: StandIn = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=new.dtype, device=new.device)
+        made.layer, made.part = layer, part
+        return made
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise UnclaimedError(
+            f"{func} reads keys or values of a packed KV cache, which attnreg's attention function alone decodes; "
+            "register without kv_dtype, or load the model with the name that was registered with it",
+            "",
+        )
+
+
+class Held(NamedTuple):
+    """The packed layer behind the keys and values of a call."""
+
+    layer: PackedLayer
+
+
+def held_by(key: Tensor, value: Tensor) -> Held | None:
+    """The packed layer that the keys and values of a call stand for; None for plain tensors."""
+    if key.__class__ is not StandIn or value.__class__ is not StandIn:
+        return None
+    assert isinstance(key, StandIn)
+    assert isinstance(value, StandIn)
+    return Held(key.layer) if value.layer is key.layer and (key.part, value.part) == (0, 1) else None
+
+
+def packed_cache(config: Any, packs: dict[int, bool], name: str) -> DynamicCache:
+    """A cache for a model's config. packs: whether the layer of an index is packed. Raises `UnclaimedError`."""
+    cache = DynamicCache(config=config.get_text_config(decoder=True))
+    sliding = {i for i, layer in enumerate(cache.layers) if type(layer) is DynamicSlidingWindowLayer}
+    whole = any(packs.get(i) for i in sliding)
+    for i, layer in enumerate(cache.layers):
+        if packs.get(i):
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+                raise UnclaimedError(f"layer {i} keeps a {type(layer).__name__}, which has no packed form", name)
+            cache.layers[i] = PackedLayer(i in sliding)
+        elif whole and i in sliding:
+            cache.layers[i] = WholeSlidingLayer()  # type: ignore[no-untyped-call]
+    return cache
+
+
+def _batch(packed: Packed, blocks: int, *, store: bool) -> BatchMetadata:
+    """The batch of a mask over the pages of `PackedLayer`."""
+    requests, device = len(packed.seq_lens), packed.device
+    request = torch.arange(requests, dtype=torch.int32, device="cpu")
+    table = torch.arange(blocks, dtype=torch.int32, device="cpu") * requests + request[:, None]
+    spans = [torch.arange(s - q, s, device="cpu") for q, s in zip(packed.query_lens, packed.seq_lens, strict=True)]
+    at = torch.cat(spans)
+    owner = torch.repeat_interleave(request.long(), torch.tensor(packed.query_lens, device="cpu"))
+    slots = (at // BLOCK_SIZE * requests + owner) * BLOCK_SIZE + at % BLOCK_SIZE
+    return BatchMetadata.build(
+        packed.query_lens,
+        packed.seq_lens,
+        device=device,
+        block_table=table.to(device, non_blocking=True),
+        slot_mapping=slots.to(device, non_blocking=True) if store else None,
+        causal=packed.band.causal,
+        mm_prefix=packed.mm_prefix,
+    )

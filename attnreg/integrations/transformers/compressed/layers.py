@@ -1,0 +1,144 @@
+"""Calls over a packed KV cache, for an engine that is registered with a KV dtype."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers.cache_utils import DynamicCache
+
+from attnreg.errors import did_you_mean
+from attnreg.integrations.transformers.batches import packed_rows
+from attnreg.integrations.transformers.calls import Asked, TransformersCall, is_crossed
+from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, Held, packed_cache
+from attnreg.language.packed import packed_formats
+from attnreg.models.reader import requests_from_model
+from attnreg.runtime.interface import UnclaimedError
+
+if TYPE_CHECKING:
+    from attnreg.integrations.transformers.sites import Run
+    from attnreg.registry import Registry
+    from attnreg.runtime.layer import Attention
+
+
+class Engine(Protocol):
+    """What selects backends for the layers."""
+
+    name: str
+    registry: Registry
+
+    def layer_of(self, call: TransformersCall, asked: Asked) -> tuple[Attention, Run]: ...
+
+
+class CompressedLayers:
+    """The layers of an engine that keep a packed format, and their calls."""
+
+    def __init__(self, engine: Engine, kv_dtype: str) -> None:
+        words = engine.registry.vocabulary.words["kv_dtypes"]
+        formats = packed_formats(words)
+        if kv_dtype not in formats:
+            raise ValueError(f"kv_dtype is {kv_dtype!r}; expected a packed format: {did_you_mean(kv_dtype, formats)}")
+        self._engine, self.kv_dtype = engine, kv_dtype
+        self.spares: tuple[Mapping[str, Any], ...] = tuple(words[kv_dtype].facts.get("spares", ()))
+        # id of a config -> a weak reference to it, and which of its layers are packed
+        self._packs: dict[int, tuple[Any, dict[int, bool]]] = {}
+
+    def cache(self, config: Any) -> DynamicCache:
+        """A cache for a model's config. Raises `UnclaimedError` for a model that cannot have a packed one."""
+        if getattr(config, "is_encoder_decoder", False):
+            raise UnclaimedError("the cache of an encoder with a decoder has no packed form", self._engine.name)
+        return packed_cache(config, self.packs(config), self._engine.name)
+
+    def packs(self, config: Any) -> dict[int, bool]:
+        """Whether the layer of an index keeps the packed format."""
+        known = self._packs.get(id(config))
+        if known is None or known[0]() is not config:
+            layers = requests_from_model(config, kv_dtype=self.kv_dtype, spares=self.spares).layers
+            own = [layer for layer in layers if layer.request is not None and not layer.part and layer.kind != "vision"]
+            latent = next((layer for layer in own if layer.attention != "mha"), None)
+            if latent is not None:
+                raise UnclaimedError(
+                    f"layer {latent.layer_idx} caches latents, which have no packed form", self._engine.name
+                )
+            packs = {layer.layer_idx: layer.request.kv_dtype == self.kv_dtype for layer in own if layer.request}
+            known = self._packs[id(config)] = ref(config), packs
+        return known[1]
+
+    def attend(self, call: TransformersCall, held: Held) -> Tensor:
+        """The output [batch, queries, heads, size_v] of a call over packed pages, where its new keys are stored first.
+
+        Raises `UnclaimedError` and `NoBackendError`, before anything is stored.
+        """
+        packed = call.batch
+        why = packed if isinstance(packed, str) else held.layer.refusal(packed, call.queries)
+        if isinstance(packed, str) or why is not None:
+            kind = type(call.module).__name__
+            raise UnclaimedError(
+                f"{kind}: {why}, and a packed KV cache is attended to as a batch alone", self._engine.name
+            )
+        asked = call.asked(packed)
+        request = replace(asked.request, kv_dtype=self.kv_dtype, block_size=BLOCK_SIZE)
+        layer, _ = self._engine.layer_of(call, replace(asked, request=request))
+        key, value, pages, batch = held.layer.rows(layer, packed)
+        rows = [None if x is None else packed_rows(x) for x in (call.query, key, value)]
+        if packed.queries is not None:
+            rows = [None if x is None else x[packed.queries] for x in rows]
+        query, new_key, new_value = rows
+        assert query is not None
+        found = layer.forward(query, new_key, new_value, pages, batch)
+        size, heads, queries, _ = call.query.shape
+        if packed.queries is not None:
+            whole = found.new_zeros(size * queries, *found.shape[1:])
+            whole[packed.queries] = found
+            found = whole
+        return found.view(size, queries, heads, -1)
+
+    def refuse_plain(self, module: torch.nn.Module, queries: int, keys: int) -> None:
+        """Raises `UnclaimedError` for cached keys of a layer that is to be packed, in a cache of transformers' own."""
+        index, config = getattr(module, "layer_idx", None), getattr(module, "config", None)
+        if keys == queries or index is None or config is None or is_crossed(module):
+            return
+        if self.packs(config).get(index):
+            raise UnclaimedError(
+                f"{type(module).__name__} of layer {index} has a cache of transformers' own, and "
+                f"{self._engine.name!r} is registered with kv_dtype={self.kv_dtype!r}; use generate, or pass "
+                "past_key_values=new_cache(model)",
+                self._engine.name,
+            )
+
+
+def stand_in(engines: Mapping[str, Any]) -> None:
+    """Makes ``generate`` use a packed cache for models under a name of ``engines`` that has a KV dtype."""
+    prepare = GenerationMixin._prepare_cache_for_generation
+    if hasattr(prepare, "attnreg"):
+        return
+
+    @functools.wraps(prepare)
+    def prepared(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self.config, "_attn_implementation", None) or ""
+        compressed = engines[name].compressed if name in engines else None
+        given = model_kwargs.get("past_key_values") is not None
+        out = prepare(self, generation_config, model_kwargs, *args, **kwargs)
+        made = model_kwargs.get("past_key_values")
+        if compressed is not None and made is not None and not given:
+            if (
+                type(made) is not DynamicCache
+                or made.offloading
+                or generation_config.cache_implementation not in (None, "dynamic")
+            ):
+                raise UnclaimedError(
+                    f"cache_implementation is {generation_config.cache_implementation!r}, and {name!r} is "
+                    f"registered with kv_dtype={compressed.kv_dtype!r}, which has a cache of its own",
+                    name,
+                )
+            model_kwargs["past_key_values"] = compressed.cache(self.config)
+        return out
+
+    prepared.attnreg = True  # type: ignore[attr-defined]
+    GenerationMixin._prepare_cache_for_generation = prepared  # type: ignore[method-assign]

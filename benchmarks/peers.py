@@ -1,0 +1,18 @@
+"""Backends of the registry as peers of a benchmark: the kernel modules of rows that serve a case and load here."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from attnreg.loader import default_registry
+from attnreg.platforms import Platform
+from attnreg.request import AttentionRequest
+from attnreg.selection.selector import evaluate
+
+
+def module_of(title: str, request: AttentionRequest) -> ModuleType | str:
+    """The kernel module of a backend or variant (``FLASH_ATTN/FA3``) for a request; else the reasons."""
+    selection = evaluate(request, Platform.detect(), default_registry(), title, to_run=True)
+    if selection.backend is None:
+        return "; ".join(reason.text for reason in selection.candidates[0].reasons)
+    return selection.backend.load()

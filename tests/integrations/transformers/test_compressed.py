@@ -1,0 +1,166 @@
+"""Generation over a packed KV cache: what a float64 reference over the decoded keys and values gives, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support import small_models as models
+from support.small_models import tokens
+from torch import Tensor
+from transformers import DynamicCache
+
+import attnreg
+import attnreg.integrations.transformers as attention
+from attnreg import Platform, Registry, UnclaimedError
+from attnreg.integrations.transformers.compressed.cache import PackedLayer, StandIn
+from attnreg.language.packed import packed_formats
+from attnreg.runtime.turboquant import codec
+from attnreg.runtime.turboquant.pages import Page
+
+FORMATS = ("turboquant_4bit_nc", "turboquant_k8v4", "turboquant_3bit_ub")
+H200 = Platform(platform="cuda", arch="sm90")
+# five layers: the first two and the last two keep a plain cache
+WIDE = {"head_dim": 32, "num_hidden_layers": 5, "dtype": torch.float16}
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def register(default: Registry, kv_dtype: str = FORMATS[0], **more: Any) -> None:
+    attention.register("packed", default, platform=H200, kv_dtype=kv_dtype, **more)
+
+
+def made(kv_dtype: str = FORMATS[0]) -> Any:
+    model = models.qwen3(**WIDE).to(torch.float16).eval()
+    model.set_attn_implementation("packed")
+    return model
+
+
+class Recorded:
+    """transformers' eager attention with keys and values as a format keeps them, in float64."""
+
+    def __init__(self, registry: Registry, kv_dtype: str, packs: dict[int, bool]) -> None:
+        self.packed = packed_formats(registry.vocabulary.words["kv_dtypes"])[kv_dtype]
+        self.packs = packs
+
+    def kept(self, side: Any, x: Tensor) -> Tensor:
+        page = Page(side, x.shape[-1], 16)
+        rows = codec.decode(page, codec.encode(page, x.double()))
+        return codec.unrotated(rows, x.shape[-1]) if side.code == "levels" else rows
+
+    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> Any:
+        exact = key.double(), value.double()
+        if self.packs[module.layer_idx]:
+            exact = self.kept(self.packed.keys, key), self.kept(self.packed.values, value)
+        k, v = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in exact)
+        scores = query.double() @ k.mT * more["scaling"]
+        scores = scores.masked_fill(~mask, float("-inf")) if mask is not None else scores
+        out = scores.softmax(-1).nan_to_num() @ v
+        return out.to(query.dtype).transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize("kv_dtype", FORMATS)
+def test_a_padded_batch_in_steps_is_attention_over_the_decoded_keys(kv_dtype: str, default: Registry) -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    register(default, kv_dtype)
+    model, inputs = made(), tokens(21, 9)
+    cache = attention.new_cache(model, name="packed")
+    assert [isinstance(layer, PackedLayer) for layer in cache.layers] == [False, False, True, False, False]
+
+    def steps(cache: Any) -> list[Tensor]:
+        ids, mask, found = inputs["input_ids"], inputs["attention_mask"], []
+        for begin, end in ((0, 19), (19, 20), (20, 21)):
+            out = model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache)
+            found.append(out.logits[:, -1].float())
+        return found
+
+    found = steps(cache)
+    assert cache.get_seq_length() == 21
+    packs = {i: isinstance(layer, PackedLayer) for i, layer in enumerate(cache.layers)}
+    AttentionInterface.register("decoded", Recorded(default, kv_dtype, packs))
+    AttentionMaskInterface.register("decoded", sdpa_mask)
+    model.set_attn_implementation("decoded")
+    for ours, exact in zip(found, steps(DynamicCache(config=model.config)), strict=True):
+        # float16 between attention and logits rounds otherwise
+        assert float((ours - exact).abs().max()) <= 0.03 * float(exact.abs().max())
+    runs = {run.layer_idx: run.backend for run in attention.runs(model, name="packed")}
+    assert runs[2] == "TURBOQUANT"
+    assert runs[0] == runs[4] != "TURBOQUANT"
+
+
+def test_generate_keeps_the_packed_format_and_its_bytes(default: Registry) -> None:
+    register(default)
+    model, inputs = made(), tokens(18, 7)
+    out = model.generate(**inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    layers = out.past_key_values.layers
+    assert out.sequences.shape == (2, 22)
+    kept = [layer for layer in layers if isinstance(layer, PackedLayer)]
+    per_token = packed_formats(default.vocabulary.words["kv_dtypes"])[FORMATS[0]].token_bytes(32)
+    # two requests of up to two blocks of 16 tokens, two KV heads
+    assert [layer.bytes for layer in kept] == [2 * 2 * 16 * 2 * per_token]
+    assert "KV cache turboquant_4bit_nc" in attention.explanation(model, name="packed", width=200)
+
+
+def test_beams_and_a_cropped_cache(default: Registry) -> None:
+    register(default)
+    model, inputs = made(), tokens(18, 7)
+    out = model.generate(**inputs, max_new_tokens=3, do_sample=False, num_beams=2, return_dict_in_generate=True)
+    assert out.sequences.shape == (2, 21)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    cache = attention.new_cache(model, name="packed")
+    model(ids, attention_mask=mask, past_key_values=cache)
+    cache.crop(-3)
+    again = model(ids[:, 15:], attention_mask=mask, past_key_values=cache).logits[:, -1]
+    whole = model(ids, attention_mask=mask, past_key_values=attention.new_cache(model, name="packed")).logits[:, -1]
+    torch.testing.assert_close(again, whole, atol=0.02, rtol=0.02)
+
+
+def test_what_is_no_packed_cache_is_refused(default: Registry) -> None:
+    register(default)
+    model, inputs = made(), tokens(18, 7)
+    with pytest.raises(UnclaimedError, match="cache_implementation is 'static'"):
+        model.generate(**inputs, max_new_tokens=2, cache_implementation="static")
+    plain = DynamicCache(config=model.config)
+    model(**inputs, past_key_values=plain)
+    one = {"input_ids": inputs["input_ids"][:, :1]}
+    with pytest.raises(UnclaimedError, match="has a cache of transformers' own"):
+        model(**one, past_key_values=plain)
+    with pytest.raises(UnclaimedError, match="continuous batching"):
+        attention.continuous_batching(model, name="packed")
+    with pytest.raises(
+        ValueError, match=r"kv_dtype is 'turboquant_5bit'; expected a packed format.*turboquant_4bit_nc"
+    ):
+        attention.register("packed", default, kv_dtype="turboquant_5bit")
+    with pytest.raises(ValueError, match="registered without kv_dtype"):
+        attention.new_cache(model)
+
+
+def test_padding_behind_tokens_and_other_readers_are_refused_before_anything_is_stored(default: Registry) -> None:
+    register(default)
+    model, inputs = made(), tokens(18, 7, left=False)
+    cache = attention.new_cache(model, name="packed")
+    with pytest.raises(UnclaimedError, match="its padding lies between or behind tokens"):
+        model(**inputs, past_key_values=cache)
+    assert cache.layers[2].bytes == 0
+    key = torch.zeros(1, 2, 3, 32)
+    first, _ = PackedLayer().update(key, key)
+    assert isinstance(first, StandIn)
+    with pytest.raises(UnclaimedError, match="reads keys or values of a packed KV cache"):
+        first + 1
+
+
+def test_a_platform_without_a_backend_says_so_and_stores_nothing(default: Registry) -> None:
+    attention.register("packed", default, kv_dtype=FORMATS[0])
+    model, inputs = made(), tokens(5)
+    cache = attention.new_cache(model, name="packed")
+    with pytest.raises(attnreg.NoBackendError, match="turboquant_4bit_nc"):
+        model(**inputs, past_key_values=cache)
+    assert cache.layers[2].bytes == 0
