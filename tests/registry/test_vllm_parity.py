@@ -27,10 +27,10 @@ from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.selection.trace import Candidate
 
 DATA = support.DATA / "vllm"
-VERSIONS = ("0.33.0", "0.20.0")
-ROWS = {"0.33.0": 4172, "0.20.0": 1164}
+VERSIONS = ("0.33.0", "0.32.0", "0.31.0", "0.30.0", "0.20.0")
+ROWS = {"0.33.0": 4172, "0.32.0": 712, "0.31.0": 695, "0.30.0": 691, "0.20.0": 1164}
 # backends that vLLM was asked about beside those of the order: how many verdicts
-VERDICTS = {"0.33.0": 16297, "0.20.0": 2338}
+VERDICTS = {"0.33.0": 16297, "0.20.0": 2338, **dict.fromkeys(("0.32.0", "0.31.0", "0.30.0"), 0)}
 
 # a reason of vLLM's about one thing, and the facet or feature that it names
 FACETS = {
@@ -114,6 +114,7 @@ COMBINATIONS = {
     "FP8 segmented attention requires gfx12": {"kv_dtype", "arch"},
     "Install the b12x backend": {"packages"},
     "IMPORT ModuleNotFoundError: No module named 'flashinfer'": {"packages"},
+    "IMPORT ModuleNotFoundError: No module named 'aiter'": {"packages"},
     "tokenspeed_mla package is not installed": {"packages"},
     "b12x currently requires bfloat16": {"dtype"},
     "b12x does not support float16": {"kv_dtype"},

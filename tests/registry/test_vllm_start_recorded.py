@@ -1,0 +1,135 @@
+"""The start of vLLM 0.33.0 as data, held against what its own code decided for whole models (tests/data/vllm)."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+import attnreg
+from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.selection.selector import evaluate
+
+REGISTRY = attnreg.load_registry("vllm-0.33.0", plugins=())
+FILE = ROOT / "tests/data/vllm/start-0.33.0.jsonl.gz"
+Row = dict[str, Any]
+# attention of vLLM's own that asks no selector, layers that attnreg counts otherwise, and latents that vLLM expands
+NOT_HELD = {
+    "family-blip-2": "the layers of the Q-Former are none of its cache",
+    "family-granite_speech": "the layers of the Q-Former are none of its cache",
+    "family-granite_speech_plus": "the layers of the Q-Former are none of its cache",
+    "family-hrm_text": "its layers run several times, each with a cache of its own",
+    "family-inkling_mm_model": "vLLM has attention of its own for it",
+    "family-inkling_text": "vLLM has attention of its own for it",
+    "family-minicpm3": "vLLM expands its latents, and runs plain attention",
+    "family-modernvbert": "its encoder is not told how the run stores keys and values",
+    "family-zamba2": "TurboQuant's refusal of its layers is not in the data",
+    "family-qwen2_5_omni": "vLLM runs the model that thinks, not the one that talks",
+}
+
+
+@functools.cache
+def recorded() -> tuple[dict[str, Row], list[Row]]:
+    """The configs by name, and the rows."""
+    with gzip.open(FILE, "rt") as file:
+        lines = [json.loads(line) for line in file]
+    models = {line["model"]: line["config"] for line in lines if "config" in line}
+    return models, [line for line in lines if "out" in line]
+
+
+def selections(asked: Row, directory: Path) -> list[tuple[attnreg.Selection, int]]:
+    """The selections for the layers of a row's model that are none of a tower, each with their number."""
+    folder = directory / asked["model"]
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(recorded()[0][asked["model"]]))
+    names = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "block_size": "block_size"}
+    options = ModelOptions(
+        given={ours: asked[theirs] for theirs, ours in names.items() if theirs in asked},
+        features=frozenset({"batch_invariant"} if asked.get("batch_invariant") else ()),
+        extra=tuple(asked.get("attention_config", {}).items()),
+    )
+    platform = attnreg.Platform(
+        platform=REGISTRY.vocabulary.architectures[asked["arch"]].platform,
+        arch=asked["arch"],
+        flags={"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else set(),
+    )
+    named = asked.get("attention_backend")
+    return [
+        (evaluate(q.request, platform, REGISTRY, named), len(q.members))
+        for q in model_questions(str(folder), options, REGISTRY).questions
+        if q.request is not None and q.request.role == "target" and q.request.phase != "prefill"
+    ]
+
+
+def of_a_cache(selection: attnreg.Selection) -> bool:
+    return selection.request.attn_type in ("decoder", "encoder_decoder")
+
+
+def differences(row: Row, directory: Path) -> list[str]:
+    """Where attnreg says something else than vLLM did."""
+    asked, out = row["in"], row["out"]
+    found = selections(asked, directory)
+    error = out.get("error", {})
+    refusal = next((s.start.refusal.text for s, _ in found if s.start and s.start.refusal), None)
+    if error.get("about") == "attention" and (refusal or error["stage"] in ("config", "device")):
+        return [] if refusal else [f"is not refused: {error['text']}"]
+    if refusal or "dtype" not in out:
+        return [f"is refused: {refusal}"] if refusal and "dtype" in out else []
+    wrong = []
+    for key in ("dtype", "flash_attn_version"):
+        said = {s.start.facts[key] for s, _ in found if s.start and of_a_cache(s)} or {out[key]}
+        wrong += [f"{key}: {said}, not {out[key]}"] if said != {out[key]} else []
+    named = {s.start.facts["named"] for s, _ in found if s.start and s.start.named}
+    wrong += [f"names {named}, not {out['backend']}"] if named - {out["backend"]} else []
+    # what fails once the layers are there was not recorded
+    later = ("first forward", "none divides a page")
+    fails = [f.text for s, _ in found for f in s.consequences if f.kind == "fails"]
+    fails = [text for text in fails if not any(words in text for words in later)]
+    if error:
+        chosen = [s.backend and s.backend.name for s, _ in found]
+        meant = error["about"] == "attention" and None not in chosen and not fails
+        return [*wrong, f"does not fail with {chosen}: {error['text']}"] if meant else wrong
+    return wrong + [f"fails: {text}" for text in fails] + _layers(found, out)
+
+
+def _layers(found: list[tuple[attnreg.Selection, int]], out: Row) -> list[str]:
+    """Where the layers run on other backends than vLLM's."""
+    ours: Counter[Any] = Counter()
+    for selection, count in found:
+        assert selection.start is not None
+        if selection.backend is None:
+            return [f"chooses nothing for {selection.request.head_size}"]
+        if of_a_cache(selection) or selection.request.attn_type == "encoder_only":
+            stored = selection.start.facts["kv_dtype"] if of_a_cache(selection) else None
+            ours[selection.backend.name, stored, selection.request.head_size] += count
+    theirs: Counter[Any] = Counter()
+    for layer in out["layers"]:
+        if layer["kind"] not in ("MMEncoderAttention", "WhisperEncoderAttention"):
+            stored = layer.get("kv_dtype") if layer.get("attn_type") != "encoder_only" else None
+            theirs[layer["backend"], stored, layer["head_size"]] += len(layer["layers"])
+    return [f"{dict(ours)}, not {dict(theirs)}"] if ours != theirs else []
+
+
+@pytest.mark.parametrize("arch", sorted({row["in"]["arch"] for row in recorded()[1]}))
+def test_whole_models_start_as_vllm_starts_them(arch: str, tmp_path: Path) -> None:
+    rows = [row for row in recorded()[1] if row["in"]["arch"] == arch and row["in"]["model"] not in NOT_HELD]
+    wrong = {json.dumps(row["in"]): found for row in rows if (found := differences(row, tmp_path))}
+    assert not wrong, "\n".join(f"{asked}: {found}" for asked, found in wrong.items())
+    assert rows
+
+
+def test_the_rows_show_what_there_is_to_show() -> None:
+    models, rows = recorded()
+    assert len(rows) > 400
+    assert len(models) > 80
+    errors = Counter(row["out"].get("error", {}).get("about", "none") for row in rows)
+    assert errors["none"] > 180
+    assert errors["attention"] > 100
+    backends = {layer["backend"] for row in rows for layer in row["out"].get("layers", ())}
+    assert len(backends) > 8
