@@ -155,6 +155,8 @@ def _notes(registry: Registry, row: Backend, variant: Variant) -> Iterator[tuple
         yield text + (f" · `{when}`" if when != "always" else ""), link(registry, known.source)
     for text in (*row.notes, *variant.notes):
         yield plain(text), ""
+    if variant.run_on_request:
+        yield f"runs only where it is named: {plain(variant.run_on_request)}", ""
     if row.status != "stable":
         yield row.status + (": never chosen automatically" if row.status == "experimental" else ""), ""
     if row.only_on_request:

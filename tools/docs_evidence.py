@@ -15,7 +15,7 @@ from attnreg.registry import Backend, Registry
 def evidence_block(registry: Registry) -> str:
     """A table with a summary of every backend that has a module, then the cases and errors of each claimed value."""
     records = [json.loads(path.read_text()) for path in sorted((registry_root() / "evidence").glob("*.json"))]
-    runs = [row for row in registry.backends.values() if row.module and registry.imports]
+    runs = [row for row in registry.backends.values() if row.modules and registry.imports]
     rows = [line for row in runs for line in _summaries(row, records)]
     columns = (("backend", 26), ("device", 14), ("cases", 5), ("refusals", 8), ("worst error", 30), ("with", 40))
     return "\n".join([table(columns, rows), *_tools(records), *(_details(row, records) for row in runs)])
@@ -45,7 +45,9 @@ def _summaries(row: Backend, records: list[dict[str, Any]]) -> list[list[str]]:
         if result["unproven"]:
             worst += f"; not proven there: {', '.join(result['unproven'])}"
         device = _device(record, result)
-        lines.append([f"[{row.name}]", device, str(result["cases"]), str(result["refused"]), worst, versions])
+        # a variant has no place of its own on the page
+        title = result["title"].replace(row.name, f"[{row.name}]", 1)
+        lines.append([title, device, str(result["cases"]), str(result["refused"]), worst, versions])
     if "rocm" in row.platforms and all(record["platform"] != "rocm" for record, _ in _results(row, records)):
         lines.append([f"[{row.name}]", "AMD GPUs", "—", "—", "not run on AMD hardware", ""])
     elif not lines:
@@ -61,7 +63,10 @@ def _device(record: dict[str, Any], result: dict[str, Any]) -> str:
 
 def _results(row: Backend, records: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(record, its entry for the backend) of each record that has one."""
-    return [(record, record["backends"][row.name]) for record in records if row.name in record["backends"]]
+    titles = [row.name, *(f"{row.name}/{variant}" for variant in row.variant_names)]
+    return [
+        (record, {"title": t, **record["backends"][t]}) for t in titles for record in records if t in record["backends"]
+    ]
 
 
 def _details(row: Backend, records: list[dict[str, Any]]) -> str:
@@ -73,8 +78,7 @@ def _details(row: Backend, records: list[dict[str, Any]]) -> str:
                 f"{value} ({tally['cases']}; {tally['error']:.1e})" for value, tally in result["claims"][facet].items()
             )
             lines.append(f"- {facet}: {values}")
-        summary = (
-            f"<details><summary>{row.name} on {_device(record, result)}: cases and worst error of each claim</summary>"
-        )
+        where = f"{result['title']} on {_device(record, result)}"
+        summary = f"<details><summary>{where}: cases and worst error of each claim</summary>"
         out += ["", summary, "", *lines, "", "</details>"]
     return "\n".join(out)

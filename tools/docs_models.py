@@ -88,10 +88,10 @@ def _has(layers: Sequence[LayerFacts], has_need) -> bool:  # type: ignore[no-unt
 def matrix_blocks(root: Path) -> dict[str, str]:
     """Name of each bundled registry, which names a block of docs/models.md -> the matrix of models as Markdown."""
     paths = sorted((root / "examples" / "configs").glob("*/"), key=_by_name)
-    registries = {name: load_registry(name) for name in bundled_registries()}
+    registries = {name: load_registry(name) for name in bundled_registries(releases=False)}
     # where steps choose without an order, the answer is one of a server, and not of a layer
     ordered = {name: registry for name, registry in registries.items() if registry.orders}
-    asked = {n: [model_layers(str(p), ModelOptions(), registry)[0] for p in paths] for n, registry in ordered.items()}
+    asked = {n: [model_layers(str(p), ModelOptions(), registry) for p in paths] for n, registry in ordered.items()}
     return {name: _matrix(registry, asked[name]) for name, registry in ordered.items()}
 
 

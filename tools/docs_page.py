@@ -16,7 +16,7 @@ from attnreg.compile.yaml_source import Document
 from attnreg.language.conditions import Condition
 from attnreg.language.packed import Packed, packed_formats
 from attnreg.language.vocabulary import Architecture, Word
-from attnreg.registry import Effect, From, Order, Registry, Switched, Variant
+from attnreg.registry import Effect, Entry, From, Order, Registry, Switched, Variant
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -81,25 +81,31 @@ def lines_of(registry: Registry, arch: Architecture) -> Iterator[Line]:
         seen.add(requests)
         candidates = []
         for entry in order.entries:
-            row = registry.backends[entry.backend]
+            row = registry.row(entry.backend)
+            assert row is not None
             variants = [v for v in row.variants if serves(row, v, arch)]
             if variants and entry.condition.decided(on(arch)) is not False:
-                candidates.append(_candidate(entry.backend, variants, entry.condition.remainder(on(arch))))
+                candidates.append(_candidate(_linked(entry), variants, entry.condition.remainder(on(arch))))
         yield Line(order, requests, " → ".join(candidates) or "none runs here")
         if applies:
             return
 
 
-def _candidate(name: str, variants: Sequence[Variant], condition: Condition) -> str:
+def _linked(entry: Entry) -> str:
+    """``[FLASH_ATTN]/FA3``: the name of an entry, with a link to its row."""
+    return f"[{entry.row}]{entry.backend.removeprefix(entry.row)}"
+
+
+def _candidate(linked: str, variants: Sequence[Variant], condition: Condition) -> str:
     """A candidate with the flags that all its variants need, and its condition."""
     flags = [{str(w) for c in v.requires.clauses if c.facet == "flags" for w in c.matcher.mentions} for v in variants]
     needed = sorted(set.intersection(*flags))
     notes = [f"flag{'s' * (len(needed) > 1)} " + ", ".join(f"`{flag}`" for flag in needed)] if needed else []
     notes += [f"if {in_words(condition, '')}"] if condition.describe() != "always" else []
-    return f"[{name}]" + (f" ({'; '.join(notes)})" if notes else "")
+    return linked + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _effect(effect: Effect) -> str:
+def effect_words(effect: Effect) -> str:
     """``sets attention_backend to fa3``, ``refuses: …``, with the reason."""
     if effect.refuses:
         return f"refuses: {effect.refuses}"
@@ -131,6 +137,14 @@ class Page:
         """The packed formats among the words of a set."""
         return packed_formats(words)
 
+    def spare_lines(self, words: Mapping[str, Word]) -> list[str]:
+        """A line for each rule for layers that ask for another cache, with the words that have it."""
+        rules: dict[str, list[str]] = {}
+        for word in words.values():
+            for rule in word.facts.get("spares", ()):
+                rules.setdefault(_spare_words(rule), []).append(f"`{word.name}`")
+        return [f"{', '.join(names)}: {text}" for text, names in rules.items()]
+
     def groups(self, platform: str) -> list[tuple[list[Architecture], list[Line]]]:
         """Groups of architectures with the same orders and candidates, and these orders."""
         by_lines: dict[Any, tuple[list[Architecture], list[Line]]] = {}
@@ -152,7 +166,7 @@ class Page:
         texts = []
         for rank, entry in enumerate(order.entries, 1):
             condition = entry.condition.describe()
-            texts.append(f"{rank} [{entry.backend}]" + ("" if condition == "always" else f" (if `{condition}`)"))
+            texts.append(f"{rank} {_linked(entry)}" + ("" if condition == "always" else f" (if `{condition}`)"))
         return " → ".join(texts)
 
     def steps(self) -> Iterator[tuple[str, str, str, str]]:
@@ -160,7 +174,7 @@ class Page:
         for step in self.registry.steps:
             for effect in step.effects:
                 conditions = [text for c in (step.when, effect.when) if (text := in_words(c, ""))]
-                yield f"`{step.name}`", " and ".join(conditions) or "always", _effect(effect), step.source or ""
+                yield f"`{step.name}`", " and ".join(conditions) or "always", effect_words(effect), step.source or ""
 
     def link(self, source: str | None) -> str:
         return link(self.registry, source)
@@ -197,3 +211,13 @@ class Page:
                     nested = isinstance(value, dict) and isinstance(out.get(name), dict) and key == "architectures"
                     out[name] = {**out[name], **value} if nested else value
         return out
+
+
+def _spare_words(rule: Mapping[str, Any]) -> str:
+    """A rule for layers that ask for another cache: which they are, what they ask for, and why."""
+    indices = ", ".join(map(str, rule.get("layers", ())))
+    which = f"layers {indices}" if indices else f"layers with a window of up to {rule.get('window')} tokens"
+    which = f"the first {rule['ends']} and the last {rule['ends']} layers" if "ends" in rule else which
+    models = f" of {', '.join(rule['models'])}" if "models" in rule else ""
+    asked = " and ".join(f"`{facet} {value}`" for facet, value in rule["ask"].items())
+    return f"{which}{models} ask for {asked}" + (f"; {rule['because']}" if "because" in rule else "")

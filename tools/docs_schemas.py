@@ -37,6 +37,8 @@ _MORE: tuple[type[BaseModel], ...] = (
 _GLOB = {"type": "string", "pattern": "[*?]"}
 _TEXT = {"type": "string", "pattern": "^[^*?]*$"}
 _BACKEND = {"$ref": "#/$defs/backend_id"}
+# a backend, or one variant of it
+_NAMED = {"$ref": "#/$defs/backend_or_variant"}
 _LOCAL = (
     "Completion and checks know the words of the default registry. An overlay may name backends that it adds, written "
     "in capitals; facets and features that it adds are for `attnreg check` to judge."
@@ -193,8 +195,12 @@ def _words(registry: Registry, *, closed: bool) -> dict[str, Schema]:
         "properties": {**claims, "features": listed, "add": change, "remove": change},
         "additionalProperties": False,
     }
-    ids: Schema = {"enum": list(registry.backends)}
-    out["backend_id"] = ids if closed else {"anyOf": [ids, {"type": "string", "pattern": "^[A-Z][A-Z0-9_]*$"}]}
+    variants = [f"{row.name}/{name}" for row in registry.backends.values() for name in row.variant_names]
+    for name, known, pattern in (
+        ("backend_id", list(registry.backends), "^[A-Z][A-Z0-9_]*$"),
+        ("backend_or_variant", [*registry.backends, *variants], "^[A-Z][A-Z0-9_]*(/.+)?$"),
+    ):
+        out[name] = {"enum": known} if closed else {"anyOf": [{"enum": known}, {"type": "string", "pattern": pattern}]}
     out["unchecked"] = _list([*vocabulary.features, *(f.name for f in vocabulary.claims.values())])
     return out
 
@@ -253,11 +259,12 @@ def _refine(definitions: dict[str, Schema], registry: Registry) -> None:
         definitions[owner]["properties"][key] |= {"anyOf": [{"type": "array", "items": item}, {"type": "null"}]}
     for owner, keys in (("ChoiceData", ("require", "prefer")), ("PlaceData", ("before", "after"))):
         for key in keys:
-            definitions[owner]["properties"][key] |= {"anyOf": [_BACKEND, {"type": "null"}]}
-    deny = {"anyOf": [_BACKEND, {"type": "array", "items": _BACKEND}, {"type": "null"}]}
+            definitions[owner]["properties"][key] |= {"anyOf": [_NAMED, {"type": "null"}]}
+    deny = {"anyOf": [_NAMED, {"type": "array", "items": _NAMED}, {"type": "null"}]}
     definitions["ChoiceData"]["properties"]["deny"] |= deny
     definitions["entry"] = definitions.pop("EntryData")
-    definitions["entry"]["properties"]["backend"] = definitions["PlaceData"]["properties"]["backend"] = _BACKEND
+    for owner in ("entry", "PlaceData"):
+        definitions[owner]["properties"]["backend"] |= _NAMED
 
     for key, group in (("platforms", "platforms"), ("attention", "attention"), ("phase", "phases")):
         words = list(vocabulary.words[group])

@@ -47,6 +47,11 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     yield from ({**_BASE, "attn_type": word} for word in words("attn_type") if word != "decoder")
     yield from ({**_BASE, "extra": {"cache_layout": word}} for word in words("cache_layout"))
     yield from ({**_BASE, "features": [word]} for word in words("features"))
+    # prompts, which have an order of their own on Hopper
+    prompts = {**_BASE, "phase": "prefill"}
+    yield from (prompts, *({**prompts, "features": [word]} for word in ("alibi", "mm_prefix", "softcap")))
+    yield from ({**prompts, "kv_dtype": word} for word in kv_dtypes)
+    yield from ({**prompts, "head_size": size} for size in _SIZES)
     # gpt-oss, Gemma 2, Gemma 4, a diffusion draft on a quantised cache
     yield {"head_size": 64, "features": ["sinks", "sliding_window"]}
     yield {"head_size": 256, "features": ["sliding_window", "softcap"]}

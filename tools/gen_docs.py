@@ -19,10 +19,12 @@ from unittest import mock
 import docs_api
 import docs_changes
 import docs_evidence
+import docs_exactness
 import docs_explain
 import docs_field_problems
 import docs_models
 import docs_page
+import docs_quality
 import docs_schemas
 import docs_selections
 import docs_site
@@ -107,15 +109,17 @@ def outputs(root: Path) -> dict[str, str]:
         "docs/explain.md": docs_explain.transcripts(root, registry),
         "docs/writing_data.md": {"errors": refusal(_read(root / "docs/writing_data.md"))},
     }
-    for name, path in bundled_registries().items():
+    for name, path in bundled_registries(releases=False).items():
         if name != "default":
             pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
     pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
+    pages["docs/exactness.md"] = docs_exactness.exactness_block(root)
     pages["docs/running.md"] = {
         "speed": docs_speed.speed_block(root),
         "host": docs_speed.host_block(root),
         "tiles": docs_tiles.tiles_block(),
     }
+    pages["docs/kv_quality.md"] = docs_quality.quality_blocks(root)
     pages["docs/python_api.md"] = docs_api.api_blocks()
     pages["docs/model_families.md"] = docs_models.family_blocks()
     pages["docs/models.md"] = docs_models.matrix_blocks(root)
@@ -128,6 +132,7 @@ def outputs(root: Path) -> dict[str, str]:
         out[f"docs/schema/{name}.schema.json"] = text
     out[docs_selections.PATH] = docs_selections.selections(registry)
     out |= docs_site.pictures_of(root)
+    out[docs_quality.PICTURE] = docs_quality.picture(root)
     return out | {docs_explain.PICTURE: docs_explain.picture(root, registry)}
 
 

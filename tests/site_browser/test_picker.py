@@ -15,6 +15,7 @@ from attnreg.cli.commands import main
 from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
 
 RUNTIME = ".cache/python-in-browsers"
+HAS_PYTHON = (ROOT / RUNTIME / "runtime.js").is_file()
 COUNT = 10_000
 ANSWERS = (ROOT / "tests/tools/picker/answer.js").read_text(encoding="utf-8")
 MODEL = "#registry=default&arch=sm90&model=gpt-oss-120b"
@@ -23,12 +24,12 @@ MODEL = "#registry=default&arch=sm90&model=gpt-oss-120b"
 def opened(browser: Browser, folder: Path, anchor: str = "", page: str = "pick.html") -> None:
     browser.open("about:blank")
     browser.open(folder / page, anchor)
-    browser.wait("return document.body.dataset.answered")
+    browser.wait("return document.body.dataset.answered", seconds=240)
 
 
-@pytest.mark.parametrize("name", [*bundled_registries(), *bundled_overlays()])
+@pytest.mark.parametrize("name", [*bundled_registries(releases=False), *bundled_overlays()])
 def test_questions_at_random(browser: Browser, site_folder: Path, name: str) -> None:
-    registry = picking.expressed(name)
+    registry = load_registry(name)
     opened(browser, site_folder)
     browser.run(f"{ANSWERS}; return attnreg.store.registry(arguments[0]).then((r) => {{ window.asked = r; }})", name)
     questions = picking.questions(registry, COUNT, seed=2026)
@@ -43,11 +44,12 @@ def test_questions_at_random(browser: Browser, site_folder: Path, name: str) -> 
     assert wrong == []
 
 
-def test_models_whole(browser: Browser, site_folder: Path) -> None:
+@pytest.mark.parametrize("name", bundled_registries(releases=False))
+def test_models_whole(browser: Browser, site_folder: Path, name: str) -> None:
     # 24 models on 12 architectures, with remedies, notes and bytes, as `attnreg explain --json` prints them
     opened(browser, site_folder)
-    browser.run("return attnreg.store.registry('default').then((r) => { window.asked = r; })")
-    registry = load_registry("default")
+    browser.run("return attnreg.store.registry(arguments[0]).then((r) => { window.asked = r; })", name)
+    registry = load_registry(name)
     archs = list(registry.vocabulary.architectures.values())[::2][:12]
     assert (len(bundled_configs()), len(archs)) == (24, 12)
     for model, config in bundled_configs().items():
@@ -58,16 +60,17 @@ def test_models_whole(browser: Browser, site_folder: Path) -> None:
                 "backend": None,
             }
             text = browser.run(
-                """const [model, question] = arguments;
-                return attnreg.store.model(model, "default").then((document) => {
+                """const [model, question, registry] = arguments;
+                return attnreg.store.model(model, attnregPicker.modelsOf[registry]).then((document) => {
                   const { platform: p, options } = question;
                   const platform = attnreg.makePlatform(p.platform, p.arch, p.flags, p.packages);
                   return JSON.stringify(attnreg.explanationDict(attnreg.explain(asked, platform, options, document)));
                 });""",
                 model,
                 question,
+                name,
             )
-            expected = picking.explained("default", str(config), question)
+            expected = picking.explained(name, str(config), question)
             assert json.dumps(json.loads(text), sort_keys=True) == json.dumps(expected, sort_keys=True), (model, arch)
 
 
@@ -103,12 +106,24 @@ def test_address_holds_the_question(browser: Browser, site_folder: Path) -> None
         "#registry=vllm-0.33.0&arch=gfx942&model=DeepSeek-V3&tp=8&facet.kv_dtype=fp8&flag=aiter&package=aiter==0.1",
         "#registry=default&arch=sm75&facet.head_size=96&facet.num_heads=32&facet.num_kv_heads=8&feature=sinks&package=none",
         "#registry=vllm-0.20.0&arch=sm120&facet.head_size=128&facet.kv_dtype=none&backend=FLASH_ATTN/FA3",
+        "#registry=sglang-0.5.23&arch=sm90&model=gemma-3-27b-it&tp=2&length=5000&length=100",
+        # what Python answers
+        "#registry=default&arch=sm90&model=Qwen3-8B&draft=Qwen3-8B-DFlash-b16&draft_kv_dtype=fp8&draft_backend=TRITON_ATTN",
+        "#registry=vllm-0.33.0&arch=sm100&model=DeepSeek-V3&draft=mtp&layer=3&deny=FLASHMLA,TRITON_MLA&prefer=FLASHINFER_MLA",
+        "#registry=vllm-0.33.0&arch=sm75&model=gpt-oss-20b&facet.dtype=float16&selector=1",
+        "#registry=default&arch=gfx942&model=Llama-3.1-8B&facet.head_size=64&length=4096",
     ],
 )
 def test_command_line_and_python_ask_the_same(
     browser: Browser, site_folder: Path, anchor: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    by_python = any(f"&{word}" in anchor for word in ("draft", "layer", "selector", "facet.head_size=64"))
+    if by_python and not HAS_PYTHON:
+        pytest.skip(f"no {RUNTIME}")
     opened(browser, site_folder, anchor)
+    assert browser.run("return attnreg.lastAnswer.python") == by_python
+    address = browser.run("return location.hash.slice(1).replace(/@[0-9a-f]+/, '')")
+    assert sorted(address.split("&")) == sorted(anchor[1:].split("&"))
     command, program, answer = browser.run(
         """document.getElementById("show-command").click();
         const text = (id) => document.getElementById(id).textContent;
@@ -230,9 +245,7 @@ FAULTY = """choices:
   - deny: [NOPE]
     wen: {}
 """
-needs_python = pytest.mark.skipif(
-    not (ROOT / RUNTIME / "loader.js").is_file(), reason=f"no {RUNTIME}: make .cache/python-in-browsers/ready"
-)
+needs_python = pytest.mark.skipif(not HAS_PYTHON, reason=f"no {RUNTIME}: make .cache/python-in-browsers/ready")
 
 
 def drop(browser: Browser, name: str, text: str) -> None:
@@ -279,6 +292,34 @@ def test_a_config_that_is_no_model(
         requests_from_model(str(path))
     assert said == str(error.value).replace(str(tmp_path), "/configs")
     assert told in said
+
+
+@needs_python
+def test_a_dropped_config_drafts(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, "#registry=default&arch=sm90&model=Qwen3-8B")
+    drop(browser, "mine.json", bundled_configs()["Qwen3-8B-DFlash-b16"].read_text(encoding="utf-8"))
+    browser.run("location.hash = arguments[0]", "#registry=default&arch=sm90&model=Qwen3-8B&draft=mine")
+    browser.wait("return attnreg.lastAnswer.python", seconds=240)
+    assert "draft mine" in browser.run("return attnreg.lastAnswer.explanation.title")
+    assert browser.run("return document.getElementById('command-line').textContent").endswith(
+        "--model Qwen3-8B --draft mine.json"
+    )
+
+
+@needs_python
+def test_the_page_answers_while_python_starts(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    browser.run("attnreg.python.call('command', '--version').then(() => { window.started = true; })")
+    browser.run("location.hash = arguments[0]", f"{MODEL}&layer=1")
+    browser.wait("return document.getElementById('summary').textContent.startsWith('Python')")
+    # meanwhile another question is asked, and its answer stays
+    browser.run("location.hash = arguments[0]", "#registry=default&arch=sm75&model=gpt-oss-120b")
+    browser.wait("return attnreg.lastAnswer.explanation.title.includes('sm75')")
+    assert browser.run("return window.started ?? false") is False
+    browser.wait("return window.started", seconds=240)
+    assert len(browser.page.workers) == 1
+    browser.run("return attnreg.python.call('command', '--version')")
+    assert "sm75" in browser.run("return document.querySelector('#answer > .muted').textContent")
 
 
 @needs_python
@@ -346,12 +387,11 @@ def test_python_answers_where_the_evaluator_cannot(
     opened(browser, site_folder, MODEL)
     browser.run("attnreg.store.add('default', { ...attnregData.default, byPython: 'a test' })")
     browser.run("location.hash = arguments[0]", f"{MODEL}&facet.kv_dtype=fp8&flag=aiter")
-    browser.wait("return attnreg.lastAnswer.explanation.command", seconds=240)
+    browser.wait("return attnreg.lastAnswer.python", seconds=240)
     answer = json.loads(browser.run("return JSON.stringify(attnreg.lastAnswer.explanation)"))
     words = ["--platform", "cuda", "--arch", "sm90", "--flag", "aiter", "--model", "gpt-oss-120b", "--kv-dtype", "fp8"]
     main(["explain", *words, "--json"])
     printed = json.loads(capsys.readouterr().out)
-    # each says where its own file lies
-    for said in (answer, printed):
-        said["notes"] = [note for note in said["notes"] if "/examples/configs/" not in note]
+    del printed["command"]
+    printed["notes"] = [note for note in printed["notes"] if "/examples/configs/" not in note]
     assert json.dumps(answer, sort_keys=True) == json.dumps(printed, sort_keys=True)

@@ -17,10 +17,12 @@ from support.site import Element, read_index, read_page
 from attnreg.compile.bundled import bundled_configs
 from attnreg.errors import RequestError
 from attnreg.loader import bundled_registries, load_registry
-from attnreg.models.reader import bundled_families, requests_from_model
+from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.models.reader import bundled_families
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import Selection
 
 Pages = Mapping[str, tuple[list[Element], list[str]]]
 _MINISEARCH = "4e02b9fa52f244c377d737c7d06cda6bce967d137254e8532d6c79f68469bef3"
@@ -38,17 +40,18 @@ def pages(built_site: Path) -> Pages:
 
 def test_everything_has_a_page(built_site: Path) -> None:
     wanted = {"index.html", "registries.html", "measured.html", "models/index.html", "guides/index.html"}
-    for name in bundled_registries():
+    for name in bundled_registries(releases=False):
         registry = load_registry(name)
         wanted |= {f"files/{file}.html" for file in registry.files}
-        if not registry.orders:
-            # its guide has the steps that name the backend
-            wanted.add(f"guides/engines/{name}.html")
-            continue
         vocabulary = registry.vocabulary
-        wanted |= {f"{name}/index.html", f"{name}/orders.html"}
+        wanted.add(f"{name}/index.html")
         wanted |= {f"{name}/backends/{row}.html" for row in registry.backends}
         wanted |= {f"{name}/architectures/{arch}.html" for arch in vocabulary.architectures}
+        wanted |= {f"{name}/steps.html"} if registry.steps else set()
+        if not registry.orders:
+            # steps name a backend, and nothing says what it serves
+            continue
+        wanted.add(f"{name}/orders.html")
         wanted |= {f"{name}/features/{word}.html" for word in vocabulary.features}
         wanted |= {f"{name}/kv_dtypes/{word}.html" for word in vocabulary.words["kv_dtypes"]}
     wanted |= {f"families/{name}.html" for name in bundled_families()}
@@ -212,31 +215,48 @@ def _cells(elements: list[Element], label: str) -> dict[str, list[str]]:
     return out
 
 
+def _said(selection: Selection) -> str:
+    refused = selection.start is not None and selection.start.refusal is not None
+    return selection.chosen.title if selection.chosen else "refused" if refused else "none"
+
+
+def test_backend_of_an_engine_without_orders_says_what_is_known(pages: Pages) -> None:
+    elements, _ = pages["sglang-0.5.23/backends/fa3.html"]
+    text = " ".join(e.text for e in elements if e.tag in ("p", "li"))
+    assert "the registry states no claims of what this one serves" in text
+    naming = _cells(elements, "Steps that name it")
+    assert "_llama4_overrides" in naming
+    # a kernel inside the backend of sparse attention has the same name
+    assert not any("dsa_decode_backend" in cell for cells in naming.values() for cell in cells)
+    assert "gpt-oss-120b" in _cells(elements, "Models")["sm90"][0]
+    steps = pages["sglang-0.5.23/steps.html"][0]
+    effects = [effect for step in load_registry("sglang-0.5.23").steps for effect in step.effects]
+    assert sum(e.tag == "tr" and e.inside("tbody") for e in steps) == len(effects)
+
+
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "DeepSeek-V3", "gemma-3-27b-it"])
-@pytest.mark.parametrize("registry", ["default", "vllm-0.33.0"])
+@pytest.mark.parametrize("registry", bundled_registries(releases=False))
 def test_backends_of_a_model_are_those_that_are_selected(pages: Pages, name: str, registry: str) -> None:
     data = load_registry(registry)
-    model = requests_from_model(str(bundled_configs()[name]))
-    title = {"default": "attnreg's own registry", "vllm-0.33.0": "vLLM 0.33.0"}[registry]
+    # as explain asks: with what the registry reads of the config, and by phase where the engine decides so
+    questions = model_questions(str(bundled_configs()[name]), ModelOptions(), data).questions
+    title = (
+        "attnreg's own registry" if data.imports else registry.replace("vllm-", "vLLM ").replace("sglang-", "SGLang ")
+    )
     rows = _cells(pages[f"models/{name}.html"][0], title)
     seen = set()
     for archs, answers in rows.items():
         for arch in (a for a in data.vocabulary.architectures.values() if re.search(rf"\b{a.name}\b", archs)):
             seen.add(arch.name)
             platform = Platform(platform=arch.platform, arch=arch.name)
-            requests = []
-            for group in model.groups:
-                requests.append(group.request)
-                if group.request and group.request.attention.startswith("mla"):
-                    requests.append(group.request.expanded())
-            chosen = [evaluate(request, platform, data).chosen for request in requests if request]
-            wanted = [candidate.title if candidate else "none" for candidate in chosen]
+            selections = [evaluate(q.request, platform, data) for q in questions if q.request]
+            wanted = [_said(selection) for selection in selections]
             # what is no attention has no backend
             assert [answer.partition(" (")[0] for answer in answers if answer != "–"] == wanted
     assert seen == set(data.vocabulary.architectures)
 
 
-@pytest.mark.parametrize("name", [name for name in bundled_registries() if load_registry(name).orders])
+@pytest.mark.parametrize("name", [name for name in bundled_registries(releases=False) if load_registry(name).orders])
 def test_who_serves_what_is_what_selection_accepts(gen_docs: ModuleType, name: str) -> None:
     """Whatever request a named backend accepts on an architecture, its words are among those that the pages give it."""
     site = gen_docs.docs_site.Site(ROOT)

@@ -6,7 +6,19 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs_site import architectures, backends, changes, guides, measured, models, picker, pictures, registries, words
+from docs_site import (
+    architectures,
+    backends,
+    changes,
+    guides,
+    measured,
+    models,
+    picker,
+    pictures,
+    registries,
+    resolved,
+    words,
+)
 from docs_site.frame import Asset, Page, Site, assets
 
 # a file of every built site, by which the next build knows that the folder is its own
@@ -32,7 +44,7 @@ def build(root: Path, folder: Path) -> list[str]:
 
 def items(site: Site) -> Iterator[Page | Asset]:
     """Everything that the site is made of."""
-    for part in (registries, backends, architectures, words, models, changes, measured, guides, picker):
+    for part in (registries, backends, architectures, words, resolved, models, changes, measured, guides, picker):
         yield from part.pages(site)
     yield from assets()
 

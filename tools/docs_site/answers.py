@@ -11,7 +11,7 @@ from attnreg.analysis.value_classes import every_clause
 from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import Architecture
 from attnreg.platforms import Platform
-from attnreg.registry import Registry
+from attnreg.registry import From, Registry
 from attnreg.request import AttentionRequest
 from attnreg.selection.selector import evaluate
 from docs_site.frame import Site
@@ -28,7 +28,7 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The backend that is chosen, "" where there is none, with its variant; what must be said of the choice."""
+    """The backend that is chosen, "" where there is none, with its variant; what is said of it, or of a refusal."""
 
     name: str
     title: str
@@ -40,7 +40,8 @@ def answer(request: AttentionRequest, platform: Platform, registry: Registry) ->
     selection = evaluate(request, platform, registry)
     chosen = selection.chosen
     if chosen is None:
-        return Answer("", "none")
+        refusal = selection.start.refusal if selection.start else None
+        return Answer("", "refused", refusal.text) if refusal else Answer("", "none")
     but = [f"slowly: {', '.join(chosen.emulates)}"] if chosen.emulates else []
     return Answer(chosen.name, chosen.title, "; ".join([*but, *(["then fails"] if selection.fails else [])]))
 
@@ -49,7 +50,7 @@ def table(
     site: Site, name: str, requests: Sequence[AttentionRequest | None]
 ) -> list[tuple[list[Architecture], list[Answer | None]]]:
     """For groups of architectures that agree, the answers to some requests; None for what is no attention."""
-    registry = site.registries[name]
+    registry = site.bundled[name]
     rows: list[tuple[list[Architecture], list[Answer | None]]] = []
     for arch in registry.vocabulary.architectures.values():
         answers = [_on(site, name, request, arch) if request else None for request in requests]
@@ -68,24 +69,25 @@ def _on(site: Site, name: str, request: AttentionRequest, arch: Architecture) ->
     kept = site.kept.get(key)
     if kept is None:
         platform = Platform(platform=arch.platform, arch=arch.name)
-        kept = site.kept[key] = answer(request, platform, site.registries[name])
+        kept = site.kept[key] = answer(request, platform, site.bundled[name])
     assert isinstance(kept, Answer)
     return kept
 
 
 def _matters(site: Site, name: str, model: str) -> bool:
     """Whether some condition of a registry tells a model's type from none."""
-    if site.registries[name].steps:
-        # a step may copy it into another facet
-        return True
     matchers = site.kept.get(("model", name))
     if matchers is None:
-        matchers = site.kept["model", name] = _about_models(site.registries[name])
+        matchers = site.kept["model", name] = _about_models(site.bundled[name])
     return any(matcher.matches(model) != matcher.matches(None) for matcher in matchers)
 
 
 def _about_models(registry: Registry) -> list[Matcher]:
-    """Whatever a registry tests a model's type with."""
+    """Whatever a registry tests a model's type with; one that tells every two apart, where a facet may copy it."""
+    written = [value for step in registry.steps for effect in step.effects for value in effect.sets.values()]
+    written += [value for derived in registry.derived.values() for _, value, _ in derived.cases]
+    if any(isinstance(value, From) and value.facet == "model" for value in written):
+        return [Matcher("given", lambda value: value is not None)]
     follows = [known.when for row in registry.backends.values() for v in row.variants for known in v.consequences]
     clauses = [*every_clause(registry), *(clause for when in follows for clause in when.walk())]
     return [clause.matcher for clause in clauses if clause.facet == "model"]

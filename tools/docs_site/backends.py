@@ -71,11 +71,12 @@ def _values(site: Site, name: str, registry: Registry, row: Backend) -> dict[str
     return {
         "row": row,
         "variants": [(v, runs_on(registry, row, v), needs(v)) for v in row.variants],
+        "modules": _modules(row),
         "claims": _claims(registry, row),
         "features": _features(registry, row),
         "unserved": [f for f in registry.vocabulary.features if not any(f in v.served for v in row.variants)],
         "rules": _rules(registry, row),
-        "follows": _follows(registry, row),
+        "follows": follows(registry, row),
         "notes": list(dict.fromkeys((*row.notes, *(note for v in row.variants for note in v.notes)))),
         "standings": _standings(registry, row),
         "places": _places(site, name, row),
@@ -86,6 +87,15 @@ def _values(site: Site, name: str, registry: Registry, row: Backend) -> dict[str
         "yaml": yaml_of(site, row.where),
         "source": link(registry, row.source),
     }
+
+
+def _modules(row: Backend) -> list[tuple[tuple[str, Location | None], list[str]]]:
+    """Each kernel module with its line, and the variants that it runs."""
+    found: dict[tuple[str, Location | None], list[str]] = {}
+    for variant in row.variants:
+        if variant.module is not None:
+            found.setdefault((variant.module, variant.module_at), []).append(variant.name or "")
+    return list(found.items())
 
 
 def _claims(registry: Registry, row: Backend) -> list[tuple[str, str, list[Cell]]]:
@@ -131,7 +141,8 @@ def _rules(registry: Registry, row: Backend) -> list[Stated]:
     return list(found.values())
 
 
-def _follows(registry: Registry, row: Backend) -> list[Stated]:
+def follows(registry: Registry, row: Backend) -> list[Stated]:
+    """What is known to follow from the choice of a backend."""
     found: dict[tuple[str, Location], Stated] = {}
     for variant in row.variants:
         for known in variant.consequences:
@@ -147,8 +158,7 @@ def _standings(registry: Registry, row: Backend) -> list[Standing]:
         for orders in registry.orders.values()
         for order in orders
         for rank, entry in enumerate(order.entries, 1)
-        # an order may name one variant of a backend
-        if entry.backend.partition("/")[0] == row.name
+        if entry.row == row.name
     ]
 
 

@@ -80,13 +80,13 @@ class Site:
     @cached_property
     def bundled(self) -> Mapping[str, Registry]:
         """All bundled registries by name. Pages show the lines of every one."""
-        return {name: load_registry(name) for name in bundled_registries()}
+        return {name: load_registry(name) for name in bundled_registries(releases=False)}
 
     @cached_property
     def registries(self) -> Mapping[str, Registry]:
-        """Those with pages of their backends, which have orders.
+        """Those that rank backends in orders, and state what each accepts.
 
-        An engine whose steps name the backend answers for a server: its guide has the steps, and no page a matrix.
+        The others, whose steps name the backend of a server, have pages of `docs_site.resolved`.
         """
         return {name: registry for name, registry in self.bundled.items() if registry.orders}
 
@@ -124,10 +124,10 @@ class Site:
 
     def _targets(self, name: str) -> Mapping[str, str]:
         """Label of every shortcut link of a registry's tables -> its address, or its path below the site."""
-        if name not in self.registries:
+        if name not in self.bundled:
             return {}
         if ("targets", name) not in self.kept:
-            self.kept["targets", name] = _targets(name, self.registries[name])
+            self.kept["targets", name] = _targets(name, self.bundled[name])
         targets: Mapping[str, str] = self.kept["targets", name]
         return targets
 
@@ -162,7 +162,7 @@ class Site:
         return [*written, "assets/search-index.js"]
 
     def _rendered(self, page: Page, navigation: list[tuple[str, str]]) -> str:
-        registry = self.registries.get(page.registry)
+        registry = self.bundled.get(page.registry)
         values = {
             "site": self,
             "page": page,
@@ -171,7 +171,6 @@ class Site:
             "navigation": navigation,
             "registry": registry,
             "version": __version__,
-            "fingerprints": {name: r.fingerprint for name, r in self.registries.items()},
         }
         return self.environment.get_template(page.template).render(values | dict(page.values))
 
@@ -187,7 +186,8 @@ def _targets(name: str, registry: Registry) -> dict[str, str]:
     targets = {label: url for label, url in docs_page.Page(registry).links().items() if url.startswith("https:")}
     targets |= {key: f"{name}/index.html#facet-{slug(facet.name)}" for key, facet in claims.items()}
     targets |= {row: f"{name}/backends/{row}.html" for row in registry.backends}
-    targets |= {word: f"{name}/features/{word}.html" for word in registry.vocabulary.features}
+    if orders:
+        targets |= {word: f"{name}/features/{word}.html" for word in registry.vocabulary.features}
     targets |= {order.title: f"{name}/orders.html#order-{slug(order.title)}" for order in orders}
     return {normalizeReference(label): to for label, to in targets.items()}
 

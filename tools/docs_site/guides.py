@@ -21,7 +21,15 @@ from docs_site.frame import Asset, Page, Site
 _ALSO = ("CHANGELOG.md", "CONTRIBUTING.md")
 # titles of the groups on the page of all guides -> what their files begin with
 _GROUPS = {
-    "Using it": ("docs/explain", "docs/running", "docs/transformers", "docs/diffusers", "docs/vllm", "docs/python_api"),
+    "Using it": (
+        "docs/explain",
+        "docs/running",
+        "docs/transformers",
+        "docs/diffusers",
+        "docs/vllm",
+        "docs/kv_quality",
+        "docs/python_api",
+    ),
     "Everything in one table": ("docs/attention_backends", "docs/model", "docs/engines/", "docs/field_problems"),
     "Writing data and code": ("docs/writing", "docs/architecture", "docs/picker", "CONTRIBUTING", "CHANGELOG"),
 }
@@ -152,8 +160,8 @@ def _place_on_site(site: Site, place: str) -> str | None:
         return "index.html"
     if place.startswith(("docs/images/", "docs/schema/")):
         return f"guides/{place.removeprefix('docs/')}"
-    for name, folder in bundled_registries().items():
-        if name in site.registries and place == folder.relative_to(registry_root().parent).as_posix():
+    for name, folder in bundled_registries(releases=False).items():
+        if name in site.bundled and place == folder.relative_to(registry_root().parent).as_posix():
             return f"{name}/index.html"
     if place in {file for registry in site.bundled.values() for file in registry.files}:
         return f"files/{place}.html"

@@ -20,9 +20,11 @@ from docs_site.pictures import bars, heat_map
 class Proof:
     """One run of `attnreg verify` for a backend: the architecture that it is for, the device, and the claims.
 
-    ``stands_in``: the device is of another platform, so that the architecture itself was not run.
+    ``title`` names its variant too, where one was run by itself. ``stands_in``: the device is of another platform, so
+    that the architecture itself was not run.
     """
 
+    title: str
     platform: str
     arch: str
     device: str
@@ -53,7 +55,8 @@ def proofs() -> Mapping[str, list[Proof]]:
         for name, result in record["backends"].items():
             platform, _, arch = result["for"].partition(" ")
             stands_in = platform not in (record["platform"], "cpu")
-            out.setdefault(name, []).append(Proof(platform, arch, str(record["device"]), stands_in, result))
+            proof = Proof(name, platform, arch, str(record["device"]), stands_in, result)
+            out.setdefault(name.partition("/")[0], []).append(proof)
     return out
 
 

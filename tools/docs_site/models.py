@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 from attnreg.compile.bundled import bundled_configs
 from attnreg.models.groups import describe_indices
 from attnreg.models.kv_memory import GroupMemory, kv_memory
-from attnreg.models.questions import ModelOptions, questions_of
+from attnreg.models.questions import ModelOptions, model_layers, phases_of, questions_of
 from attnreg.models.reader import ConfigError, ModelLayers, bundled_families, requests_from_model
 from attnreg.platforms import Platform
+from attnreg.registry import Registry
+from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
 from attnreg.selection.wording import readable
 from docs_site.answers import sold_as, table
@@ -29,15 +31,16 @@ _DRAWN = ("sm90", "gfx942")
 
 @dataclass(frozen=True)
 class Known:
-    """A model's layers, with what pages say of them."""
+    """A model's layers, with what pages say of them; ``config`` is the path of its config.json, "" for a family."""
 
     model: ModelLayers
     site: Site
+    config: str = ""
 
-    @cached_property
-    def questions(self) -> list[Any]:
-        """What is asked of a registry: the groups of layers, those of MLA for each of the two phases."""
-        return list(questions_of(self.model, ModelOptions()))
+    def questions(self, registry: Registry) -> Sequence[Question]:
+        """What `attnreg explain` asks of a registry: each group of layers, for each phase where that is decided."""
+        model = model_layers(self.config, ModelOptions(), registry) if self.config else self.model
+        return questions_of(model, ModelOptions(), phases=phases_of(registry))
 
     @cached_property
     def memory(self) -> list[tuple[GroupMemory, str, list[str]]]:
@@ -50,10 +53,16 @@ class Known:
     def token_bytes(self) -> int:
         return sum(group.token_bytes for group, _, _ in self.memory)
 
-    def tables(self) -> list[tuple[str, str, Any]]:
-        """For each registry its name, its title, and the answers on its architectures."""
-        requests = [question.request for question in self.questions]
-        return [(name, title, table(self.site, name, requests)) for name, title in titles(self.site).items()]
+    def tables(self) -> Iterator[tuple[str, str, Sequence[Question], Any]]:
+        """For each registry its name, its title, what is asked, and the answers on its architectures.
+
+        An engine that resolves the backend of a server looks at the config, which a family is not.
+        """
+        for name, registry in self.site.bundled.items():
+            if registry.orders or self.config:
+                questions = self.questions(registry)
+                answers = table(self.site, name, [question.request for question in questions])
+                yield name, titles(self.site)[name], questions, answers
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
@@ -68,7 +77,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     values: dict[str, Any] = {"configs": configs, "families": list(families), "defaults": defaults}
     yield Page("models/index.html", "models.html.j2", "Models", values, "list")
     for name, model in configs.items():
-        known = Known(model, site)
+        known = Known(model, site, str(bundled_configs()[name]))
         values = _values(known) | {"family": model.model_type, "pictures": _pictures(known), "config": name}
         yield Page(f"models/{name}.html", "model.html.j2", name, values, "model", above=above)
     for name in families:
@@ -107,7 +116,7 @@ def _pictures(known: Known) -> list[tuple[str, Any]]:
     """The way of each group through its order, on some architectures."""
     registry = known.site.registries["default"]
     out = []
-    for number, question in enumerate(known.questions):
+    for number, question in enumerate(known.questions(registry)):
         for name in _DRAWN:
             arch = registry.vocabulary.architectures[name]
             if question.request is not None:

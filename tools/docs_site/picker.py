@@ -8,11 +8,11 @@ from typing import Any
 
 from markupsafe import Markup
 from picker import runtime
-from picker.models import RANKS, asks, model_document
+from picker.models import RANKS, Reading, asks, model_document
 from picker.registries import page_document
 
 from attnreg.compile.bundled import bundled_configs, bundled_overlays
-from attnreg.loader import bundled_registries, load_registry
+from attnreg.loader import load_registry
 from docs_site.frame import Asset, Page, Site
 
 # in the order in which each needs those before it
@@ -30,9 +30,8 @@ WITHOUT_SCRIPT = (
 
 def pages(site: Site) -> Iterator[Page | Asset]:
     """The picker, every bundled registry and overlay as a script, and every bundled model for each of them."""
-    others = (name for name in (*bundled_registries(), *bundled_overlays()) if name not in site.registries)
-    registries = {**site.registries, **{name: load_registry(name) for name in others}}
-    configs = bundled_configs()
+    registries = {**site.bundled, **{name: load_registry(name) for name in bundled_overlays()}}
+    configs = {name: Reading(str(file)) for name, file in bundled_configs().items()}
     # what a model asks for depends on a registry's words for its KV cache: those that share them share its document
     first: dict[str, str] = {}
     models_of = {}
@@ -40,16 +39,16 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         yield _data(f"{name}/registry", page_document(registry), name)
         models_of[name] = first.setdefault(asks(registry), name)
     for name in first.values():
-        for model, config in configs.items():
+        for model, reading in configs.items():
             key = f"{name}/models/{model}"
-            yield _data(key, model_document(str(config), registries[name]), key)
+            yield _data(key, model_document(reading, registries[name]), key)
     picker = {
         "registries": list(registries),
         "models": list(configs),
         "modelsOf": models_of,
         "ranks": RANKS,
         # those that have pages, to which a line of data is a link
-        "files": sorted({file for registry in site.registries.values() for file in registry.files}),
+        "files": sorted({file for registry in site.bundled.values() for file in registry.files}),
         "example": EXAMPLE,
     }
     values = {"picker": _script(picker), "scripts": (*EVALUATOR, *PAGE), "without_script": WITHOUT_SCRIPT}

@@ -6,6 +6,7 @@ it colours of its own, for a file that no page holds.
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -76,7 +77,7 @@ def _box(x: float, y: float, width: float, height: float, fill: str, edge: str =
 
 def heat_map(registry: Registry, proofs: Mapping[str, Sequence[Proof]], serving: Serving) -> Markup:
     """Backends with a kernel module × architectures: the cases that were proven, and where claims were not run."""
-    rows = [row for row in registry.backends.values() if row.module]
+    rows = [row for row in registry.backends.values() if row.modules]
     archs = list(registry.vocabulary.architectures.values())
     cell, row_height, left, top = 34, 24, 190, 92
     parts = []
@@ -139,6 +140,29 @@ def bars(name: str, backend: str, machine: str, figures: Sequence[Mapping[str, A
         y += 9
     title = f"{backend} beside its peers, {machine}; shorter is faster"
     return _svg(name, left + span + 230, y, title, "; ".join(said), parts)
+
+
+def scatter(name: str, title: str, axes: tuple[str, str], points: Sequence[tuple[str, float, float, bool]]) -> Markup:
+    """Points with their names, on a horizontal axis from 0 and a logarithmic vertical one; own ones are marked."""
+    left, top, width, height = 84.0, 20.0, 640.0, 330.0
+    most = max(x for _, x, _, _ in points) * 1.25
+    low = math.floor(math.log10(min(y for _, _, y, _ in points)))
+    high = math.ceil(math.log10(max(y for _, _, y, _ in points)))
+    parts = []
+    for power in range(low, high + 1):
+        y = top + height * (high - power) / (high - low)
+        parts += [_box(left, y, width, 1, "line"), _text(left - 8, y + 4, f"1e{power}", "muted", text_anchor="end")]
+    for step in range(0, int(most) + 1, 32):
+        parts.append(_text(left + width * step / most, top + height + 18, str(step), "muted", text_anchor="middle"))
+    for label, x, y, own in points:
+        across = left + width * x / most
+        down = top + height * (high - math.log10(y)) / (high - low)
+        parts.append(_circle(across, down, "accent" if own else "edge"))
+        parts.append(_text(across + 12, down + 4, label, "fg" if own else "muted", font_size="11"))
+    parts.append(_text(left + width / 2, top + height + 38, axes[0], text_anchor="middle"))
+    parts.append(_text(left - 70, top - 6, axes[1]))
+    said = "; ".join(f"{label}: {x:g}, {y:.2g}" for label, x, y, _ in points)
+    return _svg(name, left + width + 60, top + height + 48, title, said, parts)
 
 
 def path(name: str, selection: Selection, title: str) -> Markup:

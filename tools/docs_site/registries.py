@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+import docs_page
+from docs_capabilities import link
 
 from attnreg.compile.bundled import bundled_configs
 from attnreg.models.reader import requests_from_model
 from attnreg.platforms import Platform
-from attnreg.registry import Registry
+from attnreg.registry import Effect, Registry, Step
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 from docs_site.frame import Asset, Page, Site, yaml_lines
@@ -23,18 +26,21 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         "registries.html",
         "registries.html.j2",
         "Registries",
-        {"titles": titles(site), "steps": steps(site)},
+        {"titles": titles(site), "changes": steps(site), "holds": holds},
         kind="list",
     )
     files: dict[str, None] = {}
-    for name, registry in site.registries.items():
+    for name, registry in site.bundled.items():
         title = titles(site)[name]
         above = above_registry(site, name)
-        values: dict[str, Any] = {"steps": [step for step in steps(site) if name in step]}
+        values: dict[str, Any] = {"holds": holds(registry), "changes": [pair for pair in steps(site) if name in pair]}
         yield Page(f"{name}/index.html", "registry.html.j2", title, values, "registry", name, above[:1])
-        values = {"platforms": platforms(registry)}
-        yield Page(f"{name}/orders.html", "orders.html.j2", f"Orders of {title}", values, "orders", name, above)
-    for registry in site.bundled.values():
+        if registry.orders:
+            values = {"platforms": platforms(registry)}
+            yield Page(f"{name}/orders.html", "orders.html.j2", f"Orders of {title}", values, "orders", name, above)
+        if registry.steps:
+            values = {"effects": list(effects(registry))}
+            yield Page(f"{name}/steps.html", "steps.html.j2", f"Steps of {title}", values, "steps", name, above)
         files |= dict.fromkeys(registry.files)
     for file in files:
         values = {"lines": yaml_lines(site.text(file))}
@@ -60,7 +66,7 @@ def _start(site: Site) -> dict[str, Any]:
         ("Add a backend", "guides/writing_backends.html", "One entry of data, and at most one module."),
     ]
     values = {"picture": path("path", selection, title), "caption": title, "tasks": tasks, "titles": titles(site)}
-    return values | {"configs": list(bundled_configs())}
+    return values | {"holds": holds, "configs": list(bundled_configs())}
 
 
 def example(registry: Registry) -> tuple[str, Selection]:
@@ -74,7 +80,37 @@ def example(registry: Registry) -> tuple[str, Selection]:
 
 def titles(site: Site) -> dict[str, str]:
     """Name of each registry -> how its pages call it."""
-    return {name: "attnreg's own registry" if r.imports else _engine(name) for name, r in site.registries.items()}
+    return {name: "attnreg's own registry" if r.imports else _engine(name) for name, r in site.bundled.items()}
+
+
+def holds(registry: Registry) -> str:
+    """What a registry holds, in words: ``41 backends, 12 orders, 24 steps``."""
+    counts = {
+        "backend": len(registry.backends),
+        "order": sum(map(len, registry.orders.values())),
+        "step": len(registry.steps),
+        "architecture": len(registry.vocabulary.architectures),
+    }
+    return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for noun, count in counts.items() if count)
+
+
+class StepEffect(NamedTuple):
+    """What a step of an engine's start does where a condition holds, as Markdown."""
+
+    step: Step
+    effect: Effect
+    when: str
+    does: str
+    source: str
+
+
+def effects(registry: Registry) -> Iterator[StepEffect]:
+    """Every effect of every step, in their order."""
+    for step in registry.steps:
+        for effect in step.effects:
+            conditions = [text for c in (step.when, effect.when) if (text := docs_page.in_words(c, ""))]
+            when = " and ".join(conditions) or "always"
+            yield StepEffect(step, effect, when, docs_page.effect_words(effect), link(registry, step.source))
 
 
 def above_registry(site: Site, name: str) -> tuple[tuple[str, str], ...]:

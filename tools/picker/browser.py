@@ -13,7 +13,7 @@ from attnreg.compile.bundled import bundled_configs
 from attnreg.errors import RegistryError
 from attnreg.loader import load_registry
 from attnreg.models.fields import ConfigError
-from picker.models import asks, model_document
+from picker.models import Reading, asks, model_document
 from picker.registries import page_document
 
 
@@ -34,10 +34,15 @@ def write(name: str, text: str) -> str:
 
 def config(name: str, text: str, registry: str, overlay: str) -> str:
     """The document of a model, from the text of its config.json; or ``error``, the message of what is wrong with it."""
-    path = Path("/configs", name, "config.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return _model(str(path), registry, overlay)
+    return _model(json.loads(write_config(name, text)), registry, overlay)
+
+
+def write_config(name: str, text: str) -> str:
+    """Write the config.json of a model that a command is to read; its directory, which names the model."""
+    folder = Path("/configs", name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    return json.dumps(str(folder))
 
 
 def bundled(name: str, registry: str, overlay: str) -> str:
@@ -47,7 +52,7 @@ def bundled(name: str, registry: str, overlay: str) -> str:
 
 def _model(path: str, registry: str, overlay: str) -> str:
     try:
-        return json.dumps(model_document(path, load_registry(registry, [overlay] if overlay else [])))
+        return json.dumps(model_document(Reading(path), load_registry(registry, [overlay] if overlay else [])))
     except (ConfigError, RegistryError) as e:
         return json.dumps({"error": str(e)})
 

@@ -15,6 +15,7 @@ from attnreg.language.conditions import Clause, Condition
 from attnreg.language.facets import CORE, LINKED
 from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import Facet, Vocabulary, Word
+from attnreg.models.questions import phases_of
 from attnreg.registry import (
     Backend,
     Claim,
@@ -53,9 +54,9 @@ _READ = {
 }
 _WITHOUT_EFFECT = {
     Registry: "invariants known sources files trusted imports base left_out",
-    Backend: "module phases source since notes module_at only_on_request contract options",
-    Variant: "where source notes open",
-    Order: "source",
+    Backend: "module phases source since notes only_on_request contract options",
+    Variant: "where source notes open module module_at run_on_request",
+    Order: "source measured",
     Step: "source",
 }
 
@@ -150,6 +151,7 @@ def _head(registry: Registry) -> dict[str, Any]:
         "title": registry.title,
         "core": [_core(name) for name in CORE],
         "linked": [[first, second] for first, second, _ in LINKED],
+        "phases": list(phases_of(registry)),
         "vocabulary": _vocabulary(registry.vocabulary),
     }
 
@@ -206,6 +208,9 @@ def _vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
             for f in vocabulary.facets.values()
         },
         "packages": legends(vocabulary.packages),
+        "devices": {d: vocabulary.arch_of(d) for d in vocabulary.words_of("device")}
+        if vocabulary.facet("device")
+        else {},
         "architectures": {
             a.name: {"platform": a.platform, "title": a.title, "products": list(a.products), "aliases": list(a.aliases)}
             for a in vocabulary.architectures.values()

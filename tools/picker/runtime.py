@@ -37,7 +37,7 @@ _PURE = (
 )
 # parts of attnreg that answer; what runs kernels needs torch
 _PARTS = ("analysis", "cli", "compile", "explain", "language", "machine", "models", "selection", "conformance")
-_RUNTIME = ("pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+_RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -73,30 +73,28 @@ def _wheel(folder: Path) -> Path:
 
 
 def scripts(folder: Path) -> dict[str, bytes]:
-    """Name -> script: Pyodide's loader, the files that it would fetch, and the packages; empty where none is.
+    """Name -> script: Pyodide's files, and the packages; empty where there are none.
 
     Raises `RuntimeMissingError` where the environment has another version of pydantic's compiled part.
     """
-    if not (folder / "loader.js").is_file():
+    if not (folder / "runtime.js").is_file():
         return {}
     if version("pydantic_core") != CORE[1]:
         raise RuntimeMissingError(
             f"pydantic_core {version('pydantic_core')} is installed, and {CORE[1]} is pinned for browsers: "
             f"change CORE in {Path(__file__).name}"
         )
-    parts = {name: (folder / name).read_bytes() for name in ("loader.js", "runtime.js")}
-    return {**parts, "packages.js": _script({"packages.zip": packages(folder)})}
+    runtime = (folder / "runtime.js").read_bytes()
+    return {"runtime.js": runtime, "packages.js": _script({"packages.zip": packages(folder)})}
 
 
 def _pack(folder: Path) -> None:
-    """Write the scripts that are the same for every site."""
+    """Write the script that is the same for every site."""
     with tarfile.open(folder / f"pyodide-{PYODIDE[1]}.tgz") as tar:
-        files = {name: _member(tar, name) for name in (*_RUNTIME, "pyodide.js")}
+        files = {name: _member(tar, name) for name in _RUNTIME}
         # without the list of packages that could be fetched
         lock = {"info": json.loads(_member(tar, "pyodide-lock.json"))["info"], "packages": {}}
-    packed = {name: files[name] for name in _RUNTIME} | {"pyodide-lock.json": json.dumps(lock).encode()}
-    (folder / "runtime.js").write_bytes(_script(packed))
-    (folder / "loader.js").write_bytes(files["pyodide.js"])
+    (folder / "runtime.js").write_bytes(_script(files | {"pyodide-lock.json": json.dumps(lock).encode()}))
 
 
 def _script(files: Mapping[str, bytes]) -> bytes:

@@ -4,12 +4,22 @@
 
   /**
    * A question: registry, fingerprint, arch, gpu (the product that was chosen, "" for none), model ("" for none), tp, backend (null for none), facets (name -> value as
-   * the command takes it), features, flags, packages (null where every package is assumed).
+   * the command takes it), features, flags, packages (null where every package is assumed), lengths, and `more`: the
+   * options that Python alone answers, by their names in MORE, as the command takes them.
    */
   const EMPTY = { registry: "default", fingerprint: "", arch: "sm90", gpu: "", model: "", tp: 1, backend: null };
+  const MORE = ["draft", "draft_kv_dtype", "draft_backend", "layer", "prefer", "deny", "selector"];
 
   function empty() {
-    return { ...EMPTY, facets: {}, features: [], flags: [], packages: null };
+    return { ...EMPTY, facets: {}, features: [], flags: [], packages: null, lengths: [], more: {} };
+  }
+
+  /** Whether Python must answer: the evaluator has no draft, no single layer, and models only as their configs say. */
+  function byPython(question, registry) {
+    const core = Object.keys(question.facets).filter((name) => registry.core[name]);
+    const changed = question.model !== "" && !attnreg.documentAnswers(Object.fromEntries(core.map((name) => [name, ""])));
+    const ofModel = question.model === "" && question.lengths.length > 0;
+    return registry.byPython !== "" || changed || ofModel || Object.keys(question.more).length > 0;
   }
 
   /** The question as the hash of an address. */
@@ -22,12 +32,14 @@
     if (question.tp !== 1) out.append("tp", String(question.tp));
     if (question.backend !== null) out.append("backend", question.backend);
     for (const [name, value] of Object.entries(question.facets)) out.append(`facet.${name}`, String(value));
+    for (const length of question.lengths) out.append("length", length);
+    for (const name of MORE) if (name in question.more) out.append(name, question.more[name]);
     for (const feature of question.features) out.append("feature", feature);
     for (const flag of question.flags) out.append("flag", flag);
     const packages = question.packages === null ? [] : Object.entries(question.packages);
     for (const [name, version] of packages) out.append("package", version ? `${name}==${version}` : name);
     if (question.packages !== null && packages.length === 0) out.append("package", "none");
-    return `#${out}`.replaceAll("%40", "@").replaceAll("%2F", "/").replaceAll("%3D", "=");
+    return `#${out}`.replaceAll("%40", "@").replaceAll("%2F", "/").replaceAll("%3D", "=").replaceAll("%2C", ",");
   }
 
   /** The question of a hash, and what in it no question has. */
@@ -38,6 +50,8 @@
       if (name === "registry") [question.registry, question.fingerprint = ""] = value.split("@");
       else if (name === "arch" || name === "gpu" || name === "model" || name === "backend") question[name] = value;
       else if (name === "tp" && /^[1-9]\d{0,3}$/.test(value)) question.tp = Number(value);
+      else if (name === "length" && /^[1-9]\d{0,11}$/.test(value)) question.lengths.push(Number(value));
+      else if (MORE.includes(name)) question.more[name] = value;
       else if (name === "feature") question.features.push(value);
       else if (name === "flag") question.flags.push(value);
       else if (name === "package" && value === "none") question.packages ??= {};
@@ -62,6 +76,11 @@
     return /^-?\d{1,15}$/.test(text) ? Number(text) : text;
   }
 
+  /** The product that was chosen, where some condition of the registry tells it from others of its architecture. */
+  function deviceOf(question, registry) {
+    return registry.tellsDevices && registry.facets.device.known.has(question.gpu) ? question.gpu : null;
+  }
+
   /** What `explain` of this page takes: the platform, and the options. Throws `RequestError` for an unknown word. */
   function read(question, registry) {
     const { RequestError } = attnreg;
@@ -78,22 +97,39 @@
     for (const [name, text] of Object.entries(question.facets)) {
       (registry.core[name]?.of === "request" ? given : extra)[name] = facetValue(text, name, registry);
     }
-    const platform = attnreg.makePlatform(architecture.platform, question.arch, question.flags, question.packages);
-    const options = { given, extra, features: question.features, ranks: question.tp, backend: question.backend };
+    const device = deviceOf(question, registry);
+    const platform = attnreg.makePlatform(architecture.platform, question.arch, question.flags, question.packages, device);
+    const { features, tp: ranks, backend } = question;
+    const lengths = [...new Set(question.lengths)].sort((a, b) => a - b);
+    const options = { given, extra, features, ranks, backend, lengths };
     return { platform, options };
+  }
+
+  function option(name, value, files) {
+    const written = `--${name.replaceAll("_", "-")}`;
+    if (name === "selector") return [written];
+    if (name === "deny") return value.split(",").flatMap((backend) => [written, backend]);
+    return [written, name === "draft" ? files.draft ?? value : value];
   }
 
   const quotedWord = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
 
-  /** The words of the command that asks the question; `files` names a config and an overlay that were dropped. */
+  /**
+   * The words of the command that asks the question. `files` names what was dropped: the config of the model, that of
+   * its draft, and an overlay.
+   */
   function words(question, registry, files) {
     const out = ["attnreg", "explain", "--platform", registry.architectures[question.arch].platform, "--arch", question.arch];
+    const device = deviceOf(question, registry);
+    if (device !== null) out.push("--device-name", device);
     for (const flag of question.flags) out.push("--flag", flag);
     const packages = question.packages === null ? [] : Object.entries(question.packages);
     for (const [name, version] of packages) out.push("--package", version ? `${name}==${version}` : name);
     if (question.packages !== null && packages.length === 0) out.push("--package", "none");
     if (question.model) out.push("--model", files.model ?? question.model);
     if (question.tp !== 1) out.push("--tp", String(question.tp));
+    for (const length of question.lengths) out.push("--length", String(length));
+    for (const name of MORE) if (name in question.more) out.push(...option(name, question.more[name], files));
     for (const [name, value] of Object.entries(question.facets)) {
       if (registry.core[name]) out.push(`--${name.replaceAll("_", "-")}`, String(value));
       else out.push("--set", `${name}=${value}`);
@@ -126,13 +162,21 @@
     const platform = answers.flatMap((a) => a.selections).at(0)?.platform;
     if (platform === undefined) return "# no layer of this model computes softmax attention";
     const where = [`platform=${literal(platform.platform)}`, `arch=${literal(platform.arch)}`];
+    if (platform.device) where.push(`device=${literal(platform.device)}`);
     if (platform.flags.length > 0) where.push(`flags=${literal(platform.flags)}`);
     if (platform.packages !== null) where.push(`packages=${literal(platform.packages)}`);
-    const more = question.backend === null ? "" : `, ${literal(question.backend)}`;
+    const { prefer, deny, draft_backend: ofDraft, selector } = question.more;
+    const choices = [...(prefer ? [{ prefer }] : []), ...(deny ? [{ deny: deny.split(",") }] : [])];
+    const laid = [...(overlay ? [literal(overlay.file)] : []), ...(choices.length > 0 ? [JSON.stringify({ choices })] : [])];
+    const base = literal(overlay ? overlay.base : question.registry);
+    const loaded = `load_registry(${laid.length > 0 ? `${base}, [${laid.join(", ")}]` : base})${selector ? ".selector" : ""}`;
+    const named = question.backend === null ? "None" : literal(question.backend);
+    const backend = ofDraft ? `${literal(ofDraft)} if request.role == "draft" else ${named}` : named;
+    const more = backend === "None" ? "" : `, ${backend}`;
     return [
       "from attnreg import AttentionRequest, NoBackendError, Platform, load_registry, select",
       "",
-      `registry = load_registry(${overlay ? `${literal(overlay.base)}, [${literal(overlay.file)}]` : literal(question.registry)})  # written for ${registry}`,
+      `registry = ${loaded}  # written for ${registry}`,
       `platform = Platform(${where.join(", ")})`,
       "requests = [",
       ...new Set(lines),
@@ -145,5 +189,5 @@
     ].join("\n");
   }
 
-  attnreg.address = { empty, toHash, fromHash, read, words, commandLine, python };
+  attnreg.address = { MORE, empty, byPython, toHash, fromHash, read, words, commandLine, python };
 })((globalThis.attnreg ??= {}));

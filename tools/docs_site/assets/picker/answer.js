@@ -113,7 +113,7 @@
     for (const fact of selection.consequences.filter((c) => c.kind !== "fails")) {
       out.push(element("p", {}, `· ${fact.text} `, place(fact.where)));
     }
-    const losers = selection.candidates.filter((c) => chosen === null || c.name !== chosen.name);
+    const losers = selection.candidates.filter((c) => chosen === null || title(c.name, c.variant) !== title(chosen.name, chosen.variant));
     if (losers.length > 0) {
       const list = element("ol", { class: "losers" }, ...losers.map((c) => loser(c, ofModel)));
       out.push(element("details", { open: "" }, element("summary", {}, `Why not the other ${losers.length}`), list));
@@ -159,14 +159,16 @@
     for (const { layers, label, selections } of explanation.answers) {
       for (const selection of selections) {
         const chosen = chosenOf(selection);
-        const name = chosen ? title(chosen.name, chosen.variant) : "no backend";
-        winners.set(name, [...(winners.get(name) ?? []), label.endsWith("prefill") ? `${layers} prefill` : layers]);
+        const fails = selection.consequences.some((fact) => fact.kind === "fails") ? ", which then fails," : "";
+        const name = chosen ? `${title(chosen.name, chosen.variant)}${fails}` : "no backend";
+        const phase = / · (prefill|decode)$/.exec(label)?.[1] ?? "";
+        winners.set(name, [...(winners.get(name) ?? []), `${layers} ${phase}`.trim()]);
       }
     }
     if (winners.size === 0) return "No layer of this model computes softmax attention.";
     const several = winners.size > 1;
     const parts = [...winners].map(([name, layers]) => (several ? `${name} for ${layers.join(" and ")}` : name));
-    return parts.join("; ");
+    return parts.join("; ").replace(/,$/, "");
   }
 
   attnreg.answer = { element, render, summary, howChosen, verdictWords };

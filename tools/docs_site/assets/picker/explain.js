@@ -3,7 +3,7 @@
   "use strict";
 
   const { RequestError, evaluate, consequences, makeRequest, expanded, remedy } = attnreg;
-  const { requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords } = attnreg;
+  const { printed, quoted, requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords } = attnreg;
 
   /** A selection with everything that is said of it; without `remedies`, which take longest, if that is false. */
   function selectionDict(selection, remedies = true) {
@@ -57,7 +57,7 @@
   function alternatives(selection) {
     if (selection.chosen !== null) return [];
     const { registry, request, platform, order, requested } = selection;
-    const names = [...new Set([...(order?.entries ?? []).map((e) => e.backend), ...Object.keys(registry.backends)])];
+    const names = [...new Set([...(order?.entries ?? []).map((e) => e.backend.split("/")[0]), ...Object.keys(registry.backends)])];
     const ofVariant = requested !== null && !(requested in registry.backends) ? requested.split("/")[0] : "";
     const out = [];
     for (const name of names) {
@@ -70,39 +70,53 @@
     return out;
   }
 
+  // the fields of every request that change no layer and no byte of a model; Python reads the model anew for others
+  const HARMLESS = ["kv_dtype", "block_size", "phase"];
+
+  /** Whether a model's document answers, whatever is asked of every layer. */
+  const documentAnswers = (given) => Object.keys(given).every((name) => HARMLESS.includes(name));
+
   /** The questions of a model's groups of layers, from its document; `options` are those of `explain`. */
   function modelQuestions(registry, model, options) {
+    if (!documentAnswers(options.given)) throw new Error(`${Object.keys(options.given)} is a question for Python`);
     const kv = options.given.kv_dtype === undefined ? "" : options.given.kv_dtype ?? "none";
     const answer = model.answers[`${kv}|${options.ranks}`];
     if (answer === undefined) throw new RequestError(`no data on ${model.name} with TP ${options.ranks} and KV cache ${kv}`);
     const found = model.cases[answer];
     if (found.error) throw new RequestError(found.error);
-    const { kv_dtype: _, ...changes } = options.given;
-    const questions = [];
     const labels = [];
-    for (const [about, requestIndex] of found.groups) {
+    const stated = { ...model.stated, ...found.stated };
+    const questions = found.groups.flatMap(([about, index]) => {
       const group = model.groups[about];
-      let label = model.labels[group.label];
-      if (requestIndex !== null) {
-        const fields = { features: [], extra: {}, ...model.requests[requestIndex] };
-        const before = makeRequest(registry, fields);
-        const features = [...before.features, ...options.features];
-        const request = makeRequest(registry, { ...fields, ...changes, features, extra: { ...before.extra, ...options.extra } });
-        if (JSON.stringify(request) !== JSON.stringify(before)) label = changedLabel(registry, group, request);
-        questions.push({ request, label, layers: group.layers });
-        if (request.attention.startsWith("mla") && request.qk_nope_head_dim !== null && !("phase" in options.given)) {
-          questions.push({ request: expanded(registry, request), label: `${label} · prefill`, layers: group.layers });
-        }
-      } else questions.push({ request: null, label, layers: group.layers });
+      const fields = index === null ? null : { features: [], extra: {}, ...model.requests[index] };
+      const { label, asked } = groupQuestions(registry, group, fields, { ...model, stated }, options);
       labels.push([label, group.indices]);
-    }
-    const memory = found.memory === null ? null : memoryDict(model, found, labels, options);
-    return { questions, title: [found.head, ...optionWords(found, options)].join(" · "), notes: found.notes, memory };
+      return asked.map(([request, words]) => ({ request, label: words, layers: group.layers }));
+    });
+    const memory = memoryDict(model, found, labels, options);
+    return { questions, title: [model.head, ...optionWords(found, options)].join(" · "), notes: found.notes, memory };
   }
 
-  function changedLabel(registry, group, request) {
-    const words = requestWords(registry, request, group.phrases, ["dtype", "model"]);
-    return [...new Set([...words, ...group.beside])].join(" · ");
+  /** The label of a group of layers, and its requests with theirs: one, or one for each phase. */
+  function groupQuestions(registry, group, fields, model, options) {
+    let label = model.labels[group.label];
+    if (fields === null) return { label, asked: [[null, label]] };
+    const { kv_dtype: _, ...changes } = options.given;
+    const before = makeRequest(registry, fields);
+    const features = [...before.features, ...options.features];
+    const changed = { ...fields, ...changes, features, extra: { ...before.extra, ...options.extra } };
+    let request = makeRequest(registry, changed);
+    if (JSON.stringify(request) !== JSON.stringify(before)) {
+      const words = requestWords(registry, request, group.phrases, ["dtype", "model"]);
+      label = [...new Set([...words, ...group.beside])].join(" · ");
+    }
+    // no label repeats what the config states
+    request = makeRequest(registry, { ...changed, extra: { ...model.stated, ...request.extra } });
+    const both = request.attention.startsWith("mla") && request.qk_nope_head_dim !== null;
+    if ("phase" in options.given) return { label, asked: [[request, label]] };
+    if (both) return { label, asked: [[request, label], [expanded(registry, request), `${label} · prefill`]] };
+    const phases = registry.phases.map((phase) => [makeRequest(registry, { ...request, phase }), `${label} · ${phase}`]);
+    return { label, asked: phases.length > 0 ? phases : [[request, label]] };
   }
 
   function optionWords(found, options) {
@@ -117,7 +131,7 @@
 
   /** Bytes of the KV cache: of each group, and in total, for a token and for requests of some lengths. */
   function memoryDict(model, found, labels, options) {
-    const lengths = model.lengths;
+    const lengths = options.lengths?.length ? options.lengths : model.lengths;
     const kept = (part, length) => {
       const tokens = part.keeps === null ? length : Math.min(length, part.keeps);
       return part.token_bytes * (tokens + (part.compress ? Math.floor(length / part.compress) : 0));
@@ -126,8 +140,7 @@
       label: labels[i][0],
       layers: labels[i][1],
       bytes_per_token: part.token_bytes,
-      keeps_tokens: part.keeps,
-      note: part.what,
+      ...part.told,
       bytes_at: Object.fromEntries(lengths.map((n) => [n, kept(part, n)])),
     }));
     const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -164,6 +177,26 @@
       .map((flag) => `flag ${flag} changes nothing here: without it, every answer and every reason is the same`);
   }
 
+  /** A note where an engine's start stores the KV cache otherwise than it is asked for, and counted. */
+  function storedOtherwise(selections) {
+    const taken = (s) => s.start?.taken ?? [];
+    const last = (s) => taken(s).flatMap((step) => step.sets).filter(([facet]) => facet === "kv_dtype").at(-1);
+    // a cache that is not given a dtype of its own has that of the model
+    const plain = selections.filter((s) => (last(s)?.[2] ?? s.request.kv_dtype) === "auto");
+    return [["kv-dtype", "kv_dtype", selections], ["dtype", "dtype", plain]].flatMap(([option, facet, found]) => {
+      const moves = new Map();
+      for (const { before, after } of found.flatMap(taken).flatMap(changesOf(facet))) {
+        const told = `the KV cache is counted as ${before}, as it is asked for; the engine stores it as ${after}`;
+        moves.set(`(${quoted(before)}, ${quoted(after)})`, `${told}: give --${option} ${after} to count that`);
+      }
+      return [...moves].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, note]) => note);
+    });
+  }
+
+  const changesOf = (wanted) => (step) => step.sets.flatMap(([facet, before, after]) => {
+    return facet === wanted && before !== after ? [{ before: printed(before), after: printed(after) }] : [];
+  });
+
   /**
    * The explanation of a question on a platform. options: given (fields of every request), features, extra, ranks,
    * backend. model: the document of a model, null for the request that the options describe.
@@ -177,23 +210,24 @@
     const choice = options.backend ? [`backend ${options.backend}`] : [];
     const title = [asked.title, ...choice, ...platformWords(registry, platform), `registry ${registry.title}`];
     const pairs = answers.filter((a) => a.request !== null).map((a) => [a.request, a.selection]);
-    const notes = [...asked.notes, ...idleFlags(pairs, ask, platform)];
+    const stored = asked.memory === null ? [] : storedOtherwise(pairs.map(([, selection]) => selection));
+    const notes = [...asked.notes, ...idleFlags(pairs, ask, platform), ...stored];
     return { registry, title: title.filter(Boolean).join(" · "), notes, answers, memory: asked.memory };
   }
 
-  /** An explanation as `attnreg explain --json` prints it, without the command. */
-  function explanationDict(explanation) {
+  /** An explanation as `attnreg explain --json` prints it, without the command; the remedies take longest. */
+  function explanationDict(explanation, remedies = true) {
     const { registry, title, notes, answers, memory } = explanation;
     return {
       registry: registry.title,
       title,
       notes,
       answers: answers.map(({ label, layers, selection }) => {
-        return { label, layers, selections: selection === null ? [] : [selectionDict(selection)] };
+        return { label, layers, selections: selection === null ? [] : [selectionDict(selection, remedies)] };
       }),
       ...(memory === null ? {} : { kv_cache: memory }),
     };
   }
 
-  Object.assign(attnreg, { explain, explanationDict, selectionDict });
+  Object.assign(attnreg, { documentAnswers, explain, explanationDict, selectionDict });
 })((globalThis.attnreg ??= {}));

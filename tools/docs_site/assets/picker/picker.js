@@ -71,8 +71,8 @@
   }
 
   function facets() {
-    // a model says these itself, and the command takes them of a model too only where they change its reading
-    const hidden = question.model ? ["kv_dtype", "features", "dtype", "role", "model"] : ["kv_dtype", "features", "model"];
+    // these stand elsewhere in the form, and the type of a model is that of its config
+    const hidden = ["kv_dtype", "features", "model"];
     const shown = Object.entries(registry.facets).filter(([name, f]) => f.of === "request" && !hidden.includes(name));
     field("facets").replaceChildren(...shown.map(([name, facet]) => facetField(name, facet)));
     field("facets-summary").textContent = question.model ? "What every layer is asked with" : "The request";
@@ -118,6 +118,17 @@
       return [row.name, [row.name, ...variants].map((name) => [name, name])];
     });
     options(field("backend"), [["", [["", "the order decides"]]], ...rows], question.backend ?? "");
+    const drafts = [["", [["", "none"], ["mtp", "mtp: the model's own MTP layers"]]], ["Dropped", configs], ["Bundled", site.models.map((m) => [m, m])]];
+    const chosen = (name) => question.more[name] ?? "";
+    options(field("draft"), drafts.filter(([, items]) => items.length > 0), chosen("draft"));
+    options(field("draft_kv_dtype"), [["", [["", "as the model's"], ["none", "none: not given"], ...kv]]], chosen("draft_kv_dtype"));
+    options(field("draft_backend"), [["", [["", "as the model's"]]], ...rows], chosen("draft_backend"));
+    options(field("prefer"), [["", [["", "none"]]], ...rows], chosen("prefer"));
+    field("layer").value = chosen("layer");
+    field("deny").value = chosen("deny");
+    field("lengths").value = question.lengths.join(", ");
+    field("selector").checked = "selector" in question.more;
+    field("selector").closest("p").hidden = !registry.hasSteps && !field("selector").checked;
   }
 
   /** The lists of the form. They are not made anew at each answer, which would take the focus from the key that asks. */
@@ -205,18 +216,32 @@
 
   /** What was dropped, as the command names it. */
   function files() {
-    return { model: dropped.get(question.model)?.file, overlay: overlays.get(question.registry) };
+    const file = (name) => dropped.get(name)?.file;
+    return { model: file(question.model), draft: file(question.more.draft), overlay: overlays.get(question.registry) };
   }
 
-  /** The answer of the command itself, of a registry that the evaluator cannot express. */
+  /** The answer of the command itself, to what the evaluator does not answer. */
   async function explainedByPython() {
-    say("This registry is answered by Python, which starts once: that takes seconds …");
-    const { model } = files();
-    if (model) await attnreg.python.call("write", model, dropped.get(question.model).text);
-    const words = address.words(question, registry, files());
+    say("Python answers this question. It starts once, which takes seconds …");
+    const folders = {};
+    for (const [part, name] of [["model", question.model], ["draft", question.more.draft]]) {
+      if (dropped.has(name)) folders[part] = await attnreg.python.call("write_config", name, dropped.get(name).text);
+    }
+    const words = address.words(question, registry, { ...folders, overlay: overlays.get(question.registry) });
     const { status, out, err } = await attnreg.python.call("command", ...words.slice(1), "--json");
     if (status > 1) throw new attnreg.RequestError(err.trim());
-    return JSON.parse(out);
+    const { command: _, ...explanation } = JSON.parse(out);
+    // where a bundled config lies in this Python is no news
+    explanation.notes = explanation.notes.filter((note) => !note.includes("/examples/configs/"));
+    return explanation;
+  }
+
+  function show(explanation, measured) {
+    attnreg.lastAnswer = { ...measured, explanation };
+    say(answer.summary(explanation));
+    field("answer").replaceChildren(...answer.render(explanation));
+    field("command-line").textContent = address.commandLine(question, registry, files());
+    field("python").textContent = address.python(question, explanation, overlays.get(question.registry));
   }
 
   /** Answer the question, and write it into the address. */
@@ -227,24 +252,28 @@
     fill();
     try {
       const { platform, options: asked } = address.read(question, registry);
-      const model = registry.byPython ? null : await modelOf(question.model);
+      const python = address.byPython(question, registry);
+      const model = python ? null : await modelOf(question.model);
       const start = performance.now();
-      const explanation = registry.byPython
-        ? await explainedByPython()
-        : attnreg.explanationDict(attnreg.explain(registry, platform, asked, model));
-      // a later question may have been answered meanwhile
+      if (python) {
+        const explanation = await explainedByPython();
+        // a later question may have been answered meanwhile
+        if (number === answered) show(explanation, { python, milliseconds: performance.now() - start });
+        return;
+      }
       if (number !== answered) return;
-      attnreg.lastAnswer = { explanation, milliseconds: performance.now() - start };
-      say(answer.summary(explanation));
-      field("answer").replaceChildren(...answer.render(explanation));
-      field("command-line").textContent = address.commandLine(question, registry, files());
-      field("python").textContent = address.python(question, explanation, overlays.get(question.registry));
+      const explained = attnreg.explain(registry, platform, asked, model);
+      show(attnreg.explanationDict(explained, false), { python, milliseconds: performance.now() - start });
+      // verdicts and reasons are drawn before remedies are searched
+      await new Promise((drawn) => setTimeout(drawn));
+      if (number === answered) show(attnreg.explanationDict(explained), { ...attnreg.lastAnswer, whole: performance.now() - start });
     } catch (error) {
       if (number !== answered) return;
       refuse(error);
       if (!(error instanceof attnreg.RequestError || error instanceof attnreg.UnavailableError)) throw error;
+    } finally {
+      if (number === answered) document.body.dataset.answered = String(number);
     }
-    document.body.dataset.answered = String(number);
   }
 
   /** Ask what the address says; where the registry has changed since it was written, say so. */
@@ -292,6 +321,20 @@
       const { kv_dtype: _, ...rest } = question.facets;
       change({ facets: value ? { ...rest, kv_dtype: value } : rest });
     },
+  };
+  const words = (text) => text.split(/[\s,]+/).filter(Boolean);
+  for (const name of address.MORE) {
+    controls[name] = (value) => {
+      const { [name]: _, ...more } = question.more;
+      const text = name === "deny" ? words(value).join(",") : name === "selector" ? (field(name).checked ? "1" : "") : value.trim();
+      change({ more: text === "" ? more : { ...more, [name]: text } });
+    };
+  }
+  controls.lengths = (value) => {
+    const numbers = words(value.replace(/(\d)[,_](?=\d{3}(\D|$))/g, "$1"));
+    const wrong = numbers.find((text) => !/^[1-9]\d{0,11}$/.test(text));
+    if (wrong === undefined) change({ lengths: numbers.map(Number) });
+    else refuse(new attnreg.RequestError(`--length is ${attnreg.quoted(wrong)}; expected a number of tokens`));
   };
   for (const [id, changed] of Object.entries(controls)) field(id).addEventListener("change", () => changed(field(id).value));
   field("every-package").addEventListener("change", () => {

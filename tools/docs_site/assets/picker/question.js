@@ -22,9 +22,8 @@
 
   /** A request of some fields; the others have their defaults. Throws `RequestError` for a field that is not valid. */
   function makeRequest(registry, fields) {
-    const core = Object.values(registry.core).filter((f) => f.of === "request");
-    const request = { extra: {}, ...Object.fromEntries(core.map((f) => [f.name, f.ordinary])), ...fields };
-    for (const facet of core.filter((f) => f.kind === "integer")) {
+    const request = { extra: {}, ...registry.ordinary, ...fields };
+    for (const facet of registry.integers) {
       const value = request[facet.name];
       if (value === null && !facet.required) continue;
       if (!Number.isSafeInteger(value)) {
@@ -32,7 +31,7 @@
       }
       if (value < facet.least) throw new RequestError(`${facet.name} is ${value}; expected at least ${facet.least}`);
     }
-    for (const facet of core.filter((f) => f.kind === "word" || f.kind === "text")) {
+    for (const facet of registry.words) {
       const value = request[facet.name];
       if ((typeof value !== "string" || value === "") && !(value === null && !facet.required)) {
         throw new RequestError(`${facet.name} is ${quoted(value)}; expected a word of the registry's vocabulary`);
@@ -57,9 +56,9 @@
   }
 
   /** A platform; `packages` maps names to versions, null where every package is installed. */
-  function makePlatform(platform, arch, flags = [], packages = null) {
+  function makePlatform(platform, arch, flags = [], packages = null, device = null) {
     const pairs = packages && Object.entries(packages).sort(([a], [b]) => (a < b ? -1 : 1));
-    return { platform, arch, flags: [...new Set(flags)].sort(), packages: pairs && Object.fromEntries(pairs) };
+    return { platform, arch, flags: [...new Set(flags)].sort(), packages: pairs && Object.fromEntries(pairs), ...(device === null ? {} : { device }) };
   }
 
   /** An MLA request in the expanded form that prefill computes. */
@@ -130,7 +129,8 @@
   function platformWords(registry, platform) {
     const { flags, packages } = platform;
     const name = PLATFORM_NAMES[platform.platform] ?? platform.platform;
-    const words = [`${name} ${registry.architectures[platform.arch].title}`];
+    const { device } = platform;
+    const words = [`${name} ${device ? `${platform.arch} (device ${device})` : registry.architectures[platform.arch].title}`];
     if (flags.length > 0) words.push(`flag${flags.length > 1 ? "s" : ""} ${flags.map(valueWords).join(", ")}`);
     if (packages === null) return [...words, "every package assumed"];
     const names = Object.entries(packages).map(([p, version]) => valueWords(version ? `${p}==${version}` : p));

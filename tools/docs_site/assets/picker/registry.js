@@ -86,8 +86,10 @@
 
     /** The point with other values; derived facets are worked out anew. */
     changed(facts) {
-      const values = new Map([...this.values].filter(([facet]) => !(facet in this.registry.derived)));
-      for (const [facet, value] of Object.entries(facts)) values.set(facet, value);
+      const values = new Map();
+      const { derived } = this.registry;
+      for (const [facet, value] of this.values) if (!(facet in derived)) values.set(facet, value);
+      for (const facet of Object.keys(facts)) values.set(facet, facts[facet]);
       return new Point(this.registry, values);
     }
   }
@@ -126,9 +128,15 @@
   class Registry {
     constructor(document) {
       if (document.format !== FORMAT) throw new Error(`data of format ${document.format}, and a page of ${FORMAT}`);
-      const { title, name, fingerprint, linked, vocabulary, core, byPython = "" } = document;
-      Object.assign(this, { title, name, fingerprint, linked, vocabulary, byPython });
+      const { title, name, fingerprint, linked, phases, vocabulary, core, byPython = "" } = document;
+      Object.assign(this, { title, name, fingerprint, linked, phases, vocabulary, byPython });
+      this.hasSteps = (document.steps ?? []).length > 0;
       this.core = Object.fromEntries(core.map((facet) => [facet.name, facet]));
+      // the fields of a request, those that are validated as numbers and as words, and what they are when not given
+      this.requested = core.filter((facet) => facet.of === "request");
+      this.integers = this.requested.filter((facet) => facet.kind === "integer");
+      this.words = this.requested.filter((facet) => facet.kind === "word" || facet.kind === "text");
+      this.ordinary = Object.fromEntries(this.requested.map((facet) => [facet.name, facet.ordinary]));
       this.facets = mapped(vocabulary.facets, (f) => ({ ...f, known: new Set(f.words) }));
       this.architectures = vocabulary.architectures;
       // such data has names alone: Python answers its questions
@@ -147,6 +155,7 @@
       const at = (index) => this.places[index];
       const tests = matchers.map((m) => ({ ...m, form: m.form ?? "", inWords: m.inWords ?? m.text, test: predicate(m.test) }));
       const clause = clauses.map((c) => ({ ...c, matcher: tests[c.matcher], where: at(c.where) }));
+      this.tellsDevices = "device" in this.facets && clause.some((c) => c.facet === "device");
       // a condition stands behind those that it is made of
       this.conditions = [];
       const when = (index) => this.conditions[index];
@@ -221,16 +230,22 @@
       return alone.length > 0 && slash < name.length - 1 ? { ...row, variants: alone } : null;
     }
 
+    devicesOf(arch) {
+      return Object.entries(this.vocabulary.devices).filter(([, its]) => its === arch).map(([device]) => device);
+    }
+
     architecturesOf(platform) {
       return Object.keys(this.architectures).filter((name) => this.architectures[name].platform === platform);
     }
 
     /** The point of a request as an order sees it. Throws `RequestError` for a word or a facet that is not known. */
     point(request, platform) {
-      const values = new Map(Object.values(this.core).filter((f) => f.of === "request").map((f) => [f.name, request[f.name]]));
+      const values = new Map();
+      for (const { name } of this.requested) values.set(name, request[name]);
       values.set("features", new Set(request.features));
       for (const [name, value] of Object.entries(request.extra)) values.set(name, this.extra(name, value));
       values.set("platform", platform.platform).set("arch", platform.arch);
+      if ("device" in this.facets) values.set("device", platform.device ?? null);
       values.set("flags", new Set(platform.flags)).set("packages", platform.packages);
       for (const [name, value] of values) {
         const facet = this.facets[name];

@@ -20,13 +20,14 @@
   function applied(change, registry, request, platform) {
     const { facet, value, drop } = change;
     const changed = (words) => (drop ? words.filter((word) => word !== value) : [...words, value]);
-    const { platform: name, arch, flags, packages } = platform;
+    const { platform: name, arch, flags, packages, device } = platform;
     if (facet === "platform") return [request, makePlatform(value, arch, flags, packages)];
     if (facet === "arch") return [request, makePlatform(name, value, flags, packages)];
-    if (facet === "flags") return [request, makePlatform(name, arch, changed(flags), packages)];
+    if (facet === "device") return [request, makePlatform(name, arch, flags, packages, value)];
+    if (facet === "flags") return [request, makePlatform(name, arch, changed(flags), packages, device)];
     if (facet === "packages") {
       // "" is a version that meets every requirement
-      return [request, makePlatform(name, arch, flags, { ...packages, [value.split(/[<>=!~]/)[0]]: "" })];
+      return [request, makePlatform(name, arch, flags, { ...packages, [value.split(/[<>=!~]/)[0]]: "" }, device)];
     }
     const fields =
       facet === "features" ? { features: changed(request.features) }
@@ -41,7 +42,7 @@
     if (facet === "features") return drop ? ["without", value] : ["with", `--feature ${value}`];
     if (facet === "flags") return drop ? ["without", `flag ${value}`] : ["with", `--flag ${value}`];
     if (facet === "packages") return ["with", `package ${value}`];
-    if (facet === "arch") return ["on", String(value)];
+    if (facet === "arch" || facet === "device") return ["on", String(value)];
     const core = registry.core[facet];
     if (core) {
       if (core.decidedBy === "model") return ["for", `${facet} ${attnreg.printed(value)}`];
@@ -79,11 +80,14 @@
     }
 
     judged() {
-      const { registry, name, backend } = this.search;
-      const selection = unlessInvalid(() => evaluate(this.request, this.platform, registry, backend));
+      const { registry, name, backend, tried } = this.search;
+      const key = JSON.stringify([this.request, this.platform, backend]);
+      if (!tried.has(key)) tried.set(key, unlessInvalid(() => evaluate(this.request, this.platform, registry, backend)));
+      const selection = tried.get(key);
       if (selection === null) return null;
-      if (selection.chosen?.name === name) return selection.chosen;
-      return selection.candidates.find((c) => c.name === name && c.reasons.length > 0) ?? null;
+      const named = (c) => c.name === name || c.title === name;
+      if (selection.chosen !== null && named(selection.chosen)) return selection.chosen;
+      return selection.candidates.find((c) => named(c) && c.reasons.length > 0) ?? null;
     }
 
     after(change) {
@@ -165,6 +169,7 @@
     const current = platform[facet] ?? request[facet] ?? request.extra[facet] ?? null;
     let values = [];
     if (kind === "arch") values = registry.architecturesOf(platform.platform);
+    else if (facet === "device") values = registry.devicesOf(platform.arch);
     else if ((kind === "word" || kind === "boolean") && facet !== "platform") values = words;
     else if (kind === "integer") values = integers(attempt, facet, current ?? 0);
     return values.filter((value) => value !== current).map((value) => ({ facet, value, drop: false }));
@@ -194,13 +199,14 @@
   function tests(attempt) {
     const { registry, name } = attempt.search;
     const out = [];
-    for (const variant of registry.backends[name].variants) {
+    const row = registry.row(name);
+    for (const variant of row.variants) {
       out.push(...variant.claims);
       for (const when of [variant.when, variant.requires, ...variant.rules.map((r) => r.when)]) out.push(...clausesOf(when));
     }
     for (const order of registry.orders[attempt.platform.platform] ?? []) {
       out.push(...clausesOf(order.when));
-      for (const entry of order.entries) if (entry.backend === name) out.push(...clausesOf(entry.condition));
+      for (const entry of order.entries) if (entry.backend.split("/")[0] === row.name) out.push(...clausesOf(entry.condition));
     }
     return out;
   }
@@ -208,10 +214,14 @@
   /** The fewest changes after which a candidate is chosen; null where more are needed, or the backend is chosen. */
   function remedy(selection, candidate) {
     const { registry, request, platform, requested } = selection;
-    const { name } = candidate;
-    if (selection.chosen?.name === name) return null;
+    if (selection.chosen?.name === candidate.name) return null;
+    // the changes to try for one candidate are much those for another
+    selection.tried ??= new Map();
+    // an order may name one variant of a backend
+    const entry = selection.order?.entries.find((e) => e.where.text === candidate.where.text);
+    const name = entry?.backend ?? candidate.name;
     for (const backend of requested !== null ? [requested] : [null, name]) {
-      const start = new Attempt({ name, backend, registry, steps: new Map() }, request, platform, new Set());
+      const start = new Attempt({ name, backend, registry, steps: new Map(), tried: selection.tried }, request, platform, new Set());
       for (let limit = 0; limit <= MOST_CHANGES; limit++) {
         const changes = find(start, limit);
         if (changes !== null) {

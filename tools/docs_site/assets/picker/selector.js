@@ -371,7 +371,7 @@
     const row = byUser === null ? null : registry.row(byUser);
     const out = row === null ? [] : [[row, choice ? choice.where : row.where, null]];
     for (const entry of requested === null ? order?.entries ?? [] : []) {
-      if (entry.backend !== byUser) out.push([registry.backends[entry.backend], entry.where, entry.condition]);
+      if (entry.backend !== byUser) out.push([registry.row(entry.backend), entry.where, entry.condition]);
     }
     return out;
   }
@@ -399,12 +399,18 @@
       return { ...given, warnings: [`${why} (${fallback.where.short})`, ...given.warnings] };
     }
     const chosen = native ?? accepted[0] ?? null;
-    const warnings = notPreferred(plan, candidates);
-    if (chosen !== null) warnings.push(...(chosen.rank === 1 ? first : judge).warnings(chosen));
     const order = refused ? null : plan.order;
     const byUser = requested ?? (choice && chosen?.rank === 1 ? choice.backends[0] : null);
     const point = byUser === null || start?.named ? plan.point : plan.point.byName(byUser);
-    return { request, platform, registry, order, candidates, chosen, requested, choice, warnings, start, point };
+    return {
+      request, platform, registry, order, candidates, chosen, requested, choice, start, point,
+      // the search for remedies reads none
+      get warnings() {
+        const warnings = notPreferred(plan, candidates);
+        if (chosen !== null) warnings.push(...(chosen.rank === 1 ? first : judge).warnings(chosen));
+        return warnings;
+      },
+    };
   }
 
   function fallbackFor({ registry, requested, named, choice, first }, candidates) {

@@ -1,0 +1,112 @@
+"""Pages of an engine whose steps name the backend of a server: no order ranks any, and no claim says what it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from docs_capabilities import link
+
+from attnreg.compile.bundled import bundled_configs
+from attnreg.language.conditions import Clause, Condition
+from attnreg.language.vocabulary import Architecture
+from attnreg.models.questions import ModelOptions, model_layers, phases_of, questions_of
+from attnreg.registry import Backend, Registry
+from attnreg.selection.question import Question
+from docs_site.answers import Answer, table
+from docs_site.backends import follows, yaml_of
+from docs_site.frame import Asset, Page, Site
+from docs_site.registries import StepEffect, above_registry, effects, titles
+
+
+def pages(site: Site) -> Iterator[Page | Asset]:
+    """The pages of the backends and the architectures of every such engine."""
+    for name, registry in site.bundled.items():
+        if registry.orders:
+            continue
+        above = above_registry(site, name)
+        asked = _answers(site, name, registry)
+        for row in registry.backends.values():
+            values = _backend(site, name, row, asked)
+            path = f"{name}/backends/{row.name}.html"
+            yield Page(path, "resolved_backend.html.j2", row.name, values, "backend", name, above)
+        for arch in registry.vocabulary.architectures.values():
+            answers = [(model, question, on[arch.name]) for model, question, on in asked]
+            values = {"arch": arch, "answers": answers}
+            path = f"{name}/architectures/{arch.name}.html"
+            yield Page(path, "resolved_architecture.html.j2", arch.title, values, "architecture", name, above)
+
+
+def _answers(site: Site, name: str, registry: Registry) -> list[tuple[str, Question, dict[str, Answer | None]]]:
+    """Each question about each bundled model, with its answers by architecture."""
+    out = []
+    for model, config in bundled_configs().items():
+        layers = model_layers(str(config), ModelOptions(), registry)
+        for question in questions_of(layers, ModelOptions(), phases=phases_of(registry)):
+            rows = table(site, name, [question.request])
+            out.append((model, question, {arch.name: answer for archs, [answer] in rows for arch in archs}))
+    return out
+
+
+def _backend(site: Site, name: str, row: Backend, asked: list[Any]) -> dict[str, Any]:
+    registry = site.bundled[name]
+    every = list(effects(registry))
+    facets = _of_backends(registry)
+    naming = [at for at in every if any(at.effect.sets.get(facet) == row.name for facet in facets)]
+    return {
+        "row": row,
+        "engine": titles(site)[name],
+        "models": _models(registry, row, asked),
+        "naming": naming,
+        "looking": [at for at in every if at not in naming and _looks_at(registry, at, row.name)],
+        "follows": follows(registry, row),
+        "yaml": yaml_of(site, row.where),
+        "source": link(registry, row.source),
+    }
+
+
+def _of_backends(registry: Registry) -> list[str]:
+    """The facets whose values are backends; those of the kernels inside one have words of the same names."""
+    facets = registry.vocabulary.facets.values()
+    return [f.name for f in facets if {*registry.backends} <= {str(word) for word in f.words}]
+
+
+def _looks_at(registry: Registry, at: StepEffect, backend: str) -> bool:
+    """Whether the condition of an effect tests for a backend, itself or through a derived facet."""
+
+    facets = _of_backends(registry)
+
+    def tests(condition: Condition) -> bool:
+        return any(_mentions(clause, facets, backend) or tested(clause.facet) for clause in condition.walk())
+
+    def tested(facet: str) -> bool:
+        derived = registry.derived.get(facet)
+        return derived is not None and any(tests(when) for when, _, _ in derived.cases)
+
+    return tests(at.step.when) or tests(at.effect.when)
+
+
+def _mentions(clause: Clause, facets: list[str], backend: str) -> bool:
+    return clause.facet in facets and backend in clause.matcher.mentions
+
+
+def _models(registry: Registry, row: Backend, asked: list[Any]) -> list[tuple[list[Architecture], list[Any]]]:
+    """Groups of architectures on which the same models get a backend, with the models and the phases that do."""
+    rows: list[tuple[list[Architecture], list[Any]]] = []
+    for arch in registry.vocabulary.architectures.values():
+        got: dict[str, dict[str, bool]] = {}
+        for model, question, on in asked:
+            answer = on[arch.name]
+            if question.request is not None and answer is not None and answer.name:
+                phases = got.setdefault(model, {})
+                phases[question.request.phase] = phases.get(question.request.phase, False) or answer.name == row.name
+        names = [
+            (model, "" if all(phases.values()) else ", ".join(p for p, gets in phases.items() if gets))
+            for model, phases in got.items()
+            if any(phases.values())
+        ]
+        if names and rows and rows[-1][1] == names:
+            rows[-1][0].append(arch)
+        elif names:
+            rows.append(([arch], names))
+    return rows
