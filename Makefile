@@ -12,7 +12,7 @@ VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm record-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ quick: lint types  ## what to run while changing data or the core: under a minut
 
 test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM's own Python sources; downloads its wheel once
 	.venv-vllm/bin/pytest --confcutdir tests/integrations/vllm tests/integrations/vllm
+
+record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLLM starts whole models, and compare; TREE=... for a working tree of vLLM
+	.venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check tests/data/vllm/start-$(VLLM).jsonl.gz
 
 test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
 	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)
@@ -143,6 +146,11 @@ clean:  ## remove the environments and caches
 	test -x .venv-vllm/bin/pip || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install torch==2.13.0
 	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --editable . --requirement tests/integrations/vllm/requirements.txt
+	touch $@
+
+# what building whole models imports beside; no kernel is compiled, so nothing of CUDA comes along
+.venv-vllm/record: .venv-vllm/ready tools/record/requirements.txt
+	.venv-vllm/bin/pip --quiet --disable-pip-version-check install --no-deps --requirement tools/record/requirements.txt
 	touch $@
 
 .cache/vllm-$(VLLM)/ready:

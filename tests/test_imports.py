@@ -17,7 +17,7 @@ import attnreg
 FRAMEWORKS = {"torch", "triton", "transformers", "vllm", "jax", "numpy"}
 LIBRARIES = {"rich", "click", "pydantic", "yaml", "jinja2", "packaging"}
 # what runs attention, or hands it to an engine
-RUNNING = {"runtime", "kernels", "conformance", "integrations"}
+RUNNING = {"runtime", "kernels", "conformance", "tuning", "integrations"}
 CORE = sorted(
     ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     for path in (file.relative_to(ROOT) for file in (ROOT / "attnreg").rglob("*.py"))

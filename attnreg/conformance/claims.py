@@ -92,9 +92,16 @@ class Claims:
     registry: Registry
 
     @cached_property
+    def row(self) -> Backend:
+        """The row; of a backend like ``FLASH_ATTN/FA3``, this variant alone."""
+        row = self.registry.row(self.backend)
+        assert row is not None, self.backend
+        return row
+
+    @cached_property
     def form(self) -> Form:
         """The form of attention that is verified. Raises LookupError where no cases are made of the row's."""
-        form = form_of(self.registry.backends[self.backend])
+        form = form_of(self.row)
         if form is None:
             raise LookupError("no cases are made of its form of attention")
         return form
@@ -110,13 +117,13 @@ class Claims:
     def dimensions(self) -> Mapping[str, tuple[Any, ...]]:
         """Facet -> the values to prove; each feature is a facet of its own, off or on."""
         words = self.registry.vocabulary.words
-        row = self.registry.backends[self.backend]
+        row = self.row
         candidates: dict[str, tuple[Any, ...]] = {
             "attention": tuple(sorted(row.attention)) if self.form is EXPANDED else (self.form.attention,),
             "attn_type": tuple(words["attn_types"]),
             "dtype": self._dtypes,
             "kv_dtype": tuple(words["kv_dtypes"]),
-            "block_size": self._sizes("block_size", BLOCK_SIZES),
+            "block_size": self._block_sizes,
             "head_size": self._sizes("head_size", self.form.head_sizes),
             "heads": self._heads,
             "head_size_v": self._sizes("head_size_v", self.form.head_sizes_v),
@@ -134,7 +141,8 @@ class Claims:
         accepted["lengths"] = LENGTHS
         accepted["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
         for feature in sorted(PROVABLE & self.registry.vocabulary.features.keys()):
-            if self._case({**self._base, feature: True}) is not None:
+            # a feature may go with one dtype alone
+            if any(self._case({**self._base, "dtype": d, feature: True}) is not None for d in self._dtypes):
                 accepted[feature] = (False, True)
         return accepted
 
@@ -158,7 +166,7 @@ class Claims:
         """A plain configuration that the backend accepts. Raises LookupError where there is none."""
         attn_types = self.registry.vocabulary.words["attn_types"]
         widths = self._sizes("head_size_v", self.form.head_sizes_v) if self.form.latent else self.form.head_sizes_v
-        sizes = product(self._sizes("head_size", self.form.head_sizes), widths, self._sizes("block_size", BLOCK_SIZES))
+        sizes = product(self._sizes("head_size", self.form.head_sizes), widths, self._block_sizes)
         # a row may claim packed caches alone
         caches = ({}, *({"kv_dtype": name} for name in self._packed))
         for cache, heads, (head, width, block), attn_type, dtype in product(
@@ -200,10 +208,21 @@ class Claims:
 
     def _sizes(self, facet: str, usual: tuple[Any, ...]) -> tuple[Any, ...]:
         """The usual sizes, and the sizes at which the row's claims have an edge."""
-        variants = self.registry.backends[self.backend].variants
+        variants = self.row.variants
         matchers = [c.matcher for v in variants for c in v.claims if c.facet == facet]
         edges = {e for m in matchers for e in (*m.constants, *m.moduli, *m.mentions) if isinstance(e, int)}
         return (*usual, *sorted(e for e in edges if 0 < e <= self.form.largest and e not in usual))
+
+    @cached_property
+    def _block_sizes(self) -> tuple[int | None, ...]:
+        """The sizes of blocks, and None, which is no cache, where no decoder may have one."""
+        sizes = self._sizes("block_size", BLOCK_SIZES)
+        heads, form = self._sizes("head_size", self.form.head_sizes), self.form
+        decoders = (
+            AttentionRequest(attention=form.attention, phase=form.phase, head_size=h, dtype=d, kv_dtype=c, block_size=b)
+            for h, d, c, b in product(heads, self._dtypes, ("auto", *self._packed), sizes)
+        )
+        return sizes if any(map(self.accepts, decoders)) else (*sizes, None)
 
     def _case(self, settings: Mapping[str, Any]) -> Case | None:
         """The case of some settings, with plain values for all others; None where the backend refuses it."""
@@ -214,13 +233,14 @@ class Claims:
             # it is about the ranges and the window of a layer that has both
             features |= {"mm_prefix"} if "asymmetric_window" in features else {"mm_prefix", "sliding_window"}
         cacheless = s["attn_type"] in ("encoder", "encoder_only") or form is EXPANDED
-        storage = s.get("storage", "packed" if cacheless else "NHD")
+        storage = s.get("storage", "packed" if cacheless or s["block_size"] is None else "NHD")
         kv_dtype = s.get("kv_dtype", "fp8" if "per_head_quant_scales" in features else "auto")
         if not all(
             (
                 # encoders have no cache, cross-attention has one
                 storage == "packed" or not cacheless,
                 storage != "packed" or s["attn_type"] != "encoder_decoder",
+                storage == "packed" or s["block_size"] is not None,
                 storage != "packed" or (kv_dtype == "auto" and "kv_connector" not in features),
                 # keys and values of a fused cache have one width
                 storage != "fused" or s["head_size_v"] is None,

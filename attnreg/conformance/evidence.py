@@ -55,7 +55,8 @@ class Evidence:
 
     platform: that of the selection; the kernels may have run on a device of another platform. claims: facet -> claimed
     value -> tally; features are a facet. problems: the refutations, case by case. unproven: claimed features that no
-    run on one device can prove, and claimed values that this device cannot run.
+    run on one device can prove, and claimed values that this device cannot run. packages: the versions
+    of those that it needs.
     """
 
     backend: str
@@ -66,6 +67,7 @@ class Evidence:
     refused: int = 0
     problems: list[str] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
+    packages: dict[str, str] = field(default_factory=dict)
 
     @property
     def proven(self) -> bool:
@@ -107,7 +109,7 @@ class Evidence:
             for facet, tallies in sorted(self.claims.items())
         }
         return {
-            "versions": _versions(),
+            "versions": {**_versions(), **self.packages},
             "for": f"{self.platform.platform} {self.platform.arch}",
             "size": self.size,
             "cases": self.cases,

@@ -51,7 +51,7 @@ def refusals(claims: Claims, device: torch.device | str = "cpu") -> Iterator[tup
 def _unclaimed_requests(claims: Claims) -> Iterator[tuple[AttentionRequest, str]]:
     """Plain requests with one value or one feature that no variant of the row claims, and its facet or feature."""
     vocabulary, plain = claims.registry.vocabulary, claims.plain.request
-    variants = claims.registry.backends[claims.backend].variants
+    variants = claims.row.variants
     # a facet with one word as value is tried with every word of the vocabulary
     for facet in (f for f in (*PROVEN, "cache_layout") if f in vocabulary.facets):
         for word in vocabulary.facets[facet].words if vocabulary.facets[facet].kind == "word" else ():
@@ -115,7 +115,7 @@ def _unclaimed_inputs(claims: Claims, device: torch.device) -> Iterator[tuple[st
     facet = claims.registry.vocabulary.facets.get("cache_layout")
     for layout in sorted(facet.words if facet else ()):
         # a form without a cache leaves a claimed layout unread
-        if not any(_claims(v, "cache_layout", layout) for v in claims.registry.backends[claims.backend].variants):
+        if not any(_claims(v, "cache_layout", layout) for v in claims.row.variants):
             yield f"cache_layout={layout}", partial(Attention.from_selection, selection, kv_layout=layout)
     causal = request.attn_type == "decoder"
     ranges = torch.zeros(1, 1, 2, dtype=torch.int32, device=device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, KVCache, LayerParams, Layout
+from attnreg.runtime.interface import DTYPES, AttentionSpec, BatchMetadata, KVCache, LayerParams, Layout
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.sparse.indices import ends_of, rows_of
 from attnreg.selection.wording import request_words
@@ -169,7 +169,7 @@ def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: 
         sliding_window=_window(features, _block(case), draw),
         chunk=(3, _block(case), 40)[draw.integer(0, 3)] if "chunk" in features else None,
         softcap=1.5 if "softcap" in features else None,
-        sinks=draw.sinks(heads) if "sinks" in features else None,
+        sinks=draw.sinks(heads).to(DTYPES[case.request.dtype]) if "sinks" in features else None,
         alibi_slopes=draw.slopes(heads) if "alibi" in features else None,
         k_scale=scales[0] if quantised else None,
         v_scale=scales[1] if quantised and not latent else None,

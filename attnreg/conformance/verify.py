@@ -18,7 +18,7 @@ from attnreg.conformance.refusals import refusals
 from attnreg.conformance.trial import Case
 from attnreg.conformance.workers import Workers
 from attnreg.errors import RequestError, did_you_mean
-from attnreg.loader import default_registry, load_kernel
+from attnreg.loader import default_registry
 from attnreg.machine.probe import probe
 from attnreg.platforms import Platform
 
@@ -62,8 +62,11 @@ def verify(
     verifiable = [name for name in registry.backends if _unverifiable(name, platform, registry) is None]
     names = list(dict.fromkeys(backends)) or verifiable
     for name in names:
-        if name not in registry.backends:
-            raise RequestError(f"unknown backend {name!r}", did_you_mean(name, registry.backends) + registry.missed)
+        if registry.row(name) is None:
+            titles = [f"{row.name}/{v}" for row in registry.backends.values() for v in row.variant_names]
+            raise RequestError(
+                f"unknown backend {name!r}", did_you_mean(name, [*registry.backends, *titles]) + registry.missed
+            )
         if (reason := _unverifiable(name, platform, registry)) is not None:
             help_ = f"these can: {', '.join(verifiable)}" if verifiable else "no backend of this platform can"
             raise RequestError(f"{name} cannot be verified: {reason}", help_)
@@ -73,12 +76,13 @@ def verify(
     if record is not None:
         # a file that cannot be written to is refused before anything is run
         read_record(Path(record), device)
-    modules = {name: registry.backends[name].module or "" for name in names}
-    unfit = probe([module for module in modules.values() if module not in sys.modules])
+    rows = {name: registry.row(name) for name in names}
+    modules = {name: row.modules if row else () for name, row in rows.items()}
+    unfit = probe([module for several in modules.values() for module in several if module not in sys.modules])
     with _one_thread(device):
         evidence = [
-            _failure(Evidence(name, platform, size), f"cannot be run: {unfit[modules[name]]}")
-            if unfit.get(modules[name])
+            _failure(Evidence(name, platform, size), f"cannot be run: {unfit[modules[name][0]]}")
+            if all(unfit.get(module) for module in modules[name])
             else _verify(Claims(name, platform, registry), device, size, jobs, report)
             for name in names
         ]
@@ -89,10 +93,11 @@ def verify(
 
 def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | None:
     """Why the claims of a backend cannot be verified on a platform, in words."""
-    row = registry.backends[name]
+    row = registry.row(name)
+    assert row is not None, name
     if not registry.imports:
         return f"{registry.title} describes another engine, whose modules are not imported"
-    if row.module is None:
+    if not row.modules:
         return "the row is knowledge only, attnreg has no kernel module for it"
     if form_of(row) is None:
         return f"its attention is {', '.join(sorted(row.attention))}, and no cases are made of that form yet"
@@ -131,7 +136,12 @@ def _verify(
     """The evidence of one backend. If nothing of it can be run, the reason is the evidence's only problem."""
     evidence = Evidence(claims.backend, claims.platform, size)
     try:
-        load_kernel(claims.registry, claims.backend)
+        selected = claims.select(claims.plain.request).backend
+        assert selected is not None
+        selected.load()
+    # a row that accepts nothing here
+    except LookupError as e:
+        return _failure(evidence, str(e))
     # a module may fail to import in any way
     except Exception as e:
         return _failure(evidence, f"cannot be run: {type(e).__name__}: {e}")
@@ -140,6 +150,8 @@ def _verify(
     except LookupError as e:
         return _failure(evidence, str(e))
     evidence.unproven = sorted(claims.unproven)
+    needs = _requirements(claims) - {"torch", "triton"}
+    evidence.packages = {name: version for name, version in claims.platform.packages or () if name in needs}
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and "triton" in _requirements(claims)
     if interpreted:
         skipped = [c for c in cases if "bfloat16" in (c.request.dtype, c.request.kv_dtype)]
@@ -192,8 +204,8 @@ def _untried(reason: str) -> str:
 
 
 def _requirements(claims: Claims) -> set[str]:
-    variants = claims.registry.backends[claims.backend].variants
-    clauses = [c for v in variants for c in v.requires.clauses if c.facet == "packages"]
+    variants = claims.row.variants
+    clauses = [c for v in variants for c in v.requires.walk() if c.facet == "packages"]
     return {requirement.package for c in clauses for requirement in c.matcher.mentions}
 
 

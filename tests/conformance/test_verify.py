@@ -34,7 +34,8 @@ def test_what_runs_on_a_processor_does_what_its_row_claims(
     assert evidence.unproven == unproven
     whys = {"dcp; ranks of a group share the cache", "kv_connector, kv_dtype; the layer reads the cache, and"}
     assert all(any(why in line for why in whys) for line in [*evidence.lines()][1:])
-    row = default.backends[backend].variants[0]
+    # of TORCH_SDPA the one for processors
+    row = default.backends[backend].variants[-1]
     for facet, key in (("dtype", "dtypes"), ("kv_dtype", "kv_dtypes"), ("attn_type", "attn_types")):
         (claim,) = (c for c in row.claims if c.key == key)
         words = {w for w in default.vocabulary.words[key] if claim.matcher.matches(w)}
@@ -100,10 +101,10 @@ def test_a_module_that_does_not_keep_the_contract_is_refuted(
 XPU = Platform(platform="xpu", arch="xe2")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
-        "FLASH_ATTN",
+        "FLASHINFER",
         {},
         (
-            "FLASH_ATTN cannot be verified: the row is knowledge only, attnreg has no kernel module for it; "
+            "FLASHINFER cannot be verified: the row is knowledge only, attnreg has no kernel module for it; "
             "these can: CPU_ATTN, TORCH_MLA, TORCH_MLA_SPARSE, TORCH_PREFILL, TORCH_SDPA"
         ),
     ),
