@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnreg.errors import Location
+from attnreg.language.computed import value_at
 from attnreg.language.conditions import Condition
 from attnreg.language.frozen import FrozenDict, frozen
 
@@ -254,12 +255,6 @@ class Known:
     example: Mapping[str, Any] | None = None
 
 
-class From(NamedTuple):
-    """The value that another facet has at the moment, in place of a constant."""
-
-    facet: str
-
-
 class Switched(NamedTuple):
     """The words that a step adds to a set, and those that it takes out."""
 
@@ -271,7 +266,7 @@ class Switched(NamedTuple):
 class Effect:
     """What a step does where ``when`` holds: it sets facets, or refuses the run with a sentence, or does nothing.
 
-    ``sets`` maps a facet to its value, to a `From`, or for features to what is `Switched`.
+    ``sets`` maps a facet to its value, to a `From` or a `Computed`, or for features to what is `Switched`.
     """
 
     when: Condition
@@ -306,7 +301,7 @@ class Derived:
     def value(self, point: Mapping[str, Any]) -> Any:
         for condition, value, _ in self.cases:
             if condition.holds(point):
-                return point[value.facet] if type(value) is From else value
+                return value_at(value, point)
         return None
 
     def case(self, point: Mapping[str, Any]) -> Location:

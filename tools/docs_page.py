@@ -13,10 +13,11 @@ from docs_markdown import plain, slug, table
 
 from attnreg.compile.bundled import registry_root
 from attnreg.compile.yaml_source import Document
+from attnreg.language.computed import Computed, From
 from attnreg.language.conditions import Condition
 from attnreg.language.packed import Packed, packed_formats
 from attnreg.language.vocabulary import Architecture, Word
-from attnreg.registry import Effect, Entry, From, Order, Registry, Switched, Variant
+from attnreg.registry import Effect, Entry, Order, Registry, Switched, Variant
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -117,6 +118,8 @@ def effect_words(effect: Effect) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, From):
         return f"that of `{value.facet}`"
+    if isinstance(value, Computed):
+        return f"`{value.text}`"
     if isinstance(value, Switched):
         return ", ".join([*(f"with {w}" for w in sorted(value.on)), *(f"without {w}" for w in sorted(value.off))])
     return "nothing" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attnreg.language.computed import Computed, From, operand_tests, taken_from
 from attnreg.language.conditions import Clause, Condition
 from attnreg.language.facets import CORE, ordinary, partner_of
 from attnreg.language.matchers import Matcher, Requirement, integer_range
 from attnreg.language.vocabulary import NAMED, Facet
-from attnreg.registry import From, Registry
+from attnreg.registry import Registry
 
 Signature = Callable[[Any], Hashable]
 _MOST_VALUES = 4096
@@ -95,7 +96,7 @@ def _beside(facets: dict[str, Facet], registries: tuple[Registry, ...]) -> list[
     beside: dict[str, str] = {}
     for step in (step for registry in registries for step in registry.steps):
         read = dict.fromkeys((*step.when.facets, *(f for e in step.effects for f in e.when.facets)))
-        copied = (v.facet for e in step.effects for v in e.sets.values() if type(v) is From)
+        copied = (f for e in step.effects for v in e.sets.values() for f in taken_from(v))
         written = next((f for e in step.effects for f in e.sets if f in CORE), None)
         stated = [f for f in (*read, *copied) if f in facets and facets[f].config]
         beside |= {f: written for f in stated if written is not None and f not in beside}
@@ -108,22 +109,24 @@ def _beside(facets: dict[str, Facet], registries: tuple[Registry, ...]) -> list[
 
 
 def _linked(registries: tuple[Registry, ...], matchers: dict[str, list[Matcher]]) -> set[str]:
-    """Add to each facet the matchers of those that are copied from it. Returns the facets that name a backend."""
+    """Add to each facet the matchers of those that are taken from it. Returns the facets that name a backend."""
     copies = {
-        (value.facet, name)
+        (value, source, name)
         for registry in registries
         for name, value in (
             *((facet, v) for step in registry.steps for effect in step.effects for facet, v in effect.sets.items()),
             *((d.name, v) for d in registry.derived.values() for _, v, _ in d.cases),
         )
-        if type(value) is From
+        if isinstance(value, From | Computed)
+        for source in value.facets
     }
     exact = {NAMED}
     # a copy may be copied again
     for _ in copies:
-        for source, target in copies:
+        for value, source, target in copies:
             own = matchers.setdefault(source, [])
-            own += [m for m in matchers.get(target, []) if not any(m is o for o in own)]
+            tests = (t for m in matchers.get(target, []) for t in operand_tests(value, m))
+            own += [t for t in dict.fromkeys(tests) if not any(t is o for o in own)]
             exact |= {source} if target in exact else set()
     return exact
 

@@ -13,6 +13,7 @@ from attnreg.compile.schema.values import FromData, MeasuredData
 from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.vocabulary import compile_vocabulary
 from attnreg.errors import Problem, RegistryError
+from attnreg.language.computed import From
 from attnreg.language.frozen import deep_frozen
 from attnreg.language.measured import Measured
 from attnreg.language.vocabulary import Facet
@@ -22,7 +23,6 @@ from attnreg.registry import (
     Derived,
     Entry,
     Fallback,
-    From,
     Invariant,
     Known,
     Order,

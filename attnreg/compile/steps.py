@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast, get_args
 
 from attnreg.compile.parts import Part, Parts, Reporter
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
 from attnreg.compile.yaml_source import Path_, shown
 from attnreg.errors import did_you_mean
+from attnreg.language.computed import Computed, From, Operation
 from attnreg.language.facets import CORE
 from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
-from attnreg.registry import Consequence, Effect, From, Step, Switched
+from attnreg.registry import Consequence, Effect, Step, Switched
 
 _SETS = ("features", "without")
 
@@ -92,7 +93,7 @@ class StepCompiler(Reporter):
 
     def _value(self, part: Part[StepsFile], facet: Facet, raw: object, path: Path_) -> Any:
         if isinstance(raw, dict):
-            return self._copied(part, facet, raw, path)
+            return self._taken(part, facet, raw, path)
         if raw is None:
             if _required(facet):
                 self.report(part, path, f"every request has a {facet.name}", "set it to a value")
@@ -109,12 +110,47 @@ class StepCompiler(Reporter):
             self.report(part, path, f"expected an integer of at least {facet.least}, got {raw}")
         return raw
 
-    def _copied(self, part: Part[StepsFile], facet: Facet, raw: dict[str, Any], path: Path_) -> From | None:
-        """``{from: FACET}``: a facet of the same kind, all of whose words this one has."""
-        if raw.keys() != {"from"} or not isinstance(raw["from"], str):
-            self.report(part, path, f"expected a value, or {{from: FACET}}, got {shown(raw)}")
+    def _taken(self, part: Part[StepsFile], facet: Facet, raw: dict[str, Any], path: Path_) -> From | Computed | None:
+        """``{from: FACET}``, a facet of the same kind, all of whose words this one has; or a number computed of two."""
+        [(key, value)] = raw.items() if len(raw) == 1 else [("", None)]
+        if key == "from" and isinstance(value, str):
+            return copied(self, part, facet.name, FromData(**raw), (*path, "from"))
+        if key in get_args(Operation) and isinstance(value, list) and len(value) == 2:
+            return self._computed(part, facet, cast("Operation", key), value, (*path, key))
+        forms = "{from: FACET}, {product: [A, B]} or {remainder: [A, B]}"
+        self.report(part, path, f"expected a value, {forms}, got {shown(raw)}")
+        return None
+
+    def _computed(
+        self, part: Part[StepsFile], facet: Facet, operation: Operation, raw: list[Any], path: Path_
+    ) -> Computed | None:
+        """A product or a remainder of two operands: facets that hold integers, or integers of at least 1."""
+        before = len(self.problems)
+        known, least = self.vocabulary.facets, 1
+        for i, operand in enumerate(raw):
+            here = (*path, i)
+            if isinstance(operand, str):
+                if self.name(part, here, operand, known, "facet") and known[operand].kind != "integer":
+                    self.report(part, here, f"`{operand}` holds no integer", "facets of integers can be computed with")
+                least = min(least, known[operand].least) if operand in known else least
+            elif type(operand) is not int or operand < 1:
+                self.report(part, here, f"expected a facet, or an integer of at least 1, got {shown(operand)}")
+        numbers = sum(type(operand) is int for operand in raw)
+        if numbers == 2:
+            self.report(part, path, "both are numbers", f"write the {operation}")
+        elif operation == "remainder" and not numbers:
+            help_ = "one of the two is a number: what is true of two unknown sizes could not be proved"
+            self.report(part, path, "the remainder of two facets", help_)
+        if facet.kind != "integer":
+            self.report(part, path, f"`{facet.name}` holds no integer", f"set a facet of integers to a {operation}")
+        elif _required(facet):
+            self.report(part, path, f"every request has a {facet.name}", "a facet that is not given has no number")
+        elif facet.least > (least if operation == "product" else 0):
+            self.report(part, path, f"`{facet.name}` is at least {facet.least}, and a {operation} may be 0")
+        if len(self.problems) > before:
             return None
-        return copied(self, part, facet.name, FromData(**raw), (*path, "from"))
+        left, right = raw
+        return Computed(operation, (left, right))
 
     def _features(self, part: Part[StepsFile], raw: object, path: Path_) -> frozenset[str]:
         items = [raw] if isinstance(raw, str) else raw

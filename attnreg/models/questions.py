@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnreg.language.computed import taken_from
 from attnreg.models.facts import LayerFacts, of_layers
 from attnreg.models.fields import ConfigError, facets_of
 from attnreg.models.groups import LayerGroup, ModelLayers, changed_label, describe_indices
 from attnreg.models.kv_memory import Memory, kv_memory
 from attnreg.models.ranks import per_rank
 from attnreg.models.reader import requests_from_model
-from attnreg.registry import From
 from attnreg.selection.question import Question
 from attnreg.selection.wording import cache_words, facet_words, feature_words
 
@@ -194,7 +194,7 @@ def phases_of(registry: Registry) -> tuple[str, ...]:
 
 
 def _read_by(when: Condition, effect: Effect) -> set[str]:
-    copied = {value.facet for value in effect.sets.values() if isinstance(value, From)}
+    copied = [facet for value in effect.sets.values() for facet in taken_from(value)]
     return {*when.facets, *effect.when.facets, *copied}
 
 

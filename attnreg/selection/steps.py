@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnreg.language.computed import value_at
 from attnreg.language.frozen import FrozenDict
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_MODEL, NAMED
-from attnreg.registry import From, Switched
+from attnreg.registry import Switched
 from attnreg.request import with_extra
 
 if TYPE_CHECKING:
@@ -123,9 +124,7 @@ def start_of(point: Point) -> tuple[Start, Point]:
 
 
 def _value(value: Any, facet: str, point: Point) -> Any:
-    if type(value) is From:
-        return point[value.facet]
-    return (point[facet] | value.on) - value.off if type(value) is Switched else value
+    return (point[facet] | value.on) - value.off if type(value) is Switched else value_at(value, point)
 
 
 def _shown(value: Any) -> str:

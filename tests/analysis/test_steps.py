@@ -41,6 +41,8 @@ def effect(random_: random.Random) -> dict[str, Any]:
         {"features": ["sinks"]},
         {"without": ["sinks"]},
         {"page": {"from": "num_heads"}},
+        {"page": {"product": ["num_heads", 24]}},
+        {"page": {"remainder": ["num_heads", 3]}},
         {"named": {"from": "both"}},
         {"named": random_.choice(["A", "B"])},
     ]
@@ -77,7 +79,7 @@ def steps(random_: random.Random) -> str:
     return yaml.safe_dump({"steps": made})
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("choice", [None, "require", "prefer"])
 def test_the_model_agrees_with_the_selector_everywhere(seed: int, choice: str | None, tmp_path: Path) -> None:
     random_ = random.Random(seed)
@@ -94,6 +96,27 @@ def test_the_model_agrees_with_the_selector_everywhere(seed: int, choice: str | 
         selection = evaluate(*space.example(point), registry)
         expected = selection.chosen.title if selection.chosen else None
         assert space.diagrams.evaluate(titles, point) == expected, selection
+
+
+def test_products_and_remainders_are_exact_for_every_size(tmp_path: Path) -> None:
+    """Also for sizes that are no example of their class."""
+    text = """\
+steps:
+  - {step: all, sets: {page: {product: [num_heads, block_size]}}}
+  - {step: refused, when: {page: {min: 40, max: 50}}, refuses: so many}
+  - {step: named, when: {page: {multiple_of: 6}}, sets: {named: B}}
+  - {step: rest, when: {pooling: true}, sets: {page: {remainder: [24, block_size]}}}
+  - {step: odd, when: {pooling: true, page: [1, 3]}, refuses: a rest}
+"""
+    registry = load(tmp_path, text)
+    space = Space([registry])
+    titles = Model(space, registry).titles()
+    names = set()
+    for heads, block, pooling in itertools.product([None, *range(1, 20)], [None, *range(1, 28)], [None, True]):
+        selection = ask(registry, num_heads=heads, block_size=block, pooling=pooling)
+        names.add(expected := selection.chosen and selection.chosen.title)
+        assert space.diagrams.evaluate(titles, space.point(selection.request, selection.platform)) == expected
+    assert names == {"A", "B", None}
 
 
 def findings(registry: attnreg.Registry) -> dict[str, list[str]]:

@@ -54,6 +54,43 @@ WRONG = {
         "steps.sets.head_size.from: `num_heads` has values that `head_size` cannot have",
     ),
     "a copy of a set": ("{step: s, sets: {mine: {from: features}}}", "`features` cannot be copied"),
+    "an unknown form": (
+        "{step: s, sets: {page: {sum: [num_heads, 2]}}}",
+        "steps.sets.page: expected a value, {from: FACET}, {product: [A, B]} or {remainder: [A, B]}, got",
+    ),
+    "three operands": ("{step: s, sets: {page: {product: [num_heads, 2, 3]}}}", "steps.sets.page: expected a value, "),
+    "two numbers": (
+        "{step: s, sets: {page: {product: [2, 3]}}}",
+        "steps.yaml:2:38: steps.sets.page.product: both are numbers\n  help: write the product",
+    ),
+    "a remainder of two facets": (
+        "{step: s, sets: {page: {remainder: [num_heads, block_size]}}}",
+        "steps.sets.page.remainder: the remainder of two facets\n  help: one of the two is a number",
+    ),
+    "an operand that is no size": (
+        "{step: s, sets: {page: {product: [dtype, 2]}}}",
+        "steps.yaml:2:39: steps.sets.page.product: `dtype` holds no integer",
+    ),
+    "an unknown operand": (
+        "{step: s, sets: {page: {product: [num_head, 2]}}}",
+        "unknown facet `num_head`\n  help: did you mean `num_heads`?",
+    ),
+    "a divisor of 0": (
+        "{step: s, sets: {page: {remainder: [num_heads, 0]}}}",
+        "steps.sets.page.remainder: expected a facet, or an integer of at least 1, got `0`",
+    ),
+    "a product that is no size": (
+        "{step: s, sets: {dtype: {product: [num_heads, 2]}}}",
+        "steps.sets.dtype.product: `dtype` holds no integer",
+    ),
+    "a product that may be absent": (
+        "{step: s, sets: {head_size: {product: [num_heads, 2]}}}",
+        "steps.sets.head_size.product: every request has a head_size",
+    ),
+    "a remainder of 0": (
+        "{step: s, sets: {block_size: {remainder: [num_heads, 2]}}}",
+        "steps.sets.block_size.remainder: `block_size` is at least 1, and a remainder may be 0",
+    ),
     "an unknown feature": ("{step: s, sets: {features: [sink]}}", "steps.sets.features: unknown feature `sink`"),
     "a feature in and out": ("{step: s, sets: {features: [sinks], without: [sinks]}}", "adds sinks and takes it out"),
     "an unreachable case": ("{step: s, cases: [{sets: {}}, {refuses: r}]}", "unreachable case: number 1 of the list"),

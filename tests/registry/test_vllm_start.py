@@ -124,3 +124,17 @@ def test_the_code_of_a_model_names_a_backend(request_: dict[str, Any], arch: str
     assert named.start is not None
     assert named.start.named is None
     assert named.requested is not None
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(1, 16), (2, 32), (4, 64), (8, 128), (3, 48)])
+def test_ranks_that_share_a_context_gather_their_heads(ranks: int, heads: int) -> None:
+    """FlashAttention 4's sparse kernel runs 8, 16, 32 or 64 heads then; here each rank has 16."""
+    options = ModelOptions(ranks=8, features=frozenset({"dcp"}), extra=(("dcp_ranks", ranks),))
+    questions = model_questions(str(CONFIGS / "DeepSeek-V3.2-Exp"), options, REGISTRY).questions
+    request = next(q.request for q in questions if q.request is not None and q.request.attention == "mla_sparse")
+    platform = attnreg.Platform(platform="cuda", arch="sm90")
+    selection = evaluate(request, platform, REGISTRY, "FLASH_ATTN_MLA_SPARSE_FA4")
+    assert selection.start is not None
+    assert selection.start.facts["gathered_heads"] == heads
+    refused = any("gathered" in reason.text for reason in selection.candidates[0].reasons)
+    assert refused == (heads not in (8, 16, 32, 64))

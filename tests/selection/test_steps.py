@@ -128,6 +128,48 @@ steps:
     assert decided.name == "two"
 
 
+def test_phases_share_an_answer_and_see_each_other(tmp_path: Path) -> None:
+    """A phase without a backend of its own takes the other's, and a condition reads what the other got."""
+    cases = [
+        {"when": {"phase": "prefill", "prefill": {"not": None}}, "value": {"from": "prefill"}},
+        {"value": {"from": "mine"}},
+    ]
+    steps = """\
+steps:
+  - {step: prompts, when: {mine: B, arch: g2}, sets: {prefill: A}}
+  - {step: pages, when: {prefill: A}, sets: {page: 64}, because: the kernel for prompts reads pages of 64}
+  - {step: result, sets: {named: {from: both}}}
+"""
+    words = vocabulary(both=cases).replace("any: l", "{any: l, prefill: l, decode: l}", 1)
+    registry = load(tmp_path, steps, vocabulary=words)
+
+    def chosen(arch: str, phase: str) -> tuple[str | None, int | None]:
+        selection = ask(registry, mine="B", arch=arch, phase=phase)
+        assert selection.start is not None
+        return selection.backend and selection.backend.name, selection.start.facts.get("page")
+
+    assert [chosen("g1", phase) for phase in ("prefill", "decode")] == [("B", None), ("B", None)]
+    # decoding has the page that the backend for prompts asks for
+    assert [chosen("g2", phase) for phase in ("prefill", "decode")] == [("A", 64), ("B", 64)]
+
+
+def test_products_and_remainders(tmp_path: Path) -> None:
+    steps = """\
+steps:
+  - {step: all, sets: {page: {product: [num_heads, block_size]}}}
+  - {step: rest, when: {pooling: true}, sets: {page: {remainder: [24, block_size]}}}
+  - {step: odd, when: {pooling: true, page: {min: 1}}, refuses: the pages do not divide 24}
+"""
+    registry = load(tmp_path, steps)
+    selection = ask(registry, num_heads=8, block_size=5)
+    assert selection.start is not None
+    assert selection.start.facts["page"] == 40
+    assert "page not given → 40 (all)" in str(selection)
+    assert ask(registry, num_heads=8).start.facts["page"] is None
+    assert ask(registry, num_heads=8, block_size=8, pooling=True).start.facts["page"] == 0
+    assert ask(registry, num_heads=8, block_size=5, pooling=True).start.refusal.name == "odd"
+
+
 def test_the_selector_alone_stays_reachable(tmp_path: Path) -> None:
     registry = load(tmp_path, STEPS)
     assert registry.selector is registry.selector

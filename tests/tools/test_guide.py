@@ -47,6 +47,12 @@ def test_examples_load(kind: str, body: str, tmp_path: Path, registry: Registry)
         assert not problems
         assert all(condition.describe() != "always" for condition in conditions)
         return
+    if kind == "steps.yaml":
+        steps = load_registry(with_steps(body, tmp_path)).steps
+        words = {key for step in yaml.safe_load(body)["steps"] for key in step}
+        assert {"step", "when", "cases", "sets", "refuses", "source"} <= words
+        assert len(steps) == body.count("- step:")
+        return
     nested = {"vocabulary.yaml": "vocabulary", "priorities.yaml": "orders"}.get(kind)
     assert kind in ("overlay", "error", "backends.yaml", "invariants.yaml") or nested
     file = tmp_path / "mine.yaml"
@@ -58,6 +64,18 @@ def test_examples_load(kind: str, body: str, tmp_path: Path, registry: Registry)
     load_registry("default", [file])
     if nested != "vocabulary":
         validator("overlay").validate(Document.load(file).data)
+
+
+def with_steps(text: str, directory: Path) -> Path:
+    """vLLM's registry with other steps, and with the facets that the page declares beside them."""
+    source = ROOT / "registry/engines/vllm-0.33.0"
+    for name in ("backends.yaml", "priorities.yaml", "vocabulary.yaml", "invariants.yaml"):
+        (directory / name).write_text((source / name).read_text(encoding="utf-8"), encoding="utf-8")
+    (directory / "steps.yaml").write_text(text, encoding="utf-8")
+    facets = next(b for k, b in (p.values for p in examples()) if k == "vocabulary.yaml" and "of: start" in b)
+    words = directory / "vocabulary.yaml"
+    words.write_text(words.read_text(encoding="utf-8").replace("facets:\n", facets, 1), encoding="utf-8")
+    return directory
 
 
 # what `attnreg check` finds in an example that is about something else

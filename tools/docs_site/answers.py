@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnreg.analysis.value_classes import every_clause
+from attnreg.language.computed import taken_from
 from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import Architecture
 from attnreg.platforms import Platform
-from attnreg.registry import From, Registry
+from attnreg.registry import Registry
 from attnreg.request import AttentionRequest
 from attnreg.selection.selector import evaluate
 from docs_site.frame import Site
@@ -86,7 +87,7 @@ def _about_models(registry: Registry) -> list[Matcher]:
     """Whatever a registry tests a model's type with; one that tells every two apart, where a facet may copy it."""
     written = [value for step in registry.steps for effect in step.effects for value in effect.sets.values()]
     written += [value for derived in registry.derived.values() for _, value, _ in derived.cases]
-    if any(isinstance(value, From) and value.facet == "model" for value in written):
+    if any("model" in taken_from(value) for value in written):
         return [Matcher("given", lambda value: value is not None)]
     follows = [known.when for row in registry.backends.values() for v in row.variants for known in v.consequences]
     clauses = [*every_clause(registry), *(clause for when in follows for clause in when.walk())]

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from attnreg.errors import Location
+from attnreg.language.computed import Computed, From
 from attnreg.language.conditions import Clause, Condition
 from attnreg.language.facets import CORE, LINKED
 from attnreg.language.matchers import Matcher
@@ -22,7 +23,6 @@ from attnreg.registry import (
     Consequence,
     Derived,
     Effect,
-    From,
     Order,
     Registry,
     Step,
@@ -338,6 +338,8 @@ def _set(value: Any) -> Any:
     """The value that a facet gets: a constant, another facet's at the moment, or words put into a set and taken out."""
     if isinstance(value, From):
         return {"from": value.facet}
+    if isinstance(value, Computed):
+        return {value.operation: list(value.operands)}
     if isinstance(value, Switched):
         return {"on": sorted(value.on), "off": sorted(value.off)}
     if value is not None and not isinstance(value, str | int | bool):

@@ -18,8 +18,8 @@ from attnreg.compile.bundled import bundled_registries
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Location
 from attnreg.files import kind_of
+from attnreg.language.computed import taken_from
 from attnreg.language.vocabulary import Architecture
-from attnreg.registry import From
 from attnreg.selection.selector import evaluate
 from attnreg.selection.snapshot import moved_selections
 from attnreg.selection.trace import Selection
@@ -319,7 +319,7 @@ def _derived(registry: Registry) -> Iterator[Finding]:
     read = {clause.facet for clause in every_clause(registry)} | {f for c in consequences for f in c.when.facets}
     values = [value for step in registry.steps for effect in step.effects for value in effect.sets.values()]
     values += [value for derived in registry.derived.values() for _, value, _ in derived.cases]
-    read |= {value.facet for value in values if isinstance(value, From)}
+    read |= {facet for value in values for facet in taken_from(value)}
     borrowed = _borrowed(registry)
     for derived in registry.derived.values():
         if derived.name not in read and PurePath(derived.where.file).parent not in borrowed:

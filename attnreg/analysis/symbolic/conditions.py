@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from attnreg.analysis.diagram import Node
 from attnreg.analysis.space import Space
+from attnreg.language.computed import Computed, From, taken_from
 from attnreg.language.conditions import Clause, Condition
 from attnreg.language.matchers import Matcher, Requirement
-from attnreg.registry import From, Registry
+from attnreg.registry import Registry
 
 # facet, or facet and word of a set -> its value everywhere
 State = Mapping[tuple[str, str | None], Node]
@@ -44,7 +46,7 @@ class Conditions:
         derived = self.registry.derived
         out: set[str] = set()
         for condition, value, _ in derived[name].cases:
-            for facet in (*condition.facets, *([value.facet] if type(value) is From else ())):
+            for facet in (*condition.facets, *taken_from(value)):
                 out |= {facet} | (self._reads(facet) if facet in derived else set())
         return out
 
@@ -107,6 +109,15 @@ class Conditions:
             return self.d.terminal(None)
         return self.d.node(level, [self.d.terminal(c[0]) for c in self.space.variables[level].classes])
 
+    def taken(self, value: Any) -> Node:
+        """The value of a case or of a step everywhere: a constant, or what is taken from other facets."""
+        if isinstance(value, From):
+            return self.value(value.facet)
+        if isinstance(value, Computed):
+            left, right = (self.value(o) if isinstance(o, str) else self.d.terminal(o) for o in value.operands)
+            return self.d.apply(value.of, left, right)
+        return self.d.terminal(value)
+
     def _package(self, requirement: Requirement) -> Node:
         level = self.space.level["packages", requirement.package]
         classes = self.space.variables[level].classes
@@ -120,7 +131,6 @@ class Conditions:
         if node is None:
             node = self.d.terminal(None)
             for condition, value, _ in reversed(self.registry.derived[name].cases):
-                known = self.value(value.facet) if type(value) is From else self.d.terminal(value)
-                node = self.d.ite(self.condition(condition), known, node)
+                node = self.d.ite(self.condition(condition), self.taken(value), node)
             self._derived[name] = node
         return node

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attnreg.analysis.symbolic.conditions import Conditions
 from attnreg.language.vocabulary import ASKED, AUTOMATIC, BY_MODEL, NAMED
-from attnreg.registry import From, Switched
+from attnreg.registry import Switched
 
 if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
@@ -71,7 +71,7 @@ def _write(now: Conditions, effect: Effect, where: Node, changes: dict[tuple[str
                     before = changes.get((facet, word))
                     changes[facet, word] = d.ite(where, on, now.has(facet, word) if before is None else before)
             continue
-        known = now.value(value.facet) if type(value) is From else d.terminal(value)
+        known = now.taken(value)
         before = changes.get((facet, None))
         changes[facet, None] = d.ite(where, known, now.value(facet) if before is None else before)
         if facet == NAMED:

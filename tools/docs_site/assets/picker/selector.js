@@ -294,10 +294,18 @@
     return `${text}; ${each} for each ${heads ? "token" : "token and query head"} of the longest step, if that is more`;
   }
 
-  /** The value that a step gives a facet: a constant, another facet's, or a set with words put in and taken out. */
+  /** A product or a remainder of two numbers, of which facets may be one or both; null where there is none. */
+  function computed(value, point) {
+    const [left, right] = (value.product ?? value.remainder).map((o) => typeof o === "string" ? point.get(o) : o);
+    if (left === null || right === null || ("remainder" in value && right === 0)) return null;
+    return "product" in value ? left * right : left % right;
+  }
+
+  /** The value that a step gives a facet: a constant, another facet's, one computed of two, or a set with words put in and taken out. */
   function valueSet(value, facet, point) {
     if (value === null || typeof value !== "object") return value;
     if ("from" in value) return point.get(value.from);
+    if ("product" in value || "remainder" in value) return computed(value, point);
     const words = new Set([...point.get(facet), ...value.on]);
     for (const word of value.off) words.delete(word);
     return words;
