@@ -77,6 +77,7 @@ def test_a_latent_with_values_of_another_width(default: Registry) -> None:
         "TORCH_MLA": [],
         "FLASH_ATTN_MLA": [("head_size_v is 7; supported: 256, 512", line_of("FLASH_ATTN_MLA", "head_sizes_v"))],
         "FLASHMLA": [("head_size_v is 7; supported: 512", line_of("FLASHMLA", "head_sizes_v"))],
+        "HOPPER_MLA": [("head_size_v is 7; supported: 512", line_of("HOPPER_MLA", "head_sizes_v"))],
         "TRITON_MLA": [
             ("head_size_v is 7; supported: multiples of 16 up to 512", line_of("TRITON_MLA", "head_sizes_v"))
         ],
@@ -90,14 +91,14 @@ def test_a_latent_with_values_of_another_width(default: Registry) -> None:
 def test_a_latent_with_several_kv_heads(default: Registry) -> None:
     assert reasons(default, HOPPER, **LATENT, num_kv_heads=16) == {
         row: [("num_kv_heads is 16; supported: 1", line_of(row, "num_kv_heads"))]
-        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "TORCH_MLA")
+        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "HOPPER_MLA", "TRITON_MLA", "TORCH_MLA")
     }
 
 
 def test_a_latent_in_a_layout_that_splits_heads(default: Registry) -> None:
     assert reasons(default, HOPPER, **LATENT, extra={"cache_layout": "SPLIT"}) == {
         row: [("cache_layout is SPLIT; supported: NHD, HND", line_of(row, "cache_layouts"))]
-        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "TORCH_MLA")
+        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "HOPPER_MLA", "TRITON_MLA", "TORCH_MLA")
     }
 
 

@@ -68,7 +68,9 @@ def _claims(selection: Selection, about: Sequence[str]) -> Iterator[str]:
     for facet in about:
         if facet in stated and facet in given:
             text, where = stated[facet]
-            yield f"{facet} {_value_text(given[facet])} by {facets[facet].claim}: {text}  [{where.short}]"
+            # `attention` is stated by the row itself
+            claim = facets[facet].claim or facet
+            yield f"{facet} {_value_text(given[facet])} by {claim}: {text}  [{where.short}]"
 
 
 def _value_text(value: Any) -> str:

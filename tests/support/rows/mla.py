@@ -18,7 +18,7 @@ MLA_ROWS: list[Row] = [
         "Hopper, non-causal",
         "sm90",
         {**MLA, **features("non_causal")},
-        "TRITON_MLA",
+        "HOPPER_MLA",
         {"FLASH_ATTN_MLA": "non_causal is not supported", "FLASHMLA": "non_causal is not supported"},
     ),
     (
