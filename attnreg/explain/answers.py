@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from attnreg.explain.runs import run_lines, runs_of
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import Remedy, remedy
 from attnreg.selection.selector import evaluate
@@ -47,6 +48,11 @@ class Verdict:
                     by_rank[candidate.rank] = answer
         return by_rank
 
+    @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """What attnreg itself runs, in sentences, where that is not what was named."""
+        return run_lines(self.selection)
+
     def reason(self, rank: int, index: int) -> Reason:
         """One reason against a candidate, with the requested values of all platforms of this verdict."""
         reasons = [s.candidates[rank - 1].reasons[index] for s in self.selections]
@@ -80,7 +86,7 @@ class Explanation:
         return all(s.backend and not s.fails for a in self.answers for v in a.verdicts for s in v.selections)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values: each selection with its trace, and what would make each other candidate win."""
+        """JSON-ready values: each selection with its trace, what attnreg itself runs, what makes others win."""
         memory = {} if self.memory is None else {"kv_cache": self.memory.to_dict()}
         return {
             "registry": self.registry.title,
@@ -99,6 +105,8 @@ def _selections(answer: Answer) -> list[dict[str, Any]]:
     for verdict in answer.verdicts:
         for selection in verdict.selections:
             data = full_dict(selection)
+            candidates = data.pop("candidates")
+            data |= {"runs": [run.to_dict() for run in runs_of(selection)], "candidates": candidates}
             for candidate in data["candidates"]:
                 would_win = verdict.remedies.get(candidate["rank"])
                 candidate["would_win"] = would_win.to_dict() if would_win else None
@@ -196,4 +204,4 @@ def _signature(selection: Selection) -> Any:
     )
     winner, order, choice = selection.backend, selection.order, selection.choice
     decided = winner and winner.name, order and order.where, choice and choice.where
-    return *decided, selection.started, selection.warnings, selection.facts, candidates
+    return *decided, selection.started, selection.warnings, selection.facts, run_lines(selection), candidates

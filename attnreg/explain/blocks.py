@@ -76,6 +76,7 @@ def _signature(answer: Answer) -> Any:
             v.selection.started,
             v.selection.warnings,
             v.selection.facts,
+            v.runs,
             tuple(
                 (
                     (c.title, c.accepted, _remedy(answer, v, c)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnreg.explain.blocks import Block, blocks
 from attnreg.explain.layout import MOST, Column, emit, table, wrapped
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 _MIN_WIDTH = 24
 _MIN_REASON = 28
+
+
+class _Winner(NamedTuple):
+    """The title of a winner, and what attnreg itself runs where that is not the winner, in sentences."""
+
+    title: str
+    runs: tuple[str, ...]
 
 
 def render(explanation: Explanation, console: Console, *, brief: bool = False) -> None:
@@ -77,31 +84,32 @@ def _brief_lines(explanation: Explanation, width: int) -> list[Text]:
     if len(members) != 1 and len({tuple(names.items()) for answer, names in winners if answer.verdicts}) == 1:
         which = "attention " if len(asked) < len(winners) else ""
         layers = f"all {len(members)} {which}layers"
-        for name, where in _winners(asked[0]).items():
-            lines += _brief_line(name, f"{where}{f' for {layers}' if members else ''}", width)
+        for winner, where in _winners(asked[0]).items():
+            lines += _brief_line(winner, f"{where}{f' for {layers}' if members else ''}", width)
     else:
         for answer, names in winners:
             label = f"{answer.question.layers}   {answer.question.label}"
             lines += [] if names else _texts(wrapped(label, width, "  "))
-            for name, where in names.items():
-                lines += _brief_line(name, f"{where} for {label}", width)
+            for winner, where in names.items():
+                lines += _brief_line(winner, f"{where} for {label}", width)
     warnings = [w for a in asked for v in a.verdicts for s in v.selections for w in s.warnings]
     return lines + [line for warning in dict.fromkeys(warnings) for line in _warning_lines(warning, width)]
 
 
-def _winners(answer: Answer) -> dict[str, str]:
-    """The title of each winner -> where it wins, "" if that is everywhere."""
-    places: dict[str, list[str]] = {}
+def _winners(answer: Answer) -> dict[_Winner, str]:
+    """Each winner -> where it wins, "" if that is everywhere."""
+    places: dict[_Winner, list[str]] = {}
     for verdict in answer.verdicts:
         title = verdict.selection.chosen.title if verdict.selection.chosen else "no backend"
-        places.setdefault(title, []).extend(_platform_titles(verdict))
-    return {title: f" on {', '.join(archs)}" if len(places) > 1 else "" for title, archs in places.items()}
+        places.setdefault(_Winner(title, verdict.runs), []).extend(_platform_titles(verdict))
+    return {winner: f" on {', '.join(archs)}" if len(places) > 1 else "" for winner, archs in places.items()}
 
 
-def _brief_line(name: str, rest: str, width: int) -> list[Text]:
+def _brief_line(winner: _Winner, rest: str, width: int) -> list[Text]:
+    name, runs = winner
     lines = _texts(wrapped(f"{name}{rest}", width, "  "))
     lines[0].stylize("bold red" if name == "no backend" else "bold green", 0, len(name))
-    return lines
+    return [*lines, *_run_lines(runs, width)]
 
 
 def _memory_lines(memory: Memory, width: int) -> list[Text]:
@@ -147,6 +155,7 @@ def _verdict_lines(block: Block, number: int, width: int) -> list[Text]:
     names = ", ".join(alternatives(selection))
     if names:
         lines += _texts(wrapped(f"would accept it if asked for by name: {names}", width, "    ", first="  "))
+    lines += _run_lines(verdict.runs, width)
     for change in selection.started:
         lines += _texts(wrapped(f"→ {change}", width, "    ", first="  "))
     for warning in selection.warnings:
@@ -155,6 +164,10 @@ def _verdict_lines(block: Block, number: int, width: int) -> list[Text]:
         lines += _texts(wrapped(f"· {fact}", width, "    ", first="  "))
     candidates = block.candidates(verdict)
     return lines + (_candidate_lines(block, number, candidates, width) if candidates else [])
+
+
+def _run_lines(runs: Iterable[str], width: int) -> list[Text]:
+    return [line for text in runs for line in _texts(wrapped(f"▹ {text}", width, "    ", first="  "), "cyan")]
 
 
 def _winner_lines(selection: Selection, width: int) -> list[Text]:

@@ -29,13 +29,20 @@ def backends_on(registry: Registry, platforms: Sequence[Platform]) -> list[Backe
     return [row for row in registry.backends.values() if not names or names & row.platforms]
 
 
-def _modules(row: Backend, platforms: Sequence[Platform]) -> list[str]:
-    """The kernel modules of the variants that are for one of the platforms; all modules, if there are no platforms."""
+def _runnable(row: Backend, platforms: Sequence[Platform]) -> list[Variant]:
+    """The variants with a kernel module that are for one of the platforms; all of them, if there are no platforms."""
     return [
-        v.module
+        v
         for v in row.variants
         if v.module and (not platforms or any(not _condition(v.when.refuted(p.facts())) for p in platforms))
     ]
+
+
+def _run_by(variants: Sequence[Variant]) -> str:
+    """The package whose modules run variants of a row: ``attnreg``, ``attnreg *`` if each has to be named, or ``–``."""
+    packages = dict.fromkeys((v.module or "").partition(".")[0] for v in variants)
+    star = " *" if variants and all(v.run_on_request for v in variants) else ""
+    return f"{next(iter(packages))}{star}" if packages else "–"
 
 
 def print_backends(registry: Registry, platforms: Sequence[Platform], console: Console) -> None:
@@ -48,16 +55,20 @@ def print_backends(registry: Registry, platforms: Sequence[Platform], console: C
     for row in shown:
         status = "" if row.status == "stable" else f" ({row.status})"
         words = [", ".join(sorted(row.attention)), ", ".join(sorted(row.platforms))]
-        modules = _modules(row, platforms)
-        rows.append([row.name, *words, modules[0].partition(".")[0] if modules else "–", row.summary + status])
+        rows.append([row.name, *words, _run_by(_runnable(row, platforms)), row.summary + status])
     lines = [Text(f"registry {registry.title}", style="bold"), Text()]
     lines += [*table([*columns, Column("what it is", wraps=True)], rows, width), Text()]
-    missing = sum(not _modules(row, platforms) for row in shown)
+    missing = sum(not _runnable(row, platforms) for row in shown)
+    legends = []
+    if any(row[3].endswith("*") for row in rows):
+        legends.append(
+            "*: attnreg itself runs it where it is named, by a user or as a variant in an order; `show` says why"
+        )
     if missing:
-        text = (
+        legends.append(
             f"–: knowledge only; {missing} of {len(shown)} rows have no kernel module: they can be explained, not run"
         )
-        lines += [Text(part, style="dim") for part in wrapped(text, width, "  ")]
+    lines += [Text(part, style="dim") for text in legends for part in wrapped(text, width, "  ")]
     for platform in sorted({p.platform for p in platforms}):
         lines += _order_lines(registry.orders.get(platform, ()), width)
     emit(lines, console)

@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 class Judge:
     """Judges backends at one point: each accepts, or has every reason against it listed."""
 
-    __slots__ = ("denied", "features", "point", "registry", "to_run", "waived")
+    __slots__ = ("denied", "features", "imports", "point", "registry", "to_run", "waived")
 
-    def __init__(self, registry: Registry, point: Point, denied: Mapping[str, Choice], to_run: bool) -> None:
+    def __init__(
+        self, registry: Registry, point: Point, denied: Mapping[str, Choice], to_run: bool, imports: bool = True
+    ) -> None:
         self.registry = registry
         self.point = point
         self.denied = denied
         self.to_run = to_run
+        self.imports = imports
         self.features: frozenset[str] = point["features"]
         # facet -> the waiver that exempts it from claims
         self.waived: dict[str, Waiver] = {}
@@ -122,10 +125,15 @@ class Judge:
         return out
 
     def _unloadable(self, row: Backend, variant: Variant) -> list[Reason]:
+        name = f"{row.name}/{variant.name}" if variant.name else row.name
+        if not self.imports:
+            if variant.module is not None and self.registry.imports:
+                return []
+            return [Reason("module", (), variant.where, sentence=f"{name} has no kernel module that attnreg can run")]
         from attnreg.loader import load_kernel
 
         try:
-            load_kernel(self.registry, f"{row.name}/{variant.name}" if variant.name else row.name)
+            load_kernel(self.registry, name)
         # a kernel module may fail to import in any way; each is a reason, with its text
         except Exception as e:
             sentence = f"cannot be run: {type(e).__name__}: {e}"

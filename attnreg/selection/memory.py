@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
     from attnreg.selection.trace import Selection
 
-    Arguments = tuple[AttentionRequest, Platform, str | None, bool]
+    Arguments = tuple[AttentionRequest, Platform, str | None, bool, bool]
 
 LIMIT = 8192
 _ATTRIBUTE = "_answers"

@@ -28,9 +28,13 @@ def evaluate(
     backend: str | None = None,
     *,
     to_run: bool = False,
+    imports: bool = True,
 ) -> Selection:
-    """The selection for a request, cached. Where no backend is valid its ``backend`` is None, and nothing is raised."""
-    arguments = (request, platform, backend, to_run)
+    """The selection for a request, cached. Where no backend is valid its ``backend`` is None, and nothing is raised.
+
+    imports: whether ``to_run`` imports kernel modules; if not, each that the data name is taken to load.
+    """
+    arguments = (request, platform, backend, to_run, imports)
     try:
         answers = answers_of(registry)
         selection = answers.get(arguments)
@@ -40,8 +44,8 @@ def evaluate(
         raise
     if selection is None:
         _validate_arguments(request, platform, registry, backend, to_run)
-        selection = evaluate_anew(request, platform, registry, backend, to_run)
-        if not (to_run and _may_load_later(selection)):
+        selection = evaluate_anew(request, platform, registry, backend, to_run, imports)
+        if not (to_run and imports and _may_load_later(selection)):
             remember(answers, arguments, selection)
     return selection
 
@@ -74,21 +78,26 @@ def _may_load_later(selection: Selection) -> bool:
 
 
 def evaluate_anew(
-    request: AttentionRequest, platform: Platform, registry: Registry, backend: str | None, to_run: bool
+    request: AttentionRequest,
+    platform: Platform,
+    registry: Registry,
+    backend: str | None,
+    to_run: bool,
+    imports: bool = True,
 ) -> Selection:
     """The selection for a request, computed without the cache."""
-    return _evaluated(_plan(request, platform, registry, backend), request, platform, to_run)
+    return _evaluated(_plan(request, platform, registry, backend), request, platform, to_run, imports)
 
 
-def _evaluated(plan: _Plan, request: AttentionRequest, platform: Platform, to_run: bool) -> Selection:
+def _evaluated(plan: _Plan, request: AttentionRequest, platform: Platform, to_run: bool, imports: bool) -> Selection:
     registry, refused = plan.registry, plan.start is not None and plan.start.refusal is not None
-    judge = Judge(registry, plan.point, plan.denied, to_run)
+    judge = Judge(registry, plan.point, plan.denied, to_run, imports)
     # where a user named a backend, it is the first candidate and has a point of its own
-    first = judge if plan.first is plan.point else Judge(registry, plan.first, plan.denied, to_run)
+    first = judge if plan.first is plan.point else Judge(registry, plan.first, plan.denied, to_run, imports)
     candidates, winner = _decide([] if refused else _judge(plan, first, judge), judge)
     fallback = _fallback(plan, candidates)
     if fallback is not None:
-        return _give_way(_evaluated(plan.automatic(), request, platform, to_run), candidates[0], fallback)
+        return _give_way(_evaluated(plan.automatic(), request, platform, to_run, imports), candidates[0], fallback)
     warnings = _not_preferred(plan, candidates)
     if winner is not None:
         warnings += (first if winner.rank == 1 else judge).warnings(winner)

@@ -45,7 +45,9 @@ def test_one_layer_that_stores_its_keys_unlike_the_others_says_so(run: Callable[
     asked = ("--model", str(CONFIGS / "Qwen3-8B"), "--kv-dtype", "turboquant_k8v4", "--layer", "0")
     status, out, _ = run("explain", *HOPPER, *asked, "--brief")
     assert status == 0
-    _, title, answered, *note = out.splitlines()
+    _, title, answered, *runs, one, two = out.splitlines()
+    assert runs[0].startswith("  ▹ attnreg itself runs TRITON_ATTN: FLASH_ATTN/FA3 runs where it is named: ")
+    note = [one, two]
     assert title.endswith("default@" + title.rpartition("@")[2])
     assert answered == "FLASH_ATTN/FA3 for 1 layer (0)   32/8 heads of 128 · KV cache auto · cache_layout NHD"
     assert " ".join(line.strip() for line in note) == (

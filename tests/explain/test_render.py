@@ -143,14 +143,24 @@ def test_a_wide_terminal_keeps_the_places_near_their_reasons(default: Registry) 
 
 FP8 = Question(AttentionRequest(head_size=128, kv_dtype="fp8_e5m2"), "r", "1 layer (3)")
 MAMBA = Question(None, "Mamba", "9 layers")
+# what attnreg itself runs there
+FA3_RUNS = [
+    "  ▹ attnreg itself runs TRITON_ATTN: FLASH_ATTN/FA3 runs where it is named: TRITON_ATTN was measured",
+    "    to be faster at decoding and with a window, FA3 at prompts (backends.yaml:*)",
+]
+NATIVE_RUNS = [
+    "  ▹ attnreg itself runs TRITON_ATTN: FLASHINFER/native has no kernel module that attnreg can run",
+    "    (backends.yaml:*)",
+]
 BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
-    ("a request", [Question(SINKS, "q")], ["sm90"], ["FLASH_ATTN/FA3"]),
+    ("a request", [Question(SINKS, "q")], ["sm90"], ["FLASH_ATTN/FA3", *FA3_RUNS]),
     (
         "all alike",
         [GPT_OSS, Question(SINKS, "r", "18 layers (1, …)", frozenset(range(18, 36)))],
         ["sm90"],
         [
             "FLASH_ATTN/FA3 for all 36 layers",
+            *FA3_RUNS,
         ],
     ),
     (
@@ -159,6 +169,7 @@ BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
         ["sm90"],
         [
             "FLASH_ATTN/FA3 for all 18 attention layers",
+            *FA3_RUNS,
         ],
     ),
     (
@@ -167,7 +178,9 @@ BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
         ["sm90"],
         [
             "FLASH_ATTN/FA3 for 18 layers (0, 2, … 34)   64/8 heads of 64 · sliding window 128 · sinks",
+            *FA3_RUNS,
             "FLASHINFER/native for 1 layer (3)   r",
+            *NATIVE_RUNS,
             "9 layers   Mamba",
         ],
     ),
@@ -240,6 +253,8 @@ HOW: list[tuple[str, dict[str, Any], str | None, list[Any], list[str]]] = [
         [{"prefer": "FLEX_ATTENTION"}],
         [
             "▸ FLASHINFER/XQA   3rd choice of 5 (order cuda/mha, priorities.yaml:*)",
+            "  ▹ attnreg itself runs nothing here: FLASHINFER/XQA has no kernel module that attnreg can run",
+            "    (backends.yaml:*)",
             "  ! FLEX_ATTENTION is preferred (<overlay>:*) but not chosen: kv_dtype is nvfp4; supported: auto,",
             "    float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2",
         ],
@@ -308,5 +323,5 @@ def test_a_derived_value_cites_the_case_that_spoke(default: Registry) -> None:
     registry = load_registry("default", [{"orders": orders}])
     lines = shown(explain([Question(SINKS, "q")], [at("sm90", registry)], registry), 110)
     assert re.search(
-        r"1 TRITON_ATTN +kv_quantized is false \(vocabulary\.yaml:\*\); needs true +<overlay>:\d+", lines[2]
+        r"1 TRITON_ATTN +kv_quantized is false \(vocabulary\.yaml:\*\); needs true +<overlay>:\d+", lines[4]
     )

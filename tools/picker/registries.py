@@ -33,7 +33,7 @@ from attnreg.selection.judge import denial
 from picker.expressions import ExpressionError, Tables, expression, mentions
 
 # a change of what these pages can evaluate; a page refuses data of another version
-FORMAT = 1
+FORMAT = 2
 
 
 _KINDS = ("word", "arch", "integer", "text", "words", "packages", "boolean", "derived")
@@ -42,9 +42,10 @@ _OWNERS = ("request", "platform", "selection", "start", "derived")
 
 # what the evaluator reads or what changes no selection: data with anything else is not expressed
 _READ = {
-    Registry: "name fingerprint vocabulary backends orders derived choices fallbacks waivers steps",
+    Registry: "name fingerprint vocabulary backends orders derived choices fallbacks waivers imports steps",
     Backend: "name summary status platforms attention variants where",
-    Variant: "name when requires claims features features_at emulated unchecked rules served consequences",
+    Variant: "name when requires claims features features_at emulated unchecked rules where served consequences module"
+    " run_on_request",
     Order: "platform name when entries where because",
     Facet: "name of kind legend where words claim word_set config like unless known",
     Step: "name when effects where",
@@ -53,9 +54,9 @@ _READ = {
     Consequence: "when where fails runs workspace per_query_element kernel_blocks says source",
 }
 _WITHOUT_EFFECT = {
-    Registry: "invariants known sources files trusted imports base left_out",
+    Registry: "invariants known sources files trusted base left_out",
     Backend: "module phases source since notes only_on_request contract options",
-    Variant: "where source notes open module module_at run_on_request",
+    Variant: "source notes open module_at",
     Order: "source measured",
     Step: "source",
 }
@@ -152,6 +153,7 @@ def _head(registry: Registry) -> dict[str, Any]:
         "core": [_core(name) for name in CORE],
         "linked": [[first, second] for first, second, _ in LINKED],
         "phases": list(phases_of(registry)),
+        "imports": registry.imports,
         "vocabulary": _vocabulary(registry.vocabulary),
     }
 
@@ -307,6 +309,9 @@ class _Writer:
                 for r in variant.rules
             ],
             "consequences": [self.consequence(c) for c in variant.consequences],
+            "where": self.where(variant.where),
+            "runs": variant.module is not None,
+            "runOnRequest": variant.run_on_request,
         }
 
     def effect(self, effect: Effect) -> dict[str, Any]:

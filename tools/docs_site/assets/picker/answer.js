@@ -100,6 +100,20 @@
     return start.refused ? [...lines, [start.refused.text, start.refused.where]] : lines;
   }
 
+  const ALONE = { prefill: " for prompts alone", decode: " for generated tokens alone" };
+
+  /** What attnreg itself runs, where that is not what was named, each with its line. */
+  function runLines({ runs }, chosen) {
+    const same = (run) => chosen && run.backend && title(run.backend.name, run.backend.variant) === title(chosen.name, chosen.variant);
+    return runs.filter((run, i) => i > 0 || !same(run)).map((run) => {
+      const { phase, backend, order, why: [reason] } = run;
+      const name = backend ? title(backend.name, backend.variant) : "nothing here";
+      const said = `attnreg itself runs ${name}${run === runs[0] ? "" : ALONE[phase]}`;
+      if (reason) return [`${said}: ${reason.text}`, reason.where];
+      return order ? [`${said} (order ${order.name})`, order.where] : [said, null];
+    });
+  }
+
   function selectionElements(selection, ofModel) {
     const chosen = chosenOf(selection);
     const name = chosen ? title(chosen.name, chosen.variant) : "no backend";
@@ -107,6 +121,9 @@
     const out = [element("p", { class: "winner" }, winner, " ", element("span", { class: "muted" }, howChosen(selection)))];
     if (selection.alternatives.length > 0) {
       out.push(element("p", {}, `would accept it if asked for by name: ${selection.alternatives.join(", ")}`));
+    }
+    for (const [text, where] of runLines(selection, chosen)) {
+      out.push(element("p", { class: "runs" }, `▹ ${text} `, where ? place(where) : null));
     }
     for (const [text, where] of startLines(selection.start)) out.push(element("p", {}, `→ ${text} `, place(where)));
     for (const warning of selection.warnings) out.push(element("p", { class: "warn" }, `! ${warning}`));

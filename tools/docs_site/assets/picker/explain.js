@@ -70,6 +70,34 @@
     return out;
   }
 
+  /** What attnreg itself runs of what an order names, as attnreg/explain/runs.py finds it. */
+  function runsOf(selection) {
+    const { registry, request, platform, chosen, choice, requested } = selection;
+    if (chosen === null || !registry.imports) return [];
+    const named = choice === null ? requested : null;
+    const own = (phase) => {
+      const asked = phase === request.phase ? request : makeRequest(registry, { ...request, phase });
+      return evaluate(asked, platform, registry, named, true);
+    };
+    const run = (phase, { order, chosen: backend }, why = []) => ({
+      phase,
+      backend: backend && { name: backend.name, variant: backend.variant },
+      order: order && { name: order.title, where: order.where.text },
+      why: why.map((r) => r.toDict()),
+    });
+    const first = own(request.phase);
+    const lost = first.candidates.find((c) => c.name === chosen.name && c.reasons.length > 0);
+    const moved = first.chosen?.title !== chosen.title;
+    const runs = [run(request.phase, first, moved ? lost?.reasons : [])];
+    const byPhase = request.phase === "any" && request.attention === "mha" && request.attn_type === "decoder";
+    const phases = ["prefill", "decode"].filter((phase) => registry.facets.phase?.known.has(phase));
+    for (const phase of byPhase && requested === null ? phases : []) {
+      const other = own(phase);
+      if (other.chosen?.title !== first.chosen?.title) runs.push(run(phase, other));
+    }
+    return runs;
+  }
+
   // the fields of every request that change no layer and no byte of a model; Python reads the model anew for others
   const HARMLESS = ["kv_dtype", "block_size", "phase"];
 
@@ -223,7 +251,8 @@
       title,
       notes,
       answers: answers.map(({ label, layers, selection }) => {
-        return { label, layers, selections: selection === null ? [] : [selectionDict(selection, remedies)] };
+        if (selection === null) return { label, layers, selections: [] };
+        return { label, layers, selections: [{ ...selectionDict(selection, remedies), runs: runsOf(selection) }] };
       }),
       ...(memory === null ? {} : { kv_cache: memory }),
     };

@@ -39,8 +39,9 @@
 
   /** Judges backends at one point: each accepts, or has every reason against it listed. */
   class Judge {
-    constructor(registry, point, denied) {
-      Object.assign(this, { registry, point, denied, features: point.get("features"), waived: new Map() });
+    /** toRun: whether attnreg itself has to run the backend; each kernel module that the data name is taken to load. */
+    constructor(registry, point, denied, toRun = false) {
+      Object.assign(this, { registry, point, denied, toRun, features: point.get("features"), waived: new Map() });
       for (const waiver of registry.waivers) {
         if (holds(waiver.when, point)) for (const facet of waiver.facets) this.waived.set(facet, waiver);
       }
@@ -55,7 +56,7 @@
           reasons.push(new Reason("status", [], row.where, { sentence: "experimental: never chosen automatically" }));
         }
       }
-      const best = this.bestVariant(row);
+      const best = this.bestVariant(row, this.toRun && condition !== null);
       reasons.push(...best.reasons);
       const emulates = best.variant ? this.emulated(best.variant) : [];
       let variant = best.variant;
@@ -70,7 +71,7 @@
     }
 
     /** The variant by which a row is judged, and the reasons against it. */
-    bestVariant(row) {
+    bestVariant(row, automatic) {
       let emulating = null;
       let nearest = null;
       for (const variant of row.variants) {
@@ -78,6 +79,7 @@
         const reasons = this.reasons(variant);
         const denied = this.denied.get(`${row.name}/${variant.name}`);
         if (denied) reasons.unshift(denial(denied));
+        reasons.push(...this.unrunnable(row, variant, automatic));
         if (reasons.length === 0) {
           if (this.emulated(variant).length === 0) return { variant, reasons };
           emulating ??= variant;
@@ -94,6 +96,19 @@
         if (best === null || before(key, best.key)) best = { key, reasons };
       }
       return { variant: null, reasons: best.reasons };
+    }
+
+    /** Why attnreg itself does not run a variant. automatic: nobody named its row. */
+    unrunnable(row, variant, automatic) {
+      if (!this.toRun) return [];
+      const title = candidateTitle(row.name, variant.name);
+      const reason = (kind, sentence) => [new Reason(kind, [], variant.where, { sentence })];
+      // an order that names a variant names no other
+      if (automatic && variant.runOnRequest && row.variants.length > 1) {
+        return reason("status", `${title} runs where it is named: ${variant.runOnRequest}`);
+      }
+      if (variant.runs && this.registry.imports) return [];
+      return reason("module", `${title} has no kernel module that attnreg can run`);
     }
 
     reasonsAgainst(variant) {
@@ -385,15 +400,15 @@
   }
 
   /** The selection for a request. Where no backend is valid its `chosen` is null. */
-  function evaluate(request, platform, registry, backend = null) {
-    return evaluated(planOf(request, platform, registry, backend), request, platform);
+  function evaluate(request, platform, registry, backend = null, toRun = false) {
+    return evaluated(planOf(request, platform, registry, backend), request, platform, toRun);
   }
 
-  function evaluated(plan, request, platform) {
+  function evaluated(plan, request, platform, toRun) {
     const { registry, choice, requested, start } = plan;
     const refused = Boolean(start?.refusal);
-    const judge = new Judge(registry, plan.point, plan.denied);
-    const first = plan.first === plan.point ? judge : new Judge(registry, plan.first, plan.denied);
+    const judge = new Judge(registry, plan.point, plan.denied, toRun);
+    const first = plan.first === plan.point ? judge : new Judge(registry, plan.first, plan.denied, toRun);
     const entries = refused ? [] : entriesOf(plan);
     let candidates = entries.map((entry, i) => (i === 0 ? first : judge).candidate(i + 1, ...entry));
     const accepted = candidates.filter((c) => c.reasons.length === 0);
@@ -401,7 +416,7 @@
     if (native) candidates = candidates.map((c) => (accepted.includes(c) && c.emulates.length ? judge.passedOver(c, native) : c));
     const fallback = fallbackFor(plan, candidates);
     if (fallback !== undefined) {
-      const given = evaluated(automatic(plan), request, platform);
+      const given = evaluated(automatic(plan), request, platform, toRun);
       const [out] = candidates;
       const why = `${out.title} was asked for (${out.reasons[0].text}), but ${fallback.because}`;
       return { ...given, warnings: [`${why} (${fallback.where.short})`, ...given.warnings] };
