@@ -377,10 +377,11 @@ def refuse_unasked(selection: Selection, words: Set[str]) -> None:
 
 
 def _refuse_layout(selection: Selection, layout: str) -> None:
-    """Raises `UnclaimedError` for a cache layout that the row does not claim. Every row has NHD."""
+    """Raises `UnclaimedError` for a cache layout that the backend does not claim."""
     assert selection.backend is not None
     request = selection.request
-    if layout == "NHD" or "cache_layout" not in selection.registry.vocabulary.facets:
+    # without a cache there is no layout to speak of, and NHD is the default
+    if (layout == "NHD" and request.block_size is None) or "cache_layout" not in selection.registry.vocabulary.facets:
         return
     asking = replace(request, extra={**dict(request.extra), "cache_layout": layout})  # type: ignore[arg-type]
     verdict = evaluate(asking, selection.platform, selection.registry, selection.backend.name)

@@ -8,6 +8,7 @@ others, and where padding lies between a request's tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -155,6 +156,11 @@ class Packed:
         )
 
     @cached_property
+    def phase(self) -> str:
+        """The phase that every request is in: of one query "decode", of several "prefill"; "any" for both."""
+        return phase_of(self.query_lens)
+
+    @cached_property
     def first_keys(self) -> list[int] | None:
         """The first token among the keys of each request; None where a request's tokens are not consecutive."""
         if self.padding is None:
@@ -188,6 +194,12 @@ class Packed:
         if self.tokens is not None:
             return _last_contiguous(x).transpose(1, 2)[self.tokens]
         return packed_rows(x[:, :, : self.key_stop])
+
+
+def phase_of(query_lens: Iterable[int]) -> str:
+    """The phase that requests of so many queries are in, "any" where they differ; one without a query is in none."""
+    phases = {"decode" if queries == 1 else "prefill" for queries in query_lens if queries}
+    return phases.pop() if len(phases) == 1 else "any"
 
 
 def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:

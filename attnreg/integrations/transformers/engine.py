@@ -191,7 +191,9 @@ class Engine:
 
     def layer(self, call: TransformersCall, packed: Packed) -> tuple[Attention, Run]:
         """The layer that runs a call, by the selected backend, and the record of its calls. Raises `NoBackendError`."""
-        return self.layer_of(call, call.asked(packed))
+        asked = call.asked(packed)
+        request = self.of_phase(asked.request, packed.phase, call.query.device)
+        return self.layer_of(call, replace(asked, request=request))
 
     def layer_of(self, call: TransformersCall, asked: Asked) -> tuple[Attention, Run]:
         """The layer of `layer` for what a call is known to ask for."""
@@ -218,6 +220,15 @@ class Engine:
         if selection.backend is None:
             raise NoBackendError(selection)
         return selection
+
+    def of_phase(self, request: AttentionRequest, phase: str, device: torch.device) -> AttentionRequest:
+        """The request of one phase of decoding, where another backend is selected for it than for both phases."""
+        known = phase in self.registry.vocabulary.words_of("phase")
+        if self.backend is not None or not known or (request.attention, request.attn_type) != ("mha", "decoder"):
+            return request
+        of_phase = replace(request, phase=phase)
+        chosen, both = self.evaluate(of_phase, device).chosen, self.evaluate(request, device).chosen
+        return request if chosen is None or (both is not None and chosen.title == both.title) else of_phase
 
     @property
     def detects(self) -> bool:

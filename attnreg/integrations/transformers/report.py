@@ -50,6 +50,11 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
     for group in layers.groups:
         numbers = f"layers {describe_indices(group.layers)}"
         phases = [(group.request, group.label)]
+        if group.request is not None:
+            asked = [engine.of_phase(group.request, phase, device) for phase in ("prefill", "decode")]
+            phases = [
+                (r, f"{group.label} · {r.phase}" if r.phase != "any" else group.label) for r in dict.fromkeys(asked)
+            ]
         # keys that an indexer chose are attended to in the latent form, by prompts too
         if group.prefill is not None and group.request is not None and group.request.attention == "mla":
             phases.append(group.prefill)

@@ -104,7 +104,7 @@ class Site:
         packed = packed_mask(source, crossed=self.crossed)
         if not isinstance(packed, Packed):
             return None
-        return Question((*layer, packed.band, packed.crossed, packed.mm_prefix is None), packed)
+        return Question((*layer, packed.band, packed.crossed, packed.mm_prefix is None, packed.phase), packed)
 
     def keep(self, facts: tuple[Any, ...], found: Found) -> None:
         """Keeps what was found for a call."""

@@ -16,7 +16,7 @@ from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.latent.modules import PROJECTION
-from attnreg.integrations.transformers.paged.batches import Group, group_of, step_of
+from attnreg.integrations.transformers.paged.batches import Group, group_of, step_of, step_phase
 from attnreg.integrations.transformers.sites import Found
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
@@ -119,7 +119,8 @@ def _attend(
     _refuse_latents(module)
     layer_idx: Any = module.layer_idx
     group = group_of(cache, layer_idx)
-    found = _found(engine, module, group, query, key, value, scaling, softcap, s_aux)
+    phase = step_phase(group, kwargs, query.device)
+    found = _found(engine, module, group, phase, query, key, value, scaling, softcap, s_aux)
     step = step_of(group, kwargs, query.device, copied=found.layer.spec.block_size is None)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # rows after the last request are padding, which the model still multiplies
@@ -136,6 +137,7 @@ def _found(
     engine: Engine,
     module: torch.nn.Module,
     group: Group,
+    phase: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -143,10 +145,10 @@ def _found(
     softcap: Any,
     sinks: Tensor | None,
 ) -> Found:
-    """The layer that runs a module's calls on its paged cache, and the record of its calls."""
+    """The layer that runs a module's calls of a phase on its paged cache, and the record of its calls."""
     site = engine.sites.of(module)
     facts = (
-        "paged", group.block_size, group.window, query.shape[1], *key.shape[1::2], value.shape[3], query.dtype,
+        "paged", phase, group.block_size, group.window, query.shape[1], *key.shape[1::2], value.shape[3], query.dtype,
         query.device, scale, scale.__class__, softcap, softcap.__class__,
     )  # fmt: skip
     found = site.found.get(facts)
@@ -157,7 +159,7 @@ def _found(
     asked = call.asked(Packed(Band(True, group.window), False, query.device, [], [], None, None, None, None, 0))
     in_place = replace(asked.request, block_size=group.block_size)
     if engine.evaluate(in_place, query.device).backend is not None:
-        asked = replace(asked, request=in_place)
+        asked = replace(asked, request=engine.of_phase(in_place, phase, query.device))
     found = Found(*engine.layer_of(call, asked), None)
     site.keep(facts, found)
     return found

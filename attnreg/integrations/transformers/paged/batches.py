@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnreg.integrations.transformers.batches import phase_of
 from attnreg.runtime.batch import BatchMetadata
 from attnreg.runtime.interface import KVCache, UnclaimedError
 
@@ -120,19 +121,39 @@ def step_of(group: Group, kwargs: dict[str, Any], device: torch.device, *, copie
     """
     if kwargs.get("block_table") is not None:
         raise UnclaimedError("block_table is given, which transformers fills for its flash kernels alone", "attnreg")
-    starts: Tensor = kwargs["cu_seq_lens_q"]
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if not hasattr(starts, "_attnreg_steps"):
-        starts._attnreg_steps = {}  # type: ignore[attr-defined]
-    steps: dict[Any, Step] = starts._attnreg_steps  # type: ignore[attr-defined]
+    steps, capturing = _kept(kwargs, device)
     kind = group.number, capturing, copied
-    step = steps.get(kind)
+    step: Step | None = steps.get(kind)
     if step is None:
-        step = steps[kind] = _step(group, _sizes(group, kwargs, capturing), kwargs, copied)
+        step = steps[kind] = _step(group, _sizes(group, kwargs, device), kwargs, copied)
     return step
 
 
-def _sizes(group: Group, kwargs: dict[str, Any], capturing: bool) -> _Sizes:
+def step_phase(group: Group, kwargs: dict[str, Any], device: torch.device) -> str:
+    """The phase that every request of a step is in, "any" where they differ or only their bounds are known."""
+    sizes = _sizes(group, kwargs, device)
+    return phase_of(sizes.queries) if sizes.exact or sizes.max_queries == 1 else "any"
+
+
+def _kept(kwargs: dict[str, Any], device: torch.device) -> tuple[dict[Any, Any], bool]:
+    """What is kept on a tensor that is made for the step, and whether a CUDA graph is being captured."""
+    starts: Tensor = kwargs["cu_seq_lens_q"]
+    if not hasattr(starts, "_attnreg_steps"):
+        starts._attnreg_steps = {}  # type: ignore[attr-defined]
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return starts._attnreg_steps, capturing  # type: ignore[attr-defined]
+
+
+def _sizes(group: Group, kwargs: dict[str, Any], device: torch.device) -> _Sizes:
+    """The lengths of a step for the layers of a group, found once."""
+    kept, capturing = _kept(kwargs, device)
+    sizes: _Sizes | None = kept.get((group.number, capturing))
+    if sizes is None:
+        sizes = kept[group.number, capturing] = _new_sizes(group, kwargs, capturing)
+    return sizes
+
+
+def _new_sizes(group: Group, kwargs: dict[str, Any], capturing: bool) -> _Sizes:
     starts, key_starts = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     most: int = kwargs["max_length_q"] if "max_length_q" in kwargs else kwargs["max_seqlen_q"]
     most_keys = kwargs["max_length_k"] if "max_length_k" in kwargs else kwargs["max_seqlen_k"]
