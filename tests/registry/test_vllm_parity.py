@@ -27,10 +27,11 @@ from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.selection.trace import Candidate
 
 DATA = support.DATA / "vllm"
-VERSIONS = ("0.33.0", "0.32.0", "0.31.0", "0.30.0", "0.20.0")
-ROWS = {"0.33.0": 4172, "0.32.0": 712, "0.31.0": 695, "0.30.0": 691, "0.20.0": 1164}
+RELEASES = ("0.32.0", "0.31.0", "0.30.0", "0.28.0")
+VERSIONS = ("0.33.0", *RELEASES, "0.20.0")
+ROWS = {"0.33.0": 4172, "0.32.0": 715, "0.31.0": 698, "0.30.0": 740, "0.28.0": 700, "0.20.0": 1164}
 # backends that vLLM was asked about beside those of the order: how many verdicts
-VERDICTS = {"0.33.0": 16297, "0.20.0": 2338, **dict.fromkeys(("0.32.0", "0.31.0", "0.30.0"), 0)}
+VERDICTS = {"0.33.0": 16297, "0.20.0": 2338, **dict.fromkeys(RELEASES, 0)}
 
 # a reason of vLLM's about one thing, and the facet or feature that it names
 FACETS = {
@@ -274,6 +275,15 @@ def test_every_backend_has_the_same_verdict(rows: list[dict[str, Any]], registry
                 wrong.append((row["id"], name, difference))
     assert not wrong
     assert count == VERDICTS[version]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_backend_can_be_asked_for_where_vllm_knows_its_name(release: str) -> None:
+    names = json.loads((DATA / "names.json").read_text())[release]
+    backends = load_registry(f"vllm-{release}").backends.values()
+    # those for prompts of MLA have a list of their own; two names stand for no backend
+    decoding = {b.name for b in backends if not all(".mla.prefill." in (v.module or "") for v in b.variants)}
+    assert decoding == set(names) - {"CUSTOM", "NO_ATTENTION"}
 
 
 # what is not in the samples ------------------------------------------------------------------------------------------

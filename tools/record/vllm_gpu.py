@@ -116,6 +116,8 @@ def boot(tree: Path, arch: str, with_aiter: str | None) -> Any:
 
 
 def _import_backends() -> None:
+    # AMD's backends, asked for by name, ask AMD's platform, which looks at the GPU when it is imported
+    importlib.import_module("vllm.platforms.rocm")
     for backend in importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum:
         # one that cannot be imported is what the selector finds, too
         with contextlib.suppress(ImportError, OSError, ValueError):

@@ -40,6 +40,8 @@ SYMBOLS = (
     "vllm.v1.attention.backends.registry:AttentionBackendEnum", "vllm.v1.attention.selector:AttentionSelectorConfig",
 )  # fmt: skip
 _FEATURES = ("has_", "use_")
+# what `situation` sets for the run: a release may look there without being asked
+_OF_THE_RUN = ("use_dcp", "use_trtllm_attention")
 
 
 class GoneError(Exception):
@@ -77,7 +79,8 @@ class Selector:
                 return f"{field} {row[field]}"
         if row.get("requested_backend") and row["requested_backend"] not in self.backends.__members__:
             return f"backend {row['requested_backend']}"
-        extra = [n for n, v in row.items() if n.startswith(_FEATURES) and v and n not in self.asked._fields]
+        known = (*self.asked._fields, *_OF_THE_RUN)
+        extra = [n for n, v in row.items() if n.startswith(_FEATURES) and v and n not in known]
         return f"feature {extra[0]}" if extra else ""
 
     def decide(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,6 +132,7 @@ class Selector:
         config = config_module.VllmConfig()
         config.cache_config.cache_dtype = row.get("run_kv_cache_dtype") or row["kv_cache_dtype"] or "auto"
         config.parallel_config.decode_context_parallel_size = 2 if row.get("use_dcp") else 1
+        config.parallel_config.prefill_context_parallel_size = 2 if row.get("use_pcp") else 1
         named = ("flash_attn_version", "use_trtllm_attention")
         config.attention_config = config_module.AttentionConfig(**{n: row[n] for n in named if row.get(n) is not None})
         config.model_config = _model_config(row) if row.get("model") else None
