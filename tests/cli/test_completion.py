@@ -79,6 +79,8 @@ def test_files_and_directories_are_offered_where_they_may_stand(
     assert (item.type, item.value) == ("file", "./x")
     assert {i.value for i in completions(["explain", "--registry", "v"])} == {
         "vllm-0.20.0",
+        "vllm-0.24.0",
+        "vllm-0.26.0",
         "vllm-0.28.0",
         "vllm-0.30.0",
         "vllm-0.31.0",

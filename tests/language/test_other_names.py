@@ -176,7 +176,7 @@ def test_python_takes_the_words_alone_and_says_what_another_name_means(default: 
 
 
 # of every engine all releases
-OLDER = "vllm-0.20.0, vllm-0.28.0, vllm-0.30.0, vllm-0.31.0, vllm-0.32.0"
+OLDER = "vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, vllm-0.30.0, vllm-0.31.0, vllm-0.32.0"
 VLLM = f"{OLDER} and vllm-0.33.0"
 REGISTRIES = [
     ("vllm-0.34.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),

@@ -27,9 +27,18 @@ from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.selection.trace import Candidate
 
 DATA = support.DATA / "vllm"
-RELEASES = ("0.32.0", "0.31.0", "0.30.0", "0.28.0")
+RELEASES = ("0.32.0", "0.31.0", "0.30.0", "0.28.0", "0.26.0", "0.24.0")
 VERSIONS = ("0.33.0", *RELEASES, "0.20.0")
-ROWS = {"0.33.0": 4172, "0.32.0": 715, "0.31.0": 698, "0.30.0": 740, "0.28.0": 700, "0.20.0": 1164}
+ROWS = {
+    "0.33.0": 4172,
+    "0.32.0": 715,
+    "0.31.0": 700,
+    "0.30.0": 740,
+    "0.28.0": 700,
+    "0.26.0": 700,
+    "0.24.0": 700,
+    "0.20.0": 1164,
+}
 # backends that vLLM was asked about beside those of the order: how many verdicts
 VERDICTS = {"0.33.0": 16297, "0.20.0": 2338, **dict.fromkeys(RELEASES, 0)}
 

@@ -105,6 +105,7 @@ def boot(tree: Path, arch: str, with_aiter: str | None) -> Any:
         with (
             mock.patch.object(torch.ops, "_C"),
             mock.patch.object(torch, "empty"),
+            mock.patch.object(torch, "zeros"),
             mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
         ):
             importlib.import_module("vllm.compilation.backends")

@@ -155,6 +155,7 @@ def _model_config(row: Mapping[str, Any]) -> SimpleNamespace:
         hf_config=SimpleNamespace(**model["hf"]),
         attn_type=model.get("attn_type", "decoder"),
         is_diffusion=False,
+        is_hybrid=False,
         is_mm_prefix_lm=row.get("use_mm_prefix"),
         rswa_window=128 if row.get("use_rswa") else None,
     )

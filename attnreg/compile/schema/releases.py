@@ -44,7 +44,10 @@ class ReleaseDocument(Document):
         self.keys = {}
         self.values = {}
         base = below.data if below else {}
+        # where something changed, to two steps: all else is looked up in the document below at once
+        self.changed: set[Path_] | None = None
         self.data = self._merged(base, release.data[part], (), (part,))
+        self.changed = {path[:2] for path in self.origins}
 
     def at(self, *path: str | int) -> Location:
         """The location of the value at ``path``, in the file that states it."""
@@ -62,7 +65,8 @@ class ReleaseDocument(Document):
         return document.problem(here, message, help, key=key)
 
     def _origin(self, path: Path_) -> tuple[Document, Path_]:
-        for length in range(len(path), -1, -1):
+        changed = self.changed is None or path[:2] in self.changed
+        for length in range(len(path) if changed else 1, -1, -1):
             if path[:length] in self.origins:
                 document, here = self.origins[path[:length]]
                 return document, (*here, *path[length:])
