@@ -169,8 +169,8 @@ class Claims:
         sizes = product(self._sizes("head_size", self.form.head_sizes), widths, self._block_sizes)
         # a row may claim packed caches alone
         caches = ({}, *({"kv_dtype": name} for name in self._packed))
-        for cache, heads, (head, width, block), attn_type, dtype in product(
-            caches, self._heads, sizes, attn_types, self._dtypes
+        for cache, heads, (head, width, block), attn_type, dtype in (
+            product(caches, self._heads, sizes, attn_types, self._dtypes) if self._for_this_platform else ()
         ):
             base = {
                 "attn_type": attn_type, "dtype": dtype, "block_size": block, "head_size": head, "head_size_v": width,
@@ -188,6 +188,14 @@ class Claims:
         reasons = min(([r.text for c in self.select(u).candidates for r in c.reasons] for u in usual), key=len)
         where = f"{self.platform.platform} {self.platform.arch}"
         raise LookupError(f"it accepts no plain request on {where}: {'; '.join(reasons)}")
+
+    @property
+    def _for_this_platform(self) -> bool:
+        """Whether some variant may accept a request here, whatever it asks for."""
+        facts = {name: getattr(self.platform, name) for name in ("platform", "arch", "packages")}
+        here = {name: value for name, value in facts.items() if value is not None}
+        conditions = ((v.when.decided(here), v.requires.decided(here)) for v in self.row.variants)
+        return any(False not in decided for decided in conditions)
 
     @property
     def _packed(self) -> tuple[str, ...]:
