@@ -14,7 +14,7 @@ from attnreg.analysis.check.starts import refused_choices, unreachable_steps
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.analysis.value_classes import every_clause
-from attnreg.compile.bundled import bundled_registries
+from attnreg.compile.bundled import FILES, bundled_registries
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Location
 from attnreg.files import kind_of
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from attnreg.registry import Backend, Entry, Invariant, Registry
 
 SNAPSHOT = "selections.yaml"
-# a registry's own files; any other one is an overlay
-FILES = ("vocabulary", "backends", "priorities", "steps", "invariants")
 
 
 def check(registry: Registry, here: Platform | None = None) -> list[Finding]:
