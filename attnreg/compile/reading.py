@@ -138,10 +138,10 @@ class Reading:
 
         above: the directories of the releases that are differences to this one.
         """
-        files = {kind: path / f"{kind}.yaml" for kind, _ in _FILES}
+        there = [kind for kind, _ in _FILES if kind_of(path / f"{kind}.yaml")]
+        whole = {kind: self._read(path / f"{kind}.yaml", f"{label}/{kind}.yaml") for kind in there}
         if not kind_of(path / RELEASE_FILE):
-            there = {kind: file for kind, file in files.items() if kind_of(file)}
-            return {kind: self._read(file, f"{label}/{kind}.yaml") for kind, file in there.items()}
+            return whole
         release = self._read(path / RELEASE_FILE, f"{label}/{RELEASE_FILE}")
         data = None if release is None else validate(releases.ReleaseFile, release.data, release)
         if release is None or data is None or release.problems:
@@ -164,7 +164,10 @@ class Reading:
                 documents[part] = changed = releases.ReleaseDocument(documents.get(part), release, part)
                 self.problems += changed.problems
                 changed.problems.clear()
-        return documents
+        for part in whole.keys() & release.data.keys():
+            message = f"{part} is changed here, and {part}.yaml beside it stands for the one below: keep one"
+            self.problems.append(release.problem((part,), message, key=True))
+        return documents | whole if documents else {}
 
     def add_overlay(self, overlay: OverlayDocument) -> None:
         """Apply an overlay to what is read; what it extends, if it says so, must be among that."""

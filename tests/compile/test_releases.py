@@ -69,7 +69,54 @@ priorities:
     assert ("nvfp4" in kv[0], "nvfp4" in kv[1]) == (True, False)
 
 
+def test_steps_are_changed_moved_and_added_by_name(release: Write) -> None:
+    text = """
+extends: sglang-0.5.23
+steps:
+  steps:
+    - {step: _beam_overrides, gone: true}
+    - {name: GPT-OSS's backends, step: another, before: drafts}
+    - {name: mine, step: drafts, before: drafts, when: {role: draft}, refuses: no drafts here}
+"""
+    below, changed = load_registry("sglang-0.5.23"), load_registry(release(text))
+    names = [step.name for step in changed.steps]
+    assert names[:4] == ["vision towers", "another", "drafts", "drafts"]
+    assert len(names) == len(below.steps)
+    assert "_beam_overrides" not in names
+    # all else of a step that is moved stands where it stood
+    assert changed.steps[1].effects[0].refuses.startswith("GPT-OSS requires")
+    assert changed.steps[1].where.file == "registry/engines/sglang-0.5.23/steps.yaml"
+    assert changed.steps[2].where.file.endswith("release.yaml")
+
+
+def test_a_file_beside_it_stands_for_the_one_below(release: Write) -> None:
+    folder = release("extends: sglang-0.5.23\n")
+    (folder / "invariants.yaml").write_text("known:\n  - {finding: nothing, because: a test}\n")
+    assert [known.finding for known in load_registry(folder).known] == ["nothing"]
+
+
+def test_a_part_is_changed_or_whole(release: Write) -> None:
+    folder = release("extends: sglang-0.5.23\ninvariants: {known: []}\n")
+    (folder / "invariants.yaml").write_text("known: []\n")
+    assert "release.yaml:2:1: invariants is changed here, and invariants.yaml beside it" in refused(folder)
+
+
 PROBLEMS = [
+    (
+        "steps of one name",
+        "extends: sglang-0.5.23\nsteps: {steps: [{step: _handle_deprecated_args, gone: true}]}\n",
+        "release.yaml:2:17: there is no _handle_deprecated_args to take away",
+    ),
+    (
+        "a name twice",
+        "extends: sglang-0.5.23\nsteps: {steps: [{step: drafts}, {step: drafts}]}\n",
+        "release.yaml:2:33: drafts is changed twice",
+    ),
+    (
+        "a place that is not there",
+        "extends: sglang-0.5.23\nsteps: {steps: [{step: drafts, before: draughts}]}\n",
+        "release.yaml:2:40: there is no draughts to stand before",
+    ),
     ("no base", "steps: null\n", "release.yaml:1:1: `extends` is missing"),
     ("unknown base", "extends: vllm-9.9.9\n", "release.yaml:1:10: no bundled registry `vllm-9.9.9` to extend"),
     ("unknown part", "extends: vllm-0.33.0\nbackend: {}\n", "release.yaml:2:1: unknown key `backend`"),

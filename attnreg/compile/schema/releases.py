@@ -1,8 +1,9 @@
 """A release of an engine as its difference to another one: release.yaml, and the documents that come of it.
 
 A difference is a JSON Merge Patch (RFC 7396): a mapping changes the keys that it names, null takes a key away, and any
-other value takes the place of the one below. A list whose items have a `name` or a `finding` is merged by it: an item
-changes the one of its name, a new one is added at the end, and one with `gone: true` takes its namesake away.
+other value takes the place of the one below. A list whose items have a `name`, a `finding` or a `step` is merged by it:
+an item changes the one of its name, a new one is added at the end, one with `before: NAME` is put before that one, and
+one with `gone: true` takes its namesake away. A file beside release.yaml is whole, and stands for the one below.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from attnreg.errors import Location, Problem, did_you_mean
 
 # the keys of release.yaml that stand for a file of a registry
 PARTS = ("vocabulary", "backends", "priorities", "steps", "invariants")
-_IDENTITIES = ("name", "finding")
+# what the items of a list are told apart by: a step has a name where several have one function of the engine
+_IDENTITIES = ("name", "finding", "step")
+_BEFORE = "before"
 
 
 class ReleaseFile(DataModel):
@@ -76,9 +79,8 @@ class ReleaseDocument(Document):
         """A value with a change applied. path: in the result; there: in release.yaml."""
         if isinstance(change, Mapping):
             return self._merged_mapping(below if isinstance(below, Mapping) else {}, change, path, there)
-        identity = _identity(change) if isinstance(change, list) and isinstance(below, list) else None
-        if identity is not None and (not below or _identity(below) == identity):
-            return self._merged_list(below, change, identity, path, there)
+        if isinstance(change, list) and isinstance(below, list) and _names(change) and (not below or _names(below)):
+            return self._merged_list(below, change, path, there)
         self.origins[path] = self.release, there
         return change
 
@@ -100,33 +102,62 @@ class ReleaseDocument(Document):
                 out[key] = value
         return out
 
-    def _merged_list(self, below: list[Any], change: list[Any], identity: str, path: Path_, there: Path_) -> list[Any]:
+    def _merged_list(self, below: list[Any], change: list[Any], path: Path_, there: Path_) -> list[Any]:
         document, place = self._origin(path)
-        changes = {item[identity]: (i, item) for i, item in enumerate(change)}
-        names = [item[identity] for item in below]
+        patches: dict[str, int] = {}
+        for at, name in enumerate(_names(change)):
+            if patches.setdefault(name, at) != at:
+                self._report((*there, at), f"{name} is changed twice", "change it once, or name the two apart")
         out: list[Any] = []
-        for i, item in enumerate(below):
-            at, patch = changes.get(item[identity], (0, None))
-            if patch is not None and patch.get("gone") is True:
-                continue
-            here = (*path, len(out))
-            self.origins[here] = document, (*place, i)
-            out.append(item if patch is None else self._merged(item, patch, here, (*there, at)))
-        for name, (at, patch) in changes.items():
-            if name not in names and patch.get("gone") is True:
-                self._report((*there, at), f"there is no {name} to take away", did_you_mean(str(name), names))
-            elif name not in names:
-                self.origins[(*path, len(out))] = self.release, (*there, at)
+        for i, name in self._order(_names(below), patches, change, there):
+            here, source = (*path, len(out)), (*there, patches.get(name, 0))
+            patch = {k: v for k, v in change[patches[name]].items() if k != _BEFORE} if name in patches else None
+            if i is None:
+                self.origins[here] = self.release, source
                 out.append(patch)
+            else:
+                self.origins[here] = document, (*place, i)
+                out.append(below[i] if patch is None else self._merged(below[i], patch, here, source))
         return out
+
+    def _order(
+        self, below: list[str], patches: Mapping[str, int], change: list[Any], there: Path_
+    ) -> list[tuple[int | None, str]]:
+        """The items of a merged list: the index below, None for a new one, and the name."""
+        out: list[tuple[int | None, str]] = list(enumerate(below))
+        for name, at in patches.items():
+            patch, path = change[at], (*there, at)
+            found = [i for i, other in enumerate(below) if other == name]
+            if len(found) > 1:
+                self._report(
+                    path, f"there are {len(found)} of the name {name}", "name them apart, each with its `name`"
+                )
+                continue
+            item: tuple[int | None, str] = (found[0] if found else None, name)
+            if patch.get("gone") is True:
+                if not found:
+                    self._report(path, f"there is no {name} to take away", did_you_mean(name, below))
+                out = [other for other in out if other != item]
+            elif _BEFORE in patch or not found:
+                out = [other for other in out if other != item]
+                out.insert(self._place(patch, [n for _, n in out], path), item)
+        return out
+
+    def _place(self, patch: Mapping[str, Any], names: list[str], path: Path_) -> int:
+        """Where in a list of some names an item is put: before the one that it names, or at the end."""
+        if _BEFORE not in patch:
+            return len(names)
+        if patch[_BEFORE] in names:
+            return names.index(patch[_BEFORE])
+        message = f"there is no {patch[_BEFORE]} to stand before"
+        self._report((*path, _BEFORE), message, did_you_mean(str(patch[_BEFORE]), names))
+        return len(names)
 
     def _report(self, path: Path_, message: str, help_: str, *, key: bool = False) -> None:
         self.problems.append(self.release.problem(path, message, help_, key=key))
 
 
-def _identity(items: list[Any]) -> str | None:
-    """The key by which the items of a list are told apart; None where they have none."""
-    for key in _IDENTITIES:
-        if items and all(isinstance(item, Mapping) and isinstance(item.get(key), str) for item in items):
-            return key
-    return None
+def _names(items: list[Any]) -> list[str]:
+    """What the items of a list are told apart by, one for each; none where some item has nothing."""
+    names = [next((item[k] for k in _IDENTITIES if isinstance(item, Mapping) and k in item), None) for item in items]
+    return [name for name in names if isinstance(name, str)] if all(isinstance(n, str) for n in names) else []

@@ -22,6 +22,7 @@ class StepData(EffectData):
     """One step. It has `cases`, the first of which that holds speaks, or itself `sets` or `refuses`."""
 
     step: str = Field(description="Its name, as the engine has it.")
+    name: str | None = Field(default=None, description="Its name in a release.yaml, where `step` names several.")
     cases: list[EffectData] = []
     source: str | None = None
 
