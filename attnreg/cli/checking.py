@@ -96,7 +96,8 @@ def _print_lines(text: str) -> None:
 def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | None, as_json: bool) -> None:
     from pathlib import Path
 
-    from attnreg.engines.recipes import check_recipe, read_recipe
+    from attnreg.engines.launches import check_recipe
+    from attnreg.engines.recipes import read_recipe
 
     if lock is not None or inputs.overlay or inputs.trust:
         raise BadInput("a recipe is checked with the tables of its engine alone", "leave --lock and --overlay out")

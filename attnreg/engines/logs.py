@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from attnreg.errors import RequestError
 from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.platforms import Platform
-from attnreg.registry import Order, Registry
+from attnreg.registry import From, Order, Registry
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import how_chosen, verdict_words
 
@@ -23,10 +24,15 @@ _VLLM = (
 )
 _WORD = r"(?P<backend>[a-z][a-z0-9_]+)"
 _SGLANG = (
-    rf"Attention backend not specified\. Use {_WORD} backend by default",
+    rf"(?P<default>Attention backend not specified)\. Use {_WORD} backend by default",
     rf"Attention backend not specified\. Falling back to '{_WORD}' for (?P<mode>deterministic inference)",
-    rf"Us(?:e|ing) {_WORD} as (?:the )?(?:default )?attention backend (?:for|on .* for) (?P<model>\w+)",
-    rf"Us(?:e|ing) {_WORD} attention backend for (?P<model>\w+)",
+    rf"Us(?:e|ing) {_WORD} as (?:the )?(?:default )?(?:prefill )?attention backend (?:for|on .* for) (?P<model>[\w-]+)",
+    rf"(?:Us(?:e|ing)|Auto-select) {_WORD} attention backend for (?P<model>[\w-]+)",
+    rf"only supports (?P<cache>fp8_e4m3) if using FP8; Setting attention backend to {_WORD}",
+    (
+        r"(?P<who>[\w-]+(?: M[HL]A)?)(?: attention| backend)? only supports (?:a )?page.size "
+        r".*chang(?:e|ing) page_size (?:from \w+ )?to (?P<pages>\d+)"
+    ),
 )
 # the facets by which SGLang's steps write a target's backend
 _WRITTEN = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
@@ -124,13 +130,51 @@ def _value(text: str) -> object:
 
 
 def _of_sglang(said: Said, registry: Registry) -> Iterator[str]:
-    """The steps of SGLang's resolution that write a backend."""
-    subject = said.parts.get("model") or said.parts.get("mode") or "a server whose backend is not named"
-    yield f"{said.backend} was written for {subject} by one step of the resolution; a later step may write another"
-    steps = [s for s in registry.steps if any(e.sets.get(name) == said.backend for e in s.effects for name in _WRITTEN)]
-    for step in steps:
-        yield f"{step.name} ({step.where.short}), where {step.when.describe()}"
+    """The steps of SGLang's resolution that may have logged a line: those that write what it says, for what it says."""
+    if "pages" in said.parts:
+        who, pages = said.parts["who"], int(said.parts["pages"])
+        yield f"{who} does not read the pages that were asked for, and a step writes {pages} tokens a page"
+        word = _plain(who).replace("tensorrtllm", "trtllm")
+        found = [
+            t for t, value, about in _written(registry, ("block_size",)) if value == pages and word in _plain(about)
+        ]
+    elif "default" in said.parts:
+        yield f"{said.backend} is the default where neither the user nor the model names a backend"
+        found = list(_defaults(registry, said.backend))
+    else:
+        about = said.parts.get("model") or said.parts.get("mode") or f"a cache other than {said.parts.get('cache')}"
+        yield f"{said.backend} was written for {about} by one step of the resolution; a later step may write another"
+        word = said.parts.get("model") or {"mode": "deterministic", "cache": "kv_dtype"}[next(iter(said.parts))]
+        writes = [w for w in _written(registry, _WRITTEN) if w[1] == said.backend]
+        found = [text for text, _, about in writes if _plain(word) in _plain(about)]
+    yield from found or [f"no step of {registry.title} does so: the line is of another release"]
     yield f"`attnreg explain --registry {registry.name} --arch ARCH --set architecture=NAME` says which one decided"
+
+
+def _written(registry: Registry, facets: tuple[str, ...]) -> Iterator[tuple[str, Any, str]]:
+    """Each value that a step writes to one of some facets: in words with its place, the value, and what it looks at."""
+    for step in registry.steps:
+        for effect in step.effects:
+            conditions = [c for c in (step.when, effect.when) if c.facets]
+            where = " and ".join(c.describe() for c in conditions) or "always"
+            looked = [registry.derived[name] for c in conditions for name in c.facets if name in registry.derived]
+            about = " ".join([where, *(c.describe() for facet in looked for c, _, _ in facet.cases)])
+            for value in {v for name in facets if (v := effect.sets.get(name)) is not None and not isinstance(v, From)}:
+                yield f"{step.name} ({effect.where.short}), where {where}", value, about
+
+
+def _defaults(registry: Registry, backend: str | None) -> Iterator[str]:
+    """The cases of the default by which a backend is taken."""
+    sets = [effect.sets.get("attention_backend") for step in registry.steps for effect in step.effects]
+    for facet in {value.facet: None for value in sets if isinstance(value, From) and value.facet in registry.derived}:
+        for condition, value, place in registry.derived[facet].cases:
+            if value == backend:
+                where = condition.describe() if condition.facets else "nothing before holds"
+                yield f"{facet} ({place.short}), where {where}"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]", "", text).casefold()
 
 
 def _claim(name: str, facet: str, registry: Registry) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Launch recipes of engines, checked: variables that are ignored, backends that are not there, restated defaults.
+"""Launch recipes of engines, read: YAML files, shell scripts and command lines, every option with its place.
 
 A recipe is a YAML file with the keys of `KEYS`, or a shell script or a command line with the engine's command.
 """
@@ -16,12 +16,6 @@ from attnreg.compile.bundled import bundled_registries, help_for_registry, regis
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 from attnreg.files import read_text
-from attnreg.loader import load_registry
-from attnreg.models.questions import ModelOptions, model_questions
-from attnreg.platforms import Platform
-from attnreg.registry import Registry
-from attnreg.selection.selector import evaluate
-from attnreg.selection.trace import verdict_words
 
 KEYS = {
     "engine": "vllm or sglang; by default that of the command",
@@ -44,7 +38,7 @@ class RecipeError(RegistryError):
 
 @dataclass
 class Recipe:
-    """What a recipe says, each option and variable with its place."""
+    """What a recipe says, each option and variable with its place; ``places`` has those of its keys."""
 
     engine: str = ""
     version: str = ""
@@ -52,90 +46,25 @@ class Recipe:
     arch: str = ""
     options: list[tuple[str, str, Location]] = field(default_factory=list)
     variables: list[tuple[str, Location]] = field(default_factory=list)
+    places: dict[str, Location] = field(default_factory=dict)
 
 
 def read_recipe(path: Path) -> list[Recipe]:
     """The recipes in a file. Raises `RecipeError` with every problem of it, each with its place."""
     if path.suffix in (".yaml", ".yml"):
-        return [_of_document(Document.load(path))]
+        try:
+            document = Document.load(path)
+        except RegistryError as error:
+            raise RecipeError(error.problems) from None
+        return [_of_document(document)]
     found = list(_of_script(read_text(path, _MAX_BYTES, str(path)), str(path)))
     if not found:
-        commands = ", ".join(f"`{c}`" for about in _known().values() for c in about["commands"])
+        commands = ", ".join(f"`{c}`" for about in known_engines().values() for c in about["commands"])
         raise RecipeError([Problem(Location(str(path), 1, 1), "no line runs an engine", f"known: {commands}")])
     return found
 
 
-def check_recipe(recipe: Recipe, release: str | None = None) -> Iterator[Problem]:
-    """What is wrong with a recipe, or in vain. release: a registry's name in place of the recipe's own version."""
-    about = _known()[recipe.engine]
-    name = release_name(release or f"{recipe.engine}-{recipe.version or 0}")
-    registry = load_registry(name)
-    version = registry.sources[recipe.engine].version
-    for variable, where in recipe.variables:
-        gone = about["variables"].get(variable)
-        since = gone and (gone.get("removed") or gone["removed_by"])
-        if since and _parts(since) <= _parts(version):
-            how = f"in {since}" if "removed" in gone else f"by {since}"
-            message = f"{variable} was removed {how} and is ignored by {recipe.engine} {version}"
-            yield Problem(where, message, f"use {gone['use']}" if gone.get("use") else "remove it")
-    for option, value, where in recipe.options:
-        kind = about["options"].get(option)
-        if kind == "backend":
-            yield from _of_backend(option, value, where, recipe, registry)
-        elif kind in ("kv_dtype", "dtype") and value == "auto":
-            yield Problem(where, f"{option} auto only restates the default", "remove it")
-        elif kind in ("kv_dtype", "dtype") and value not in registry.vocabulary.facets[kind].known:
-            help_ = registry.vocabulary.help_for(kind, value)
-            yield Problem(where, f"{option}: {registry.name} has no {kind} {value}", help_)
-
-
-def _of_backend(option: str, value: str, where: Location, recipe: Recipe, registry: Registry) -> Iterator[Problem]:
-    name = value.upper() if recipe.engine == "vllm" else value
-    if name == "AUTO":
-        yield Problem(where, f"{option} {value} only restates the default", "remove it")
-        return
-    if name not in registry.backends:
-        others = [r for r in bundled_registries() if r.startswith(f"{recipe.engine}-") and r != registry.name]
-        have = [other for other in others if name in load_registry(other).backends]
-        help_ = f"it is in {', '.join(have)}" if have else did_you_mean(name, registry.backends)
-        yield Problem(where, f"{option}: backend {value} is not in {registry.name}", help_)
-        return
-    if recipe.model and recipe.arch:
-        yield from _of_model(f"{option} {value}", name, where, recipe, registry)
-
-
-def _of_model(asked: str, name: str, where: Location, recipe: Recipe, registry: Registry) -> Iterator[Problem]:
-    """What the model of a recipe gets by default and with a backend named: restated, or refused."""
-    architecture = registry.vocabulary.architecture(recipe.arch)
-    if architecture is None:
-        help_ = registry.vocabulary.help_for("arch", recipe.arch)
-        raise RecipeError([Problem(where, f"unknown architecture {recipe.arch}", help_)])
-    platform = Platform(platform=architecture.platform, arch=architecture.name)
-    kinds = _known()[recipe.engine]["options"]
-    given = {kinds[o]: v for o, v, _ in recipe.options if kinds.get(o) in ("kv_dtype", "dtype") and v != "auto"}
-    questions = model_questions(recipe.model, ModelOptions(given=given), registry).questions
-    asked_for = (question.request for question in questions)
-    requests = [r for r in asked_for if r is not None and r.role == "target" and r.phase != "prefill"]
-    if not requests:
-        return
-    usual = {s.backend.name if s.backend else None for s in (evaluate(r, platform, registry) for r in requests)}
-    named = [evaluate(request, platform, registry, name) for request in requests]
-    if usual == {name}:
-        message = f"{asked} only restates the default of {registry.name} for this model on {platform.arch}"
-        yield Problem(where, message, "remove it: a later release may have a better default")
-    for selection in named:
-        if selection.backend is None:
-            reasons = [text for c in selection.candidates[:1] for text, _ in verdict_words(c)]
-            message = f"{asked}: {registry.name} refuses it for this model on {platform.arch}: {'; '.join(reasons)}"
-            yield Problem(where, message, f"by default it takes {', '.join(sorted(map(str, usual)))}")
-            return
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
-
-
-def _known() -> dict[str, dict[str, Any]]:
+def known_engines() -> dict[str, dict[str, Any]]:
     """Engine -> what is known of its commands, options and variables."""
     data: dict[str, dict[str, Any]] = Document.load(registry_root() / "launch.yaml", "registry/launch.yaml").data
     return data
@@ -158,14 +87,15 @@ def _of_document(document: Document) -> Recipe:
             problems.append(document.problem((name,), f"{name}: expected a text{example}, got {value!r}"))
             texts[name] = ""
     recipe = Recipe(texts["engine"], texts["version"], texts["model"], texts["arch"])
+    recipe.places |= {name: document.at(name) for name in ("model", "arch") if name in data}
     if texts["command"]:
         _read_words(_split(texts["command"], document.at("command"), problems), recipe, document.at("command"))
     _read_env(data.get("env"), document, recipe, problems)
     _read_args(data.get("args"), document, recipe, problems)
-    if recipe.engine not in _known() and "engine" not in {p.message.partition(":")[0] for p in problems}:
+    if recipe.engine not in known_engines() and "engine" not in {p.message.partition(":")[0] for p in problems}:
         what = f"engine: unknown engine `{recipe.engine}`" if recipe.engine else "the recipe names no engine"
         path = ("engine",) if "engine" in data else ()
-        problems.append(document.problem(path, what, f"known: {', '.join(_known())}"))
+        problems.append(document.problem(path, what, f"known: {', '.join(known_engines())}"))
     elif not problems and release_name(f"{recipe.engine}-{recipe.version or 0}") not in bundled_registries():
         name = f"{recipe.engine}-{recipe.version}"
         problems.append(document.problem(("version",), f"no bundled release {name}", help_for_registry(name)))
@@ -203,7 +133,7 @@ def _split(text: str, where: Location, problems: list[Problem]) -> list[tuple[st
 def _read_words(words: list[tuple[str, Location]], recipe: Recipe, command: Location | None = None) -> None:
     """Read the words of a command line: variables before it, the engine, and its options."""
     text = " ".join(word for word, _ in words)
-    for engine, about in _known().items():
+    for engine, about in known_engines().items():
         if command is not None and any(name in text for name in about["commands"]):
             recipe.engine = recipe.engine or engine
     for i, (word, where) in enumerate(words):

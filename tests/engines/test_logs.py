@@ -31,6 +31,10 @@ LINES = [
     ("Use triton as default attention backend for Gemma4", "sglang", "triton"),
     ("Use trtllm_mla as attention backend on sm100 for DeepseekV3ForCausalLM", "sglang", "trtllm_mla"),
     ("Use dsa attention backend for DeepSeek with DSA.", "sglang", "dsa"),
+    ("Auto-select fa4 attention backend for Step3p7 on Blackwell.", "sglang", "fa4"),
+    ("Use flashinfer as default prefill attention backend for Moss-VL", "sglang", "flashinfer"),
+    ("FlashAttention3 only supports fp8_e4m3 if using FP8; Setting attention backend to triton.", "sglang", "triton"),
+    ("FlashMLA only supports a page_size of 64, change page_size to 64.", "sglang", None),
 ]
 
 
@@ -49,6 +53,28 @@ def test_the_orders_that_give_the_potential_backends_are_named():
     assert "FLASH_ATTN, FLASHINFER stood before it and refused the layer" in text
     odd = CHOSEN.replace("'TRITON_ATTN', 'FLEX_ATTENTION'", "'FLEX_ATTENTION', 'FLASHINFER'")
     assert "the line is of another release" in " ".join(explained(read_line(odd), load_registry("vllm-0.33")))
+
+
+@pytest.mark.parametrize("release", ["sglang-0.5.14", "sglang-0.5.23"])
+@pytest.mark.parametrize(
+    ("line", "step", "other"),
+    [
+        ("Attention backend not specified. Use fa3 backend by default.", "default_backend", "GptOss"),
+        ("Using fa3 as attention backend for Olmo2ForCausalLM.", "Olmo2ForCausalLM", "GptOss"),
+        ("Use trtllm_mla as attention backend on sm100 for DeepseekV3ForCausalLM", "deepseek_family true", "cutedsl"),
+        (
+            "Attention backend not specified. Falling back to 'fa3' for deterministic inference.",
+            "deterministic",
+            "Olmo",
+        ),
+        ("TensorRT-LLM MHA only supports page_size of 16, changing page_size from 1 to 64.", "trtllm_mha", "flashmla"),
+        ("Use fa3 attention backend for Nothing", "the line is of another release", "GptOss"),
+    ],
+)
+def test_only_the_steps_that_log_a_line_of_sglang_are_named(release, line, step, other):
+    text = " ".join(explained(read_line(line), load_registry(release)))
+    assert step in text
+    assert other not in text
 
 
 def test_the_configuration_in_a_refusal_is_asked_anew():

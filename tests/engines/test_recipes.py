@@ -120,3 +120,52 @@ def test_a_release_may_be_given(check):
         "command: vllm serve x --attention-backend ROCM_OCTAVE\n", "r.yaml", "--registry", "vllm-0.31"
     )
     assert (status, found[0][1]) == (1, "--attention-backend: backend ROCM_OCTAVE is not in vllm-0.31.0")
+
+
+GPT_OSS = support.ROOT / "examples" / "configs" / "gpt-oss-120b"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("{attention-backend: triton}", "--attention-backend triton only restates the default of sglang-0.5.14"),
+        (
+            "{attention_backend: flashinfer}",
+            "--attention-backend flashinfer: sglang-0.5.14 refuses it for this model on",
+        ),
+        ("{decode-attention-backend: trtllm_mla}", "--decode-attention-backend trtllm_mla: sglang-0.5.14 refuses it"),
+        ("{attention-backend: fa3}", "its factory requires SM 8.x without MLA, or SM 9.x"),
+        ("{attention-backend: hpc_ops}", "--attention-backend: backend hpc_ops is not in sglang-0.5.14"),
+        ("{attention-backend: ascend, kv-cache-dtype: bf16}", None),
+        ("{kv-cache-dtype: mxfp8}", "--kv-cache-dtype: sglang-0.5.14 has no kv_dtype mxfp8"),
+        ("{attention-backned: triton}", "unknown option --attention-backned"),
+        ("{mm-attention-backend: fa3}", None),
+        ("{page-size: many}", "--page-size: expected a number, got many"),
+    ],
+)
+def test_a_backend_of_sglang_is_asked_of_its_resolution(check, args, message):
+    """What is named goes through the steps, which refuse or change it: it is not the last word."""
+    recipe = f'engine: sglang\nversion: "0.5.14"\nmodel: {GPT_OSS}\narch: sm120\nargs: {args}\n'
+    status, found = check(recipe)
+    assert status == (message is not None)
+    assert [message in text for _, text in found] == ([True] if message else [])
+
+
+def test_a_backend_that_a_step_replaces_is_found(check):
+    recipe = f"engine: sglang\nmodel: {LLAMA}\narch: sm80\nargs: {{attention-backend: fa3, kv-cache-dtype: fp8_e5m2}}\n"
+    message = "--attention-backend fa3: sglang-0.5.23 takes triton in its place for this model on sm80"
+    assert check(recipe) == (1, [("recipe.yaml:4:27", message)])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engine: vllm\narch: sm91\n", "recipe.yaml:2:7: unknown architecture sm91"),
+        ("engine: vllm\nmodel: nowhere\n", "recipe.yaml:2:8: nowhere: no such file"),
+        ("[1, 2", "the recipe has 1 problem:\nrecipe.yaml:1:1: not valid YAML"),
+    ],
+)
+def test_a_wrong_gpu_or_model_or_file_is_said_with_its_place(check, text, message):
+    status, error = check(text)
+    assert status == 2
+    assert message in error
