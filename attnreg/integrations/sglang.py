@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from attnreg.compile.bundled import release_name
 from attnreg.errors import RequestError, did_you_mean
 from attnreg.loader import load_registry
 from attnreg.platforms import Platform
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.trace import Selection
 
-VERSION = "0.5.23"
+# the beginning of every version
+_NEWEST = "0"
 # SGLang's names of two facets that every registry has
 _OWN = {"page_size": "block_size", "kv_cache_dtype": "kv_dtype"}
 _PLACE = ("version", "platform", "arch", "flags", "model", "sampling", "tp_size")
 _ANSWERED = ("speculative_draft_attention_backend", "page_size", "kv_cache_dtype")
 
 
-def decision(given: Mapping[str, Any]) -> dict[str, Any]:
+def decision(given: Mapping[str, Any], release: str | None = None) -> dict[str, Any]:
     """What SGLang resolves for a server: the backend of each phase, and what resolution makes of the arguments.
+
+    release: a bundled release, such as 0.5.14; left out, the ``version`` of ``given``, or the newest if it has none.
 
     ``given`` has the machine (``platform``, ``arch``, and ``flags``: ``no-PACKAGE``, ``amx``, or a flag of the registry
     itself), the ``model`` (one of `models`), ``tp_size``, SGLang's ``version``, and arguments of its `ServerArgs` under
@@ -42,9 +46,10 @@ def decision(given: Mapping[str, Any]) -> dict[str, Any]:
     ``kv_cache_dtype``, and ``refused_later``: phase, backend and sentence where a server that has passed resolution
     stops when the model is built.
 
-    Raises `RequestError` for an argument, a word or a model that the registry does not know.
+    Raises `RequestError` for an argument, a word or a model that the registry does not know, `RegistryError` for a
+    release that is not bundled.
     """
-    registry = _registry(str(given.get("version") or VERSION))
+    registry = _registry(str(release or given.get("version") or _NEWEST))
     platform = _platform(given, registry)
     asked = replace(_request(given, registry), phase="prefill")
     prefill = evaluate(asked, platform, registry)
@@ -68,14 +73,14 @@ def decision(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def models(version: str = VERSION) -> tuple[str, ...]:
-    """The models that `decision` knows."""
-    return tuple(_models(_registry(version)))
+def models(release: str | None = None) -> tuple[str, ...]:
+    """The models that `decision` knows of a bundled release, the newest if it is left out."""
+    return tuple(_models(_registry(release or _NEWEST)))
 
 
 @cache
-def _registry(version: str) -> Registry:
-    return load_registry(f"sglang-{version}")
+def _registry(release: str) -> Registry:
+    return load_registry(release_name(f"sglang-{release.removeprefix('sglang-')}"))
 
 
 def _models(registry: Registry) -> Mapping[str, Any]:

@@ -22,6 +22,17 @@ def test_what_changes_is_said_layer_by_layer_with_the_reasons_of_both_sides(run)
     assert "mm_prefix is not supported" in done.out
 
 
+def test_an_upgrade_of_sglang_has_the_steps_of_both_sides(run, tmp_path):
+    config = {"architectures": ["MiMoV2FlashForCausalLM"], "model_type": "llama", "num_attention_heads": 32}
+    config |= {"hidden_size": 4096, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    releases = ("--from", "sglang-0.5.14", "--to", "sglang-0.5.23", "--model", str(tmp_path))
+    done = run("upgrade", *releases, "--arch", "sm100")
+    assert (done.status, "trtllm_mha → fa4" in done.out) == (1, True)
+    done = run("upgrade", *releases, "--arch", "sm90")
+    assert (done.status, "nothing changes" in done.out) == (0, True)
+
+
 def test_what_stays_is_not_printed(run):
     done = run("upgrade", *RELEASES, "--arch", "sm80", "--model", LLAMA)
     assert (done.status, "nothing changes" in done.out, "→ FLASH" in done.out) == (0, True, False)

@@ -177,6 +177,7 @@ def test_python_takes_the_words_alone_and_says_what_another_name_means(default: 
 
 # of every engine all releases
 OLDER = "vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, vllm-0.30.0, vllm-0.31.0, vllm-0.32.0"
+SGLANG = "sglang-0.5.14, sglang-0.5.23"
 VLLM = f"{OLDER} and vllm-0.33.0"
 REGISTRIES = [
     ("vllm-0.34.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
@@ -187,13 +188,13 @@ REGISTRIES = [
     ("vllm-0.20.0+attnreg", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
     (
         "vlm-0.33.0",
-        f"did you mean `vllm-0.33.0`? (also: default, sglang-0.5.23, {OLDER})",
+        f"did you mean `vllm-0.33.0`? (also: default, {SGLANG}, {OLDER})",
     ),
-    ("sglang-0.5", "there are sglang-0.5.23; the nearest is `sglang-0.5.23`"),
-    ("tensorrt", f"known: default, sglang-0.5.23, {OLDER}, vllm-0.33.0"),
+    ("sglang-0.5", "there are sglang-0.5.14 and sglang-0.5.23; the nearest is `sglang-0.5.14`"),
+    ("tensorrt", f"known: default, {SGLANG}, {OLDER}, vllm-0.33.0"),
     (
         "defualt",
-        f"did you mean `default`? (also: sglang-0.5.23, {OLDER}, vllm-0.33.0)",
+        f"did you mean `default`? (also: {SGLANG}, {OLDER}, vllm-0.33.0)",
     ),
 ]
 

@@ -26,6 +26,7 @@ import traceback
 import types
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ _DRAFTS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH")
 
 
 class _Anything(type):
-    """A class whose every attribute is such a class; it can be subclassed, and its instances decorate."""
+    """A class whose every attribute is such a class; it can be subclassed, and its instances decorate and are empty."""
 
     def __getattr__(cls, name: str) -> Any:
         return _anything(name)
@@ -65,7 +66,11 @@ class _Anything(type):
 def _anything(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    members = {"__init__": lambda self, *a, **k: None, "__call__": lambda self, *a, **k: a[0] if a else None}
+    members = {
+        "__init__": lambda self, *a, **k: None,
+        "__call__": lambda self, *a, **k: a[0] if a else None,
+        "__iter__": lambda self: iter(()),
+    }
     return _Anything(name, (), members)
 
 
@@ -116,6 +121,8 @@ def simulate(platform: str, arch: str, flags: Sequence[str]) -> None:
     installed = importlib.metadata.version
     versions: Any = importlib.metadata
     versions.version = lambda name: "99.0" if name in stubs else installed(name)
+    distributions = importlib.metadata.packages_distributions()
+    versions.packages_distributions = lambda: {**distributions, **{name: [name] for name in stubs}}
     if platform == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
         _pretend_amx("amx" in flags)
@@ -149,8 +156,22 @@ def _rocminfo(arch: str) -> None:
 
 def _pretend_amx(there: bool) -> None:
     common: Any = importlib.import_module("sglang.srt.utils.common")
+    _needed(common, "is_amx_tile_supported")
     common.is_amx_tile_supported = there
+    # a function since 0.5.23, a fact in 0.5.14
+    if hasattr(common, "is_intel_amx_backend_available"):
+        common.is_intel_amx_backend_available = there
+        return
+    _needed(common, "_is_intel_amx_backend_available")
     common._is_intel_amx_backend_available = lambda: there
+
+
+def _needed(owner: Any, name: str) -> Any:
+    """A symbol of SGLang's that the recording needs. Raises SystemExit where this release has it no more."""
+    if not hasattr(owner, name):
+        where = getattr(owner, "__qualname__", owner.__name__)
+        raise SystemExit(f"this SGLang has no {name} in {where}, which the recording needs: its code moved")
+    return getattr(owner, name)
 
 
 def configs(folder: Path) -> dict[str, dict[str, Any]]:
@@ -177,24 +198,61 @@ def arguments(row: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def decide(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What SGLang resolves for a row: its fields and the trace of their writers, or its refusal."""
-    server_args = importlib.import_module("sglang.srt.server_args")
-    args = server_args.ServerArgs(**arguments(row, folder))
+    make: Any = _needed(importlib.import_module("sglang.srt.server_args"), "ServerArgs")
+    given = arguments(row, folder)
     with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(os.environ, {"TMPDIR": scratch}):
+        if hasattr(make, "resolve_once"):
+            return _resolved_once(make(**given))
+        return _resolved_when_made(make, given)
+
+
+def _resolved_once(args: Any) -> dict[str, Any]:
+    """What a release resolves that keeps what is asked for beside what its steps make of it, and a trace of them."""
+    try:
+        args.resolve_once()
+    except Exception as error:
+        return {"error": _problem(error), "trace": _trace(args)}
+    overrides: Any = importlib.import_module("sglang.srt.arg_groups.overrides")
+    result, config_of = _needed(overrides, "resolution_result"), _needed(overrides, "model_config_of")
+    fields = {field: result(args, field) for field in FIELDS}
+    return {"error": None, **fields, "trace": _trace(args), "model": _facts(config_of(args))}
+
+
+def _resolved_when_made(make: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What a release resolves whose `ServerArgs` writes over its own arguments when it is made, such as 0.5.14."""
+    _needed(make, "__post_init__")
+    config_of = _needed(make, "get_model_config")
+    with _writes(make) as trace:
         try:
-            args.resolve_once()
+            args = make(**given)
         except Exception as error:
-            return {"error": _problem(error), "trace": _trace(args)}
-    overrides = importlib.import_module("sglang.srt.arg_groups.overrides")
-    fields = {field: overrides.resolution_result(args, field) for field in FIELDS}
-    return {"error": None, **fields, "trace": _trace(args), "model": _facts(overrides.model_config_of(args))}
+            return {"error": _problem(error), "trace": trace}
+    fields = {field: getattr(args, field) for field in FIELDS}
+    return {"error": None, **fields, "trace": trace, "model": _facts(config_of(args))}
+
+
+@contextmanager
+def _writes(make: Any) -> Iterator[list[Any]]:
+    """Each write to one of `FIELDS`, as a trace has it: the function that writes, and the field with its value."""
+    written: list[Any] = []
+
+    def write(args: Any, name: str, value: Any) -> None:
+        object.__setattr__(args, name, value)
+        writer = sys._getframe(1).f_code.co_name
+        # __init__ only keeps what is given
+        if name in FIELDS and writer != "__init__":
+            written.append([writer, {name: value}])
+
+    with mock.patch.object(make, "__setattr__", write):
+        yield written
 
 
 def _problem(error: Exception) -> dict[str, Any]:
-    """An exception of SGLang's and where it was raised. Raises it where this interpreter lacks a module."""
-    if isinstance(error, ImportError):
-        raise error
+    """An exception of SGLang's and where it was raised. Raises it where this interpreter cannot import a module."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if "/sglang/" in frame.filename), frames[-1])
+    if isinstance(error, ImportError) or last.name == "<module>":
+        raise error
     at = f"sglang/{last.filename.rpartition('/sglang/')[2]}:{last.lineno}"
     return {"type": type(error).__name__, "message": str(error)[:600], "at": at, "in": last.name}
 
@@ -255,7 +313,7 @@ def main() -> None:
         os.dup2(2, 1)
         sys.path.insert(0, str(options.source))
         for decision in record(rows):
-            print(json.dumps(decision), file=out)
+            print(json.dumps(decision), file=out, flush=True)
         return
     with tempfile.TemporaryDirectory() as scratch:
         root = unpacked(options.source, Path(scratch) / "source")
