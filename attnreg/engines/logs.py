@@ -9,8 +9,9 @@ from typing import Any
 
 from attnreg.errors import RequestError
 from attnreg.integrations.vllm.inputs import request_from_selector_row
+from attnreg.language.computed import From
 from attnreg.platforms import Platform
-from attnreg.registry import From, Order, Registry
+from attnreg.registry import Order, Registry
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import how_chosen, verdict_words
 

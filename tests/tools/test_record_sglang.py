@@ -34,6 +34,39 @@ def model_config_of(args):
     return types.SimpleNamespace(attention_arch=arch, num_attention_heads=fields["num_attention_heads"])
 """
 
+# a release before: the arguments write over themselves when they are made
+OLDER = """
+import dataclasses, importlib, json, pathlib, torch, types
+@dataclasses.dataclass
+class ServerArgs:
+    model_path: str
+    attention_backend: str = None
+    prefill_attention_backend: str = None
+    decode_attention_backend: str = None
+    speculative_draft_attention_backend: str = None
+    dsa_prefill_backend: str = None
+    dsa_decode_backend: str = None
+    page_size: int = None
+    kv_cache_dtype: str = "auto"
+    disable_radix_cache: bool = False
+    speculative_algorithm: str = None
+    speculative_num_steps: int = None
+    speculative_eagle_topk: int = None
+    speculative_num_draft_tokens: int = None
+    def __post_init__(self):
+        self._handle_backend()
+        setattr(self, "page_size", 64)
+    def _handle_backend(self):
+        self.other = 1
+        if self.attention_backend == "wave":
+            raise ValueError("no waves")
+        if self.attention_backend == "fa3":
+            importlib.import_module("sglang.srt.broken")
+        self.attention_backend = "triton"
+    def get_model_config(self):
+        return types.SimpleNamespace(attention_arch=types.SimpleNamespace(name="MHA"))
+"""
+
 
 @pytest.fixture
 def recorder():
@@ -95,6 +128,36 @@ def test_a_module_that_is_missing_ends_the_recording(tree, tmp_path):
     assert done.returncode != 0
     assert "No module named 'flashinfer'" in done.stderr
     assert not done.stdout
+
+
+def test_a_release_that_writes_over_its_arguments_is_watched(tree, tmp_path):
+    (tree / "python" / "sglang" / "srt" / "server_args.py").write_text(OLDER)
+    done = record(tree, [row(), row(attention_backend="wave")], tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads(line)["out"] for line in done.stdout.splitlines())
+    assert (first["attention_backend"], first["page_size"], first["error"]) == ("triton", 64, None)
+    # what was given is no write
+    assert first["trace"] == [
+        ["_handle_backend", {"attention_backend": "triton"}],
+        ["__post_init__", {"page_size": 64}],
+    ]
+    assert (second["error"]["in"], second["trace"]) == ("_handle_backend", [])
+
+
+def test_what_breaks_while_it_is_imported_is_no_refusal(tree, tmp_path):
+    srt = tree / "python" / "sglang" / "srt"
+    (srt / "server_args.py").write_text(OLDER)
+    (srt / "broken.py").write_text("raise TypeError('a package of this interpreter')\n")
+    done = record(tree, [row(attention_backend="fa3")], tmp_path)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert "a package of this interpreter" in done.stderr
+
+
+def test_a_symbol_that_is_gone_is_named(tree, tmp_path):
+    (tree / "python" / "sglang" / "srt" / "server_args.py").write_text(OLDER.replace("get_model_config", "config"))
+    done = record(tree, [row()], tmp_path)
+    assert done.returncode != 0
+    assert "this SGLang has no get_model_config in ServerArgs, which the recording needs: its code moved" in done.stderr
 
 
 def test_what_is_no_sglang_is_refused(tmp_path):
