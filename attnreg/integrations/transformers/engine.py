@@ -140,7 +140,7 @@ class Engine:
             site = self.sites.of(module)
             numbers = scaling, sliding_window, softcap
             question = site.question(query, key, value, attention_mask, is_causal, numbers, s_aux is None)
-            found = None if question is None else site.found.get(question.facts)
+            found = None if question is None else site.known(question)
             if question is not None and found is not None and found.layer.params.sinks is s_aux:
                 found.run.calls += 1
                 batch = question.packed or found.packed
@@ -177,7 +177,9 @@ class Engine:
             return without_gradient(out, *trained, cure=_CURE), None
         layer, run = self.layer(call, packed)
         if site is not None and question is not None:
-            site.keep(question.facts, Found(layer, run, packed if attention_mask is None else None))
+            of_phase = question.phase is not None and self.tells_phases(run.asked.request, query.device)
+            facts = (*question.facts, question.phase) if of_phase else question.facts
+            site.keep(facts, Found(layer, run, packed if attention_mask is None else None))
         return self._attend(layer, packed, call.query, call.key, call.value, trained), None
 
     def _attend(
@@ -229,6 +231,11 @@ class Engine:
         of_phase = replace(request, phase=phase)
         chosen, both = self.evaluate(of_phase, device).chosen, self.evaluate(request, device).chosen
         return request if chosen is None or (both is not None and chosen.title == both.title) else of_phase
+
+    def tells_phases(self, request: AttentionRequest, device: torch.device) -> bool:
+        """Whether some phase of a request has a backend of its own."""
+        both = replace(request, phase="any")
+        return any(self.of_phase(both, phase, device) is not both for phase in ("prefill", "decode"))
 
     @property
     def detects(self) -> bool:

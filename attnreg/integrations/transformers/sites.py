@@ -52,10 +52,14 @@ class Found(NamedTuple):
 
 
 class Question(NamedTuple):
-    """The facts that decide how a call runs, beside its module; packed: the batch of its mask, None without a mask."""
+    """The facts that decide how a call runs, beside its module; packed: the batch of its mask, None without a mask.
+
+    phase: that of the batch, a fact where the registry tells phases apart; None where the facts tell the lengths.
+    """
 
     facts: tuple[Any, ...]
     packed: Packed | None
+    phase: str | None = None
 
 
 class Site:
@@ -104,7 +108,12 @@ class Site:
         packed = packed_mask(source, crossed=self.crossed)
         if not isinstance(packed, Packed):
             return None
-        return Question((*layer, packed.band, packed.crossed, packed.mm_prefix is None, packed.phase), packed)
+        return Question((*layer, packed.band, packed.crossed, packed.mm_prefix is None), packed, packed.phase)
+
+    def known(self, question: Question) -> Found | None:
+        """What was found for a call like this one, in every phase or in its own."""
+        found = self.found.get(question.facts)
+        return self.found.get((*question.facts, question.phase)) if found is None else found
 
     def keep(self, facts: tuple[Any, ...], found: Found) -> None:
         """Keeps what was found for a call."""
