@@ -1,4 +1,4 @@
-"""A stand-in for FlashInfer's kernels for prompts of MLA, with the parameters of the record; it computes in float64."""
+"""A stand-in for FlashInfer's kernels, with the parameters of the record; it computes in float64."""
 
 from __future__ import annotations
 
@@ -13,13 +13,27 @@ from torch import Tensor
 from attnreg.kernels.flashinfer import record
 from support.fake_aiter import signature_of
 
-MODULES = ("attnreg.kernels.flashinfer.trtllm_ragged", "attnreg.kernels.flashinfer.prefill")
+FA2 = "attnreg.kernels.flashinfer.fa2"
+MODULES = ("attnreg.kernels.flashinfer.trtllm_ragged", "attnreg.kernels.flashinfer.prefill", FA2)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, queries: list[int], keys: list[int], scale: float, causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: list[int],
+    keys: list[int],
+    scale: float,
+    causal: bool,
+    left: int = -1,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output and LSE [rows, heads], to the base 2, of packed requests by their prefix sums."""
+    """Output and LSE [rows, heads], to the base 2, of packed requests by their prefix sums.
+
+    left: the keys that a query sees before its own, -1 for all; queries are aligned to the last keys.
+    """
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
     out, lse = query.new_empty(*query.shape[:2], value.shape[2]), torch.empty(query.shape[:2])
     for i in range(len(queries) - 1):
         rows, places = slice(queries[i], queries[i + 1]), slice(keys[i], keys[i + 1])
@@ -27,9 +41,14 @@ def attend(
         assert rows.stop > rows.start
         assert places.stop > places.start
         scores = torch.einsum("qhd,khd->hqk", query[rows].double(), key[places].double()) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        after = places.stop - places.start - (rows.stop - rows.start)
+        seen = torch.ones(scores.shape[1:], dtype=torch.bool)
         if causal:
-            after = places.stop - places.start - (rows.stop - rows.start)
-            scores.masked_fill_(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 + after), -torch.inf)
+            scores.masked_fill_(seen.triu(1 + after), -torch.inf)
+        if left >= 0:
+            scores.masked_fill_(seen.tril(after - left - 1), -torch.inf)
         out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[places].double()).to(out.dtype)
         lse[rows] = (scores.logsumexp(-1) / torch.log(torch.tensor(2.0))).float().t()
     return out, lse
@@ -71,10 +90,55 @@ class Fake:
                 p = self.planned
                 queries, keys = p["qo_indptr"].tolist(), p["kv_indptr"].tolist()
                 assert len(call["q"]) == queries[-1]
-                out, lse = attend(call["q"], call["k"], call["v"], queries, keys, p["sm_scale"], p["causal"])
+                masks = p["causal"], p.get("window_left", -1), p.get("logits_soft_cap")
+                out, lse = attend(call["q"], call["k"], call["v"], queries, keys, p["sm_scale"], *masks)
                 call["out"].copy_(out)
                 return (call["out"], lse) if call["return_lse"] else call["out"]
 
+        class Paged:
+            def __init__(self, *args: Any, **given: Any) -> None:
+                self.made = signature_of(record.PAGED_WRAPPER).bind(*args, **given).arguments
+                fake.calls.append(self.made)
+
+            def plan(self, *args: Any, **given: Any) -> None:
+                p = self.planned = signature_of(record.PAGED_PLAN).bind(self, *args, **given).arguments
+                lengths = ("qo_indptr", "paged_kv_indptr", "paged_kv_last_page_len")
+                assert all(p[name].device.type == "cpu" and p[name].dtype == torch.int32 for name in lengths)
+                assert p["paged_kv_indices"].dtype == torch.int32
+                assert len(p["paged_kv_indices"]) == p["paged_kv_indptr"][-1]
+                assert p["q_data_type"] == p["kv_data_type"] == p["o_data_type"]
+
+            def run(self, *args: Any, **given: Any) -> Any:
+                call = signature_of(record.PAGED_RUN).bind(self, *args, **given).arguments
+                fake.calls.append(call)
+                p, queries = self.planned, self.planned["qo_indptr"].tolist()
+                query, caches = call["q"], call["paged_kv_cache"]
+                assert query.is_contiguous()
+                assert len(query) == queries[-1]
+                assert query.dtype == p["q_data_type"]
+                assert all(cache.dtype == p["kv_data_type"] for cache in caches)
+                assert caches[0].stride() == caches[1].stride()
+                if self.made["kv_layout"] == "HND":
+                    caches = tuple(cache.transpose(1, 2) for cache in caches)
+                assert all(cache.shape[1] == p["page_size"] for cache in caches)
+                starts, lasts = p["paged_kv_indptr"].tolist(), p["paged_kv_last_page_len"].tolist()
+                parts: list[list[Tensor]] = [[], []]
+                keys = [0]
+                for i, last in enumerate(lasts):
+                    pages = p["paged_kv_indices"][starts[i] : starts[i + 1]].long()
+                    assert 0 < last <= p["page_size"]
+                    keys.append(keys[-1] + (len(pages) - 1) * p["page_size"] + last)
+                    for part, cache in zip(parts, caches, strict=True):
+                        part.append(cache[pages].flatten(0, 1)[: keys[-1] - keys[-2]])
+                masks = p["causal"], p["window_left"], p["logits_soft_cap"]
+                packed = (torch.cat(part) for part in parts)
+                out, lse = attend(query, *packed, queries, keys, p["sm_scale"], *masks)
+                call["out"].copy_(out)
+                return (call["out"], lse) if call["return_lse"] else call["out"]
+
+        Paged.__signature__ = signature_of(record.PAGED_WRAPPER)  # type: ignore[attr-defined]
+        Paged.plan.__signature__ = signature_of(record.PAGED_PLAN)  # type: ignore[attr-defined]
+        Paged.run.__signature__ = signature_of(record.PAGED_RUN)  # type: ignore[attr-defined]
         trtllm.__signature__ = signature_of(record.TRTLLM_RAGGED)  # type: ignore[attr-defined]
         Wrapper.__signature__ = signature_of(record.WRAPPER)  # type: ignore[attr-defined]
         Wrapper.plan.__signature__ = signature_of(record.PLAN)  # type: ignore[attr-defined]
@@ -82,6 +146,7 @@ class Fake:
         self.prefill = ModuleType("flashinfer.prefill")
         self.prefill.trtllm_ragged_attention_deepseek = trtllm  # type: ignore[attr-defined]
         self.prefill.BatchPrefillWithRaggedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
+        self.prefill.BatchPrefillWithPagedKVCacheWrapper = Paged  # type: ignore[attr-defined]
         self.package = ModuleType("flashinfer")
         self.package.prefill = self.prefill  # type: ignore[attr-defined]
         self.package.__path__ = []

@@ -1,7 +1,7 @@
-"""What both adapters share: the requests of a batch that have queries and keys, apart from the others.
+"""What the adapters share: the requests of a batch that have queries and keys, apart from the others.
 
-The kernels take packed keys and values, and no request without a query or a key. A row without a key has the output
-zero and the lse -inf. Lengths are those of the host. FlashInfer's LSE is to the base 2, by token and head.
+The kernels take no request without a query or a key. A row without a key has the output zero and the lse -inf. Lengths
+are those of the host. FlashInfer's LSE is to the base 2, by token and head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Ragged(NamedTuple):
 
     rows, keys: the rows of their queries and of their keys, [n] int64; None where they are all, in order. host_queries,
     host_keys: the prefix sums of both, int32 in host memory; queries and keys are the same on the device. empty: the
-    rows of queries without a key, [n] int64. num_rows: of all requests.
+    rows of queries without a key, [n] int64. num_rows: of all requests. active: the requests' places in the batch.
     """
 
     num_rows: int
@@ -51,16 +51,22 @@ class Ragged(NamedTuple):
     max_key_len: int
     empty: Tensor
     causal: bool
+    active: tuple[int, ...]
 
 
 def ragged(batch: BatchMetadata, backend: str) -> Ragged:
     """The requests of a batch without a cache. Raises `BatchError` for another, and for causality by request."""
     if batch.block_table is not None:
         raise BatchError([f"the batch has a block_table: {backend} attends to packed keys of MLA in its expanded form"])
+    return requests_of(batch, batch.host_lens.tolist(), backend)
+
+
+def requests_of(batch: BatchMetadata, lengths: list[int], backend: str) -> Ragged:
+    """The requests of a batch with so many keys; ``keys`` is None for those of a cache. Raises `BatchError`."""
     if not isinstance(batch.causal, bool):
         raise BatchError([f"causal is by request; {backend} has one mask for all requests"])
     device = batch.seq_lens.device
-    starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
+    starts = batch.host_starts.tolist()
     if batch.key_start_loc is None:
         begins = starts[:-1]
     elif batch.key_rows is None:
@@ -72,7 +78,7 @@ def ragged(batch: BatchMetadata, backend: str) -> Ragged:
     if batch.causal and any(q > k for q, k in zip(queries, keys, strict=True)):
         raise BatchError(["a causal request has more queries than keys"])
     rows = [row for i in active for row in range(starts[i], starts[i + 1])]
-    places = [row for i in active for row in range(begins[i], begins[i] + lengths[i])]
+    places = [row for i in active for row in range(begins[i], begins[i] + lengths[i])] if not batch.paged else []
     empty = [row for i, k in enumerate(lengths) if not k for row in range(starts[i], starts[i + 1])]
 
     def on_device(values: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -94,6 +100,7 @@ def ragged(batch: BatchMetadata, backend: str) -> Ragged:
         max_key_len=max(keys, default=0),
         empty=on_device(empty),
         causal=batch.causal,
+        active=tuple(active),
     )
 
 
@@ -108,15 +115,20 @@ class Arguments(NamedTuple):
 
 def arguments(plan: Ragged, call: Call) -> Arguments:
     """The queries, keys and values of the requests, and memory for their output."""
-    key, value = call.packed
-    n, k = plan.num_rows, int(plan.host_keys[-1])
-    query, output = call.query[:n], call.output[:n]
-    query = query if plan.rows is None else query.index_select(0, plan.rows)
+    (key, value), k = call.packed, int(plan.host_keys[-1])
     key, value = (x[:k] if plan.keys is None else x.index_select(0, plan.keys) for x in (key, value))
+    query, out = rows_of(plan, call)
+    return Arguments(query, key.contiguous(), value.contiguous(), out)
+
+
+def rows_of(plan: Ragged, call: Call) -> tuple[Tensor, Tensor]:
+    """The queries of the requests, and memory for their output, both dense."""
+    query, output = call.query[: plan.num_rows], call.output[: plan.num_rows]
+    query = query if plan.rows is None else query.index_select(0, plan.rows)
     in_place = plan.rows is None and output.is_contiguous()
     out = output if in_place else output.new_empty(len(query), *output.shape[1:])
     # the kernels read queries as dense, whatever their strides are
-    return Arguments(query.contiguous(), key.contiguous(), value.contiguous(), out)
+    return query.contiguous(), out
 
 
 def store(plan: Ragged, call: Call, out: Tensor, lse: Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from attnreg.kernels.upstream import Function, UpstreamError
@@ -65,13 +66,64 @@ RUN = Function(
 )  # fmt: skip
 
 
-def load_wrapper() -> Any:
-    """The class of the ragged wrapper. Raises `UpstreamError` where it or one of its methods is gone or changed."""
-    wrapper = WRAPPER.load()
-    for method in (PLAN, RUN):
-        changes = [*method.changes(getattr(wrapper, method.name, None))]
+# as FLASHINFER/fa2 calls the same
+_MHA = ("window_left", "logits_soft_cap")
+PLAN_MHA = replace(
+    PLAN, passes=(*PLAN.passes, *_MHA), defaults={k: v for k, v in PLAN.defaults.items() if k not in _MHA}
+)
+
+_RELEASE = "https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2.post1/flashinfer/prefill.py"
+
+PAGED_WRAPPER = Function(
+    name="BatchPrefillWithPagedKVCacheWrapper",
+    modules=("flashinfer.prefill",),
+    source=_RELEASE,
+    passes=("float_workspace_buffer", "kv_layout", "backend"),
+    defaults={
+        "use_cuda_graph": False, "qo_indptr_buf": None, "paged_kv_indptr_buf": None, "paged_kv_indices_buf": None,
+        "paged_kv_last_page_len_buf": None, "custom_mask_buf": None, "mask_indptr_buf": None, "jit_args": None,
+        "jit_kwargs": None, "variant_owns_mask": False,
+    },
+)  # fmt: skip
+
+PAGED_PLAN = Function(
+    name="plan",
+    modules=("flashinfer.prefill",),
+    source=_RELEASE,
+    passes=(
+        "self", "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "num_qo_heads",
+        "num_kv_heads", "head_dim_qk", "page_size", "causal", "sm_scale", "window_left", "logits_soft_cap",
+        "q_data_type", "kv_data_type", "o_data_type",
+    ),
+    defaults={
+        "head_dim_vo": None, "custom_mask": None, "packed_custom_mask": None, "pos_encoding_mode": "NONE",
+        "use_fp16_qk_reduction": False, "rope_scale": None, "rope_theta": None, "non_blocking": True,
+        "prefix_len_ptr": None, "token_pos_in_items_ptr": None, "token_pos_in_items_len": 0, "max_item_len_ptr": None,
+        "seq_lens": None, "seq_lens_q": None, "block_tables": None, "max_token_per_sequence": None,
+        "max_sequence_kv": None, "fixed_split_size": None, "disable_split_kv": False, "uniform_q_len": None,
+    },
+)  # fmt: skip
+
+PAGED_RUN = Function(
+    name="run",
+    modules=("flashinfer.prefill",),
+    source=_RELEASE,
+    passes=("self", "q", "paged_kv_cache", "out", "return_lse"),
+    defaults={
+        "q_scale": None, "k_scale": None, "v_scale": None, "lse": None, "lse_base": "log2", "lse_layout": "NH",
+        "enable_pdl": None, "window_left": None, "sinks": None, "kv_cache_sf": None,
+        "skip_softmax_threshold_scale_factor": None, "use_fp16_softmax": None, "uses_spcompress": None,
+    },
+)  # fmt: skip
+
+
+def load_wrapper(wrapper: Function = WRAPPER, methods: tuple[Function, ...] = (PLAN, RUN)) -> Any:
+    """The class of a wrapper. Raises `UpstreamError` where it or one of its methods is gone or changed."""
+    found = wrapper.load()
+    for method in methods:
+        changes = [*method.changes(getattr(found, method.name, None))]
         if changes:
             raise UpstreamError(
-                f"flashinfer's {WRAPPER.name}.{method.name} {', and '.join(changes)} {method.written_for}"
+                f"flashinfer's {wrapper.name}.{method.name} {', and '.join(changes)} {method.written_for}"
             )
-    return wrapper
+    return found
