@@ -77,12 +77,9 @@ class Tuning:
         limit = f", and at most {self.minutes:g} min" if seconds > self.minutes * 60 else ""
         where = f"{self.platform.platform} {self.platform.arch}"
         yield f"{len(planned)} cells on {where}, about {seconds / 60:.1f} min{limit}"
-        refused: dict[str, str] = {}
         for each in planned:
             yield f"  {each.cell.words}: {', '.join(each.backends)} · {layer_of(each)}"
-            refused |= dict(each.refused)
-        used = {name for each in planned for name in each.backends}
-        yield from (f"  not timed: {name}: {why}" for name, why in refused.items() if name not in used)
+        yield from not_timed(planned)
 
     def measure(self, planned: Sequence[Planned]) -> list[str]:
         """Times the grid and writes both files. Returns lines on what was written and what was not.
@@ -97,6 +94,8 @@ class Tuning:
         # a kernel that hangs may not take all of the time
         timeout = min(_TIMEOUT, 15 + 30 * self.minutes)
         run = Run(self.registry, self.platform, self.torch_device, timeout)
+        for line in not_timed(planned):
+            console.print(escaped(line))
         with progress(console, len(planned)) as report:
             try:
                 begun = tune(run, planned, journal, seconds=self.minutes * 60, report=report)
@@ -118,6 +117,13 @@ class Tuning:
         name = os.path.relpath(file, self.output.parent)
         write_text(self.output, overlay_text(samples, self.registry, name))
         return [f"wrote {self.output}: see what moves with `attnreg diff {self.registry.base} {self.output}`"]
+
+
+def not_timed(planned: Sequence[Planned]) -> Iterator[str]:
+    """A line for each backend that is in no cell, with the reason: its package is of another version, for one."""
+    used = {name for each in planned for name in each.backends}
+    refused = {name: why for each in planned for name, why in each.refused}
+    yield from (f"  not timed: {name}: {why}" for name, why in refused.items() if name not in used)
 
 
 def layer_of(planned: Planned) -> str:

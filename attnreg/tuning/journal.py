@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -85,6 +86,9 @@ class Journal:
             new.write_text(text, encoding="utf-8")
             new.replace(self.path)
         except OSError as e:
+            # what a full disk holds of it is of no use, and takes room
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
             raise self._failed(e) from None
 
     def _write(self, line: str) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from attnreg.analysis.timings.ranking import compared, ranked
 from attnreg.analysis.timings.samples import Samples, kernel_hash
-from attnreg.tuning.worker import ProblemError, Process, make_bench
+from attnreg.errors import RequestError
+from attnreg.tuning.worker import ProblemError, Process, lost, make_bench
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -28,6 +29,7 @@ LEAST_TURNS, MOST_TURNS = 6, 24
 # a ratio that is known so well needs no more turns
 _FINE = 0.01
 _MOST_DEATHS = 3
+_GIVEN_UP = "crashed, hung or lost its device"
 # what a cell takes until its first sample, and a turn, in seconds: for the estimate of a dry run
 PREPARING = {"cuda": 4.0, "cpu": 0.6}
 TURN = {"cuda": 0.02, "cpu": 0.05}
@@ -57,7 +59,7 @@ class Run:
     def process(self, backend: str) -> Process:
         """The process of a backend. Raises `ProblemError` for one whose processes ended too often."""
         if self.deaths[backend] >= _MOST_DEATHS:
-            raise ProblemError(f"crashed or hung {_MOST_DEATHS} times before, and is not tried again")
+            raise ProblemError(f"{_GIVEN_UP} {_MOST_DEATHS} times before, and is not tried again")
         known = self.processes.get(backend)
         if known is None or not known.alive:
             about = (self.make, backend, self.registry, self.platform, self.device)
@@ -65,12 +67,12 @@ class Run:
         return known
 
     def answer(self, backend: str) -> list[float]:
-        """The answer of a backend's process. One that ended is counted."""
+        """The answer of a backend's process. One that ended or lost its device is counted, and replaced."""
         process = self.processes[backend]
         try:
             return process.answer()
-        except ProblemError:
-            if not process.alive:
+        except ProblemError as e:
+            if not process.alive or lost(str(e)):
                 self.deaths[backend] += 1
                 self.processes.pop(backend).end()
             raise
@@ -166,11 +168,19 @@ def new_samples(registry: Registry, platform: Platform, planned: Sequence[Planne
 
 
 def device_name(device: str) -> str:
-    """The name of the device that is measured, as its driver or the kernel prints it."""
+    """The name of the device that is measured, as its driver or the kernel prints it.
+
+    Raises `RequestError` for a device that PyTorch cannot use: it is gone, or PyTorch is built without its platform.
+    """
     if device.startswith("cuda"):
         import torch
 
-        return str(torch.cuda.get_device_name(device))
+        try:
+            return str(torch.cuda.get_device_name(device))
+        # PyTorch asserts that it is built for the device, and a driver may fail in any way
+        except Exception as e:
+            why = str(e).splitlines()[0] if str(e) else type(e).__name__
+            raise RequestError(f"PyTorch cannot use {device}: {why}", "`attnreg doctor` prints this machine") from None
     try:
         text = _CPUINFO.read_text(errors="replace")
         model = next(

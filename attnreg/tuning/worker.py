@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     Make = Callable[[Cell, str, Registry, Platform, str], Any]
 
 
+# how errors begin after which a process can use its device no more
+_LOST = ("CUDA error", "HIP error", "UR error", "No CUDA GPUs are available", "No HIP GPUs are available")
+
+
 class ProblemError(Exception):
     """Raised for a backend that cannot be timed in a cell; the text says why."""
+
+
+def lost(problem: str) -> bool:
+    """Whether a problem is an error of the device, which ends its context, or the device itself is gone."""
+    return any(words in problem for words in _LOST)
 
 
 def make_bench(cell: Cell, backend: str, registry: Registry, platform: Platform, device: str) -> Any:
@@ -56,6 +65,9 @@ def serve(pipe: Connection, make: Make, backend: str, registry: Registry, platfo
         except (Exception, SystemExit) as e:
             answer, bench = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}", None
         pipe.send(answer)
+        # after such an error nothing runs on the device in this process any more, whatever is asked
+        if isinstance(answer, str) and lost(answer):
+            return
 
 
 class Process:
@@ -67,8 +79,13 @@ class Process:
         self.timeout = timeout
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, *about), daemon=True)
-        self.process.start()
-        theirs.close()
+        try:
+            self.process.start()
+        except OSError as e:
+            self.pipe.close()
+            raise ProblemError(f"no process could be started: {e.strerror or e}") from None
+        finally:
+            theirs.close()
 
     def ask(self, cell: Cell | None) -> None:
         """Ask to prepare a cell; with None, for a turn of the one that is prepared."""

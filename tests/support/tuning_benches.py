@@ -33,6 +33,18 @@ class Dies(FakeBench):
         return super().turn()
 
 
+class Lost(FakeBench):
+    """Its device is gone after the first turn: whatever its process runs then fails alike, as after a sticky error."""
+
+    gone = False
+
+    def turn(self) -> list[float]:
+        if Lost.gone:
+            raise RuntimeError("CUDA error: the device is lost")
+        Lost.gone = True
+        return super().turn()
+
+
 class Hangs(FakeBench):
     def turn(self) -> list[float]:
         time.sleep(600)
@@ -48,6 +60,7 @@ def make(cell: Any, backend: str, registry: Any, platform: Any, device: str) -> 
         "WRONG": lambda: FakeBench(0.1, "output[0, 0, 0] is 1, exactly 2; 9 times what rounding explains"),
         "DIES": lambda: Dies(0.1),
         "HANGS": lambda: Hangs(0.1),
+        "LOST": lambda: Lost(0.1),
     }
     if backend == "RAISES":
         raise RuntimeError("CUDA error: the launch timed out and was terminated\nand much more")

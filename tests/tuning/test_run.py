@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from support import tiny, tuning_benches
 
-from attnreg import AttentionRequest, Platform
+from attnreg import AttentionRequest, Platform, RequestError
 from attnreg.analysis.timings.ranking import ranked
 from attnreg.analysis.timings.samples import Cell, read_samples
 from attnreg.tuning.grid import Planned, workloads_of
 from attnreg.tuning.journal import Journal
-from attnreg.tuning.run import LEAST_TURNS, Run, new_samples, tune, without_few_turns
+from attnreg.tuning.run import LEAST_TURNS, Run, device_name, new_samples, tune, without_few_turns
 
-BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS")
+BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS", "LOST")
 LAYER = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2)
 HERE = Platform(platform="gpu", arch="g1", packages={"lib": "1"})
 
@@ -57,6 +57,7 @@ def test_what_fails_is_said_and_not_ranked_and_the_others_are_timed(tmp_path: Pa
     told = Told()
     journal = run(tmp_path / "s.jsonl", planned(*BACKENDS), told)
     problems = dict(told.problems)
+    assert problems["LOST"] == "RuntimeError: CUDA error: the device is lost"
     assert problems["WRONG"].startswith("wrong: output[0, 0, 0] is 1")
     assert problems["DIES"] == "crashed: its process ended with signal 11 (SIGSEGV)"
     assert problems["HANGS"] == "hangs: no answer within 4 s"
@@ -76,9 +77,39 @@ def test_a_backend_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> N
     run(tmp_path / "s.jsonl", planned("FAST", "SLOW", "EXITS", cells=5), told)
     assert [text.partition(":")[0] for _, text in told.problems] == [
         *["crashed"] * 3,
-        *["crashed or hung 3 times before, and is not tried again"] * 2,
+        *["crashed, hung or lost its device 3 times before, and is not tried again"] * 2,
     ]
     assert told.cells == [0, 1, 2, 3, 4]
+
+
+def test_each_cell_after_a_lost_device_begins_in_another_process(tmp_path: Path) -> None:
+    """An error of the device ends what a process can do; the first turn of each cell shows that it was another's."""
+    told = Told()
+    journal = run(tmp_path / "s.jsonl", planned("FAST", "LOST", cells=4), told)
+    assert [text.partition(":")[0] for _, text in told.problems] == [
+        *["RuntimeError"] * 3,
+        "crashed, hung or lost its device 3 times before, and is not tried again",
+    ]
+    assert {name for _, name in journal.samples.turns} == {"FAST"}
+
+
+def test_a_device_that_pytorch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(device: str) -> str:
+        raise RuntimeError("CUDA error: no CUDA-capable device is detected\nand much more")
+
+    monkeypatch.setattr("torch.cuda.get_device_name", gone)
+    with pytest.raises(RequestError, match=r"PyTorch cannot use cuda: CUDA error: no CUDA-capable device is detected;"):
+        device_name("cuda")
+
+
+def test_a_process_that_cannot_be_started_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
+    told = Told()
+    run(tmp_path / "s.jsonl", planned("FAST", "SLOW"), told)
+    assert {text for _, text in told.problems} == {"no process could be started: Resource temporarily unavailable"}
 
 
 def test_an_interrupt_loses_nothing_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -148,3 +148,7 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path, monkey
     assert read_samples(tmp_path / "s.jsonl", unfinished=True).turns.keys() == before.turns.keys()
     with pytest.raises(ValueError, match="cannot be written"):
         Journal(tmp_path / "none" / "s.jsonl", samples())
+    monkeypatch.setattr(Path, "replace", lambda self, to: full(0))
+    with pytest.raises(ValueError, match="No space left on device"):
+        journal.sign()
+    assert [file.name for file in tmp_path.iterdir()] == ["s.jsonl"]
