@@ -12,6 +12,7 @@ from support import tiny, tuning_benches
 from attnreg import AttentionRequest, Platform, RequestError
 from attnreg.analysis.timings.ranking import ranked
 from attnreg.analysis.timings.samples import Cell, read_samples
+from attnreg.tuning.command import not_timed
 from attnreg.tuning.grid import Planned, workloads_of
 from attnreg.tuning.journal import Journal
 from attnreg.tuning.run import LEAST_TURNS, Run, device_name, new_samples, tune, without_few_turns
@@ -42,7 +43,7 @@ def planned(*backends: str, cells: int = 1) -> list[Planned]:
     return [Planned(Cell(LAYER, 1, 1, 64 + i), backends, ()) for i in range(cells)]
 
 
-def run(path: Path, plan: list[Planned], told: Told, seconds: float = 60.0, timeout: float = 4.0) -> Journal:
+def run(path: Path, plan: list[Planned], told: Told, seconds: float = 60.0, timeout: float = 60.0) -> Journal:
     registry = tiny.load({name: tiny.row() for name in BACKENDS})
     journal = Journal(path, new_samples(registry, HERE, plan, "a device"))
     running = Run(registry, HERE, "cpu", timeout, tuning_benches.make)
@@ -55,7 +56,8 @@ def run(path: Path, plan: list[Planned], told: Told, seconds: float = 60.0, time
 
 def test_what_fails_is_said_and_not_ranked_and_the_others_are_timed(tmp_path: Path) -> None:
     told = Told()
-    journal = run(tmp_path / "s.jsonl", planned(*BACKENDS), told)
+    # so long waits the run for the one that hangs
+    journal = run(tmp_path / "s.jsonl", planned(*BACKENDS), told, timeout=4.0)
     problems = dict(told.problems)
     assert problems["LOST"] == "RuntimeError: CUDA error: the device is lost"
     assert problems["WRONG"].startswith("wrong: output[0, 0, 0] is 1")
@@ -139,3 +141,11 @@ def test_workloads(decode: Any, prefill: Any) -> None:
     assert not decode or found == [(2, 1, 64), (1, 32, 0)]
     with pytest.raises(ValueError, match="one token says nothing"):
         workloads_of([(1, 1)], [], "cpu")
+
+
+def test_what_is_not_timed_is_said_with_the_reason() -> None:
+    why = "needs package lib>=2"
+    plan = [Planned(Cell(LAYER, 1, 1, 64), ("FAST", "SLOW"), (("OLD", why),)), *planned("OLD", "FAST")]
+    assert list(not_timed(plan[:1])) == [f"  not timed: OLD: {why}"]
+    # it is timed for another layer
+    assert list(not_timed(plan)) == []
