@@ -239,9 +239,13 @@ def _preset_words(spec: AttentionSpec, kv_cache: Any) -> str:
     assert packed is not None
     assert block_size is not None
     sizes = [x.shape[-1] / block_size if isinstance(x, Tensor) and x.ndim else 0.0 for x in kv_cache]
+    rows = packed.keys.row_bytes(spec.head_size), packed.values.row_bytes(spec.head_size_v)
+    times = sizes[0] / rows[0]
+    if 0 < times == sizes[1] / rows[1] != 1:
+        return f"the cache has blocks of {block_size * times:g} tokens of {packed.name}; the layer's have {block_size}"
     return (
         f"the cache has {sizes[0]:g} + {sizes[1]:g} bytes for each token and KV head in blocks of {block_size}; "
-        f"{packed.name} takes {packed.keys.row_bytes(spec.head_size)} + {packed.values.row_bytes(spec.head_size_v)} "
+        f"{packed.name} takes {rows[0]} + {rows[1]} "
         "for this head size: allocate it with new_kv_cache of a layer of this kv_dtype"
     )
 

@@ -52,14 +52,9 @@ def validate_spec(spec: AttentionSpec) -> None:
         )
 
 
-def compute_dtype(spec: AttentionSpec, target: Target) -> torch.dtype:
-    """The dtype of the dots: float16 holds every 8-bit float exactly, but not one with the scale of its tile.
-
-    Triton's interpreter has no bfloat16 to compute in.
-    """
-    if spec.cache_dtype in FP8:
-        return torch.float16
-    return torch.float32 if target.backend == "interpreter" and spec.dtype == torch.bfloat16 else spec.dtype
+def compute_dtype(spec: AttentionSpec) -> torch.dtype:
+    """The dtype of the dots: float16 holds every 8-bit float exactly, but not one with the scale of its tile."""
+    return torch.float16 if spec.cache_dtype in FP8 else spec.dtype
 
 
 class LatentPlan:
@@ -242,7 +237,7 @@ def _launches(
 ) -> Launches[_PlannedLaunch]:
     """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
     scaled = spec.kv_dtype == "fp8_ds_mla"
-    compute, rank, rope = compute_dtype(spec, target), spec.head_size_v, spec.head_size - spec.head_size_v
+    compute, rank, rope = compute_dtype(spec), spec.head_size_v, spec.head_size - spec.head_size_v
     assert spec.block_size is not None
     shape = Shape(
         rows=0,

@@ -6,6 +6,7 @@ floats; outputs over rotated values are rotated back. Packed keys and values are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -26,6 +27,7 @@ from attnreg.runtime.interface import (
     SpecError,
     paged_cache_shape,
 )
+from attnreg.runtime.validation import debugging, refuse
 
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
@@ -39,6 +41,8 @@ class TurboquantPlan:
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata, packed: Packed) -> None:
         self.slot_mapping, self.query_start_loc = batch.slot_mapping, batch.query_start_loc
+        # whether what is stored can be looked at without waiting for a device
+        self.reads = batch.on_host or debugging()
         self.columns = packed.keys.columns(spec.head_size) if packed.keys.code == "levels" else None
         self.columns_v = packed.values.columns(spec.head_size_v) if packed.values.code == "levels" else None
         self.fp8_keys, self.fp8_values = packed.keys.code == "fp8", packed.values.code == "fp8"
@@ -63,9 +67,25 @@ def write_kv(
     spec: AttentionSpec, plan: TurboquantPlan, key: Tensor, value: Tensor, kv_cache: KVCache, *,
     params: LayerParams = NO_PARAMS,
 ) -> None:  # fmt: skip
-    """Stores a batch's new keys and values in its slots."""
+    """Stores a batch's new keys and values in its slots.
+
+    Raises `BatchError` for numbers that are not finite, before anything is stored, where the host sees them or
+    ``ATTNREG_DEBUG=1`` has it look. Elsewhere such a row is marked, and what attends to it is NaN
+    (`attnreg.runtime.turboquant.codec`).
+    """
     if plan.slot_mapping is not None:
+        if plan.reads:
+            refuse([*_number_problems(spec, key, value, plan.slot_mapping)])
         store(spec, key, value, kv_cache, plan.slot_mapping)
+
+
+def _number_problems(spec: AttentionSpec, key: Tensor, value: Tensor, slots: Tensor) -> Iterator[str]:
+    """The rows with a slot that the format cannot hold. This reads the device."""
+    for name, rows in (("key", key), ("value", value)):
+        count = min(len(rows), len(slots))
+        odd = ~rows[:count].isfinite().flatten(1).all(1) & (slots[:count] >= 0)
+        if bool(odd.any()):
+            yield f"{name}[{int(odd.nonzero()[0])}] has a number that is not finite; {spec.kv_dtype} holds finite ones"
 
 
 def forward(spec: AttentionSpec, plan: TurboquantPlan, call: Call) -> None:

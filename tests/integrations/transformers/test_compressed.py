@@ -143,6 +143,31 @@ def test_what_is_no_packed_cache_is_refused(default: Registry) -> None:
         attention.new_cache(model)
 
 
+def test_a_cache_of_another_format_or_model_is_refused(default: Registry) -> None:
+    register(default)
+    model, ids = made(), tokens(18, 18)["input_ids"]
+    cache = attention.new_cache(model, name="packed")
+    model(ids[:, :17], past_key_values=cache)
+    before = [x.clone() for x in cache.layers[2]._pages]
+    register(default, FORMATS[2])
+    with pytest.raises(
+        UnclaimedError, match=r"cache keeps turboquant_4bit_nc, and 'packed' is registered.*'turboquant_3bit_ub'"
+    ):
+        model(ids[:, 17:], past_key_values=cache)
+    assert all(torch.equal(a, b) for a, b in zip(before, cache.layers[2]._pages, strict=True))
+    request = attnreg.AttentionRequest(
+        head_size=64, num_heads=4, num_kv_heads=2, block_size=16, kv_dtype=FORMATS[0], dtype="float16"
+    )
+    wider = attnreg.Attention.from_selection(attnreg.select(request, H200, default))
+    with pytest.raises(UnclaimedError, match=r"\[2, 288\] and \[2, 320\], of another layer; this one keeps \[2, 544"):
+        cache.layers[2]._grown(wider, 2, 9)
+    register(default)
+    narrow = models.qwen3(**{**WIDE, "head_dim": 16}).to(torch.float16).eval()
+    narrow.set_attn_implementation("packed")
+    with pytest.raises(attnreg.NoBackendError, match="head_size is 16; supported: 32 to 256"):
+        narrow(ids, past_key_values=attention.new_cache(narrow, name="packed"))
+
+
 def test_padding_behind_tokens_and_other_readers_are_refused_before_anything_is_stored(default: Registry) -> None:
     register(default)
     model, inputs = made(), tokens(18, 7, left=False)
@@ -151,7 +176,7 @@ def test_padding_behind_tokens_and_other_readers_are_refused_before_anything_is_
         model(**inputs, past_key_values=cache)
     assert cache.layers[2].bytes == 0
     key = torch.zeros(1, 2, 3, 32)
-    first, _ = PackedLayer().update(key, key)
+    first, _ = PackedLayer(FORMATS[0]).update(key, key)
     assert isinstance(first, StandIn)
     with pytest.raises(UnclaimedError, match="reads keys or values of a packed KV cache"):
         first + 1

@@ -16,8 +16,7 @@ from attnreg.kernels.states.triton_merge import Config, config_for
 
 KERNELS = pytest.mark.parametrize("kernel", [triton_merge, torch_merge], ids=["triton", "torch"])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-# without a GPU, Triton's interpreter cuts bfloat16 off where a GPU rounds
-PRECISION = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+PRECISION = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
 
 def merge(kernel: ModuleType, *arguments: Any, **more: Any) -> None:

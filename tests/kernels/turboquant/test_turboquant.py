@@ -13,6 +13,7 @@ from attnreg.conformance.claims import Claims
 from attnreg.conformance.proof import prove
 from attnreg.conformance.trial import Case, lengths_of, prepare
 from attnreg.kernels import reference
+from attnreg.kernels.turboquant.store import store
 from attnreg.language.packed import Packed, Side, packed_formats
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache, SpecError
 from attnreg.runtime.layer import Attention
@@ -80,10 +81,8 @@ def stored(packed: Packed, key: torch.Tensor, value: torch.Tensor, slots: list[i
     )  # fmt: skip
     shape = turboquant_attn.kv_cache_shape(spec, 3)
     cache = KVCache(*(torch.full(x, 0xFF, dtype=torch.uint8) for x in (shape.key, shape.value)))
-    batch = BatchMetadata.build(
-        [0], [len(slots)], block_table=torch.tensor([[1, 0, 2]], dtype=torch.int32), slot_mapping=torch.tensor(slots)
-    )
-    turboquant_attn.write_kv(spec, turboquant_attn.plan(spec, batch), key, value, cache)
+    # the kernel itself, as where the host does not see the numbers
+    store(spec, key, value, cache, torch.tensor(slots))
     pages = pages_of(packed, spec.head_size, spec.head_size_v, 16)
     rows = [page.rows(x).transpose(1, 2).flatten(0, 1) for page, x in zip(pages, cache, strict=True)]
     return spec, cache, pages, rows
@@ -164,8 +163,33 @@ def test_a_cache_of_another_preset_is_refused_and_both_are_named(default: Regist
         "this head size: allocate it with new_kv_cache of a layer of this kv_dtype"
     )
     assert all(torch.equal(a, b) for a, b in zip(cache, before, strict=True))
+    wide = Attention.from_selection(selected(default, block_size=32)).new_kv_cache(2)
+    with pytest.raises(BatchError) as raised:
+        layer.write_kv(key, key, wide, batch)
+    assert raised.value.problems[-1] == "the cache has blocks of 32 tokens of turboquant_4bit_nc; the layer's have 16"
     with pytest.raises(BatchError, match=r"kv_cache\.key"):
         layer.write_kv(key, key, KVCache(torch.empty(2, 16, 2, 32).half(), torch.empty(2, 16, 2, 32).half()), batch)
+
+
+@pytest.mark.parametrize(("number", "name", "row"), [(torch.nan, "key", 2), (torch.inf, "value", 0)])
+def test_numbers_that_are_not_finite_are_refused_where_the_host_sees_them(
+    default: Registry, number: float, name: str, row: int
+) -> None:
+    layer = Attention.from_selection(selected(default))
+    cache = KVCache(*(x.fill_(0xFF) for x in layer.new_kv_cache(2)))
+    given = {side: torch.ones(4, 2, 32, dtype=torch.float16) for side in ("key", "value")}
+    given[name][row, 1, 7] = number
+    # what has no slot is not stored
+    given["key"][3] = torch.nan
+    batch = BatchMetadata.build(
+        [4], block_table=torch.zeros(1, 1, dtype=torch.int32), slot_mapping=torch.tensor([0, 1, 2, -1])
+    )
+    with pytest.raises(BatchError, match=rf"{name}\[{row}\] has a number that is not finite; turboquant_4bit_nc holds"):
+        layer.write_kv(given["key"], given["value"], cache, batch)
+    assert all((x == 0xFF).all() for x in cache)
+    given[name][row] = 1.0
+    layer.write_kv(given["key"], given["value"], cache, batch)
+    assert not any((x == 0xFF).all() for x in cache)
 
 
 def test_slots_that_the_host_knows_are_refused(default: Registry) -> None:

@@ -24,24 +24,24 @@ BLOCK_SIZE = 16
 class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values in pages.
 
-    columns: the length of the rectangles of keys that transformers knows, padding included. firsts: the column of each
-    request's first token, once a call has told. Token i of request b is row ``i % 16`` of the block
-    ``i // 16 * requests + b``, so more blocks go behind those that are there.
+    kv_dtype: the packed format. columns: the length of the rectangles of keys that transformers knows, padding
+    included. firsts: the column of each request's first token, once a call has told. Token i of request b is row
+    ``i % 16`` of the block ``i // 16 * requests + b``, so more blocks go behind those that are there.
     """
 
     is_croppable = True
     is_sliding: bool = False
 
-    def __init__(self, sliding: bool = False) -> None:
+    def __init__(self, kv_dtype: str, sliding: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.is_sliding = sliding
+        self.kv_dtype, self.is_sliding = kv_dtype, sliding
         self.columns = 0
         self.firsts: list[int] | None = None
         self._pages: KVCache | None = None
         self._new: tuple[Tensor, Tensor] | None = None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.columns} columns, {self.bytes} bytes)"
+        return f"{type(self).__name__}({self.kv_dtype}, {self.columns} columns, {self.bytes} bytes)"
 
     @property
     def bytes(self) -> int:
@@ -104,6 +104,13 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def _grown(self, layer: Attention, requests: int, blocks: int) -> KVCache:
         before, there = self._pages, 0 if self._pages is None else len(self._pages.key) // requests
+        shape = layer.kv_cache_shape(1)
+        if before is not None and (before.key.shape[1:], before.value.shape[1:]) != (shape.key[1:], shape.value[1:]):
+            raise UnclaimedError(
+                f"the cache has pages {[*before.key.shape[1:]]} and {[*before.value.shape[1:]]}, of another layer; "
+                f"this one keeps {[*shape.key[1:]]} and {[*shape.value[1:]]}: make a cache for its model",
+                "",
+            )
         if before is None or blocks > there:
             self._pages = layer.new_kv_cache(max(blocks, there + there // 4) * requests, self.device)
             for old, new in zip(before or (), self._pages, strict=False):
@@ -191,8 +198,8 @@ def held_by(key: Tensor, value: Tensor) -> Held | None:
     return Held(key.layer) if value.layer is key.layer and (key.part, value.part) == (0, 1) else None
 
 
-def packed_cache(config: Any, packs: dict[int, bool], name: str) -> DynamicCache:
-    """A cache for a model's config. packs: whether the layer of an index is packed. Raises `UnclaimedError`."""
+def packed_cache(config: Any, packs: dict[int, bool], kv_dtype: str, name: str) -> DynamicCache:
+    """A cache for a model's config. packs: whether the layer of an index keeps the format. Raises `UnclaimedError`."""
     cache = DynamicCache(config=config.get_text_config(decoder=True))
     sliding = {i for i, layer in enumerate(cache.layers) if type(layer) is DynamicSlidingWindowLayer}
     whole = any(packs.get(i) for i in sliding)
@@ -200,7 +207,7 @@ def packed_cache(config: Any, packs: dict[int, bool], name: str) -> DynamicCache
         if packs.get(i):
             if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 raise UnclaimedError(f"layer {i} keeps a {type(layer).__name__}, which has no packed form", name)
-            cache.layers[i] = PackedLayer(i in sliding)
+            cache.layers[i] = PackedLayer(kv_dtype, i in sliding)
         elif whole and i in sliding:
             cache.layers[i] = WholeSlidingLayer()  # type: ignore[no-untyped-call]
     return cache

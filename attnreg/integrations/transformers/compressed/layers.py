@@ -53,7 +53,7 @@ class CompressedLayers:
         """A cache for a model's config. Raises `UnclaimedError` for a model that cannot have a packed one."""
         if getattr(config, "is_encoder_decoder", False):
             raise UnclaimedError("the cache of an encoder with a decoder has no packed form", self._engine.name)
-        return packed_cache(config, self.packs(config), self._engine.name)
+        return packed_cache(config, self.packs(config), self.kv_dtype, self._engine.name)
 
     def packs(self, config: Any) -> dict[int, bool]:
         """Whether the layer of an index keeps the packed format."""
@@ -76,6 +76,12 @@ class CompressedLayers:
         Raises `UnclaimedError` and `NoBackendError`, before anything is stored.
         """
         packed = call.batch
+        if held.layer.kv_dtype != self.kv_dtype:
+            raise UnclaimedError(
+                f"the cache keeps {held.layer.kv_dtype}, and {self._engine.name!r} is registered with "
+                f"kv_dtype={self.kv_dtype!r}; make a cache by new_cache(model)",
+                self._engine.name,
+            )
         why = packed if isinstance(packed, str) else held.layer.refusal(packed, call.queries)
         if isinstance(packed, str) or why is not None:
             kind = type(call.module).__name__

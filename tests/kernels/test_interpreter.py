@@ -1,0 +1,71 @@
+"""Triton's interpreter has no bfloat16: launches there compute in float32, and round what they write."""
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from attnreg import AttentionRequest, Platform, Registry
+from attnreg.conformance.proof import prove
+from attnreg.conformance.trial import Case
+from attnreg.kernels.triton.launch import Kernel
+from attnreg.selection.selector import evaluate
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the kernels themselves"),
+    # numpy warns of what stands in parts that no key was written to, and is masked
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+SM90 = Platform(platform="cuda", arch="sm90", packages={"torch": "2.11", "triton": "3.7"})
+BACKENDS = [
+    ("TRITON_ATTN", {"features": {"sinks", "lse"}}, "chunked", "NHD"),
+    ("TRITON_ATTN", {"kv_dtype": "fp8"}, "decode", "NHD"),
+    ("TURBOQUANT", {"kv_dtype": "turboquant_4bit_ub", "head_size": 40}, "decode", "NHD"),
+    ("TURBOQUANT", {"kv_dtype": "turboquant_3bit_ub", "features": {"lse"}}, "chunked", "fused"),
+    ("TRITON_PREFILL", {"attention": "mla", "phase": "prefill", "head_size": 24, "head_size_v": 16, "num_kv_heads": 4,
+                        "block_size": None}, "prefill", "packed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "changes", "lengths", "storage"), BACKENDS)
+def test_bfloat16_is_as_near_the_reference_as_on_a_gpu(
+    default: Registry, backend: str, changes: dict[str, Any], lengths: str, storage: Any
+) -> None:
+    facts: dict[str, Any] = {"head_size": 32, "num_heads": 4, "num_kv_heads": 2, "block_size": 16, **changes}
+    request = AttentionRequest(**facts, dtype="bfloat16")
+    case = Case(request=request, lengths=lengths, storage=storage)
+    outcome = prove(case, evaluate(request, SM90, default, backend))
+    assert outcome.problem is None
+    assert 0 < outcome.share < 1
+
+
+@triton.jit
+def _sum_kernel(target_ptr, source_ptr, stride, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    offs = tl.arange(0, N)
+    x = tl.load(target_ptr + offs * stride) + tl.load(source_ptr + offs * 0)
+    tl.store(target_ptr + offs * stride, x, mask=offs % 2 == 0)
+
+
+class _Code:
+    options: dict[str, int] = {}  # noqa: RUF012
+
+    def constants(self, key: tuple[Any, ...]) -> dict[str, Any]:
+        return {"N": 8}
+
+
+def test_only_what_a_kernel_wrote_is_written_and_it_is_rounded() -> None:
+    # every bit of a bfloat16 that is not a number, and of what lies between the elements, stays
+    memory = torch.full((24,), 0x7FC5, dtype=torch.int16).view(torch.bfloat16)
+    target = memory[1:23:3]
+    target[::2] = 1.0
+    # one element, seen as eight
+    source = torch.tensor([2.0**-8 + 2.0**-7]).bfloat16().expand(8)
+    kernel = Kernel(_sum_kernel, ("target_ptr", "source_ptr", "stride"))
+    kernel.variant(memory.device, _Code()).launch((), (1, 1, 1), (target, source, 3))  # type: ignore[arg-type]
+    # to the nearest even: 1 + 3 * 2**-8 lies between 1 + 2**-7 and 1 + 2**-6
+    assert target[::2].tolist() == [1.0 + 2.0**-6] * 4
+    rest = torch.ones(24, dtype=torch.bool)
+    rest[1:23:6] = False
+    assert (memory.view(torch.int16)[rest] == 0x7FC5).all()
