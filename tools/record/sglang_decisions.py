@@ -66,7 +66,7 @@ class _Anything(type):
 def _anything(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    members = {
+    members: dict[str, Any] = {
         "__init__": lambda self, *a, **k: None,
         "__call__": lambda self, *a, **k: a[0] if a else None,
         "__iter__": lambda self: iter(()),
