@@ -165,8 +165,8 @@ LAID_WRONGLY: list[tuple[str, str | None, list[str], str]] = [
         ["choices: [{deny: B}]\nextends: nope\n"],
         (
             "0.yaml:2:10: `nope` is neither a bundled registry nor a directory nor a file\n"
-            "  help: known: default, sglang-0.5.23, vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, vllm-0.30.0, "
-            "vllm-0.31.0, vllm-0.32.0, vllm-0.33.0"
+            "  help: known: default, sglang-0.5.14, sglang-0.5.23, vllm-0.20.0, vllm-0.24.0, vllm-0.26.0, vllm-0.28.0, "
+            "vllm-0.30.0, vllm-0.31.0, vllm-0.32.0, vllm-0.33.0"
         ),
     ),
     (
