@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const { RequestError, evaluate, consequences, makeRequest, expanded, remedy } = attnreg;
+  const { RequestError, evaluate, verdictOn, consequences, makeRequest, expanded, remedy } = attnreg;
   const { printed, quoted, requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords } = attnreg;
 
   /** A selection with everything that is said of it; without `remedies`, which take longest, if that is false. */
@@ -63,9 +63,9 @@
     for (const name of names) {
       const row = registry.backends[name];
       if (!row.platforms.includes(platform.platform) || !row.attention.includes(request.attention)) continue;
-      const { chosen } = evaluate(request, platform, registry, name);
-      // a fallback may have chosen another backend than the one named
-      if (chosen?.name === name) out.push(name === ofVariant ? chosen.title : name);
+      // a fallback may choose another backend than the one named
+      const verdict = verdictOn(name, request, platform, registry, name);
+      if (verdict?.reasons.length === 0) out.push(name === ofVariant ? verdict.title : name);
     }
     return out;
   }

@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const { RequestError, evaluate, makeRequest, makePlatform, clausesOf } = attnreg;
+  const { RequestError, verdictOn, makeRequest, makePlatform, clausesOf } = attnreg;
   const MOST_CHANGES = 5;
   const NO_CHANGE_HELPS = ["denied", "status", "module", "emulated"];
 
@@ -66,11 +66,12 @@
   /** One configuration of a search for changes after which one backend is chosen. */
   class Attempt {
     constructor(search, request, platform, changed) {
-      Object.assign(this, { search, request, platform, changed, verdict: undefined });
+      Object.assign(this, { search, request, platform, changed, verdict: undefined, text: undefined });
     }
 
+    /** What attempts at the same configuration share. A deeper search comes here again. */
     get key() {
-      return JSON.stringify([this.request, this.platform, [...this.changed].sort()]);
+      return (this.text ??= JSON.stringify([this.request, this.platform, [...this.changed].sort()]));
     }
 
     /** The verdict on the backend in this configuration; null where it is no candidate. A deeper search asks again. */
@@ -80,14 +81,8 @@
     }
 
     judged() {
-      const { registry, name, backend, tried } = this.search;
-      const key = JSON.stringify([this.request, this.platform, backend]);
-      if (!tried.has(key)) tried.set(key, unlessInvalid(() => evaluate(this.request, this.platform, registry, backend)));
-      const selection = tried.get(key);
-      if (selection === null) return null;
-      const named = (c) => c.name === name || c.title === name;
-      if (selection.chosen !== null && named(selection.chosen)) return selection.chosen;
-      return selection.candidates.find((c) => named(c) && c.reasons.length > 0) ?? null;
+      const { registry, name, backend } = this.search;
+      return unlessInvalid(() => verdictOn(name, this.request, this.platform, registry, backend));
     }
 
     after(change) {
@@ -215,13 +210,11 @@
   function remedy(selection, candidate) {
     const { registry, request, platform, requested } = selection;
     if (selection.chosen?.name === candidate.name) return null;
-    // the changes to try for one candidate are much those for another
-    selection.tried ??= new Map();
     // an order may name one variant of a backend
     const entry = selection.order?.entries.find((e) => e.where.text === candidate.where.text);
     const name = entry?.backend ?? candidate.name;
     for (const backend of requested !== null ? [requested] : [null, name]) {
-      const start = new Attempt({ name, backend, registry, steps: new Map(), tried: selection.tried }, request, platform, new Set());
+      const start = new Attempt({ name, backend, registry, steps: new Map() }, request, platform, new Set());
       for (let limit = 0; limit <= MOST_CHANGES; limit++) {
         const changes = find(start, limit);
         if (changes !== null) {

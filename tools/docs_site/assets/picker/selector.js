@@ -399,6 +399,45 @@
     return out;
   }
 
+  /** The candidates of a plan, each judged when it is first read: a search for remedies reads few of them. */
+  class Candidates {
+    constructor(plan, toRun = false) {
+      const judge = new Judge(plan.registry, plan.point, plan.denied, toRun);
+      const first = plan.first === plan.point ? judge : new Judge(plan.registry, plan.first, plan.denied, toRun);
+      Object.assign(this, { plan, judge, first, judged: [], entries: plan.start?.refusal ? [] : entriesOf(plan) });
+    }
+
+    /** The verdict on one entry by itself, whatever the others are. */
+    at(i) {
+      return (this.judged[i] ??= (i === 0 ? this.first : this.judge).candidate(i + 1, ...this.entries[i]));
+    }
+
+    find(wanted) {
+      for (let i = 0; i < this.entries.length; i++) if (wanted(this.at(i))) return this.at(i);
+      return null;
+    }
+
+    /** The first that accepts without emulating anything. */
+    get native() {
+      return this.find((c) => c.reasons.length === 0 && c.emulates.length === 0);
+    }
+
+    get chosen() {
+      return this.native ?? this.find((c) => c.reasons.length === 0);
+    }
+
+    /** The verdict on one entry beside the others: one that emulates loses to a native one. */
+    verdict(i) {
+      const candidate = this.at(i);
+      const native = candidate.reasons.length === 0 && candidate.emulates.length > 0 ? this.native : null;
+      return native ? this.judge.passedOver(candidate, native) : candidate;
+    }
+
+    warnings(chosen) {
+      return (chosen.rank === 1 ? this.first : this.judge).warnings(chosen);
+    }
+  }
+
   /** The selection for a request. Where no backend is valid its `chosen` is null. */
   function evaluate(request, platform, registry, backend = null, toRun = false) {
     return evaluated(planOf(request, platform, registry, backend), request, platform, toRun);
@@ -406,40 +445,45 @@
 
   function evaluated(plan, request, platform, toRun) {
     const { registry, choice, requested, start } = plan;
-    const refused = Boolean(start?.refusal);
-    const judge = new Judge(registry, plan.point, plan.denied, toRun);
-    const first = plan.first === plan.point ? judge : new Judge(registry, plan.first, plan.denied, toRun);
-    const entries = refused ? [] : entriesOf(plan);
-    let candidates = entries.map((entry, i) => (i === 0 ? first : judge).candidate(i + 1, ...entry));
-    const accepted = candidates.filter((c) => c.reasons.length === 0);
-    const native = accepted.find((c) => c.emulates.length === 0);
-    if (native) candidates = candidates.map((c) => (accepted.includes(c) && c.emulates.length ? judge.passedOver(c, native) : c));
-    const fallback = fallbackFor(plan, candidates);
+    const judged = new Candidates(plan, toRun);
+    const fallback = fallbackFor(plan, judged);
     if (fallback !== undefined) {
       const given = evaluated(automatic(plan), request, platform, toRun);
-      const [out] = candidates;
+      const out = judged.at(0);
       const why = `${out.title} was asked for (${out.reasons[0].text}), but ${fallback.because}`;
       return { ...given, warnings: [`${why} (${fallback.where.short})`, ...given.warnings] };
     }
-    const chosen = native ?? accepted[0] ?? null;
-    const order = refused ? null : plan.order;
+    const { chosen } = judged;
+    const candidates = judged.entries.map((_, i) => judged.verdict(i));
+    const order = start?.refusal ? null : plan.order;
     const byUser = requested ?? (choice && chosen?.rank === 1 ? choice.backends[0] : null);
     const point = byUser === null || start?.named ? plan.point : plan.point.byName(byUser);
-    return {
-      request, platform, registry, order, candidates, chosen, requested, choice, start, point,
-      // the search for remedies reads none
-      get warnings() {
-        const warnings = notPreferred(plan, candidates);
-        if (chosen !== null) warnings.push(...(chosen.rank === 1 ? first : judge).warnings(chosen));
-        return warnings;
-      },
-    };
+    const warnings = [...notPreferred(plan, candidates), ...(chosen ? judged.warnings(chosen) : [])];
+    return { request, platform, registry, order, candidates, chosen, requested, choice, start, point, warnings };
   }
 
-  function fallbackFor({ registry, requested, named, choice, first }, candidates) {
+  /**
+   * What a selection says of one backend or variant: the candidate where it is chosen, else the first with a reason
+   * against it; null where there is neither. The others are judged only where it is valid.
+   */
+  function verdictOn(name, request, platform, registry, backend = null) {
+    const plan = planOf(request, platform, registry, backend);
+    let judged = new Candidates(plan);
+    if (fallbackFor(plan, judged) !== undefined) judged = new Candidates(automatic(plan));
+    const [row] = name.split("/");
+    const places = judged.entries.flatMap((entry, i) => (entry[0].name === row ? [i] : []));
+    const named = (candidate) => candidate.name === name || candidate.title === name;
+    const own = places.filter((i) => named(judged.at(i)));
+    if (own.some((i) => judged.at(i).reasons.length === 0) && named(judged.chosen)) return judged.chosen;
+    return own.map((i) => judged.verdict(i)).find((c) => c.reasons.length > 0) ?? null;
+  }
+
+  function fallbackFor({ registry, requested, named, choice, first }, judged) {
     const byArgument = requested !== null && choice === null;
-    if (!(byArgument || named) || candidates.length === 0 || candidates[0].reasons.length === 0) return undefined;
-    const about = new Set(candidates[0].reasons.flatMap((r) => r.facets));
+    if (!(byArgument || named) || registry.fallbacks.length === 0 || judged.entries.length === 0) return undefined;
+    const { reasons } = judged.at(0);
+    if (reasons.length === 0) return undefined;
+    const about = new Set(reasons.flatMap((r) => r.facets));
     return registry.fallbacks.find((f) => [...about].every((facet) => f.only.includes(facet)) && holds(f.when, first));
   }
 
@@ -459,5 +503,5 @@
     return following(row.variants.find((v) => v.name === selection.chosen.variant), selection.point);
   }
 
-  Object.assign(attnreg, { evaluate, consequences, readable });
+  Object.assign(attnreg, { evaluate, verdictOn, consequences, readable });
 })((globalThis.attnreg ??= {}));
