@@ -8,7 +8,7 @@ from functools import cache
 from docs_markdown import plain, table
 
 from attnreg.analysis.diff import diff
-from attnreg.analysis.moves import Moves, compare, paired
+from attnreg.analysis.moves import Moves, compare, paired, without_renames
 from attnreg.compile.bundled import bundled_configs
 from attnreg.explain.changes import grouped
 from attnreg.loader import load_registry
@@ -33,33 +33,46 @@ def change_blocks(before: str, after: str) -> dict[str, str]:
 def moved_blocks(before: str, after: str) -> dict[str, str]:
     """Those of the blocks that are about well-known models."""
     old, new = load_registry(before), load_registry(after)
+    notes = {}
+    # as `attnreg upgrade` compares releases
+    if bool(old.steps) != bool(new.steps):
+        silent = old if new.steps else new
+        notes[f"- {silent.name} says nothing of its start: the selectors of both are compared"] = None
+        old, new = old.selector, new.selector
     moves = {name: _moves(old, new, kv_dtype) for name, kv_dtype in KV_DTYPES.items()}
     tables = {name: _table(new, some) for name, some in moves.items()}
     whys = dict.fromkeys(line for some in moves.values() for line in _why(some))
-    return {**tables, "why": "\n".join(whys)}
+    notes |= dict.fromkeys(f"- {plain(note)}" for some in moves.values() for note in some.notes)
+    return {**tables, "why": "\n".join([*whys, *notes])}
 
 
 def _moves(old: Registry, new: Registry, kv_dtype: str) -> Moves:
     asked = []
     for path in bundled_configs().values():
-        model = model_questions(str(path), ModelOptions(given={"kv_dtype": kv_dtype}), new)
-        asked += paired(model.name, model.questions, model.questions)
-    architectures = [new.vocabulary.architectures[name] for name in ARCHS]
-    return compare(asked, [Platform(platform=arch.platform, arch=arch.name) for arch in architectures], old, new)
+        options = ModelOptions(given={"kv_dtype": kv_dtype})
+        sides = [model_questions(str(path), options, registry) for registry in (old, new)]
+        asked += paired(sides[1].name, sides[0].questions, sides[1].questions)
+    archs = [arch for name in ARCHS if (arch := new.vocabulary.architectures.get(name))]
+    both = [arch for arch in archs if arch.name in old.vocabulary.architectures]
+    platforms = [Platform(platform=arch.platform, arch=arch.name) for arch in both]
+    return without_renames(compare(asked, platforms, old, new), old, new)
 
 
 def _table(registry: Registry, moves: Moves) -> str:
     """The layers that move, with what they move to on each architecture; a cell is empty where they stay."""
+    if not moves.moves:
+        return "No well-known model moves."
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for move in moves.moves:
         by_arch = cells.setdefault((move.asked.model, f"{move.asked.layers}: {move.asked.label}"), {})
         by_arch[move.platform.arch] = plain(_arrow(move.before.title, move.after.title, move.changes))
-    columns = [("model", 16), ("layers", 16), *((registry.vocabulary.architectures[a].title, 16) for a in ARCHS)]
+    archs = {a: registry.vocabulary.architectures[a] for a in ARCHS if a in registry.vocabulary.architectures}
+    columns = [("model", 16), ("layers", 16), *((archs[a].title, 16) for a in archs)]
     rows = []
     last = ""
     for (model, layers), by_arch in cells.items():
         name, last = "" if model == last else model, model
-        rows.append([name, plain(layers), *(by_arch.get(arch, "") for arch in ARCHS)])
+        rows.append([name, plain(layers), *(by_arch.get(arch, "") for arch in archs)])
     return table(columns, rows)
 
 

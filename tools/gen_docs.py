@@ -25,6 +25,7 @@ import docs_field_problems
 import docs_models
 import docs_page
 import docs_quality
+import docs_releases
 import docs_schemas
 import docs_selections
 import docs_site
@@ -113,6 +114,7 @@ def outputs(root: Path) -> dict[str, str]:
         if name != "default":
             pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
     pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
+    pages["docs/engines/releases.md"] = {"releases": docs_releases.releases_block()}
     pages["docs/exactness.md"] = docs_exactness.exactness_block(root)
     pages["docs/running.md"] = {
         "speed": docs_speed.speed_block(root),

@@ -27,7 +27,7 @@ def opened(browser: Browser, folder: Path, anchor: str = "", page: str = "pick.h
     browser.wait("return document.body.dataset.answered", seconds=240)
 
 
-@pytest.mark.parametrize("name", [*bundled_registries(releases=False), *bundled_overlays()])
+@pytest.mark.parametrize("name", [*bundled_registries(), *bundled_overlays()])
 def test_questions_at_random(browser: Browser, site_folder: Path, name: str) -> None:
     registry = load_registry(name)
     opened(browser, site_folder)
@@ -44,7 +44,7 @@ def test_questions_at_random(browser: Browser, site_folder: Path, name: str) -> 
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", bundled_registries(releases=False))
+@pytest.mark.parametrize("name", bundled_registries())
 def test_models_whole(browser: Browser, site_folder: Path, name: str) -> None:
     # 24 models on 12 architectures, with remedies, notes and bytes, as `attnreg explain --json` prints them
     opened(browser, site_folder)

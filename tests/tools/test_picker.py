@@ -15,7 +15,8 @@ from support.examples import examples
 from attnreg import ConfigError, Registry, load_registry
 from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
 
-BUNDLED = [*bundled_registries(releases=False), *bundled_overlays()]
+WHOLE = [*bundled_registries(releases=False), *bundled_overlays()]
+BUNDLED = [*bundled_registries(), *bundled_overlays()]
 pytestmark = pytest.mark.skipif(picking.NODE is None, reason="Node is not installed: the evaluator needs it here")
 
 
@@ -29,14 +30,16 @@ def same(asked: list[Any], answered: list[Any], questions: list[Any]) -> None:
 @pytest.mark.parametrize("name", BUNDLED)
 def test_questions_at_random(name: str) -> None:
     registry = load_registry(name)
-    questions = picking.questions(registry, 300, seed=17)
+    # a release that is a difference asks for what the table that it changes does
+    count = 300 if name in WHOLE else 100
+    questions = picking.questions(registry, count, seed=17)
     expected = [picking.asked(q, registry, remedies=False) for q in questions]
-    assert sum(bool(e.get("backend")) for e in expected) > 30
-    assert 5 < sum("error" in e for e in expected) < 150
+    assert sum(bool(e.get("backend")) for e in expected) > count / 10
+    assert 0 < sum("error" in e for e in expected) < count / 2
     same(expected, picking.answers(registry, questions), questions)
 
 
-@pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.parametrize("name", WHOLE)
 def test_remedies(name: str) -> None:
     registry = load_registry(name)
     questions = picking.questions(registry, 25, seed=18)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import re
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ def pages(built_site: Path) -> Pages:
 
 def test_everything_has_a_page(built_site: Path) -> None:
     wanted = {"index.html", "registries.html", "measured.html", "models/index.html", "guides/index.html"}
-    for name in bundled_registries(releases=False):
+    for name in bundled_registries():
         registry = load_registry(name)
         wanted |= {f"files/{file}.html" for file in registry.files}
         vocabulary = registry.vocabulary
@@ -56,7 +57,9 @@ def test_everything_has_a_page(built_site: Path) -> None:
         wanted |= {f"{name}/kv_dtypes/{word}.html" for word in vocabulary.words["kv_dtypes"]}
     wanted |= {f"families/{name}.html" for name in bundled_families()}
     wanted |= {f"models/{name}.html" for name in bundled_configs()}
-    wanted |= {"changes/vllm-0.20.0-to-vllm-0.33.0.html"}
+    # each release to the next, and the first to the last, of which README tells
+    releases = sorted(name for name in bundled_registries() if name.startswith("vllm-"))
+    wanted |= {f"changes/{a}-to-{b}.html" for a, b in [*itertools.pairwise(releases), (releases[0], releases[-1])]}
     assert [path for path in sorted(wanted) if not (built_site / path).is_file()] == []
 
 
@@ -220,6 +223,14 @@ def _said(selection: Selection) -> str:
     return selection.chosen.title if selection.chosen else "refused" if refused else "none"
 
 
+def _of_release(elements: list[Element], registry: str) -> str:
+    """The title of the table of a release, which those with the same answers share: ``vLLM 0.33.0, 0.32.0``."""
+    engine, _, version = registry.rpartition("-")
+    titles = [e.attributes["aria-label"] for e in elements if e.attributes.get("role") == "region"]
+    [found] = [t for t in titles if t.lower().startswith(f"{engine} ") and version in re.split(r",? ", t)]
+    return found
+
+
 def test_backend_of_an_engine_without_orders_says_what_is_known(pages: Pages) -> None:
     elements, _ = pages["sglang-0.5.23/backends/fa3.html"]
     text = " ".join(e.text for e in elements if e.tag in ("p", "li"))
@@ -235,15 +246,13 @@ def test_backend_of_an_engine_without_orders_says_what_is_known(pages: Pages) ->
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "DeepSeek-V3", "gemma-3-27b-it"])
-@pytest.mark.parametrize("registry", bundled_registries(releases=False))
+@pytest.mark.parametrize("registry", bundled_registries())
 def test_backends_of_a_model_are_those_that_are_selected(pages: Pages, name: str, registry: str) -> None:
     data = load_registry(registry)
     # as explain asks: with what the registry reads of the config, and by phase where the engine decides so
     questions = model_questions(str(bundled_configs()[name]), ModelOptions(), data).questions
-    title = (
-        "attnreg's own registry" if data.imports else registry.replace("vllm-", "vLLM ").replace("sglang-", "SGLang ")
-    )
-    rows = _cells(pages[f"models/{name}.html"][0], title)
+    elements = pages[f"models/{name}.html"][0]
+    rows = _cells(elements, "attnreg's own registry" if data.imports else _of_release(elements, registry))
     seen = set()
     for archs, answers in rows.items():
         for arch in (a for a in data.vocabulary.architectures.values() if re.search(rf"\b{a.name}\b", archs)):
@@ -321,6 +330,8 @@ def test_index_has_the_words_of_each_page(built_site: Path) -> None:
     }.items():
         assert [word for word in wanted if word not in texts[path].split()] == []
     assert not any(path.startswith("files/") for path, _, _ in index["pages"])
+    # of an older release the words of the title alone
+    assert texts["vllm-0.20.0/backends/FLASH_ATTN.html"].split() == ["flash_attn", "vllm-0.20.0", "0.20.0"]
 
 
 # building ------------------------------------------------------------------------------------------------------------

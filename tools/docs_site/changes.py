@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from docs_changes import moved_blocks
+from docs_releases import changes
 
 from docs_site.frame import Asset, Page, Site
 from docs_site.guides import path_of, render
-from docs_site.history import changes, steps
+from docs_site.history import upgrades
 from docs_site.registries import titles
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:
-    """The pages of all steps from one bundled version of an engine to the next."""
-    for before, after in steps(site):
-        old, new = site.registries[before], site.registries[after]
+    """The pages of all steps from one bundled release of an engine to the next, and from its first to its last."""
+    for before, after in upgrades(site):
+        old, new = site.bundled[before], site.bundled[after]
         rows = [(name, changes(old, new, name)) for name in sorted({*old.backends, *new.backends})]
         moved = moved_blocks(before, after)
         blocks = {name: render(site, "docs/engines/", text, name)[1] for name, text in moved.items()}

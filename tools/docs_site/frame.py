@@ -11,6 +11,7 @@ from typing import Any
 import docs_page
 import jinja2
 from docs_markdown import slug
+from docs_releases import versions
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import normalizeReference
 from markupsafe import Markup
@@ -43,7 +44,8 @@ class Page:
     """A page: its path below the site, the template that lays it out, its title, and the template's values.
 
     ``kind`` says in a result of the search what it is about. ``registry`` is the name of the registry that it shows,
-    ``above`` the (title, path) of the pages that it belongs to, the outermost first.
+    ``above`` the (title, path) of the pages that it belongs to, the outermost first. The search finds
+    the pages of an older release by their title and its name alone: they would make its index as large as all.
     """
 
     path: str
@@ -80,7 +82,7 @@ class Site:
     @cached_property
     def bundled(self) -> Mapping[str, Registry]:
         """All bundled registries by name. Pages show the lines of every one."""
-        return {name: load_registry(name) for name in bundled_registries(releases=False)}
+        return {name: load_registry(name) for name in bundled_registries()}
 
     @cached_property
     def registries(self) -> Mapping[str, Registry]:
@@ -89,6 +91,11 @@ class Site:
         The others, whose steps name the backend of a server, have pages of `docs_site.resolved`.
         """
         return {name: registry for name, registry in self.bundled.items() if registry.orders}
+
+    @cached_property
+    def older(self) -> set[str]:
+        """The registries of releases of which a later one is bundled."""
+        return {name for names in versions(self.bundled).values() for name in names[:-1]}
 
     @cached_property
     def environment(self) -> jinja2.Environment:
@@ -153,7 +160,8 @@ class Site:
             if isinstance(item, Page):
                 text = self._rendered(item, navigation)
                 if item.searched:
-                    index.add(item.path, item.title, item.kind, text)
+                    about = f"<main>{item.registry} {item.registry.rpartition('-')[2]}</main>"
+                    index.add(item.path, item.title, item.kind, about if item.registry in self.older else text)
                 pages.append(item)
                 self._put(folder, item.path, text.encode())
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -96,7 +97,7 @@ def render(site: Site, file: str, text: str, heading: str = "") -> tuple[str, Ma
     tables: dict[str, int] = {}
     used: dict[str, int] = {}
     level = 0
-    for token, inline in zip(tokens, [*tokens[1:], Token("", "", 0)], strict=True):
+    for token, inline in itertools.pairwise([*tokens, Token("", "", 0)]):
         if token.type == "heading_open":
             heading = _plain(inline)
             title = title or heading
@@ -160,7 +161,7 @@ def _place_on_site(site: Site, place: str) -> str | None:
         return "index.html"
     if place.startswith(("docs/images/", "docs/schema/")):
         return f"guides/{place.removeprefix('docs/')}"
-    for name, folder in bundled_registries(releases=False).items():
+    for name, folder in bundled_registries().items():
         if name in site.bundled and place == folder.relative_to(registry_root().parent).as_posix():
             return f"{name}/index.html"
     if place in {file for registry in site.bundled.values() for file in registry.files}:

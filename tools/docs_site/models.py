@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
+
+from docs_releases import versions
 
 from attnreg.compile.bundled import bundled_configs
 from attnreg.models.groups import describe_indices
@@ -27,6 +30,28 @@ from docs_site.registries import titles
 _LENGTHS = (8192, 131072)
 # the architectures on which pages of models draw the selection
 _DRAWN = ("sm90", "gfx942")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The answers of a registry on its architectures to what is asked; ``releases`` are all that answer so."""
+
+    name: str
+    registry: str
+    questions: Sequence[Question]
+    rows: Any
+    releases: list[str]
+
+    def alike(self, other: Table) -> bool:
+        """Whether a release of the same engine answers the same to the same."""
+        engines = {name.rpartition("-")[0] for name in (self.name, other.name)}
+        asked = [[(q.layers, q.label) for q in table.questions] for table in (self, other)]
+        return len(engines) == 1 and asked[0] == asked[1] and self.rows == other.rows
+
+    @property
+    def title(self) -> str:
+        """``vLLM 0.33.0, 0.32.0``: the registries that answer so."""
+        return ", ".join([self.registry, *(name.rpartition("-")[2] for name in self.releases[1:])])
 
 
 @dataclass(frozen=True)
@@ -53,16 +78,29 @@ class Known:
     def token_bytes(self) -> int:
         return sum(group.token_bytes for group, _, _ in self.memory)
 
-    def tables(self) -> Iterator[tuple[str, str, Sequence[Question], Any]]:
-        """For each registry its name, its title, what is asked, and the answers on its architectures.
+    def tables(self) -> list[Table]:
+        """What the registries answer: attnreg's own, and each engine's, the last release first.
 
-        An engine that resolves the backend of a server looks at the config, which a family is not.
+        Releases that answer alike share a table. A family has those of the last releases alone, or its pages would take
+        most of the build; and none of an engine that resolves the backend of a server, which looks at a config.
         """
-        for name, registry in self.site.bundled.items():
-            if registry.orders or self.config:
-                questions = self.questions(registry)
-                answers = table(self.site, name, [question.request for question in questions])
-                yield name, titles(self.site)[name], questions, answers
+        bundled = self.site.bundled
+        engines = versions(bundled).values()
+        out = [self._table(name) for name in bundled if name not in {*chain(*engines)}]
+        for names in engines:
+            asked = names if self.config else [name for name in names[-1:] if bundled[name].orders]
+            for name in reversed(asked):
+                made = self._table(name)
+                if out[-1].alike(made):
+                    out[-1].releases.append(name)
+                else:
+                    out.append(made)
+        return out
+
+    def _table(self, name: str) -> Table:
+        questions = self.questions(self.site.bundled[name])
+        rows = table(self.site, name, [question.request for question in questions])
+        return Table(name, titles(self.site)[name], questions, rows, [name])
 
 
 def pages(site: Site) -> Iterator[Page | Asset]:

@@ -15,7 +15,7 @@ from attnreg.registry import Effect, Registry, Step
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import Selection
 from docs_site.frame import Asset, Page, Site, yaml_lines
-from docs_site.history import steps
+from docs_site.history import upgrades
 from docs_site.pictures import path
 
 
@@ -26,14 +26,17 @@ def pages(site: Site) -> Iterator[Page | Asset]:
         "registries.html",
         "registries.html.j2",
         "Registries",
-        {"titles": titles(site), "changes": steps(site), "holds": holds},
+        {"titles": titles(site), "changes": upgrades(site), "holds": holds},
         kind="list",
     )
     files: dict[str, None] = {}
     for name, registry in site.bundled.items():
         title = titles(site)[name]
         above = above_registry(site, name)
-        values: dict[str, Any] = {"holds": holds(registry), "changes": [pair for pair in steps(site) if name in pair]}
+        values: dict[str, Any] = {
+            "holds": holds(registry),
+            "changes": [pair for pair in upgrades(site) if name in pair],
+        }
         yield Page(f"{name}/index.html", "registry.html.j2", title, values, "registry", name, above[:1])
         if registry.orders:
             values = {"platforms": platforms(registry)}
@@ -51,7 +54,7 @@ def _start(site: Site) -> dict[str, Any]:
     """The values of the start page."""
     registry = site.registries["default"]
     title, selection = example(registry)
-    before, after = steps(site)[-1]
+    before, after = upgrades(site)[-1]
     tasks = [
         (
             "Which kernel will my model get?",
