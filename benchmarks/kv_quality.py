@@ -11,8 +11,10 @@ A model whose package is not installed is left out and named. SmolLM2 also runs 
 and values of a format, but for the layers that the registry leaves alone (`spares`).
 
 Figures: the mean squared error of keys and of values over their mean square; that of attention's output; the divergence
-(Kullback-Leibler, nats) of the attention distribution; of the whole model its perplexity, and the divergence of the
-next token's distribution and how often its likeliest token stays, both against float32.
+(Kullback-Leibler, nats) of the attention distribution; of the whole model its perplexity, the divergence of the
+next token's distribution and how often its likeliest token stays, both against float32; how many tokens of a greedy
+continuation are those of bfloat16, before the first that is not; and the bytes of the cache of 32,768 tokens that
+transformers gets, of attnreg's packed cache or its own (in bfloat16).
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from attnreg.runtime.turboquant.pages import Page
 
 RECORD = Path(__file__).resolve().parent / "results/kv_quality.json"
 INT4 = Side(4)
+# of the cache whose bytes are counted; and of a greedy continuation, and of what it continues
+CONTEXT, GREEDY, PROMPT = 32768, 32, 48
 # the formats of the registry are compared with these
 PEERS = ("bfloat16", "fp8", "int4", "int4_hadamard")
 
@@ -146,6 +150,8 @@ class Attending:
             key, value = self.change(module.layer_idx, key, value)
         group = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+        # a single new token sees all keys
+        causal = causal and query.shape[2] > 1
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
         return out.transpose(1, 2).contiguous(), None
 
@@ -179,17 +185,60 @@ def whole_model(
 ) -> Iterator[dict[str, Any]]:
     """The figures of a model that attends to what each format keeps, beside float32."""
     exact = model(ids).logits[0, :-1].double().log_softmax(-1)
+    attending.change = _changed("bfloat16", None, set())
+    plainly = continued(model, ids)
     for name, packed in {"float32": None, **formats}.items():
         plain = _left_alone(model, name, registry) if packed else set()
         attending.change = None if name == "float32" else _changed(name, packed, plain)
         found = model(ids).logits[0, :-1].double().log_softmax(-1)
+        continuation = continued(model, ids)
         attending.change = None
+        same = (continuation == plainly).long().cumprod(0).sum()
+        counts: dict[str, Any] = {"plain_layers": len(plain), "greedy": int(same)}
+        if packed or name == "bfloat16":
+            counts["context_bytes"] = context_bytes(model, name if packed else None)
         figures = {
             "perplexity": math.exp(float(-found.gather(1, ids[0, 1:, None]).mean())),
             "kl": float((exact.exp() * (exact - found)).sum(-1).mean()),
             "same_token": float((found.argmax(-1) == exact.argmax(-1)).double().mean()),
         }
-        yield {"format": name, "plain_layers": len(plain), **{k: float(f"{v:.4g}") for k, v in figures.items()}}
+        yield {"format": name, **counts, **{k: float(f"{v:.4g}") for k, v in figures.items()}}
+
+
+def continued(model: Any, ids: Tensor) -> Tensor:
+    """The tokens of a greedy continuation."""
+    prompt = ids[:, :PROMPT]
+    found: Tensor = model.generate(prompt, max_new_tokens=GREEDY, do_sample=False, eos_token_id=None)
+    return found[0, prompt.shape[1] :]
+
+
+def context_bytes(model: Any, kv_dtype: str | None) -> int:
+    """The bytes of a cache of `CONTEXT` tokens; kv_dtype: of the packed cache that attnreg makes for transformers."""
+    from transformers import DynamicCache
+
+    import attnreg.integrations.transformers as attention
+    from attnreg.integrations.transformers.compressed.cache import BLOCK_SIZE, PackedLayer
+
+    heads, size = model.config.num_key_value_heads, model.config.hidden_size // model.config.num_attention_heads
+    # tensors without memory have sizes all the same
+    rows = torch.empty(1, heads, CONTEXT, size, dtype=torch.bfloat16, device="meta")
+    if kv_dtype is None:
+        cache: Any = DynamicCache(config=model.config)
+    else:
+        attention.register("kv_bytes", kv_dtype=kv_dtype)
+        cache = attention.new_cache(model, name="kv_bytes")
+    request = attnreg.AttentionRequest(
+        head_size=size, num_heads=heads, num_kv_heads=heads, block_size=BLOCK_SIZE, kv_dtype=kv_dtype
+    )
+    total = 0
+    for layer in cache.layers:
+        if isinstance(layer, PackedLayer):
+            selection = attnreg.select(request, attnreg.Platform(platform="cuda", arch="sm90"))
+            pages = attnreg.Attention.from_selection(selection).new_kv_cache(CONTEXT // BLOCK_SIZE, "meta")
+            total += pages.key.nbytes + pages.value.nbytes
+        else:
+            total += sum(x.nbytes for x in layer.update(rows, rows))
+    return total
 
 
 def _left_alone(model: Any, kv_dtype: str, registry: attnreg.Registry) -> set[int]:

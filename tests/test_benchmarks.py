@@ -55,6 +55,10 @@ def test_a_run_that_is_ended_loses_no_figure(figures_class: Any, tmp_path: Path)
     assert json.loads(record.read_text())["figures"] == [{"case": "b", "us": 4.0}]
 
 
+# of figures that are the better the smaller they are
+KINDS = ("bytes", "key_error", "value_error", "output_error", "kl")
+
+
 def test_the_quality_of_packed_formats_on_random_data_and_real_weights(tmp_path: Path) -> None:
     record = tmp_path / "it.json"
     command = [
@@ -77,6 +81,11 @@ def test_the_quality_of_packed_formats_on_random_data_and_real_weights(tmp_path:
         assert four["key_error"] == pytest.approx(0.0092, rel=0.15)
         assert three["key_error"] == pytest.approx(0.033, rel=0.15)
         assert four["bytes"] < figures[source, "int4_hadamard"]["bytes"]
+    # at fewer bytes no figure is worse than that of rotated 4-bit codes, and none of 3 bits than with corrected norms
+    for source in ("gaussian", "outliers", "all-MiniLM-L6-v2"):
+        for ours, peer in (("turboquant_4bit_ls", "int4_hadamard"), ("turboquant_3bit_ls", "turboquant_3bit_nc")):
+            mine, other = figures[source, ours], figures[source, peer]
+            assert {name for name in KINDS if mine[name] > other[name]} == set()
     # rotation keeps outlier channels of values from setting the scale of the others
     assert figures["outliers", "turboquant_4bit_ub"]["value_error"] * 3 < figures["outliers", "int4"]["value_error"]
     real = figures["all-MiniLM-L6-v2", "turboquant_4bit_ub"]

@@ -31,14 +31,19 @@ def quality_blocks(root: Path) -> dict[str, str]:
         same = [f for f in record["figures"] if f["source"] == source]
         rows = [[f"`{f['format']}`", str(f["bytes"]), *(f"{f[name]:.2g}" for name in names)] for f in same]
         parts.append(f"### {source}, heads of {same[0]['head_size']}\n\n{table(columns, rows)}")
-    whole = (("format", 20), ("plain layers", 14), ("perplexity", 12), ("KL", 10), ("same token", 12))
+    whole = (
+        ("format", 20), ("plain layers", 14), ("32k tokens, MiB", 16), ("perplexity", 12), ("KL", 10),
+        ("same token", 12), ("greedy", 8),
+    )  # fmt: skip
     rows = [
         [
             f"`{f['format']}`",
             str(f["plain_layers"]),
+            f"{f['context_bytes'] / 2**20:.0f}" if "context_bytes" in f else "",
             f"{f['perplexity']:.2f}",
             f"{f['kl']:.2g}",
             f"{f['same_token']:.1%}",
+            str(f["greedy"]),
         ]
         for f in record["models"]
     ]

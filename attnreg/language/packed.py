@@ -18,7 +18,7 @@ _LARGEST_GROUP = 1024
 
 
 # the values that a key of a side may have, the first one being that of a side without the key
-_ROTATIONS, _SCALES, _BITS = ("none", "hadamard"), ("none", "norm", "unbiased"), (2, 3, 4, 8)
+_ROTATIONS, _SCALES, _BITS = ("none", "hadamard"), ("none", "norm", "unbiased", "fitted"), (2, 3, 4, 8)
 _SIDE = {
     "type": "object",
     "description": "How keys, or values, are stored.",
@@ -30,7 +30,8 @@ _SIDE = {
         },
         "scale": {
             "enum": list(_SCALES),
-            "description": "The factor of rotated rows: it keeps their norm, or makes products with them unbiased.",
+            "description": "The factor of rotated rows: it keeps their norm, makes products with them unbiased, or "
+            "is that of the least error.",
         },
         "group": {
             "type": "integer",
@@ -61,7 +62,7 @@ class Side(NamedTuple):
 
     bits: int
     rotation: Literal["hadamard", "none"] = "none"
-    scale: Literal["norm", "unbiased", "none"] = "none"
+    scale: Literal["norm", "unbiased", "fitted", "none"] = "none"
     group: int = 0
 
     @property
@@ -78,7 +79,7 @@ class Side(NamedTuple):
             if self.bits == 8:
                 return "bits is 8, which is float8_e4m3fn; rotated keys or values are stored in 2, 3 or 4"
             if self.scale == "none":
-                return "scale is missing: rotated keys or values have a factor, `norm` or `unbiased`"
+                return "scale is missing: rotated keys or values have a factor: `norm`, `unbiased` or `fitted`"
             return f"group is {self.group}; rotated keys or values have one scale" if self.group else None
         if self.scale != "none":
             return f"scale is {self.scale}, which is the factor of rotated keys or values; add `rotation: hadamard`"

@@ -23,7 +23,7 @@ BACKENDS = [
     ("TRITON_ATTN", {"features": {"sinks", "lse"}}, "chunked", "NHD"),
     ("TRITON_ATTN", {"kv_dtype": "fp8"}, "decode", "NHD"),
     ("TURBOQUANT", {"kv_dtype": "turboquant_4bit_ub", "head_size": 40}, "decode", "NHD"),
-    ("TURBOQUANT", {"kv_dtype": "turboquant_3bit_ub", "features": {"lse"}}, "chunked", "fused"),
+    ("TURBOQUANT", {"kv_dtype": "turboquant_3bit_ls", "features": {"lse"}}, "chunked", "fused"),
     ("TRITON_PREFILL", {"attention": "mla", "phase": "prefill", "head_size": 24, "head_size_v": 16, "num_kv_heads": 4,
                         "block_size": None}, "prefill", "packed"),
 ]  # fmt: skip

@@ -19,6 +19,8 @@ SIZES = {
     "turboquant_3bit_nc": (50, 52),
     "turboquant_4bit_ub": (66, 66),
     "turboquant_3bit_ub": (50, 50),
+    "turboquant_4bit_ls": (66, 66),
+    "turboquant_3bit_ls": (50, 50),
 }
 
 
@@ -32,6 +34,8 @@ def test_the_bytes_of_every_format_follow_from_its_data(default: Registry) -> No
         "turboquant_3bit_nc": 5.02,
         "turboquant_4bit_ub": 3.88,
         "turboquant_3bit_ub": 5.12,
+        "turboquant_4bit_ls": 3.88,
+        "turboquant_3bit_ls": 5.12,
     }
 
 
@@ -72,7 +76,7 @@ def test_padding_is_part_of_the_format(side: Side, size: int, columns: int, grou
         (
             {"keys": {"bits": 4, "rotation": "hadamard"}, "values": LEVELS},
             ("keys",),
-            "scale is missing: rotated keys or values have a factor, `norm` or `unbiased`",
+            "scale is missing: rotated keys or values have a factor: `norm`, `unbiased` or `fitted`",
         ),
         (
             {"keys": {**LEVELS, "bits": 8}, "values": LEVELS},

@@ -13,15 +13,17 @@ PACKED: tuple[dict[str, Any], ...] = (
             ("decode", 1, 64, "turboquant_4bit_nc"),
             ("16 queries", 16, 8, "turboquant_k8v4"),
             ("prefill", 2048, 1, "turboquant_3bit_ub"),
+            ("one token", 1, 1, "turboquant_4bit_ls"),
         )
     ),
     {"name": "decode turboquant_k3v4_nc head 256, window, softcap", "requests": 8, "head_size": 256, "heads": (16, 4),
      "window": 1024, "softcap": 30.0, "packed": "turboquant_k3v4_nc"},
 )  # fmt: skip
+NAMES = ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc", "4bit_ub", "3bit_ub", "4bit_ls", "3bit_ls")
 PACKED_FULL: tuple[dict[str, Any], ...] = tuple(
     {"name": f"{name} {packed} head {size}", "queries": queries, "heads": (16, 4), "head_size": size, "packed": packed,
      "requests": 1 if queries > 16 else 8, "features": ("lse",)}
-    for packed in (f"turboquant_{x}" for x in ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc", "4bit_ub", "3bit_ub"))
+    for packed in (f"turboquant_{name}" for name in NAMES)
     for size in (64, 80, 128, 192, 256)
     for name, queries in (("decode", 1), ("16 queries", 16), ("prefill", 300))
 )  # fmt: skip

@@ -16,9 +16,13 @@ from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import Cache, Strides
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.kernels.turboquant.rotations import STEP, hadamard, signs
+from attnreg.language.packed import Side
 from attnreg.runtime.interface import AttentionSpec, KVCache
+from attnreg.runtime.turboquant.codec import FACTORS
 
 _LARGEST = tl.constexpr(65504.0)
+# the factors that `fitted` rows are tried with are evenly spaced
+_TRIALS, _LEAST, _STEP = (tl.constexpr(x) for x in (len(FACTORS), FACTORS[0], FACTORS[1] - FACTORS[0]))
 # rows of a program
 _ROWS = 16
 
@@ -55,9 +59,40 @@ def _store_codes(
 
 
 @triton.jit
+def _nearest(y, L: tl.constexpr):
+    """Returns the codes, int32, of the levels nearest to rotated numbers, and these levels."""
+    CODES: tl.constexpr = 2**L.bits
+    codes = tl.zeros(y.shape, dtype=tl.int32)
+    for code in tl.static_range(0, CODES - 1):
+        threshold = (level_of(2.0 * code - (CODES - 1), L) + level_of(2.0 * code - (CODES - 3), L)) * 0.5
+        codes += (y > threshold).to(tl.int32)
+    return codes, level_of(codes.to(tl.float32) * 2.0 - (CODES - 1), L)
+
+
+@triton.jit
+def _best_factor(turned, inverse, L: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns the factor of each row with which its levels, times a scale, have the least squared error."""
+    best = tl.zeros([BLOCK_R], dtype=tl.float32)
+    chosen = tl.full([BLOCK_R], 1.0, dtype=tl.float32)
+    for trial in tl.range(0, _TRIALS, num_stages=1):
+        factor = trial * _STEP + _LEAST
+        products, squares = tl.zeros([BLOCK_R], dtype=tl.float32), tl.zeros([BLOCK_R], dtype=tl.float32)
+        for first in tl.range(0, L.columns, WIDTH, num_stages=1):
+            matrix = hadamard(0, first, L.columns, WIDTH, turned.dtype)
+            y = tl.dot(turned, matrix, input_precision="ieee") * inverse[:, None]
+            _, levels = _nearest(y / factor, L)
+            products += tl.sum(y * levels, 1)
+            squares += tl.sum(levels * levels, 1)
+        gain = products * products / squares
+        chosen = tl.where(gain > best, factor, chosen)
+        best = tl.maximum(gain, best)
+    return chosen
+
+
+@triton.jit
 def _store_levels(
     source_ptr, page_ptr, row, stored,
-    L: tl.constexpr, SIZE: tl.constexpr, UNBIASED: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr,
+    L: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Stores rows as levels of their codebook and one scale."""
     COLUMNS: tl.constexpr = L.columns
@@ -72,22 +107,27 @@ def _store_levels(
     # brings a rotated row to a root mean square of 1
     inverse = tl.where(largest > 0, 1.0 / (unit * tl.where(square > 0, norm, 1.0)), 0.0)
     turned = (numbers * signs(tl.arange(0, COLUMNS))[None, :]).to(x.dtype)
-    # of the levels with themselves, or with the row
+    if SCALE == "fitted":
+        chosen = _best_factor(turned, inverse, L, BLOCK_R, WIDTH)
+        inverse = inverse / chosen
+    # of the levels with the row, and with themselves
     products = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
-    CODES: tl.constexpr = 2**L.bits
+    squares = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
     for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
         y = tl.dot(turned, hadamard(0, first, COLUMNS, WIDTH, x.dtype), input_precision="ieee") * inverse[:, None]
-        codes = tl.zeros([BLOCK_R, WIDTH], dtype=tl.int32)
-        for code in tl.static_range(0, CODES - 1):
-            threshold = (level_of(2.0 * code - (CODES - 1), L) + level_of(2.0 * code - (CODES - 3), L)) * 0.5
-            codes += (y > threshold).to(tl.int32)
-        levels = level_of(codes.to(tl.float32) * 2.0 - (CODES - 1), L)
-        products += levels * (y if UNBIASED else levels)
+        codes, levels = _nearest(y, L)
+        if SCALE != "norm":
+            products += levels * y
+        if SCALE != "unbiased":
+            squares += levels * levels
         _store_codes(codes, page_ptr, row, stored, first // 8, L, BLOCK_R, WIDTH)
     # of a row whose root mean square is 1, so that norm**2 is COLUMNS
-    factor = COLUMNS / tl.where(largest > 0, tl.sum(products, 1), 1.0)
-    if not UNBIASED:
-        factor = tl.sqrt(factor)
+    if SCALE == "norm":
+        factor = tl.sqrt(COLUMNS / tl.sum(squares, 1))
+    elif SCALE == "unbiased":
+        factor = COLUMNS / tl.where(largest > 0, tl.sum(products, 1), 1.0)
+    else:
+        factor = chosen * tl.sum(products, 1) / tl.sum(squares, 1)
     scale = tl.where(largest > 0, unit * norm * (factor * (1.0 / COLUMNS**0.5)), 0.0)
     scale = tl.where(finite & (scale < _LARGEST + 16.0), scale, float("nan"))
     tl.store(numbers_at(page_ptr, L) + row, scale.to(tl.float16), mask=stored)
@@ -138,11 +178,11 @@ def _store_fp8(
 
 @triton.jit
 def _store_side(
-    source_ptr, page_ptr, row, stored, L: tl.constexpr, SIZE: tl.constexpr, UNBIASED: tl.constexpr,
+    source_ptr, page_ptr, row, stored, L: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     if L.code == "levels":
-        _store_levels(source_ptr, page_ptr, row, stored, L, SIZE, UNBIASED, BLOCK_R, WIDTH)
+        _store_levels(source_ptr, page_ptr, row, stored, L, SIZE, SCALE, BLOCK_R, WIDTH)
     elif L.code == "uniform":
         _store_uniform(source_ptr, page_ptr, row, stored, L, SIZE, BLOCK_R, BLOCK)
     else:
@@ -153,7 +193,7 @@ def _store_side(
 def _store_kernel(
     key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, num_tokens, num_slots,
     KEY: tl.constexpr, VALUE: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, SIZE_V: tl.constexpr,
-    K_UNBIASED: tl.constexpr, V_UNBIASED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_R: tl.constexpr,
+    K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, K_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Stores BLOCK_R (token, head) rows at their tokens' slots; a slot that the cache does not have skips its token.
@@ -166,10 +206,10 @@ def _store_kernel(
     stored = (slot >= 0) & (slot < num_slots)
     block, row = slot // K.block_size, slot % K.block_size
     _store_side(key_ptr + token * KEY.token + head * KEY.head,
-                key_cache_ptr + block * K.stride_block + head * K.stride_head, row, stored, K, SIZE, K_UNBIASED,
+                key_cache_ptr + block * K.stride_block + head * K.stride_head, row, stored, K, SIZE, K_SCALE,
                 BLOCK_R, BLOCK_D, K_WIDTH)  # fmt: skip
     _store_side(value_ptr + token * VALUE.token + head * VALUE.head,
-                value_cache_ptr + block * V.stride_block + head * V.stride_head, row, stored, V, SIZE_V, V_UNBIASED,
+                value_cache_ptr + block * V.stride_block + head * V.stride_head, row, stored, V, SIZE_V, V_SCALE,
                 BLOCK_R, BLOCK_DV, V_WIDTH)  # fmt: skip
 
 
@@ -177,6 +217,11 @@ _STORE = Kernel(
     _store_kernel,
     ("key_ptr", "value_ptr", "key_cache_ptr", "value_cache_ptr", "slot_mapping_ptr", "num_tokens", "num_slots"),
 )
+
+
+def _width(side: Side, columns: int) -> int:
+    """The columns that are rotated at once: the tries of `fitted` rows leave registers for half as many."""
+    return min(STEP.value // 2 if side.scale == "fitted" else STEP.value, columns)
 
 
 class _Code(NamedTuple):
@@ -206,14 +251,14 @@ class _Code(NamedTuple):
             "V": v,
             "SIZE": size,
             "SIZE_V": size_v,
-            "K_UNBIASED": packed.keys.scale == "unbiased",
-            "V_UNBIASED": packed.values.scale == "unbiased",
+            "K_SCALE": packed.keys.scale,
+            "V_SCALE": packed.values.scale,
             "NUM_KV_HEADS": self.num_kv_heads,
             "BLOCK_R": self.rows,
             "BLOCK_D": max(16, power_of_2(k.columns)),
             "BLOCK_DV": max(16, power_of_2(v.columns)),
-            "K_WIDTH": min(STEP.value, k.columns),
-            "V_WIDTH": min(STEP.value, v.columns),
+            "K_WIDTH": _width(packed.keys, k.columns),
+            "V_WIDTH": _width(packed.values, v.columns),
         }
 
 

@@ -88,7 +88,7 @@ def stored(packed: Packed, key: torch.Tensor, value: torch.Tensor, slots: list[i
     return spec, cache, pages, rows
 
 
-@pytest.mark.parametrize("name", ["turboquant_3bit_ub", "turboquant_4bit_nc", *OWN])
+@pytest.mark.parametrize("name", ["turboquant_3bit_ub", "turboquant_4bit_nc", "turboquant_3bit_ls", *OWN])
 def test_the_store_writes_the_bytes_of_the_codec(default: Registry, name: str) -> None:
     packed = {**packed_formats(default.vocabulary.words["kv_dtypes"]), **OWN}[name]
     generator = torch.Generator().manual_seed(3)
@@ -171,6 +171,22 @@ def test_a_cache_of_another_preset_is_refused_and_both_are_named(default: Regist
         layer.write_kv(key, key, KVCache(torch.empty(2, 16, 2, 32).half(), torch.empty(2, 16, 2, 32).half()), batch)
 
 
+def test_no_two_formats_have_pages_of_one_size_and_other_codes(default: Registry) -> None:
+    formats = packed_formats(default.vocabulary.words["kv_dtypes"])
+    sizes = [size for size in range(1, 300) if selected(default, head_size=size).backend is not None]
+    assert (sizes[0], sizes[-1]) == (32, 256)
+
+    def codes(side: Side) -> tuple[Any, ...]:
+        # the scale is chosen by the store alone
+        return side.bits, side.rotation, side.group
+
+    for size in sizes:
+        seen: dict[tuple[int, int], Packed] = {}
+        for packed in formats.values():
+            other = seen.setdefault((packed.keys.row_bytes(size), packed.values.row_bytes(size)), packed)
+            assert (codes(other.keys), codes(other.values)) == (codes(packed.keys), codes(packed.values)), size
+
+
 @pytest.mark.parametrize(("number", "name", "row"), [(torch.nan, "key", 2), (torch.inf, "value", 0)])
 def test_numbers_that_are_not_finite_are_refused_where_the_host_sees_them(
     default: Registry, number: float, name: str, row: int
@@ -206,7 +222,7 @@ def test_what_the_format_cannot_hold_is_refused(default: Registry) -> None:
     reasons = [r.text for c in selected(default, block_size=24).candidates for r in c.reasons]
     assert reasons == ["block_size is 24; supported: multiples of 16"]
     reasons = [r.text for c in selected(default, head_size=320).candidates for r in c.reasons]
-    assert "head_size is 320; supported: 32 to 256" in reasons
+    assert "head_size is 320; supported: multiples of 4 from 32 to 256" in reasons
     spec = Attention.from_selection(selected(default)).spec
     with pytest.raises(SpecError, match="turboquant_4bit_nc holds blocks of a multiple of 16 tokens"):
         replace(spec, block_size=24)

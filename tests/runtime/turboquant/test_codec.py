@@ -14,7 +14,7 @@ from attnreg.runtime.turboquant.pages import Page
 
 SIZES = (64, 96, 128, 256)
 SIDES = [
-    *(Side(bits, "hadamard", scale) for bits in (2, 3, 4) for scale in ("norm", "unbiased")),  # type: ignore[arg-type]
+    *(Side(bits, "hadamard", scale) for bits in (2, 3, 4) for scale in ("norm", "unbiased", "fitted")),  # type: ignore[arg-type]
     *(Side(bits, group=group) for bits in (2, 3, 4) for group in (0, 32)),
     Side(8),
 ]
@@ -85,6 +85,25 @@ def test_scales_keep_the_norm_or_the_product_with_the_row_itself(bits: int) -> N
     assert kept.norm(dim=-1).tolist() == pytest.approx([1.0] * 500, rel=2**-10)
     straight = stored(Side(bits, "hadamard", "unbiased"), rows)
     assert (straight * rows).sum(-1).tolist() == pytest.approx([1.0] * 500, rel=2**-10)
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_a_fitted_scale_has_the_least_error(size: int) -> None:
+    rows = unit_rows(500, size)
+
+    def errors(scale: str, bits: int) -> torch.Tensor:
+        return (stored(Side(bits, "hadamard", scale), rows) - rows).square().sum(-1)  # type: ignore[arg-type]
+
+    for bits in (2, 3, 4):
+        fitted = errors("fitted", bits)
+        assert float(fitted.mean()) < 0.97 * min(float(errors(scale, bits).mean()) for scale in ("norm", "unbiased"))
+    # codes between the least and the largest element of a rotated row, which take two bytes more
+    uniform = codec.rotated(rows, size)
+    plain = (stored(Side(4), uniform) - uniform).square().sum(-1)
+    assert float(errors("fitted", 4).mean()) < float(plain.mean())
+    # the error of a least square is orthogonal to the row that is stored
+    kept = stored(Side(4, "hadamard", "fitted"), rows)
+    assert ((rows - kept) * kept).sum(-1).tolist() == pytest.approx([0.0] * 500, abs=1e-3)
 
 
 @pytest.mark.parametrize("scale", ["norm", "unbiased"])

@@ -148,7 +148,7 @@ ROCM: list[Row] = [
         "gfx942",
         {"kv_dtype": "turboquant_4bit_nc", "head_size": 320},
         None,
-        {"TURBOQUANT": "head_size is 320; supported: 32 to 256"},
+        {"TURBOQUANT": "head_size is 320; supported: multiples of 4 from 32 to 256"},
     ),
     (
         "encoders with sinks pass over the kernels that take none natively",
