@@ -33,7 +33,7 @@ def change_blocks(before: str, after: str) -> dict[str, str]:
 def moved_blocks(before: str, after: str) -> dict[str, str]:
     """Those of the blocks that are about well-known models."""
     old, new = load_registry(before), load_registry(after)
-    notes = {}
+    notes: dict[str, None] = {}
     # as `attnreg upgrade` compares releases
     if bool(old.steps) != bool(new.steps):
         silent = old if new.steps else new
