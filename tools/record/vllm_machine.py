@@ -1,11 +1,14 @@
 """A simulated machine for vLLM's own Python: a GPU or a processor, and stand-ins for what is compiled.
 
-One process is one machine, because vLLM's modules ask once, when they are imported, where they are. Nothing of vLLM is
-edited; what stands in for the rest is said by `STUBBED`.
+The recorders and the tests of the plugin share it. One process is one machine, because vLLM's modules ask once, when
+they are imported, where they are; an NVIDIA GPU alone may be exchanged. Nothing of vLLM is edited; what stands in for
+the rest is said by `STUBBED`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -15,7 +18,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -41,13 +43,11 @@ MODULES = (
     "b12x",
     "flashinfer",
     "tokenspeed_mla",
-    # imported beside what is needed: guided decoding, images
-    "llguidance",
-    "torchvision",
-    "xgrammar",
 )
-AMD_MODULES = ("flash_attn", "llguidance", "torchvision", "vllm._C", "vllm._moe_C", "vllm._rocm_C", "xgrammar")
-CPU_MODULES = ("llguidance", "torchvision", "vllm._C", "vllm._C_AVX512", "xgrammar")
+AMD_MODULES = ("flash_attn", "vllm._C", "vllm._moe_C", "vllm._rocm_C")
+CPU_MODULES = ("vllm._C", "vllm._C_AVX512")
+# imported beside what is needed: guided decoding, images, the weights of a checkpoint; what is installed is used
+BESIDE = ("compressed_tensors", "llguidance", "torchvision", "xgrammar")
 # extensions whose operators are there and do nothing, once vLLM has asked which it has
 OPERATORS = ("_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_utils", "_qutlass_C", "_rocm_C", "_flashmla_C")
 STUBBED = (
@@ -109,7 +109,7 @@ def install(modules: Iterable[str]) -> None:
             setattr(importlib.import_module(module), name, value)
 
 
-def boot(tree: Path, arch: str, switch: str = "") -> type:
+def boot(tree: Path, arch: str, switch: str = "") -> Any:
     """The platform class of a simulated machine, made vLLM's current one for the rest of this process.
 
     tree: the directory that holds `vllm/`. An NVIDIA GPU may be exchanged for another later on; of AMD's vLLM remembers
@@ -117,7 +117,8 @@ def boot(tree: Path, arch: str, switch: str = "") -> type:
     """
     amd, cpu = arch.startswith("gfx"), not arch.startswith(("gfx", "sm"))
     modules = AMD_MODULES if amd else CPU_MODULES if cpu else MODULES
-    install((*modules, "aiter") if switch in ("on", "off") else modules)
+    beside = [name for name in BESIDE if importlib.util.find_spec(name) is None]
+    install((*modules, *beside, *(["aiter"] if amd and switch in ("on", "off") else [])))
     sys.path[:0] = [str(tree), _said_to_be_installed("0.0.0+cpu" if cpu else "0.0.0")]
     # FlashInfer comes with its kernels: without this vLLM looks for a compiler, and for the network
     os.environ |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_ROCM_USE_AITER": "1" if switch == "on" else "0"}
@@ -135,17 +136,27 @@ def boot(tree: Path, arch: str, switch: str = "") -> type:
         # where Triton is not installed vLLM has a placeholder, which lacks them
         if not hasattr(tl, "float16"):
             tl.float16, tl.bfloat16 = torch.float16, torch.bfloat16
-        # importing these takes operators of vLLM's extension, and of the GPU 128 MB
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(torch.ops, "_C"))
-            import vllm.compilation.backends
-
-            if amd:
-                import vllm.v1.attention.backends.rocm_aiter_unified_attn
-            elif not cpu:
-                stack.enter_context(mock.patch.object(torch, "empty"))
-                import vllm.v1.attention.backends.mla.cutlass_mla
+        _import_backends(amd)
     return platform
+
+
+def _import_backends(amd: bool) -> None:
+    """Import vLLM's backends; some take operators of its extension then, properties of the GPU, and 128 MB of it."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.ops, "_C"))
+        stack.enter_context(mock.patch.object(torch, "empty"))
+        if not amd:
+            nothing = SimpleNamespace(gcnArchName="")
+            stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", return_value=nothing))
+        importlib.import_module("vllm.compilation.backends")
+        # the backends of AMD, asked for by name, ask its platform, which looks at the GPU when it is imported
+        importlib.import_module("vllm.platforms.rocm")
+        for backend in importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum:
+            # one that cannot be imported is what the selector finds, too
+            with contextlib.suppress(ImportError, OSError, ValueError):
+                backend.get_class()
 
 
 def _said_to_be_installed(version: str) -> str:
@@ -174,35 +185,47 @@ def _give_triton_a_driver(name: str, arch: str) -> None:
         runtime.driver.set_active(active)
 
 
-def _nvidia_gpu(arch: str) -> type:
-    from vllm.platforms.cuda import NonNvmlCudaPlatform
-    from vllm.platforms.interface import DeviceCapability
-
-    class SimulatedGpu(NonNvmlCudaPlatform):  # type: ignore[misc]
-        capability = DeviceCapability(*CAPABILITIES[arch])
-
-        get_device_capability = classmethod(lambda cls, device_id=0: cls.capability)
-        get_device_name = classmethod(lambda cls, device_id=0: "simulated")
-        num_compute_units = classmethod(lambda cls, device_id=0: 132)
-        get_device_total_memory = classmethod(lambda cls, device_id=0: 80 << 30)
-
-    return SimulatedGpu
+def _nvidia_gpu(arch: str) -> Any:
+    base = importlib.import_module("vllm.platforms.cuda").NonNvmlCudaPlatform
+    facts = {"get_device_name": "simulated", "num_compute_units": 132, "get_device_total_memory": 80 << 30}
+    platform = _gpu(base, facts)
+    # it may be exchanged
+    platform.capability = _capability(arch)
+    platform.get_device_capability = classmethod(lambda cls, device_id=0: cls.capability)
+    return platform
 
 
-def _amd_gpu(arch: str) -> type:
-    import torch
-
+def _amd_gpu(arch: str) -> Any:
+    torch: Any = importlib.import_module("torch")
     torch.version.hip = "7.0"
-    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
-    with mock.patch.object(torch.cuda, "get_device_properties", return_value=properties):
-        from vllm.platforms.rocm import RocmPlatform
+    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-", multi_processor_count=304)
+    torch.cuda.get_device_properties = lambda *a: properties
+    base = importlib.import_module("vllm.platforms.rocm").RocmPlatform
+    return _gpu(base, {"get_device_name": "simulated", "num_compute_units": 304, "get_device_total_memory": 192 << 30})
 
-    class SimulatedGpu(RocmPlatform):  # type: ignore[misc]
-        get_device_name = classmethod(lambda cls, device_id=0: "simulated")
-        num_compute_units = classmethod(lambda cls, device_id=0: 304)
-        get_device_total_memory = classmethod(lambda cls, device_id=0: 192 << 30)
 
-    return SimulatedGpu
+def _gpu(base: type, facts: dict[str, Any]) -> Any:
+    return type("SimulatedGpu", (base,), {name: _always(value) for name, value in facts.items()})
+
+
+def _always(value: Any) -> Any:
+    return classmethod(lambda cls, device_id=0: value)
+
+
+def _capability(arch: str) -> Any:
+    """What vLLM says of an NVIDIA GPU."""
+    return importlib.import_module("vllm.platforms.interface").DeviceCapability(*CAPABILITIES[arch])
+
+
+def exchange(platform: Any, arch: str) -> None:
+    """Make a simulated NVIDIA GPU another one, and clear what vLLM remembers of the last."""
+    platform.capability = _capability(arch)
+    with contextlib.suppress(ModuleNotFoundError, AttributeError):
+        kernels = importlib.import_module("vllm.utils.b12x").get_b12x_paged_attention()
+        kernels.is_supported = lambda: CAPABILITIES[arch][0] == 12
+    for value in vars(importlib.import_module("vllm.utils.flashinfer")).values():
+        if isinstance(value, functools._lru_cache_wrapper):
+            value.cache_clear()
 
 
 def _processor(arch: str) -> type:

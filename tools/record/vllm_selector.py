@@ -29,7 +29,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import vllm_gpu
+import vllm_machine
 
 # what the recorder touches: a release whose code moved is refused with the one that is gone
 SYMBOLS = (
@@ -39,6 +39,7 @@ SYMBOLS = (
     "vllm.v1.attention.backend:AttentionBackend.validate_configuration",
     "vllm.v1.attention.backends.registry:AttentionBackendEnum", "vllm.v1.attention.selector:AttentionSelectorConfig",
 )  # fmt: skip
+STUBBED = (*vllm_machine.STUBBED, "the model's config, of which there is what the attention backends look at")
 _FEATURES = ("has_", "use_")
 # what `situation` sets for the run: a release may look there without being asked
 _OF_THE_RUN = ("use_dcp", "use_trtllm_attention")
@@ -64,7 +65,7 @@ class Selector:
     """The selector of one release on one simulated GPU."""
 
     def __init__(self, tree: Path, arch: str, with_aiter: str | None) -> None:
-        self.platform = vllm_gpu.boot(tree, arch, with_aiter)
+        self.platform = vllm_machine.boot(tree, arch, with_aiter or "")
         for path in SYMBOLS:
             symbol(path)
         self.backends = symbol("vllm.v1.attention.backends.registry:AttentionBackendEnum")
@@ -139,7 +140,7 @@ class Selector:
         invariant = "1" if row.get("use_batch_invariant") else "0"
         patched = mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT=invariant)
         if not self.amd:
-            vllm_gpu.exchange(self.platform, row["arch"])
+            vllm_machine.exchange(self.platform, row["arch"])
         with config_module.set_current_vllm_config(config), patched:
             yield asked
 
@@ -193,7 +194,7 @@ def record_here(tree: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         else:
             print(json.dumps({"in": row, "out": selector.decide(row)}), file=out)
     place = " ".join(filter(None, machine(rows[0])))
-    print(f"{place}: simulated: {'; '.join(vllm_gpu.SIMULATED)}", file=sys.stderr)
+    print(f"{place}: simulated: {'; '.join(STUBBED)}", file=sys.stderr)
     for what, count in left_out.items():
         print(f"{place}: left out {count} rows: this release has no {what}", file=sys.stderr)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import importlib.util
 import json
@@ -46,14 +45,7 @@ class Engine:
 
     def use(self, arch: str) -> None:
         """Give it another GPU of NVIDIA's."""
-        from vllm.platforms.interface import DeviceCapability
-        from vllm.utils import flashinfer
-
-        self.platform.capability = DeviceCapability(*CAPABILITIES[arch])
-        # what it remembers of the last one
-        for value in vars(flashinfer).values():
-            if isinstance(value, functools._lru_cache_wrapper):
-                value.cache_clear()
+        vllm_machine.exchange(self.platform, arch)
 
     def messages(self, level: int) -> list[str]:
         """What was logged at this level."""
