@@ -54,7 +54,9 @@ def selections(asked: Row, directory: Path) -> list[tuple[attnreg.Selection, int
     return [
         (evaluate(q.request, platform, REGISTRY, named), len(q.members))
         for q in model_questions(str(folder), options, REGISTRY).questions
-        if q.request is not None and q.request.role == "target" and q.request.phase != "prefill"
+        if q.request is not None
+        and q.request.role == "target"
+        and q.request.phase != "prefill"
         # a Q-Former is none of vLLM's layers with a cache
         and not any(part == "projector_config" for _, part, _, _ in q.members)
     ]

@@ -9,7 +9,7 @@ FILES = {
     # a torch and a Triton of no weight: what is recorded is Python's
     "torch.py": """
 from types import SimpleNamespace
-bfloat16 = float16 = float32 = empty = None
+bfloat16 = float16 = float32 = empty = zeros = None
 ops, version, cuda = SimpleNamespace(_C=None), SimpleNamespace(), SimpleNamespace(get_device_properties=None)
 """,
     "triton/__init__.py": "",

@@ -147,6 +147,7 @@ def _import_backends(amd: bool) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.ops, "_C"))
         stack.enter_context(mock.patch.object(torch, "empty"))
+        stack.enter_context(mock.patch.object(torch, "zeros"))
         if not amd:
             nothing = SimpleNamespace(gcnArchName="")
             stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", return_value=nothing))
