@@ -17,6 +17,7 @@ from attnreg.runtime.mla.interface import MLASpec, as_kv_cache, latent_cache_sha
 from attnreg.runtime.mla.phases import Phases, phases_of
 from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
 from attnreg.runtime.sparse.indices import validate_indices
+from attnreg.runtime.states.memory import overlap_problems
 from attnreg.runtime.tensors import Alike, comparison, tensor_problems
 from attnreg.runtime.validation import refuse
 
@@ -229,6 +230,9 @@ class MLAAttention:
         if batch.mm_prefix is not None or batch.tree_mask is not None:
             problems.append("the batch has mm_prefix or tree_mask; layers of MLA have no such mask")
         refuse(problems)
+        written = {"kv_cache": cache, "output": output} | ({} if lse is None else {"lse": lse})
+        # of one phase the output is written before the other's queries are read
+        refuse([*overlap_problems(written, {"query": query, "latent": latent, "rope": rope})])
         return bool(query.is_cuda and torch.cuda.is_current_stream_capturing())
 
 

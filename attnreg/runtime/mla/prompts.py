@@ -21,6 +21,7 @@ from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KernelModule, SpecError
 from attnreg.runtime.lengths import prefix_sums
 from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projections, read_latents, weight_problems
+from attnreg.runtime.states.memory import overlap_problems
 from attnreg.runtime.states.merge import merge_attn_states
 from attnreg.runtime.tensors import Alike, comparison, tensor_problems
 from attnreg.runtime.validation import Places, refuse, validate_batch
@@ -185,6 +186,9 @@ class Prompts:
             if lse is not None and lse.shape[1] < tokens:
                 problems.append(f"lse has {lse.shape[1]} columns; the batch has {tokens} tokens")
         refuse(problems)
+        written = {"output": output} | ({} if lse is None else {"lse": lse})
+        # new tokens are written before chunks of context read the queries
+        refuse([*overlap_problems(written, {"query": query, "latent": latent, "rope": rope, "cache": cache})])
 
     def _attend(
         self,

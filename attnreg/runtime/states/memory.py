@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
 from torch import Tensor
 
@@ -32,6 +33,18 @@ def share_memory(x: Tensor, y: Tensor, *, may_be_alias: bool) -> bool:
     pairs = zip(x.stride(), x.shape, strict=True)
     dims = sorted(((stride * x.itemsize, size) for stride, size in pairs if size > 1 and stride), reverse=True)
     return _meet(shift, dims, x.itemsize)
+
+
+def overlap_problems(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> Iterator[str]:
+    """The problem of each tensor that is written and has memory in common with one that is read, or written too."""
+    places = {}
+    for name, x in (*written.items(), *read.items()):
+        begin = x.data_ptr()
+        places[name] = x, begin, begin + reach(x)
+    for one, other in combinations(places, 2):
+        (x, begin, end), (y, other_begin, other_end) = places[one], places[other]
+        if one in written and begin < other_end and other_begin < end and share_memory(x, y, may_be_alias=False):
+            yield f"{one} overlaps {other} in memory; it is written while that is read, so give it memory of its own"
 
 
 def _meet(shift: int, dims: Sequence[tuple[int, int]], itemsize: int) -> bool:

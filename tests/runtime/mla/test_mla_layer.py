@@ -168,6 +168,31 @@ def test_what_does_not_fit_is_refused_before_the_cache_is_written(
     assert case.output.isnan().all()
 
 
+@pytest.mark.parametrize("read", ["query", "latent", "rope", "kv_cache", "lse"])
+def test_memory_that_is_written_while_it_is_read_is_refused(cpu: Platform, read: str) -> None:
+    case = Case(cpu, "mixed")
+    given = dict(zip(("query", "latent", "rope", "kv_cache"), case.tensors, strict=True)) | {"lse": case.lse}
+    # an output that begins in the last elements of what is read
+    before = given[read].numel() - 1
+    memory = torch.zeros(before + case.output.numel())
+    given[read] = memory[: before + 1].view(given[read].shape).copy_(given[read])
+    kept = memory.clone()
+    message = f"(kv_cache overlaps output|output overlaps {read}) in memory; it is written while that is read"
+    with pytest.raises(BatchError, match=message):
+        case.layer(batch=case.batch, output=memory[before:].view(case.output.shape), **given)
+    torch.testing.assert_close(memory, kept, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_output_may_lie_beside_the_query_in_one_tensor(cpu: Platform) -> None:
+    case = Case(cpu, "mixed")
+    rows = case.query.shape[0]
+    memory = torch.full((2, rows, 4, 48), torch.nan)
+    case.query = memory[0].copy_(case.query)
+    case.output = memory[1, ..., :24]
+    case.layer(*case.tensors, case.batch, case.output, lse=case.lse)
+    case.check()
+
+
 def test_a_mask_that_was_not_asked_for_is_refused_before_the_cache_is_written(cpu: Platform) -> None:
     case = Case(cpu, "mixed", causal=False, features={"lse"})
     before = case.cache.clone()
