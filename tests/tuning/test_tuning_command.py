@@ -23,7 +23,7 @@ SMALL = ["--decode", "2x33", "--prefill", "1x16"]
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The overlay of a run."""
     file = tmp_path_factory.mktemp("tuned") / "tuned.yaml"
-    assert main(["tune", *LAYER, *SMALL, "--minutes", "0.4", "-o", str(file)]) == 0
+    assert main(["tune", *LAYER, *SMALL, "--minutes", "3", "-o", str(file)]) == 0
     return file
 
 
