@@ -176,7 +176,14 @@ def _stored_otherwise(answers: Iterable[Answer]) -> list[str]:
     # a cache that is not given a dtype of its own has that of the model
     plain = [start for start in starts if start.facts["kv_dtype"] == "auto"]
     computes = {t.changes["dtype"] for start in plain for t in start.changes if "dtype" in t.changes}
-    return [
+    forms = {t.changes["attention"] for start in starts for t in start.changes if "attention" in t.changes}
+    expanded = [
+        f"the KV cache is counted for attention {before}; the engine computes {after}, and stores the keys and values of "
+        "every head"
+        for before, after in sorted(forms, key=str)
+        if str(before).startswith("mla") and after == "mha"
+    ]
+    return expanded + [
         f"the KV cache is counted as {before}, as it is asked for; the engine stores it as {after}: "
         f"give --{option} {after} to count that"
         for option, found in (("kv-dtype", moves), ("dtype", computes))

@@ -10,6 +10,7 @@ import pytest
 from support import ROOT
 
 import attnreg
+from attnreg.cli import main
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.selection.selector import evaluate
 
@@ -124,6 +125,19 @@ def test_the_code_of_a_model_names_a_backend(request_: dict[str, Any], arch: str
     assert named.start is not None
     assert named.start.named is None
     assert named.requested is not None
+
+
+def test_latents_that_the_engine_expands_are_said_to_be_counted_as_latents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = {"num_attention_heads": 40, "num_key_value_heads": 40}
+    sizes = {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+    config = {"model_type": "minicpm3", "num_hidden_layers": 62, "hidden_size": 2560, **heads, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["explain", "--registry", "vllm-0.33.0", "--arch", "sm90", "--model", str(tmp_path), "--brief"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "FLASH_ATTN/FA3-4 for all 62 layers" in said
+    assert "counted for attention mla; the engine computes mha, and stores the keys and values of every head" in said
 
 
 @pytest.mark.parametrize(("ranks", "heads"), [(1, 16), (2, 32), (4, 64), (8, 128), (3, 48)])

@@ -211,14 +211,22 @@
     const last = (s) => taken(s).flatMap((step) => step.sets).filter(([facet]) => facet === "kv_dtype").at(-1);
     // a cache that is not given a dtype of its own has that of the model
     const plain = selections.filter((s) => (last(s)?.[2] ?? s.request.kv_dtype) === "auto");
-    return [["kv-dtype", "kv_dtype", selections], ["dtype", "dtype", plain]].flatMap(([option, facet, found]) => {
+    const forms = new Map();
+    for (const { before, after } of selections.flatMap(taken).flatMap(changesOf("attention"))) {
+      if (before.startsWith("mla") && after === "mha") {
+        const told = `the KV cache is counted for attention ${before}; the engine computes ${after}`;
+        forms.set(before, `${told}, and stores the keys and values of every head`);
+      }
+    }
+    const expanded = [...forms].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, note]) => note);
+    return [["kv-dtype", "kv_dtype", selections], ["dtype", "dtype", plain]].reduce((notes, [option, facet, found]) => {
       const moves = new Map();
       for (const { before, after } of found.flatMap(taken).flatMap(changesOf(facet))) {
         const told = `the KV cache is counted as ${before}, as it is asked for; the engine stores it as ${after}`;
         moves.set(`(${quoted(before)}, ${quoted(after)})`, `${told}: give --${option} ${after} to count that`);
       }
-      return [...moves].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, note]) => note);
-    });
+      return [...notes, ...[...moves].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, note]) => note)];
+    }, expanded);
   }
 
   const changesOf = (wanted) => (step) => step.sets.flatMap(([facet, before, after]) => {
