@@ -44,9 +44,9 @@ def test_what_proves_nothing_fails(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "FLASHINFER", *CPU]) == 2
+    assert main(["verify", "CUTLASS_MLA", *CPU]) == 2
     assert capsys.readouterr().err == (
-        "attnreg: FLASHINFER cannot be verified: the row is knowledge only, attnreg has no kernel module for it\n"
+        "attnreg: CUTLASS_MLA cannot be verified: the row is knowledge only, attnreg has no kernel module for it\n"
         "  help: these can: CPU_ATTN, TORCH_MLA, TORCH_MLA_SPARSE, TORCH_PREFILL, TORCH_SDPA\n"
     )
     assert main(["verify", "CPU_ATTN", *CPU, "--device", "nonsense"]) == 2
@@ -82,31 +82,31 @@ def test_cases_side_by_side_find_what_they_find_one_by_one(capsys: pytest.Captur
 
 CRASHING = """
 import os
-from attnreg.kernels import torch_sdpa
-from attnreg.kernels.torch_sdpa import forward, kv_cache_shape, write_kv
+from attnreg.kernels import cpu_attn
+from attnreg.kernels.cpu_attn import forward, kv_cache_shape, write_kv
 
 def plan(spec, batch):
     if spec.head_size == CRASH_AT:
         os.kill(os.getpid(), 11)
-    return torch_sdpa.plan(spec, batch)
+    return cpu_attn.plan(spec, batch)
 """
 
 
 def test_a_case_that_crashes_its_process_is_refuted_and_the_others_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["verify", "TORCH_SDPA", *CPU, "--json"]) == 0
-    sound = json.loads(capsys.readouterr().out)["TORCH_SDPA"]
+    assert main(["verify", "CPU_ATTN", *CPU, "--json"]) == 0
+    sound = json.loads(capsys.readouterr().out)["CPU_ATTN"]
     proofs = {size: claim["cases"] for size, claim in sound["claims"]["head_size"].items()}
     size = min(proofs, key=proofs.__getitem__)
     (tmp_path / "crashing").mkdir()
     (tmp_path / "crashing" / "kernel.py").write_text(CRASHING.replace("CRASH_AT", size))
     monkeypatch.syspath_prepend(tmp_path)
     overlay = tmp_path / "crashing.yaml"
-    overlay.write_text("backends:\n  TORCH_SDPA: {module: crashing.kernel, contract: 1}\n")
+    overlay.write_text("backends:\n  CPU_ATTN: {module: crashing.kernel, contract: 1}\n")
     changed = ["--overlay", str(overlay), "--trust", "crashing", "--jobs", "2"]
-    assert main(["verify", "TORCH_SDPA", *CPU, *changed, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)["TORCH_SDPA"]
+    assert main(["verify", "CPU_ATTN", *CPU, *changed, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["CPU_ATTN"]
     assert found["cases"] == sound["cases"]
     assert all(problem.endswith(": it ended its process") for problem in found["problems"])
     assert len(found["problems"]) == proofs[size]

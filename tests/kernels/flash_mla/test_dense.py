@@ -84,4 +84,4 @@ def test_without_the_library_the_next_backend_is_taken(default: Registry) -> Non
     request = AttentionRequest(attention="mla", head_size=576, num_heads=16, num_kv_heads=1, block_size=64)
     chosen = evaluate(request, H200, default, to_run=True).chosen
     assert chosen is not None
-    assert chosen.name == "TRITON_MLA"
+    assert chosen.name == "HOPPER_MLA"
