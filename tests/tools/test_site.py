@@ -219,7 +219,10 @@ def _cells(elements: list[Element], label: str) -> dict[str, list[str]]:
 
 def _said(selection: Selection) -> str:
     refused = selection.start is not None and selection.start.refusal is not None
-    return selection.chosen.title if selection.chosen else "refused" if refused else "none"
+    if selection.chosen:
+        return selection.chosen.title
+    silent = selection.registry.orders and not selection.registry.orders.get(selection.platform.platform)
+    return "refused" if refused else "not stated" if silent else "none"
 
 
 def _of_release(elements: list[Element], registry: str) -> str:

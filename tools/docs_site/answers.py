@@ -42,7 +42,10 @@ def answer(request: AttentionRequest, platform: Platform, registry: Registry) ->
     chosen = selection.chosen
     if chosen is None:
         refusal = selection.start.refusal if selection.start else None
-        return Answer("", "refused", refusal.text) if refusal else Answer("", "none")
+        if refusal:
+            return Answer("", "refused", refusal.text)
+        # a release whose processors nobody has read has no order for them
+        return Answer("", "none" if selection.order or not registry.orders else "not stated")
     but = [f"slowly: {', '.join(chosen.emulates)}"] if chosen.emulates else []
     return Answer(chosen.name, chosen.title, "; ".join([*but, *(["then fails"] if selection.fails else [])]))
 
