@@ -178,8 +178,8 @@ def _stored_otherwise(answers: Iterable[Answer]) -> list[str]:
     computes = {t.changes["dtype"] for start in plain for t in start.changes if "dtype" in t.changes}
     forms = {t.changes["attention"] for start in starts for t in start.changes if "attention" in t.changes}
     expanded = [
-        f"the KV cache is counted for attention {before}; the engine computes {after}, and stores the keys and values of "
-        "every head"
+        f"the KV cache is counted for attention {before}; the engine computes {after}, and stores the keys and values "
+        "of every head"
         for before, after in sorted(forms, key=str)
         if str(before).startswith("mla") and after == "mha"
     ]
