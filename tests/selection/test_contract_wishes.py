@@ -30,14 +30,21 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("asked", SERVED, ids=str)
+def words(value: Any) -> str:
+    """A test's name, whatever the order of a set."""
+    if isinstance(value, dict):
+        return " ".join(f"{name} {words(of)}" for name, of in value.items())
+    return ", ".join(sorted(value)) if isinstance(value, set) else str(value)
+
+
+@pytest.mark.parametrize("asked", SERVED, ids=words)
 def test_served(default: Registry, asked: dict[str, Any]) -> None:
     chosen = evaluate(AttentionRequest(**PLAIN, **asked), at("sm90", default), default, "TRITON_ATTN").chosen
     assert chosen is not None
     assert chosen.emulates == ()
 
 
-@pytest.mark.parametrize(("asked", "reason"), REFUSED, ids=str)
+@pytest.mark.parametrize(("asked", "reason"), REFUSED, ids=words)
 def test_refused_by_name(default: Registry, asked: dict[str, Any], reason: str) -> None:
     selection = evaluate(AttentionRequest(**PLAIN, **asked), at("sm90", default), default)
     # no backend of any order has it, and each says so
