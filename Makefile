@@ -39,7 +39,7 @@ unit: .venv/dev  ## the test suite
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 # of the tests of whatever runs attention, none; of the slow ones, none; of the examples of a property, a tenth
-quick: lint types  ## what to run while changing data or the core: under a minute
+quick: lint types  ## what to run while changing data or the core
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow' --hypothesis-profile quick \
 	  $(addprefix --ignore tests/,gpu kernels runtime conformance integrations)
 
