@@ -12,7 +12,7 @@ VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3
 AXE := 4.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo generate test quick lint types unit test-vllm record-vllm test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
+.PHONY: help demo generate test quick lint types unit test-vllm record-vllm record-compiled test-models test-sweep test-gpu test-vllm-gpu fuzz-gpu sanitize-gpu docs site test-site dist bench bench-gpu bench-parallel bench-vllm fix clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM
 
 record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLLM starts whole models, and compare; TREE=... for a working tree of vLLM
 	.venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check tests/data/vllm/start-$(VLLM).jsonl.gz
+
+record-compiled: .venv/dev  ## record anew what compilers make of the kernels: after a change of one
+	PYTHONPATH=.:tests $(BIN)/python -m support.record_compiled
 
 test-models: .venv/dev  ## observe a seventh of the recorded configs anew in transformers (FULL=1: all); what changed
 	$(BIN)/python tests/transformers_truth/observe.py --check tests/data/models/observed.jsonl.gz $(if $(FULL),,--every 7)

@@ -8,7 +8,11 @@ with many-valued variables (A. Srinivasan et al., Algorithms for Discrete Functi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cache
+from itertools import repeat
+from math import prod
 from typing import Any
 
 from attnreg.errors import RequestError
@@ -37,8 +41,9 @@ class Diagrams:
         self._values: list[Any] = []
         self._unique: dict[tuple[Any, ...], Node] = {}
         self._memo: dict[tuple[Any, ...], Node] = {}
-        self._taken: dict[Node, tuple[Any, ...]] = {}
-        self._accepted: dict[tuple[Node, frozenset[Any]], Node] = {}
+        self._bits: dict[Node, int] = {}
+        self._masks: dict[Node, int] = {}
+        self._accepted: dict[int, dict[Node, Node]] = {}
         self._end = len(self.sizes)
         self.false = self.terminal(False)
         self.true = self.terminal(True)
@@ -88,25 +93,26 @@ class Diagrams:
 
     def ite(self, test: Node, then: Node, other: Node) -> Node:
         """The function that is ``then`` where ``test`` holds and ``other`` elsewhere."""
-        if test == self.true:
+        if test == self.true or then == other:
             return then
         if test == self.false:
             return other
-        if then == other:
-            return then
         key = (test, then, other)
         node = self._memo.get(key)
         if node is None:
             levels = self._level
             level = min(levels[test], levels[then], levels[other])
-            a = self._kids[test] if levels[test] == level else None
-            b = self._kids[then] if levels[then] == level else None
-            c = self._kids[other] if levels[other] == level else None
-            kids = [
-                self.ite(a[i] if a else test, b[i] if b else then, c[i] if c else other)
-                for i in range(self.sizes[level])
-            ]
-            node = self._memo[key] = self.node(level, kids)
+            rows = list(
+                zip(
+                    self._kids[test] if levels[test] == level else repeat(test),
+                    self._kids[then] if levels[then] == level else repeat(then),
+                    self._kids[other] if levels[other] == level else repeat(other),
+                    strict=False,  # one of them ends
+                )
+            )
+            # most classes of a variable go on alike
+            kids = {row: self.ite(*row) for row in dict.fromkeys(rows)}
+            node = self._memo[key] = self.node(level, [kids[row] for row in rows])
         return node
 
     def negate(self, a: Node) -> Node:
@@ -140,11 +146,12 @@ class Diagrams:
                 if level == self._end:
                     node = self.terminal(function(*(self._values[n] for n in args)))
                 else:
-                    kids = [
-                        go(tuple(self._kids[n][i] if self._level[n] == level else n for n in args))
-                        for i in range(self.sizes[level])
-                    ]
-                    node = self.node(level, kids)
+                    columns = (self._kids[n] if self._level[n] == level else repeat(n) for n in args)
+                    rows = list(zip(*columns, strict=False))  # one of them ends
+                    for row in dict.fromkeys(rows):
+                        if row not in memo:
+                            go(row)
+                    node = self.node(level, [*map(memo.__getitem__, rows)])
                 memo[args] = node
             return node
 
@@ -158,22 +165,53 @@ class Diagrams:
             if level == self._end:
                 found = self.terminal(function(self._values[node]))
             else:
-                found = self.node(level, [self._mapped(function, kid, memo) for kid in self._kids[node]])
+                kids = self._kids[node]
+                for kid in set(kids):
+                    if kid not in memo:
+                        self._mapped(function, kid, memo)
+                found = self.node(level, [*map(memo.__getitem__, kids)])
             memo[node] = found
         return found
 
     def accepted(self, node: Node, test: Callable[[Any], bool]) -> Node:
         """The boolean function that holds where a test accepts the value of ``node``, remembered by what it accepts."""
-        values = self._taken.get(node)
-        if values is None:
-            values = self._taken[node] = tuple(self.terminals(node))
-        # the type too: True == 1 in Python, but they are different values
-        wanted = frozenset((type(v), v) for v in values if test(v))
-        key = (node, wanted)
-        found = self._accepted.get(key)
-        if found is None:
-            found = self._accepted[key] = self._mapped(lambda v: (type(v), v) in wanted, node, {})
-        return found
+        taken = self._taken(node)
+        wanted = 0
+        for terminal, bit in self._bits.items():
+            if taken & bit and test(self._values[terminal]):
+                wanted |= bit
+        memo = self._accepted.setdefault(wanted, {})
+
+        def go(n: Node) -> Node:
+            found = memo.get(n)
+            if found is None:
+                values = self._masks[n]
+                # a part whose values are all alike to the test is not looked into
+                if not values & wanted:
+                    found = self.false
+                elif not values & ~wanted:
+                    found = self.true
+                else:
+                    kids = self._kids[n]
+                    found_kids = {kid: go(kid) for kid in set(kids)}
+                    found = self.node(self._level[n], [*map(found_kids.__getitem__, kids)])
+                memo[n] = found
+            return found
+
+        return go(node)
+
+    def _taken(self, node: Node) -> int:
+        """The values that the function takes, as a set of bits: `_bits` has the bit of each terminal."""
+        mask = self._masks.get(node)
+        if mask is None:
+            if self._level[node] == self._end:
+                mask = self._bits.setdefault(node, 1 << len(self._bits))
+            else:
+                mask = 0
+                for kid in set(self._kids[node]):
+                    mask |= self._taken(kid)
+            self._masks[node] = mask
+        return mask
 
     def equals(self, node: Node, value: Hashable) -> Node:
         """The boolean function that holds where ``node`` has a value."""
@@ -193,9 +231,11 @@ class Diagrams:
                 if level == self._end:
                     found = self.true if test(self._values[b]) else self.false
                 else:
-                    x = self._kids[a] if self._level[a] == level else (a,) * self.sizes[level]
-                    y = self._kids[b] if self._level[b] == level else (b,) * self.sizes[level]
-                    found = self.node(level, list(map(go, x, y)))
+                    x = self._kids[a] if self._level[a] == level else repeat(a)
+                    y = self._kids[b] if self._level[b] == level else repeat(b)
+                    rows = list(zip(x, y, strict=False))  # one of them ends
+                    kids = {row: go(*row) for row in dict.fromkeys(rows)}
+                    found = self.node(level, [*map(kids.__getitem__, rows)])
                 memo[a, b] = found
             return found
 
@@ -203,33 +243,24 @@ class Diagrams:
 
     def terminals(self, node: Node) -> set[Any]:
         """Every value that the function takes."""
-        seen: set[Node] = set()
-        out: set[Any] = set()
-        stack = [node]
-        while stack:
-            n = stack.pop()
-            if n not in seen:
-                seen.add(n)
-                if self._level[n] == self._end:
-                    out.add(self._values[n])
-                stack += self._kids[n]
-        return out
+        taken = self._taken(node)
+        return {self._values[terminal] for terminal, bit in self._bits.items() if taken & bit}
 
     def count(self, node: Node) -> int:
         """The number of points at which a boolean function holds."""
         memo: dict[Node, int] = {self.true: 1, self.false: 0}
 
+        @cache
         def span(start: int, stop: int) -> int:
-            product = 1
-            for level in range(start, stop):
-                product *= self.sizes[level]
-            return product
+            return prod(self.sizes[start:stop])
 
         def go(n: Node) -> int:
             count = memo.get(n)
             if count is None:
                 level = self._level[n]
-                count = memo[n] = sum(go(k) * span(level + 1, self._level[k]) for k in self._kids[n])
+                count = memo[n] = sum(
+                    times * go(k) * span(level + 1, self._level[k]) for k, times in Counter(self._kids[n]).items()
+                )
             return count
 
         return go(node) * span(0, self._level[node])

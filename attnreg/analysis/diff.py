@@ -133,13 +133,12 @@ def diff(
     inside = d.conjoin([space.possible, *parts.values(), *installed])
     if inside == d.false:
         raise EmptyQuestionError(_contrary(space, parts))
-    old, new = Model(space, before).titles(), Model(space, after).titles()
+    old, new = (d.ite(inside, Model(space, registry).titles(), d.terminal(None)) for registry in (before, after))
     pairs = d.apply(lambda a, b: None if a == b else (a, b), old, new)
-    pairs = d.ite(inside, pairs, d.terminal(None))
     compared = d.bounds(inside)
     changes = []
     for pair in d.terminals(pairs) - {None}:
-        region = d.apply(lambda value, p=pair: value == p, pairs)
+        region = d.equals(pairs, pair)
         frame = d.bounds(region)
         boxes, rest = cover(space, region, frame, limit)
         shown = {level: classes for level, classes in frame.items() if classes != compared[level]}

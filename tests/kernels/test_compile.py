@@ -1,6 +1,7 @@
 """Every kernel compiles for every target without a GPU, in its default configurations, within the target's means.
 
-ATTNREG_FULL=1 compiles all cases for all targets, which takes long.
+What compiled kernels use is taken from a record where nothing has changed since (support/compiled.py). ATTNREG_FULL=1
+compiles all cases for all targets, which takes long.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from support.compiled import record_file
 from support.compiler import Compiler
-from support.compiling import DEFAULT, FULL, TARGETS
+from support.compiling import CAUSAL_TARGETS, TARGETS, cases_of
 
 
 @pytest.fixture(scope="session")
@@ -32,24 +34,34 @@ def causal_compiler() -> Iterator[Compiler]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_default_configurations_fit(compiler: Compiler, target: str) -> None:
     full = bool(os.environ.get("ATTNREG_FULL"))
-    cases = DEFAULT + FULL if full else DEFAULT
+    cases = cases_of(target, full=full)
     # in six rare ones ptxas gives up a register or two, of 128, to keep two programs on a multiprocessor
     tolerated = 8 if full else 0
-    # the layout SPLIT is AMD's
-    cases = tuple(case for case in cases if case.layout != "SPLIT" or target.startswith("gfx"))
     found = compiler.usages(cases, target)
     assert {usage.case for usage in found} == {case.name for case in cases}
     for usage in found:
-        assert usage.shared <= usage.limit, usage
-        assert usage.spills <= tolerated, usage
-        assert not usage.serialised, usage
-        assert not usage.astray, usage
+        assert usage.facts.shared <= usage.limit, usage
+        assert usage.facts.spills <= tolerated, usage
+        assert not usage.facts.serialised, usage
+        assert not usage.facts.astray, usage
 
 
-@pytest.mark.parametrize("target", ["sm90", "gfx942", "gfx1100"])
+@pytest.mark.parametrize("target", CAUSAL_TARGETS)
 def test_a_causal_batch_pays_nothing_for_the_other_kind(
     compiler: Compiler, causal_compiler: Compiler, target: str
 ) -> None:
     as_it_is, cut = (process.digests(target) for process in (compiler, causal_compiler))
     assert sum("attention_kernel" in kernel for _, kernel, _ in as_it_is) >= 5
     assert as_it_is == cut
+
+
+@pytest.mark.skipif(not record_file().is_file(), reason="nothing was recorded of the Triton that is installed")
+@pytest.mark.skipif(bool(os.environ.get("ATTNREG_FULL")), reason="everything is compiled, nothing taken from a record")
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_record_is_whole_and_what_the_compiler_gives(compiler: Compiler, target: str) -> None:
+    found = compiler.recorded_and_measured(target, 25)
+    assert all(recorded for _, recorded, _ in found), "a kernel has changed: run `make record-compiled`"
+    anew = [(recorded, measured) for _, recorded, measured in found if measured is not None]
+    assert len(anew) >= 3
+    for recorded, measured in anew:
+        assert recorded == measured

@@ -5,14 +5,14 @@ Imported only by the process of compiler.py.
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
 
 import triton
 import triton.language as tl
 
 from attnreg.kernels.triton import rows
-from support import compiling
-from support.compiling import DEFAULT
+from support.compiled import Kernel
+from support.compiling import Case, Launched, cases_of, kernels_of
 
 
 @triton.jit
@@ -32,8 +32,15 @@ def cut() -> None:
 def digests(target: str) -> list[tuple[str, str, str]]:
     """(case, kernel, digest of its instructions) for each launch of every causal case of the suite."""
     return [
-        (case.name, launched.variant.function.__name__, hashlib.sha256(launched.text.encode()).hexdigest())
-        for case in DEFAULT
-        if case.causal
-        for launched in compiling.kernels_of(case, target)
+        (case.name, launched.variant.function.__name__, launched.kernel.facts.digest)
+        for case, launched in _causal(target)
     ]
+
+
+def causal_kernels(target: str) -> Iterator[Kernel]:
+    """The kernel of each of those launches."""
+    return (launched.kernel for _, launched in _causal(target))
+
+
+def _causal(target: str) -> Iterator[tuple[Case, Launched]]:
+    return ((case, launched) for case in cases_of(target) if case.causal for launched in kernels_of(case, target))

@@ -15,8 +15,9 @@ from multiprocessing import get_context
 from typing import Any
 
 from support import compiling
+from support.compiled import Facts
 from support.compiling import Case, Usage
-from support.gluon import GluonUsage, LatentCase
+from support.gluon import LatentCase
 
 # without line numbers, so that equal instructions are equal text
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
@@ -41,15 +42,20 @@ class Compiler:
         usages: list[Usage] = self._run(_usages, cases, target)
         return usages
 
-    def latent_usages(self, cases: tuple[LatentCase, ...]) -> list[GluonUsage]:
-        """The resources of MLA's decode kernel in Gluon in each launch of some cases."""
-        usages: list[GluonUsage] = self._run(_latent_usages, cases)
+    def latent_facts(self, cases: tuple[LatentCase, ...]) -> list[tuple[str, Facts]]:
+        """The name of the case and what MLA's decode kernel in Gluon uses, for each launch of some cases."""
+        usages: list[tuple[str, Facts]] = self._run(_latent_facts, cases)
         return usages
 
     def digests(self, target: str) -> list[tuple[str, str, str]]:
         """The result of `causal_only.digests` for a target."""
         digests: list[tuple[str, str, str]] = self._run(_digests, target)
         return digests
+
+    def recorded_and_measured(self, target: str, every: int) -> list[tuple[str, Facts | None, Facts | None]]:
+        """For each kernel of the suite's cases its key, what the record has, and the facts of one in ``every``."""
+        found: list[tuple[str, Facts | None, Facts | None]] = self._run(_recorded_and_measured, target, every)
+        return found
 
     def launches(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], int]:
         """The result of `fake_driver.launches`."""
@@ -114,10 +120,20 @@ def _usages(cases: tuple[Case, ...], target: str) -> list[Usage]:
     return [usage for case in cases for usage in compiling.compile_case(case, target)]
 
 
-def _latent_usages(cases: tuple[LatentCase, ...]) -> list[GluonUsage]:
+def _latent_facts(cases: tuple[LatentCase, ...]) -> list[tuple[str, Facts]]:
     from support import gluon
 
-    return gluon.latent_usages(cases)
+    return [(case, kernel.facts) for case, kernel in gluon.latent_kernels(cases)]
+
+
+def _recorded_and_measured(target: str, every: int) -> list[tuple[str, Facts | None, Facts | None]]:
+    from support.compiled import recorded
+
+    kernels = {kernel.key: kernel for kernel in compiling.every_kernel(target)}
+    return [
+        (key, recorded().get(key), None if i % every else kernels[key].measured())
+        for i, key in enumerate(sorted(kernels))
+    ]
 
 
 def _digests(target: str) -> list[tuple[str, str, str]]:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.descriptors import astray
+from support.compiled import Facts, Kernel, recorded
 from support.packed import PACKED, PACKED_FULL, run_packed
 
 TARGETS = ("sm75", "sm80", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100")
+# for which the path of causal batches is compiled alone too
+CAUSAL_TARGETS = ("sm90", "gfx942", "gfx1100")
 
 
 @dataclass(frozen=True)
@@ -178,21 +176,13 @@ FULL = (
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources of one compiled kernel. ``spills``: bytes of registers that did not fit, per thread.
-
-    serialised: ptxas could not keep the matrix products of a loop in flight, which costs a fifth of the speed.
-    astray: the matrix products that read shared memory where nothing says.
-    """
+    """What one kernel of a case uses, compiled for a target, and the shared memory that the target has."""
 
     case: str
     target: str
     kernel: str
-    registers: int
-    spills: int
-    shared: int
+    facts: Facts
     limit: int
-    serialised: bool
-    astray: list[str]
     config: str
 
 
@@ -200,19 +190,14 @@ def compile_case(case: Case, target_name: str) -> list[Usage]:
     """The resources of each kernel of a case, cache write included, compiled for a target."""
     found = []
     for launched in kernels_of(case, target_name):
-        registers, spills, serialised = report(launched.compiled)
         tile = launched.constants.get("TILE")
         found.append(
             Usage(
                 case=case.name,
                 target=target_name,
                 kernel=launched.variant.function.__name__.strip("_").removesuffix("_kernel"),
-                registers=registers,
-                spills=spills,
-                shared=launched.compiled.metadata.shared,
+                facts=launched.kernel.facts,
                 limit=launched.target.shared_memory,
-                serialised=serialised,
-                astray=astray(disassembled(launched.compiled)),
                 config=f"{tile} {launched.variant.code.options}" if tile else "",
             )
         )
@@ -220,23 +205,24 @@ def compile_case(case: Case, target_name: str) -> list[Usage]:
 
 
 class Launched(NamedTuple):
-    """A kernel as it would be launched, compiled."""
+    """A kernel as it would be launched."""
 
     target: Any
     variant: Any
     constants: dict[str, Any]
-    compiled: Any
+    kernel: Kernel
 
-    @property
-    def text(self) -> str:
-        """The instructions, as text."""
-        return str(self.compiled.asm["amdgcn" if "amdgcn" in self.compiled.asm else "ptx"])
+
+def cases_of(target_name: str, *, full: bool = False) -> tuple[Case, ...]:
+    """The cases that are compiled for a target: the layout SPLIT is AMD's."""
+    cases = DEFAULT + FULL if full else DEFAULT
+    return tuple(case for case in cases if case.layout != "SPLIT" or target_name.startswith("gfx"))
 
 
 def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
-    """The kernels that a case launches, in order, compiled for a target."""
-    import triton
+    """The kernels that a case launches, in order, for a target."""
     from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
 
     from attnreg.kernels.triton.target import target_for
 
@@ -257,9 +243,19 @@ def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
                 signature[param.name] = _pointer(value.dtype)
                 if not param.do_not_specialize_on_alignment:
                     attrs[(i,)] = [["tt.divisibility", 16]]
-        source = triton.compiler.ASTSource(fn=variant.function, signature=signature, constexprs=constexprs, attrs=attrs)
-        compiled = triton.compile(source, target=GPUTarget(backend, arch, warp), options=variant.code.options)
-        yield Launched(target, variant, constants, compiled)
+        source = ASTSource(fn=variant.function, signature=signature, constexprs=constexprs, attrs=attrs)
+        kernel = Kernel(source, GPUTarget(backend, arch, warp), variant.code.options, recorded())
+        yield Launched(target, variant, constants, kernel)
+
+
+def every_kernel(target_name: str) -> Iterator[Kernel]:
+    """Each kernel that the suite compiles for a target."""
+    from support import gluon
+
+    for case in cases_of(target_name):
+        yield from (launched.kernel for launched in kernels_of(case, target_name))
+    if target_name == "sm90":
+        yield from (kernel for _, kernel in gluon.latent_kernels(gluon.LATENT_CASES))
 
 
 def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
@@ -440,50 +436,10 @@ def _pointer(dtype: Any) -> str:
     return "*" + names[str(dtype).removeprefix("torch.")]
 
 
-def report(compiled: Any) -> tuple[int, int, bool]:
-    """Registers per thread, bytes of them that were spilled to memory, and whether matrix products were serialised."""
-    if "amdgcn" in compiled.asm:
-        text = compiled.asm["amdgcn"]
-        numbers = (re.search(rf"\.{word}:\s+(\d+)", text) for word in ("vgpr_count", "private_segment_fixed_size"))
-        registers, spills = (int(number[1]) for number in numbers)
-        return registers, spills, False
-    from triton import knobs
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "kernel.cubin")
-        file.write_bytes(compiled.asm["cubin"])
-        usage = _output(knobs.nvidia.cuobjdump.path, "-res-usage", str(file))
-    registers, stack, local = (int(re.search(rf"\b{word}:(\d+)", usage)[1]) for word in ("REG", "STACK", "LOCAL"))
-    # ptxas may reserve a frame that no instruction uses
-    used = stack + local and re.search(r"\b(STL|LDL)\b", disassembled(compiled))
-    # only sm90 has asynchronous products, and only the assembler reports that it serialised them
-    serialised = compiled.metadata.target.arch == 90 and "serialized" in _output(
-        knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "-o", os.devnull, "-", text=compiled.asm["ptx"]
-    )
-    return registers, stack + local if used else 0, serialised
-
-
-def disassembled(compiled: Any) -> str:
-    """The instructions that an NVIDIA GPU runs; nothing for other targets."""
-    if "cubin" not in compiled.asm:
-        return ""
-    from triton import knobs
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "kernel.cubin")
-        file.write_bytes(compiled.asm["cubin"])
-        return _output(knobs.nvidia.nvdisasm.path, "-c", str(file))
-
-
-def _output(*command: str, text: str = "") -> str:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-    return done.stdout + done.stderr
-
-
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"
     target_name, names = sys.argv[1], sys.argv[2:]
-    for chosen in DEFAULT + FULL:
+    for chosen in cases_of(target_name, full=True):
         if chosen.name in names or names == ["--full"] or (names == [] and chosen in DEFAULT):
             for usage in compile_case(chosen, target_name):
                 sys.stdout.write(json.dumps(asdict(usage)) + "\n")

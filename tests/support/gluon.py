@@ -1,34 +1,16 @@
-"""Compiles the kernels in Gluon that a plan would launch, without a GPU, and counts their instructions.
+"""The kernels in Gluon that a plan would launch, without a GPU.
 
 It is imported by a process that compiles alone (compiler.py).
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from support.compiling import disassembled, report
-
-# a product of matrices by four warps, and a copy of a box by the copy engine
-PRODUCT, COPY = "HGMMA", "UTMALDG"
-
-
-@dataclass(frozen=True)
-class GluonUsage:
-    """The resources of one compiled kernel, and how often its code has `PRODUCT` and `COPY`."""
-
-    case: str
-    registers: int
-    spills: int
-    serialised: bool
-    shared: int
-    products: int
-    copies: int
+from support.compiled import Kernel, recorded
 
 
 @dataclass(frozen=True)
@@ -46,18 +28,27 @@ class LatentCase:
     lse: bool = True
 
 
-def latent_usages(cases: tuple[LatentCase, ...]) -> list[GluonUsage]:
-    """The resources of the decode kernel of MLA in each launch of some cases."""
+LATENT_CASES = (
+    LatentCase("64 requests"),
+    LatentCase("split", requests=1),
+    LatentCase("16 heads, 4 queries, blocks of 16", heads=16, queries=4, block_size=16),
+    LatentCase("20 heads, prompts, blocks of 48", heads=20, queries=30, requests=2, keys=100, block_size=48),
+    LatentCase("float16, not causal, no lse", heads=40, dtype="float16", causal=False, lse=False, block_size=128),
+)
+
+
+def latent_kernels(cases: tuple[LatentCase, ...]) -> list[tuple[str, Kernel]]:
+    """The name of the case and the decode kernel of MLA for each launch of some cases."""
     found = []
     for case in cases:
-        with recorded() as launches:
+        with observed() as launches:
             _run_latents(case)
-        found += [usage(case.name, *launch) for launch in launches if launch[0].function.is_gluon()]
+        found += [(case.name, kernel(*launch)) for launch in launches if launch[0].function.is_gluon()]
     return found
 
 
 @contextmanager
-def recorded() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
+def observed() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
     """The variant and the arguments by name of each launch meanwhile, none of which runs."""
     from attnreg.kernels.triton import launch
 
@@ -76,9 +67,8 @@ def recorded() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
         launch.Bound.launch = launching  # type: ignore[method-assign]
 
 
-def usage(case: str, variant: Any, arguments: dict[str, Any]) -> GluonUsage:
-    """The resources of a launch's kernel, compiled for SM 9.0."""
-    import triton
+def kernel(variant: Any, arguments: dict[str, Any]) -> Kernel:
+    """The kernel of a launch, for SM 9.0."""
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -91,10 +81,7 @@ def usage(case: str, variant: Any, arguments: dict[str, Any]) -> GluonUsage:
         if param.name.endswith("_ptr") and not param.do_not_specialize_on_alignment:
             attrs[(i,)] = [["tt.divisibility", 16]]
     source = GluonASTSource(variant.function, signature, constexprs, attrs)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=variant.code.options)
-    registers, spills, serialised = report(compiled)
-    words = Counter(re.findall(r"\b[A-Z]+\b", disassembled(compiled)))
-    return GluonUsage(case, registers, spills, serialised, compiled.metadata.shared, words[PRODUCT], words[COPY])
+    return Kernel(source, GPUTarget("cuda", 90, 32), variant.code.options, recorded())
 
 
 def _type(value: Any) -> str:

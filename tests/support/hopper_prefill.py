@@ -17,7 +17,7 @@ from attnreg.kernels.hopper import attention as hopper_attn
 from attnreg.kernels.hopper import prefill_plans
 from attnreg.kernels.triton.launch import Bound
 from attnreg.kernels.triton.target import target_for
-from support.compiling import disassembled, report
+from support.compiled import disassembled, report
 from support.fake_driver import faked
 from support.kernel_trials import Case, trial_of
 

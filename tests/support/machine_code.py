@@ -20,23 +20,21 @@ from pathlib import Path
 
 os.environ |= {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}
 
-from support.compiling import DEFAULT, FULL, TARGETS, kernels_of, report
+from support.compiled import report
+from support.compiling import TARGETS, cases_of, kernels_of
 
 
 def write(folder: Path, targets: list[str], *, full: bool) -> None:
     """Compile the cases for the targets, and write each kernel's machine code and resources."""
     for target in targets:
-        for case in DEFAULT + FULL if full else DEFAULT:
-            # the layout SPLIT is AMD's
-            if case.layout == "SPLIT" and not target.startswith("gfx"):
-                continue
+        for case in cases_of(target, full=full):
             place = folder / target / re.sub(r"\W+", "-", case.name)
             place.mkdir(parents=True, exist_ok=True)
             for i, launched in enumerate(kernels_of(case, target)):
-                about = launched.compiled.metadata
-                registers, spills, _ = report(launched.compiled)
+                about = launched.kernel.compiled.metadata
+                registers, spills, _ = report(launched.kernel.compiled)
                 uses = f"{registers} registers, {spills} bytes spilled, {about.shared} bytes shared"
-                text = _normalised(launched.text, about.name)
+                text = _normalised(launched.kernel.text, about.name)
                 (place / f"{i}.s").write_text(f"{uses}, {about.num_warps} warps\n{text}", encoding="utf-8")
 
 
