@@ -1,4 +1,4 @@
-"""A seventh of transformers' architectures, held against the record of all; the record, against its reasons."""
+"""A fourteenth of transformers' architectures, held against the record of all; the record, against its reasons."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def workers() -> Iterator[list[Worker]]:
         worker.stop()
 
 
-@pytest.mark.slow("models of a seventh of the architectures, built and run")
-@pytest.mark.parametrize("family", families(1, 7))
+@pytest.mark.slow("models of a fourteenth of the architectures, built and run")
+@pytest.mark.parametrize("family", families(1, 14))
 def test_an_architecture_does_what_the_record_says(family: str, workers: list[Worker]) -> None:
     if not workers[-1].alive:
         workers.append(Worker())

@@ -126,36 +126,12 @@ class Variant:
         if names != list(constants):
             raise TypeError(f"{self.function.__name__} takes {', '.join(names)}; given {', '.join(constants)}")
         if not isinstance(self.function, triton.JITFunction):
+            from attnreg.kernels.triton.interpreter import interpret  # numpy, which a GPU's launches do not need
+
             interpret(self.function, grid, values, tuple(constants.values()))
             return
         compiled = self.function[grid](*values, *constants.values(), **self.code.options)
         self._compiled[key, facts] = compiled, tuple(constants.values())
-
-
-def interpret(function: Any, grid: tuple[int, int, int], values: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
-    """Runs a kernel in Triton's interpreter, in float32 where it would compute in bfloat16.
-
-    The interpreter keeps bfloat16 as integers of 16 bits: it multiplies these in ``tl.dot`` and cuts off what a GPU
-    rounds. So the kernel gets float32 in the place of such tensors, and what it wrote there is rounded afterwards.
-    """
-    narrow = [_memory_of(x) if isinstance(x, Tensor) and x.dtype == torch.bfloat16 else None for x in values]
-    before = [None if x is None else x.float() for x in narrow]
-    wide = [None if x is None else x.clone() for x in before]
-    given = (
-        x if memory is None else memory.as_strided(x.shape, x.stride()) for x, memory in zip(values, wide, strict=True)
-    )
-    function[grid](*given, *(tl.float32 if x == tl.bfloat16 else x for x in constants))
-    for memory, old, new in zip(narrow, before, wide, strict=True):
-        if memory is not None and old is not None and new is not None:
-            # by their bits, so that what is not a number stays as it was where nothing was written
-            written = old.view(torch.int32) != new.view(torch.int32)
-            memory[written] = new[written].bfloat16()
-
-
-def _memory_of(tensor: Tensor) -> Tensor:
-    """The memory from the first element of a tensor to its last, in one dimension."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.detach().as_strided((last + 1 if tensor.numel() else 0,), (1,))
 
 
 MOST_BOUND = 1024
