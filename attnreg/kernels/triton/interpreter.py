@@ -47,7 +47,7 @@ def _quick() -> Iterator[None]:
 
     It looks at every name of the language each time, which is a third of its work, and finds nothing left to replace.
     """
-    quicker = {"_patch_lang": _once, "_get_np_dtype": _kept}
+    quicker: dict[str, Callable[[Any], Any]] = {"_patch_lang": _once, "_get_np_dtype": _kept}
     # as Triton 3.6 and 3.7 have them; another may do without
     before = {name: getattr(interpreter, name) for name in quicker if hasattr(interpreter, name)}
     try:
