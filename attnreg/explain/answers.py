@@ -72,13 +72,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answers of one run of ``attnreg explain``, its assumptions (``notes``) and the KV cache of its model."""
+    """The answers of one run of ``attnreg explain``, its assumptions (``notes``) and the KV cache of its model.
+
+    ``memory`` is the KV cache as the engine stores it: several where platforms differ, none without a model.
+    """
 
     registry: Registry
     title: str
     answers: tuple[Answer, ...]
     notes: tuple[str, ...] = ()
-    memory: Memory | None = None
+    memory: tuple[Memory, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -87,7 +90,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values: each selection with its trace, what attnreg itself runs, what makes others win."""
-        memory = {} if self.memory is None else {"kv_cache": self.memory.to_dict()}
+        caches = [memory.to_dict() for memory in self.memory]
+        memory = {"kv_cache": caches[0]} if len(caches) == 1 else {"kv_caches": caches} if caches else {}
         return {
             "registry": self.registry.title,
             "title": self.title,
@@ -145,8 +149,9 @@ def explain(
             selection = ask(question.request, platform)
             groups.setdefault(_signature(selection), []).append(selection)
         answers.append(Answer(question, tuple(Verdict(tuple(g)) for g in groups.values())))
-    notes = (*notes, *_idle_flags(questions, platforms, ask), *(_stored_otherwise(answers) if memory else ()))
-    return Explanation(registry, title, tuple(answers), notes, memory)
+    notes = (*notes, *_idle_flags(questions, platforms, ask))
+    caches = () if memory is None else _as_started(memory, platforms, registry, ask)
+    return Explanation(registry, title, tuple(answers), notes, caches)
 
 
 def title_of(
@@ -169,26 +174,21 @@ def title_of(
     return " · ".join(filter(None, (what, *choices, *where, f"registry {registry.title}")))
 
 
-def _stored_otherwise(answers: Iterable[Answer]) -> list[str]:
-    """A note where an engine's start stores the KV cache otherwise than it is asked for, and counted."""
-    starts = [s.start for a in answers for v in a.verdicts for s in v.selections if s.start is not None]
-    moves = {t.changes["kv_dtype"] for start in starts for t in start.changes if "kv_dtype" in t.changes}
-    # a cache that is not given a dtype of its own has that of the model
-    plain = [start for start in starts if start.facts["kv_dtype"] == "auto"]
-    computes = {t.changes["dtype"] for start in plain for t in start.changes if "dtype" in t.changes}
-    forms = {t.changes["attention"] for start in starts for t in start.changes if "attention" in t.changes}
-    expanded = [
-        f"the KV cache is counted for attention {before}; the engine computes {after}, and stores the keys and values "
-        "of every head"
-        for before, after in sorted(forms, key=str)
-        if str(before).startswith("mla") and after == "mha"
-    ]
-    return expanded + [
-        f"the KV cache is counted as {before}, as it is asked for; the engine stores it as {after}: "
-        f"give --{option} {after} to count that"
-        for option, found in (("kv-dtype", moves), ("dtype", computes))
-        for before, after in sorted(found, key=str)
-    ]
+def _as_started(memory: Memory, platforms: Sequence[Platform], registry: Registry, ask: Ask) -> tuple[Memory, ...]:
+    """The KV cache as the engine stores it once it has started, for each set of platforms that agree."""
+    from attnreg.models.kv_memory import as_started
+
+    def on(platform: Platform) -> Callable[[AttentionRequest], AttentionRequest]:
+        def started(request: AttentionRequest) -> AttentionRequest:
+            start = ask(request, platform).start
+            return request if start is None else start.request(request, registry)
+
+        return started
+
+    if not registry.steps:
+        return (memory,)
+    starts = [(platform.arch, on(platform)) for platform in platforms]
+    return as_started(memory, starts, registry.vocabulary.words["kv_dtypes"])
 
 
 def _idle_flags(questions: Sequence[Question], platforms: Sequence[Platform], ask: Ask) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from attnreg.explain.answers import Answer, Explanation, Verdict
+    from attnreg.language.vocabulary import Vocabulary
     from attnreg.models.kv_memory import Memory
     from attnreg.selection.question import Question
     from attnreg.selection.trace import Candidate, Selection
@@ -53,8 +54,9 @@ def render(explanation: Explanation, console: Console, *, brief: bool = False) -
             for number in range(len(block.verdicts)):
                 lines += _verdict_lines(block, number, width)
             lines.append(Text())
-        if explanation.memory is not None and explanation.memory.models:
-            lines += [*_memory_lines(explanation.memory, width), Text()]
+        for memory in explanation.memory:
+            if memory.models:
+                lines += [*_memory_lines(memory, width, explanation.registry.vocabulary), Text()]
     for note in explanation.notes:
         lines += _texts(wrapped(f"note: {note}", width, "  "), "dim")
     emit(lines, console)
@@ -112,13 +114,14 @@ def _brief_line(winner: _Winner, rest: str, width: int) -> list[Text]:
     return [*lines, *_run_lines(runs, width)]
 
 
-def _memory_lines(memory: Memory, width: int) -> list[Text]:
+def _memory_lines(memory: Memory, width: int, vocabulary: Vocabulary) -> list[Text]:
     """The table of the KV cache: a line for each group of layers, and the total."""
     from attnreg.models.groups import describe_indices
 
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
     target, *drafts = (" and ".join(model.kv_dtypes) for model in memory.models)
     title = f"KV cache of one request{rank}, kv_dtype {', draft '.join([target, *(d for d in drafts if d != target)])}"
+    title += f" on {', '.join(arch_words(arch, None, vocabulary) for arch in memory.archs)}" if memory.archs else ""
     headings = ("bytes/token", *(f"{n:,} tokens" for n in memory.lengths))
     rows = []
     for number, model in enumerate(memory.models):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from attnreg.language.packed import Packed
 from attnreg.models.groups import LayerGroup, ModelLayers
 from attnreg.request import AttentionRequest
+
+# the kinds of attention that keep no keys and values of earlier steps, whichever mask their layers have
+_WITHOUT_CACHE = ("encoder", "encoder_only")
+# what an engine asks in place of a request
+Started = Callable[[AttentionRequest], AttentionRequest]
 
 
 class GroupMemory(NamedTuple):
@@ -32,10 +38,14 @@ class GroupMemory(NamedTuple):
 
 
 class KvMemory(NamedTuple):
-    """The KV cache of one request on one rank, stored as ``kv_dtype`` (in which ``auto`` is the model's own dtype)."""
+    """The KV cache of one request on one rank, asked for as ``kv_dtype`` (in which ``auto`` is the model's own dtype).
+
+    ``model`` has the layers that were counted.
+    """
 
     kv_dtype: str
     groups: tuple[GroupMemory, ...]
+    model: ModelLayers
 
     @property
     def kv_dtypes(self) -> tuple[str, ...]:
@@ -53,11 +63,26 @@ class KvMemory(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The KV caches of a model and of its draft on one of ``ranks`` ranks, counted at some request lengths."""
+    """The KV caches of a model and of its draft on one of ``ranks`` ranks, counted at some request lengths.
+
+    ``archs`` are the architectures on which an engine stores them so, where it stores them otherwise on others that
+    are asked about. ``phases`` are those that are asked about one by one.
+    """
 
     models: tuple[KvMemory, ...]
     lengths: tuple[int, ...]
     ranks: int = 1
+    archs: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+
+    def after(self, start: Started, words: Mapping[str, Any]) -> Memory:
+        """The same caches as an engine stores them; ``start`` says what it asks in place of a layer's request."""
+
+        def started(request: AttentionRequest) -> AttentionRequest:
+            first = self.phases[:1] if request.phase == "any" else ()
+            return start(dataclasses.replace(request, phase=first[0]) if first else request)
+
+        return self._replace(models=tuple(kv_memory(m.model, m.kv_dtype, words, started) for m in self.models))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values, in bytes."""
@@ -77,6 +102,7 @@ class Memory(NamedTuple):
         return {
             "kv_dtype": self.models[0].kv_dtype if self.models else None,
             **({"draft_kv_dtype": self.models[1].kv_dtype} if len(self.models) > 1 else {}),
+            **({"archs": list(self.archs)} if self.archs else {}),
             "ranks": self.ranks,
             "groups": groups,
             "bytes_per_token": sum(m.token_bytes for m in self.models),
@@ -84,32 +110,55 @@ class Memory(NamedTuple):
         }
 
 
-def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any]) -> KvMemory:
+def as_started(memory: Memory, starts: Iterable[tuple[str, Started]], words: Mapping[str, Any]) -> tuple[Memory, ...]:
+    """The caches as an engine stores them on each architecture; those on which it stores them alike are one.
+
+    starts: each architecture with what the engine asks there in place of a layer's request.
+    """
+    found: list[tuple[Memory, list[str]]] = []
+    for arch, start in starts:
+        counted = memory.after(start, words)
+        same = next((archs for other, archs in found if other.to_dict() == counted.to_dict()), None)
+        if same is None:
+            found.append((counted, [arch]))
+        else:
+            same.append(arch)
+    if len(found) < 2:
+        return tuple(counted for counted, _ in found) or (memory,)
+    return tuple(counted._replace(archs=tuple(dict.fromkeys(archs))) for counted, archs in found)
+
+
+def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any], started: Started | None = None) -> KvMemory:
     """The KV cache of a request; ``words`` are the vocabulary's ``kv_dtypes``.
 
     Each group counts by its own KV dtype, for the first and last layers may have another. A window keeps its latest
     tokens, a chunk at most itself, MLA one latent, and a layer that reads another's keys and values nothing. Only whole
     tokens are counted: engines keep whole blocks, and some keep all of a window's layer.
+
+    started: what an engine asks in place of a layer's request; layers are counted as they are asked for without it.
     """
     groups = []
     for group in model.groups:
         facts = group.facts
-        if group.request is None:
+        request = started(group.request) if started is not None and group.request is not None else group.request
+        # what the engine computes in, where that is not what the model is asked for
+        dtype = request.dtype if request and group.request and request.dtype != group.request.dtype else model.dtype
+        if request is None:
             groups.append(GroupMemory(group, 0, what="a state of fixed size, not counted"))
-        elif facts.kind in ("vision", "encoder") and group.request.attn_type != "decoder":
+        elif request.attn_type in _WITHOUT_CACHE:
             groups.append(GroupMemory(group, 0, what="no KV cache"))
         elif facts.kind == "cross":
-            size = _layer_bytes(group.request, kv_dtype, model.dtype, words) * len(group.layers)
+            size = _layer_bytes(request, request.kv_dtype or kv_dtype, dtype, words) * len(group.layers)
             groups.append(GroupMemory(group, 0, what=f"{size:,} B per token of what is attended to, not counted"))
         elif facts.kv_shared_from is not None:
             groups.append(GroupMemory(group, 0, what="reads an earlier layer's"))
         else:
-            stored = group.request.kv_dtype or kv_dtype
-            size = _layer_bytes(group.request, stored, model.dtype, words) * len(group.layers)
+            stored = request.kv_dtype or kv_dtype
+            size = _layer_bytes(request, stored, dtype, words) * len(group.layers)
             # a bidirectional window sees as far ahead, so nothing falls out of it
             keeps = facts.chunk or (facts.sliding_window if facts.causal else None)
             groups.append(GroupMemory(group, size, keeps, compress=facts.compress, kv_dtype=stored))
-    return KvMemory(kv_dtype, tuple(groups))
+    return KvMemory(kv_dtype, tuple(groups), model)
 
 
 def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Mapping[str, Any]) -> int:

@@ -79,7 +79,8 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     questions = [question for name, model, each in asked for question in questions_of(model, each, name, phases)]
     stored = [(model, each.given.get("kv_dtype") or "auto") for _, model, each in asked]
     memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype == "auto" or dtype in words]
-    memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks)
+    asked_phases = () if "phase" in options.given else phases
+    memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks, phases=tuple(asked_phases))
     notes = [*main.assumptions, *(f"draft: {note}" for d in drafts for note in d.assumptions)]
     return ModelQuestions(tuple(questions), main.name, _title(main, drafts, options), tuple(notes), memory)
 

@@ -139,6 +139,60 @@ def test_the_cache_is_printed_at_the_models_longest_request(run: Callable[..., A
     ]
 
 
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 64, "dtype": "bfloat16"}
+MODELOPT = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "kv_dtype", "size"),
+    [
+        (LLAMA, (), "auto", 2 * 8 * 2 * 64 * 2),
+        # the checkpoint's own dtype of the cache, unless another is named
+        (LLAMA | MODELOPT, (), "fp8_e4m3", 2 * 8 * 2 * 64),
+        (LLAMA | MODELOPT, ("--kv-dtype", "fp8_per_token_head"), "fp8_per_token_head", 2 * 8 * (2 * 64 + 8)),
+        (LLAMA | MODELOPT, ("--tp", "2"), "fp8_e4m3", 2 * 4 * 2 * 64),
+        # half of what its config says, for it runs in bfloat16
+        (LLAMA | {"dtype": "float32"}, (), "auto", 2 * 8 * 2 * 64 * 2),
+        (LLAMA | {"dtype": "float32"}, ("--dtype", "float32"), "auto", 2 * 8 * 2 * 64 * 4),
+        # keys and values of every head in place of latents
+        ({"model_type": "minicpm3", "num_hidden_layers": 2, "dtype": "bfloat16"}, (), "auto", 2 * 40 * 2 * 96 * 2),
+        # a layer that attends to a whole prompt keeps nothing, whichever window it has
+        ({"model_type": "modernbert", "dtype": "bfloat16"}, (), None, 0),
+    ],
+)
+def test_the_cache_is_counted_as_the_engine_stores_it(
+    config: dict[str, Any], options: tuple[str, ...], kv_dtype: str, size: int, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    data = answers(run, *HOPPER, "--registry", "vllm-0.33.0", "--model", str(tmp_path), *options)
+    cache = data["kv_cache"]
+    assert {g["kv_dtype"] for g in cache["groups"]} == {kv_dtype}
+    assert (cache["bytes_per_token"], "counted as" in str(data["notes"])) == (size, False)
+
+
+def test_where_platforms_store_the_cache_otherwise_each_is_counted(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "glm_moe_dsa", "num_hidden_layers": 1}))
+    asked = (
+        "--registry",
+        "vllm-0.33.0",
+        "--arch",
+        "sm90",
+        "--arch",
+        "sm100",
+        "--arch",
+        "sm80",
+        "--model",
+        str(tmp_path),
+    )
+    data = answers(run, *asked)
+    assert "kv_cache" not in data
+    counted = {tuple(c["archs"]): (c["groups"][0]["kv_dtype"], c["bytes_per_token"]) for c in data["kv_caches"]}
+    assert counted == {("sm90", "sm80"): ("auto", 576 * 2), ("sm100",): ("fp8_e4m3", 576)}
+    out = run("explain", *asked).out
+    assert "KV cache of one request, kv_dtype auto on sm90 (H100), sm80 (A100)" in out
+    assert "KV cache of one request, kv_dtype fp8_e4m3 on sm100 (B200)" in out
+
+
 def test_mixers_are_named_as_no_attention(run: Callable[..., Any]) -> None:
     status, out, _ = run("explain", *HOPPER, "--model", str(CONFIGS / "Qwen3-Next-80B-A3B-Instruct"))
     assert status == 0

@@ -71,6 +71,9 @@ def test_layers_that_keep_nothing_say_why(default: Registry) -> None:
     ]
     hybrid = memory(default, {"model_type": "qwen3_next", "num_hidden_layers": 4, "dtype": "float16"})
     assert [g.what for g in hybrid.groups] == ["a state of fixed size, not counted", ""]
+    # an encoder keeps nothing whichever mask a layer has: a window, or chunks
+    encoder = memory(default, {"model_type": "modernbert", "dtype": "float16"})
+    assert {g.what for g in encoder.groups} == {"no KV cache"}
     shared = {"model_type": "gemma4_unified_text", "num_hidden_layers": 12, "num_kv_shared_layers": 6}
     groups = memory(default, shared).groups
     assert [g.what for g in groups] == ["", "", "reads an earlier layer's", "reads an earlier layer's"]

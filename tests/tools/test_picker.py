@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -104,6 +105,35 @@ def test_models(name: str, number: int) -> None:
     ]
     models = picking.documents(registry, names)
     expected = [_explained(name, q) for q in questions]
+    same(expected, picking.answers(registry, questions, remedies=True, models=models), questions)
+
+
+STORED: dict[str, dict[str, Any]] = {
+    "minicpm3": {},
+    "whisper": {"dtype": "float32"},
+    "glm_moe_dsa": {"num_hidden_layers": 2},
+    "gpt_oss": {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}},
+}
+
+
+def test_the_cache_is_counted_as_the_engine_stores_it(tmp_path: Path) -> None:
+    from picker.models import Reading, model_document
+
+    registry, questions = load_registry("vllm-0.33.0"), []
+    options = {"features": [], "ranks": 1, "extra": {}, "backend": None, "lengths": (1000,)}
+    for name, fields in STORED.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": name} | fields))
+        for changes in ({}, {"kv_dtype": "fp8_per_token_head"}):
+            platform = {"platform": "cuda", "arch": "sm100", "flags": [], "packages": None}
+            asked = {"model": name, "options": {**options, "given": changes}, "backend": None, "platform": platform}
+            questions.append(asked)
+    models = {name: model_document(Reading(str(tmp_path / name)), registry) for name in STORED}
+    expected = [picking.explained(registry.name, str(tmp_path / q["model"]), q) for q in questions]
+    plain = [cases["memory"][0]["token_bytes"] for cases in (m["cases"][0] for m in models.values())]
+    counted = [e["kv_cache"]["groups"][0]["bytes_per_token"] for e in expected[::2]]
+    # an encoder's layers keep nothing; the cache of each of the others is another than it was asked for
+    assert [a == b for a, b in zip(plain, counted, strict=True)] == [False, True, False, False]
     same(expected, picking.answers(registry, questions, remedies=True, models=models), questions)
 
 

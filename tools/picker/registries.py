@@ -33,7 +33,7 @@ from attnreg.selection.judge import denial
 from picker.expressions import ExpressionError, Tables, expression, mentions
 
 # a change of what these pages can evaluate; a page refuses data of another version
-FORMAT = 2
+FORMAT = 3
 
 
 _KINDS = ("word", "arch", "integer", "text", "words", "packages", "boolean", "derived")
@@ -155,6 +155,19 @@ def _head(registry: Registry) -> dict[str, Any]:
         "phases": list(phases_of(registry)),
         "imports": registry.imports,
         "vocabulary": _vocabulary(registry.vocabulary),
+        "kvBytes": _kv_bytes(registry),
+    }
+
+
+def _kv_bytes(registry: Registry) -> dict[str, list[Any]]:
+    """Word of ``kv_dtypes`` -> the bits of an element, the bytes of a KV head's scales and those of a latent.
+
+    Only a start stores a cache otherwise than the documents of models count it; a registry without one has none.
+    """
+    words = registry.vocabulary.words["kv_dtypes"] if registry.steps else {}
+    return {
+        name: [facts.get("stored_bits", facts.get("bits", 32)), facts.get("head_bytes", 0), facts.get("latent_bytes")]
+        for name, facts in ((word.name, word.facts) for word in words.values())
     }
 
 
@@ -172,6 +185,11 @@ def _refuse_what_is_new(registry: Registry) -> None:
         new = [f.name for f in fields(part) if f.name not in known and getattr(part, f.name)]
         if new:
             raise ExpressionError(f"{registry.title} has {', '.join(new)}, of which the evaluator knows nothing")
+    words = registry.vocabulary.words["kv_dtypes"]
+    if registry.steps and any("packed" in word.facts for word in words.values()):
+        raise ExpressionError(
+            f"{registry.title} has steps and packed formats, whose bytes the evaluator does not count"
+        )
     odd = [f.name for f in registry.vocabulary.facets.values() if f.kind not in _KINDS or f.of not in _OWNERS]
     if odd:
         raise ExpressionError(

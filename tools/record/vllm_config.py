@@ -176,6 +176,9 @@ class Recorder:
             group["layers"].extend(int(i) for i in _INDEX.findall(f".{name}.")[:1])
             if name in static and "token_bytes" not in group and hasattr(layer, "get_kv_cache_spec"):
                 spec = layer.get_kv_cache_spec(config)
+                # what a backend's kernels pack
+                if spec is not None and isinstance(backend, type) and hasattr(backend, "customize_spec"):
+                    spec = backend.customize_spec(spec)
                 group["token_bytes"] = spec and spec.page_size_bytes / spec.block_size
         out["layers"] = list(groups.values())
 

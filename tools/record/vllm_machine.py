@@ -137,7 +137,15 @@ def boot(tree: Path, arch: str, switch: str = "") -> Any:
         if not hasattr(tl, "float16"):
             tl.float16, tl.bfloat16 = torch.float16, torch.bfloat16
         _import_backends(amd)
+        if amd or cpu:
+            _without_flash_attention_4()
     return platform
+
+
+def _without_flash_attention_4() -> None:
+    """Say that FlashAttention 4's Python is not there: builds for others than NVIDIA lack it, and the tree has it."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("vllm.vllm_flash_attn.flash_attn_interface").__dict__["FA4_AVAILABLE"] = False
 
 
 def _import_backends(amd: bool) -> None:
@@ -156,7 +164,7 @@ def _import_backends(amd: bool) -> None:
         importlib.import_module("vllm.platforms.rocm")
         for backend in importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum:
             # one that cannot be imported is what the selector finds, too
-            with contextlib.suppress(ImportError, OSError, ValueError):
+            with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
                 backend.get_class()
 
 

@@ -152,7 +152,8 @@
     });
     const table = element("table", { class: "kv" }, element("thead", {}, row("th", heading)), element("tbody", {}, ...body));
     const ranks = memory.ranks > 1 ? ` on each of ${memory.ranks} ranks` : "";
-    const name = `KV cache of one request${ranks}, kv_dtype ${memory.kv_dtype}`;
+    const stored = [...new Set(memory.groups.map((group) => group.kv_dtype).filter(Boolean))];
+    const name = `KV cache of one request${ranks}, kv_dtype ${stored.join(" and ") || memory.kv_dtype}`;
     const scroll = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, table);
     return [element("h2", {}, name), scroll];
   }

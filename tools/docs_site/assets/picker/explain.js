@@ -3,7 +3,7 @@
   "use strict";
 
   const { RequestError, evaluate, verdictOn, consequences, makeRequest, expanded, remedy } = attnreg;
-  const { printed, quoted, requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords } = attnreg;
+  const { requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords } = attnreg;
 
   /** A selection with everything that is said of it; without `remedies`, which take longest, if that is false. */
   function selectionDict(selection, remedies = true) {
@@ -113,15 +113,17 @@
     const found = model.cases[answer];
     if (found.error) throw new RequestError(found.error);
     const labels = [];
+    const firsts = [];
     const stated = { ...model.stated, ...found.stated };
     const questions = found.groups.flatMap(([about, index]) => {
       const group = model.groups[about];
       const fields = index === null ? null : { features: [], extra: {}, ...model.requests[index] };
       const { label, asked } = groupQuestions(registry, group, fields, { ...model, stated }, options);
       labels.push([label, group.indices]);
+      firsts.push(asked[0][0]);
       return asked.map(([request, words]) => ({ request, label: words, layers: group.layers }));
     });
-    const memory = memoryDict(model, found, labels, options);
+    const memory = (started) => memoryDict(registry, model, found, labels, firsts.map((r) => r && [r, started(r)]), options);
     return { questions, title: [model.head, ...optionWords(found, options)].join(" · "), notes: found.notes, memory };
   }
 
@@ -157,14 +159,42 @@
     return features.length > 0 ? [...words, `with ${features.join(", ")}`] : words;
   }
 
-  /** Bytes of the KV cache: of each group, and in total, for a token and for requests of some lengths. */
-  function memoryDict(model, found, labels, options) {
+  /** Bytes of one token in one layer of a registry with steps, whose words are none of a packed format. */
+  function layerBytes(registry, request, kvDtype, dtype) {
+    const [bits, ofHead, ofLatent] = registry.kvBytes[kvDtype === "auto" ? dtype : kvDtype] ?? [32, 0, null];
+    const mla = request.attention.startsWith("mla");
+    if (mla && ofLatent !== null && request.head_size === 576) return ofLatent;
+    const elements = mla ? request.head_size : request.head_size + (request.head_size_v || request.head_size);
+    return Math.round((mla ? 1 : request.num_kv_heads ?? 0) * ((elements * bits) / 8 + ofHead));
+  }
+
+  /** What a group stores once the engine has started: its part of the document, counted anew where the start changes that. */
+  function partStored(registry, part, pair, layers, found) {
+    if (pair === null || pair[1] === null) return part;
+    const [asked, started] = pair;
+    const named = ["attention", "dtype", "kv_dtype", "head_size", "head_size_v", "num_kv_heads"];
+    if (named.every((name) => started[name] === asked[name])) return part;
+    const { note, kv_dtype: before } = part.told;
+    const counted = note.match(/^[\d,]+( B per token.*)/);
+    if (note && !counted) return part;
+    const kvDtype = started.kv_dtype ?? "auto";
+    const bytes = layerBytes(registry, started, kvDtype, started.dtype === asked.dtype ? found.dtype : started.dtype) * layers;
+    if (counted) return { ...part, told: { ...part.told, note: bytes.toLocaleString("en") + counted[1] } };
+    return { ...part, token_bytes: bytes, told: { ...part.told, kv_dtype: before && kvDtype } };
+  }
+
+  /**
+   * Bytes of the KV cache: of each group, and in total, for a token and for requests of some lengths. pairs: for each
+   * group its first request, and what the engine asks in its place once it has started, null where it has no steps.
+   */
+  function memoryDict(registry, model, found, labels, pairs, options) {
     const lengths = options.lengths?.length ? options.lengths : model.lengths;
     const kept = (part, length) => {
       const tokens = part.keeps === null ? length : Math.min(length, part.keeps);
       return part.token_bytes * (tokens + (part.compress ? Math.floor(length / part.compress) : 0));
     };
-    const groups = found.memory.map((part, i) => ({
+    const parts = found.memory.map((part, i) => partStored(registry, part, pairs[i], labels[i][1].length, found));
+    const groups = parts.map((part, i) => ({
       label: labels[i][0],
       layers: labels[i][1],
       bytes_per_token: part.token_bytes,
@@ -205,33 +235,10 @@
       .map((flag) => `flag ${flag} changes nothing here: without it, every answer and every reason is the same`);
   }
 
-  /** A note where an engine's start stores the KV cache otherwise than it is asked for, and counted. */
-  function storedOtherwise(selections) {
-    const taken = (s) => s.start?.taken ?? [];
-    const last = (s) => taken(s).flatMap((step) => step.sets).filter(([facet]) => facet === "kv_dtype").at(-1);
-    // a cache that is not given a dtype of its own has that of the model
-    const plain = selections.filter((s) => (last(s)?.[2] ?? s.request.kv_dtype) === "auto");
-    const forms = new Map();
-    for (const { before, after } of selections.flatMap(taken).flatMap(changesOf("attention"))) {
-      if (before.startsWith("mla") && after === "mha") {
-        const told = `the KV cache is counted for attention ${before}; the engine computes ${after}`;
-        forms.set(before, `${told}, and stores the keys and values of every head`);
-      }
-    }
-    const expanded = [...forms].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, note]) => note);
-    return [["kv-dtype", "kv_dtype", selections], ["dtype", "dtype", plain]].reduce((notes, [option, facet, found]) => {
-      const moves = new Map();
-      for (const { before, after } of found.flatMap(taken).flatMap(changesOf(facet))) {
-        const told = `the KV cache is counted as ${before}, as it is asked for; the engine stores it as ${after}`;
-        moves.set(`(${quoted(before)}, ${quoted(after)})`, `${told}: give --${option} ${after} to count that`);
-      }
-      return [...notes, ...[...moves].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, note]) => note)];
-    }, expanded);
-  }
-
-  const changesOf = (wanted) => (step) => step.sets.flatMap(([facet, before, after]) => {
-    return facet === wanted && before !== after ? [{ before: printed(before), after: printed(after) }] : [];
-  });
+  /** The facets that a step gave another value. */
+  const changedBy = ({ sets }) => {
+    return Object.fromEntries(sets.filter(([, before, after]) => before !== after).map(([facet, , after]) => [facet, after]));
+  };
 
   /**
    * The explanation of a question on a platform. options: given (fields of every request), features, extra, ranks,
@@ -246,9 +253,13 @@
     const choice = options.backend ? [`backend ${options.backend}`] : [];
     const title = [asked.title, ...choice, ...platformWords(registry, platform), `registry ${registry.title}`];
     const pairs = answers.filter((a) => a.request !== null).map((a) => [a.request, a.selection]);
-    const stored = asked.memory === null ? [] : storedOtherwise(pairs.map(([, selection]) => selection));
-    const notes = [...asked.notes, ...idleFlags(pairs, ask, platform), ...stored];
-    return { registry, title: title.filter(Boolean).join(" · "), notes, answers, memory: asked.memory };
+    const notes = [...asked.notes, ...idleFlags(pairs, ask, platform)];
+    const started = (request) => {
+      const { start } = pairs.find(([other]) => other === request)[1];
+      return start && Object.assign({ ...request }, ...start.taken.map(changedBy));
+    };
+    const memory = asked.memory && asked.memory(started);
+    return { registry, title: title.filter(Boolean).join(" · "), notes, answers, memory };
   }
 
   /** An explanation as `attnreg explain --json` prints it, without the command; the remedies take longest. */

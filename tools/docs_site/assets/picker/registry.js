@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const FORMAT = 2;
+  const FORMAT = 3;
 
   /** A question that is not valid; `message` says what is wrong with it. */
   class RequestError extends Error {}
@@ -128,8 +128,8 @@
   class Registry {
     constructor(document) {
       if (document.format !== FORMAT) throw new Error(`data of format ${document.format}, and a page of ${FORMAT}`);
-      const { title, name, fingerprint, linked, phases, imports, vocabulary, core, byPython = "" } = document;
-      Object.assign(this, { title, name, fingerprint, linked, phases, imports, vocabulary, byPython });
+      const { title, name, fingerprint, linked, phases, imports, vocabulary, core, kvBytes, byPython = "" } = document;
+      Object.assign(this, { title, name, fingerprint, linked, phases, imports, vocabulary, kvBytes, byPython });
       this.hasSteps = (document.steps ?? []).length > 0;
       this.core = Object.fromEntries(core.map((facet) => [facet.name, facet]));
       // the fields of a request, those that are validated as numbers and as words, and what they are when not given
