@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from docs_markdown import plain, table
+from docs_registries import bundled
 
 from attnreg.analysis.diff import diff
 from attnreg.analysis.moves import Moves, compare, paired, without_renames
 from attnreg.compile.bundled import bundled_configs
 from attnreg.explain.changes import grouped
-from attnreg.loader import load_registry
 from attnreg.models.questions import ModelOptions, model_questions
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
@@ -25,14 +25,14 @@ KV_DTYPES = {"models": "auto", "models-fp8": "fp8"}
 @cache
 def change_blocks(before: str, after: str) -> dict[str, str]:
     """Name of each generated block -> its Markdown."""
-    old, new = load_registry(before), load_registry(after)
+    old, new = bundled(before), bundled(after)
     return {**moved_blocks(before, after), "words": _words(old, new), "everything": _everything(old, new)}
 
 
 @cache
 def moved_blocks(before: str, after: str) -> dict[str, str]:
     """Those of the blocks that are about well-known models."""
-    old, new = load_registry(before), load_registry(after)
+    old, new = bundled(before), bundled(after)
     notes: dict[str, None] = {}
     # as `attnreg upgrade` compares releases
     if bool(old.steps) != bool(new.steps):

@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from docs_markdown import plain, table
+from docs_registries import bundled
 
-from attnreg.loader import bundled_registries, load_registry
+from attnreg.loader import bundled_registries
 from attnreg.models.facts import MIXERS, LayerFacts
 from attnreg.models.groups import LayerGroup
 from attnreg.models.questions import ModelOptions, group_layers, model_layers
@@ -88,7 +89,7 @@ def _has(layers: Sequence[LayerFacts], has_need) -> bool:  # type: ignore[no-unt
 def matrix_blocks(root: Path) -> dict[str, str]:
     """Name of each bundled registry, which names a block of docs/models.md -> the matrix of models as Markdown."""
     paths = sorted((root / "examples" / "configs").glob("*/"), key=_by_name)
-    registries = {name: load_registry(name) for name in bundled_registries(releases=False)}
+    registries = {name: bundled(name) for name in bundled_registries(releases=False)}
     # where steps choose without an order, the answer is one of a server, and not of a layer
     ordered = {name: registry for name, registry in registries.items() if registry.orders}
     asked = {n: [model_layers(str(p), ModelOptions(), registry) for p in paths] for n, registry in ordered.items()}

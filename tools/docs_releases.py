@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from docs_changes import moved_blocks
 from docs_markdown import plain
+from docs_registries import bundled
 
-from attnreg.loader import bundled_registries, load_registry
+from attnreg.loader import bundled_registries
 from attnreg.registry import Backend, Registry, Variant
 
 _ENGINE = re.compile(r"([a-z]+)-(\d+(?:\.\d+)*)")
@@ -33,7 +34,7 @@ def releases_block() -> str:
     """What each bundled release of an engine says otherwise than the one before it, the last first, as Markdown."""
     parts = []
     for before, after in reversed(steps(bundled_registries())):
-        old, new = load_registry(before), load_registry(after)
+        old, new = bundled(before), bundled(after)
         moved = moved_blocks(before, after)
         lines = [f"## {before} to {after}", "", moved["models"], "", moved["why"], "", "Rows that differ:", ""]
         rows = [(name, changes(old, new, name)) for name in sorted({*old.backends, *new.backends})]

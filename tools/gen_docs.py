@@ -33,6 +33,7 @@ import docs_speed
 import docs_tasks
 import docs_tiles
 import docs_transformers
+from docs_registries import bundled
 
 from attnreg.environment import PLUGINS_VARIABLE
 from attnreg.errors import RegistryError
@@ -101,7 +102,7 @@ without_plugins = mock.patch.dict(os.environ, {PLUGINS_VARIABLE: "off"})
 @without_plugins
 def outputs(root: Path) -> dict[str, str]:
     """Path below ``root`` of every generated file -> its text, without what plugins that are installed here add."""
-    registry = load_registry("default")
+    registry = bundled("default")
     pages = {
         "docs/attention_backends.md": {
             **docs_page.blocks(registry),
@@ -112,7 +113,7 @@ def outputs(root: Path) -> dict[str, str]:
     }
     for name, path in bundled_registries(releases=False).items():
         if name != "default":
-            pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(load_registry(name))
+            pages[f"docs/engines/{path.name}.md"] = docs_page.blocks(bundled(name))
     pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
     pages["docs/engines/releases.md"] = {"releases": docs_releases.releases_block()}
     pages["docs/exactness.md"] = docs_exactness.exactness_block(root)

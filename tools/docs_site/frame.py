@@ -11,6 +11,7 @@ from typing import Any
 import docs_page
 import jinja2
 from docs_markdown import slug
+from docs_registries import bundled
 from docs_releases import versions
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import normalizeReference
@@ -18,7 +19,7 @@ from markupsafe import Markup
 
 from attnreg.compile.bundled import registry_root
 from attnreg.errors import Location
-from attnreg.loader import bundled_registries, load_registry
+from attnreg.loader import bundled_registries
 from attnreg.models.families import Families
 from attnreg.models.reader import bundled_families
 from attnreg.registry import Registry
@@ -82,7 +83,7 @@ class Site:
     @cached_property
     def bundled(self) -> Mapping[str, Registry]:
         """All bundled registries by name. Pages show the lines of every one."""
-        return {name: load_registry(name) for name in bundled_registries()}
+        return {name: bundled(name) for name in bundled_registries()}
 
     @cached_property
     def registries(self) -> Mapping[str, Registry]:
