@@ -12,6 +12,10 @@ from support.field_problems import PROBLEMS, missing, prepare, run
 def parameters() -> list[Any]:
     out = []
     for number, problem in enumerate(PROBLEMS, 1):
+        if "run_by" in problem:
+            skip = pytest.mark.skip(reason=f"{problem['run_by']} runs it, which is part of make test")
+            out.append(pytest.param(problem, id=str(number), marks=skip))
+            continue
         slow = [pytest.mark.slow(reason=problem["slow"])] if "slow" in problem else []
         out.append(pytest.param(problem, id=str(number), marks=slow))
     return out
