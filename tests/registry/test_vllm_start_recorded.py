@@ -13,7 +13,8 @@ import pytest
 from support import ROOT
 
 import attnreg
-from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.explain import explain
+from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
 from attnreg.selection.selector import evaluate
 
 REGISTRY = attnreg.load_registry("vllm-0.33.0", plugins=())
@@ -34,8 +35,8 @@ def recorded() -> tuple[dict[str, Row], list[Row]]:
     return models, [line for line in lines if "out" in line]
 
 
-def selections(asked: Row, directory: Path) -> list[tuple[attnreg.Selection, int]]:
-    """The selections for the layers of a row's model that are none of a tower, each with their number."""
+def questions(asked: Row, directory: Path) -> tuple[ModelQuestions, attnreg.Platform]:
+    """What a row asks, and where."""
     folder = directory / asked["model"]
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(recorded()[0][asked["model"]]))
@@ -50,10 +51,16 @@ def selections(asked: Row, directory: Path) -> list[tuple[attnreg.Selection, int
         arch=asked["arch"],
         flags={"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else set(),
     )
+    return model_questions(str(folder), options, REGISTRY), platform
+
+
+def selections(asked: Row, directory: Path) -> list[tuple[attnreg.Selection, int]]:
+    """The selections for the layers of a row's model that are none of a tower, each with their number."""
+    model, platform = questions(asked, directory)
     named = asked.get("attention_backend")
     return [
         (evaluate(q.request, platform, REGISTRY, named), len(q.members))
-        for q in model_questions(str(folder), options, REGISTRY).questions
+        for q in model.questions
         if q.request is not None
         and q.request.role == "target"
         and q.request.phase != "prefill"
@@ -93,6 +100,14 @@ def differences(row: Row, directory: Path) -> list[str]:
     return wrong + [f"fails: {text}" for text in fails] + _layers(found, asked["model"], out)
 
 
+def token_bytes(asked: Row, directory: Path) -> int:
+    """The bytes that a token of a row's model takes in the KV cache, once vLLM has started."""
+    model, platform = questions(asked, directory)
+    named = asked.get("attention_backend")
+    said = explain(model.questions, [platform], REGISTRY, backend=named, memory=model.memory)
+    return said.memory[0].models[0].token_bytes
+
+
 def _layers(found: list[tuple[attnreg.Selection, int]], model: str, out: Row) -> list[str]:
     """Where the layers run on other backends than vLLM's."""
     ours: Counter[Any] = Counter()
@@ -118,6 +133,23 @@ def test_whole_models_start_as_vllm_starts_them(arch: str, tmp_path: Path) -> No
     wrong = {json.dumps(row["in"]): found for row in rows if (found := differences(row, tmp_path))}
     assert not wrong, "\n".join(f"{asked}: {found}" for asked, found in wrong.items())
     assert rows
+
+
+def test_the_kv_cache_has_the_bytes_of_vllms(tmp_path: Path) -> None:
+    rows = [row for row in recorded()[1] if "layers" in row["out"]]
+    # each model once as it is, and once with each format of the cache
+    asked = {(row["in"]["model"], row["in"].get("kv_cache_dtype"), row["in"].get("dtype")): row for row in rows}
+    counted, theirs = {}, {}
+    for row in asked.values():
+        given, layers = row["in"], row["out"]["layers"]
+        if given["model"] in NOT_HELD or given["model"] in REPEATED:
+            continue
+        # what a decoder attends to is not counted, which is said
+        stored = [layer for layer in layers if layer["kind"] != "CrossAttention"]
+        theirs[json.dumps(given)] = sum(len(at["layers"]) * (at.get("token_bytes") or 0) for at in stored)
+        counted[json.dumps(given)] = token_bytes(given, tmp_path)
+    assert counted == theirs
+    assert len(counted) > 180
 
 
 def test_the_rows_show_what_there_is_to_show() -> None:
