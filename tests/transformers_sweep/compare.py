@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers_sweep import tiny
 from transformers_sweep.arguments import search
 from transformers_sweep.inputs import Inputs, inputs_of
-from transformers_sweep.record import Row
+from transformers_sweep.record import Row, no_row
 from transformers_sweep.scenarios import Outputs, Scenario, floats, scenarios
 from transformers_truth.variants import default
 
@@ -189,8 +189,3 @@ def sweep_family(model_type: str, begin: Callable[[str], None] = lambda name: No
     built = [row for row in rows if "build" not in row["outcomes"]]
     # a class that is for another config of the composite is no class of this family
     return built or rows[-1:] or [no_row(model_type, "", "not built", "LookupError: transformers has no class for it")]
-
-
-def no_row(model_type: str, name: str, outcome: str, said: str) -> Row:
-    """The row of a class of which there is nothing to compare."""
-    return {"family": model_type, "class": name, "by": "", "outcomes": {"build": [outcome, said]}}

@@ -7,8 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from transformers_sweep.compare import no_row
-from transformers_sweep.record import Row
+from transformers_sweep.record import Row, no_row
 
 
 def end(family: str, begin: Callable[[str], None]) -> list[Row]:

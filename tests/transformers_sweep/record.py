@@ -18,6 +18,11 @@ Row = dict[str, Any]
 Reason = dict[str, Any]
 
 
+def no_row(model_type: str, name: str, outcome: str, said: str) -> Row:
+    """The row of a class of which there is nothing to compare."""
+    return {"family": model_type, "class": name, "by": "", "outcomes": {"build": [outcome, said]}}
+
+
 def read_record() -> tuple[dict[str, str], list[Row]]:
     """The versions that the record is of, and a row for each class.
 

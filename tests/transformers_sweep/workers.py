@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
-import torch
-import transformers
-from transformers_sweep.compare import no_row, sweep_family
-from transformers_sweep.record import Row
+from transformers_sweep.record import Row, no_row
 
 # of one class: of the processor; of the clock, which runs faster on a busy machine; and of memory
 PROCESSOR_SECONDS, SECONDS, BYTES = 120, 900, 10 << 30
@@ -33,9 +30,12 @@ _START = multiprocessing.get_context("spawn")
 
 
 class Worker:
-    """A process that sweeps one family after another. family, name: the family and the class that it is at."""
+    """A process that sweeps one family after another. family, name: the family and the class that it is at.
 
-    def __init__(self, one: SweepOne = sweep_family, seconds: float = PROCESSOR_SECONDS, device: str = "cpu") -> None:
+    one: what sweeps a family; `compare.sweep_family`, if none is given.
+    """
+
+    def __init__(self, one: SweepOne | None = None, seconds: float = PROCESSOR_SECONDS, device: str = "cpu") -> None:
         self.pipe, theirs = _START.Pipe()
         self._process = _START.Process(target=_work, args=(theirs, one, seconds, device), daemon=True)
         self._process.start()
@@ -109,15 +109,26 @@ def sweep(
             worker.stop()
 
 
-def _work(pipe: Connection, one: SweepOne, seconds: float, device: str) -> None:
-    """What a process does: a family is asked, the name of each of its classes and then their rows are answered."""
+def _of_transformers(device: str) -> SweepOne:
+    """What sweeps a family of transformers on a device."""
+    # here and not in the process that asks: they take seconds to import
+    import torch
+    import transformers
+    from transformers_sweep.compare import sweep_family
+
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.set_default_device(device)
     # the rounding of convolutions, amplified, is no difference of attention
     torch.backends.cudnn.allow_tf32 = False
+    return sweep_family
+
+
+def _work(pipe: Connection, given: SweepOne | None, seconds: float, device: str) -> None:
+    """What a process does: a family is asked, the name of each of its classes and then their rows are answered."""
+    one = given or _of_transformers(device)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     if device == "cpu":
         resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
 
