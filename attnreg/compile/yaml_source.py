@@ -87,28 +87,45 @@ def shown(value: Any) -> str:
     return f"the number {value}" if isinstance(value, Float) else f"`{as_written(value)}`"
 
 
+_Marks = dict[Path_, tuple[int, int, int]]
+# what files said that were read in this process, by their text: releases are differences to each other, and share
+# files. Nothing changes what is kept here
+_read_before: dict[str, tuple[Any, _Marks, _Marks]] = {}
+_MOST_KEPT = 32
+
+
 class Document:
     """One data file: ``data`` as plain values, and the location of every key and value by its path.
+
+    None of these is changed once it is read: documents of the same text share them. keep: whether to keep what the
+    text says for the next document of the same text.
 
     Raises `RegistryError`, with the location, for anything that cannot be read.
     """
 
-    def __init__(self, text: str, file: str) -> None:
+    def __init__(self, text: str, file: str, *, keep: bool = False) -> None:
         self.file = file
         self.text = text.removeprefix("\ufeff")
-        self.keys: dict[Path_, tuple[int, int, int]] = {}
-        self.values: dict[Path_, tuple[int, int, int]] = {}
+        self.keys: _Marks = {}
+        self.values: _Marks = {}
         self.problems: list[Problem] = []
         self._lines: list[str] | None = None
+        if keep and (known := _read_before.get(self.text)) is not None:
+            self.data, self.keys, self.values = known
+            return
         self.data = self._read()
         if self.problems:
             raise RegistryError(self.problems)
+        if keep:
+            if len(_read_before) >= _MOST_KEPT:
+                _read_before.clear()
+            _read_before[self.text] = self.data, self.keys, self.values
 
     @classmethod
     def load(cls, path: Path, label: str | None = None) -> Document:
         """The document in a file, which messages call ``label``."""
         try:
-            return cls(read_text(path, MAX_BYTES, label or ""), label or str(path))
+            return cls(read_text(path, MAX_BYTES, label or ""), label or str(path), keep=True)
         except FileError as e:
             raise RegistryError([e.problem]) from None
 
@@ -209,13 +226,17 @@ class _Reader:
         mark = event.start_mark
         raise RegistryError([self.doc._problem(mark.line + 1, mark.column + 1, 1, message, help_)])
 
+    def _refuse_size(self, event: Any) -> None:
+        self._refuse(event, f"more than {MAX_NODES:,} values (an alias counts as all that it repeats)")
+
     def _value(self, event: Any, path: Path_, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            self._refuse(event, f"more than {MAX_NODES:,} values (an alias counts as all that it repeats)")
+            self._refuse_size(event)
         if depth > MAX_DEPTH:
             self._refuse(event, f"nested more than {MAX_DEPTH} deep")
-        if isinstance(event, AliasEvent):
+        kind = type(event)
+        if kind is AliasEvent:
             return self._alias(event, path, depth)
         if event.tag is not None and event.tag != "!":
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
@@ -226,19 +247,20 @@ class _Reader:
             start, end = event.start_mark, event.end_mark
             line, column = start.line, start.column
             self.values[path] = (line + 1, column + 1, max(end.column - column, 1) if end.line == line else 1)
-        if isinstance(event, ScalarEvent):
+        if kind is ScalarEvent:
             return self._scalar(event)
-        if isinstance(event, SequenceStartEvent):
+        if kind is SequenceStartEvent:
             items: list[Any] = []
-            while not isinstance(inner := self._next(), SequenceEndEvent):
+            while type(inner := self._next()) is not SequenceEndEvent:
                 items.append(self._value(inner, (*path, len(items)), depth + 1))
             return items
         return self._mapping(path, depth)
 
     def _mapping(self, path: Path_, depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        while not isinstance(event := self._next(), MappingEndEvent):
-            if not isinstance(event, ScalarEvent) or event.anchor is not None or event.tag is not None:
+        marks = self.values
+        while type(event := self._next()) is not MappingEndEvent:
+            if type(event) is not ScalarEvent or event.anchor is not None or event.tag is not None:
                 self._refuse(event, "a key must be a plain word, without anchor, alias or tag")
             key = self._text(event)
             if key == "<<" and event.implicit[0]:
@@ -251,7 +273,23 @@ class _Reader:
             if key in out:
                 message = f"`{key}` is given twice (first on line {first[0]})"
                 self.doc.problems.append(self.doc._problem(*here, message, "keep one of the two"))
-            out[key] = self._value(self._next(), inner, depth + 1)
+            event = self._next()
+            # what most values are: plain scalars, within the limits that `_value` states
+            if (
+                type(event) is ScalarEvent
+                and event.anchor is event.tag is None
+                and depth < MAX_DEPTH
+                and inner not in marks
+            ):
+                self.nodes += 1
+                if self.nodes > MAX_NODES:
+                    self._refuse_size(event)
+                mark, end = event.start_mark, event.end_mark
+                column, line = mark.column, mark.line
+                marks[inner] = (line + 1, column + 1, max(end.column - column, 1) if end.line == line else 1)
+                out[key] = self._scalar(event)
+            else:
+                out[key] = self._value(event, inner, depth + 1)
         return out
 
     def _text(self, event: Any) -> str:

@@ -123,6 +123,8 @@ def _overlaps(words: frozenset[str], held: frozenset[str]) -> bool:
 
 # a registry asks for the same value in many places
 @lru_cache(maxsize=4096, typed=True)
+# the data names the same few hundred words thousands of times
+@lru_cache(_MEMO_LIMIT, typed=True)
 def equals(value: Any, text: str) -> Matcher:
     """A matcher of one value and its type: 1 does not match True."""
     return Matcher(text, partial(_same, value), mentions=frozenset({value}))
@@ -132,6 +134,7 @@ def _same(expected: Any, value: Any) -> bool:
     return bool(value == expected) and type(value) is type(expected)
 
 
+@lru_cache(_MEMO_LIMIT, typed=True)
 def integer(value: int) -> Matcher:
     return Matcher(str(value), partial(operator.eq, value), constants=frozenset({value}))
 

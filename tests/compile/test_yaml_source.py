@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
+import attnreg
 from attnreg.compile.yaml_source import Document, Float, as_data
 from attnreg.errors import RegistryError
 
@@ -206,3 +209,30 @@ def test_numbers_with_a_point_are_floats_however_they_are_written() -> None:
     data = as_data(Document("[9.10, 1e5, .5, -3., .inf, -.INF, +.inf, {a: .nan}]", "f.yaml").data)
     assert data[:-1] == [9.1, 1e5, 0.5, -3.0, float("inf"), float("-inf"), float("inf")]
     assert data[-1]["a"] != data[-1]["a"]
+
+
+def test_a_file_is_read_again_once_its_text_is_another(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a: 1\n")
+    first, again = Document.load(file), Document.load(file, "label")
+    # the same text says the same, under whichever name
+    assert again.data is first.data
+    assert (str(first.at("a")), str(again.at("a"))) == (f"{file}:1:4", "label:1:4")
+    file.write_text("b: 1\n\na: 2\n")
+    assert (Document.load(file).data, Document.load(file, "x").at("a").line) == ({"b": 1, "a": 2}, 3)
+    file.write_text("a: 1\na: 2\n")
+    for _ in range(2):
+        with pytest.raises(RegistryError, match="`a` is given twice"):
+            Document.load(file)
+
+
+@pytest.mark.parametrize("name", ["vllm-0.31.0", "sglang-0.5.14"])
+def test_loading_a_registry_leaves_what_its_files_say_alone(name: str) -> None:
+    # releases that are differences, which take the files of another apart
+    first = attnreg.load_registry(name)
+    other = attnreg.load_registry("vllm-0.33.0" if name.startswith("vllm") else "sglang-0.5.23")
+    before = deepcopy([(row.name, row.variants) for row in other.backends.values()])
+    again = attnreg.load_registry(name, [{"choices": [{"deny": ["TRITON_ATTN" if "vllm" in name else "triton"]}]}])
+    assert attnreg.load_registry(name) == first
+    assert again.fingerprint != first.fingerprint
+    assert [(row.name, row.variants) for row in attnreg.load_registry(other.name).backends.values()] == before
