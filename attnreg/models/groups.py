@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from attnreg.models.facts import MIXERS, PREFIXES, LayerFacts, MlaDims
 from attnreg.request import AttentionRequest
@@ -46,17 +47,21 @@ class ModelLayers:
     max_length: int | None = None
 
 
+# all that a layer states but which one it is, and whose keys and values it reads
+_facts_beside_place = attrgetter(*(f.name for f in fields(LayerFacts) if f.name not in ("layer_idx", "kv_shared_from")))
+
+
 def group(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
     """The layers in groups of like ones, in the order of their first layers.
 
     Layers that read the KV of different layers are alike.
     """
-    alike: dict[LayerFacts, list[LayerFacts]] = {}
+    alike: dict[Hashable, list[LayerFacts]] = {}
     for layer in layers:
-        shared = None if layer.kv_shared_from is None else -1
-        alike.setdefault(replace(layer, layer_idx=0, kv_shared_from=shared), []).append(layer)
-    kept = [x for x in alike if x.request is not None and x.request.attn_type in ("decoder", "encoder_decoder")]
-    several = len({x.request.kv_dtype for x in kept if x.request}) > 1
+        alike.setdefault((_facts_beside_place(layer), layer.kv_shared_from is None), []).append(layer)
+    requests = [same[0].request for same in alike.values()]
+    kept = [r.kv_dtype for r in requests if r is not None and r.attn_type in ("decoder", "encoder_decoder")]
+    several = len({*kept}) > 1
     return tuple(
         LayerGroup(
             _label_beside(same[0], several), tuple(dict.fromkeys(x.layer_idx for x in same)), same[0].request, same[0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from attnreg.models.facts import LayerFacts
 from attnreg.models.fields import ConfigError
 from attnreg.models.groups import ModelLayers, group
+from attnreg.request import AttentionRequest
 
 
 def per_rank(model: ModelLayers, ranks: int) -> ModelLayers:
@@ -45,8 +47,14 @@ def _divides(facts: LayerFacts, ranks: int) -> bool:
 def _shared_out(facts: LayerFacts, ranks: int) -> LayerFacts:
     assert facts.request is not None
     heads, kv_heads = (facts.num_heads or 1) // ranks, max((facts.num_kv_heads or 1) // ranks, 1)
-    own = replace(facts.request, num_heads=heads, num_kv_heads=1 if facts.mla else kv_heads)
+    own = _with_heads(facts.request, heads, 1 if facts.mla else kv_heads)
     return replace(facts, num_heads=heads, num_kv_heads=kv_heads, request=own)
+
+
+# the layers of a model ask for few different things
+@functools.lru_cache(maxsize=256)
+def _with_heads(request: AttentionRequest, heads: int, kv_heads: int) -> AttentionRequest:
+    return replace(request, num_heads=heads, num_kv_heads=kv_heads)
 
 
 def _refusal(facts: LayerFacts, ranks: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -10,8 +11,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from attnreg import AttentionRequest, Platform, Registry, RequestError
+from attnreg import AttentionRequest, Platform, Registry, RequestError, load_registry
 from attnreg.cli.inputs import BackendInputs, PlatformInputs, RegistryInputs, RequestInputs, read_inputs
 from attnreg.explain import explain
 from attnreg.language.facets import CORE
@@ -169,11 +171,36 @@ def answers(
 
 def documents(registry: Registry, names: Iterable[str]) -> dict[str, Any]:
     """The documents of bundled models, by name."""
-    from picker.models import Reading, model_document
+    from picker.models import asks
+
+    return {name: _document(name, registry, asks(registry)) for name in names}
+
+
+_documents: dict[tuple[str, str], Any] = {}
+
+
+def _document(name: str, registry: Registry, asks: str) -> Any:
+    """The document of a bundled model, which registries that ask alike share, as on the site."""
+    from picker.models import model_document
+
+    if (name, asks) not in _documents:
+        _documents[name, asks] = model_document(_reading(name), registry)
+    return _documents[name, asks]
+
+
+@functools.cache
+def _reading(name: str) -> Any:
+    from picker.models import Reading
 
     from attnreg.compile.bundled import bundled_configs
 
-    return {name: model_document(Reading(str(bundled_configs()[name])), registry) for name in names}
+    return Reading(str(bundled_configs()[name]))
+
+
+@functools.cache
+def bundled(name: str) -> Registry:
+    """A bundled registry, loaded once: nothing changes one."""
+    return load_registry(name)
 
 
 def explained(registry: str, config: str, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,18 +208,20 @@ def explained(registry: str, config: str, question: Mapping[str, Any]) -> dict[s
     options, platform = question["options"], question["platform"]
     facets = {name: "none" if value is None else value for name, value in options["given"].items()}
     backends = BackendInputs(backend=question["backend"])
-    inputs = read_inputs(
-        RegistryInputs(registry=registry),
-        PlatformInputs(arch=(platform["arch"],), flags=tuple(platform["flags"])),
-        RequestInputs(
-            model=config,
-            facets=facets,
-            features=tuple(options["features"]),
-            tp=options["ranks"],
-            lengths=tuple(options.get("lengths", ())),
-        ),
-        backends,
-    )
+    # the command loads the registry for every question
+    with mock.patch("attnreg.loader.load_registry", lambda name, *_, **__: bundled(name)):
+        inputs = read_inputs(
+            RegistryInputs(registry=registry),
+            PlatformInputs(arch=(platform["arch"],), flags=tuple(platform["flags"])),
+            RequestInputs(
+                model=config,
+                facets=facets,
+                features=tuple(options["features"]),
+                tp=options["ranks"],
+                lengths=tuple(options.get("lengths", ())),
+            ),
+            backends,
+        )
     explanation = explain(
         inputs.questions,
         inputs.platforms,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import json
+import re
 import sys
-from collections.abc import Mapping
-from html.parser import HTMLParser
+from collections.abc import Iterator, Mapping
+from html import unescape
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,8 +26,21 @@ def build_site(folder: Path) -> Path:
     with path, mock.patch.dict("os.environ", {PLUGINS_VARIABLE: "off"}):
         import docs_site
 
-        docs_site.build(ROOT, folder)
+        with without_collector():
+            docs_site.build(ROOT, folder)
     return folder
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Let what makes very many objects, and few circles, not be looked through for those again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        # they stay, so no later look through them finds anything
+        gc.freeze()
+        gc.enable()
 
 
 def read_index(folder: Path) -> Mapping[str, Any]:
@@ -36,54 +53,75 @@ def read_index(folder: Path) -> Mapping[str, Any]:
 class Element:
     """An element of a page: its tag, attributes, place among the elements above it, and text."""
 
-    def __init__(self, tag: str, attributes: dict[str, str], above: tuple[Element, ...]) -> None:
+    def __init__(self, tag: str, attributes: dict[str, str], above: tuple[Element, ...], pieces: list[str]) -> None:
         self.tag = tag
         self.attributes = attributes
         self.above = above
-        self.texts: list[str] = []
+        # the texts of the whole page, and where those of this element begin and end
+        self._pieces = pieces
+        self._start = self.end = len(pieces)
 
     @property
     def text(self) -> str:
-        return " ".join("".join(self.texts).split())
+        return " ".join("".join(self._pieces[self._start : self.end]).split())
 
     def inside(self, tag: str) -> bool:
         return any(element.tag == tag for element in self.above)
 
 
-class _Reader(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[Element] = []
-        self.open: list[Element] = []
-        self.problems: list[str] = []
+_VALUE = r"""="[^"]*"|='[^']*'|=[^\s"'>]+"""
+_TOKEN = re.compile(
+    rf"""<(script|style)\b((?:\s+[^\s=>/"']+(?:{_VALUE})?)*)\s*>(.*?)</\1>"""
+    rf"""|<(/?)([a-z][a-z0-9-]*)((?:\s+[^\s=>/"']+(?:{_VALUE})?)*)\s*(/?)>"""
+    r"""|<!--.*?-->|<!doctype[^>]*>|([^<]+)""",
+    re.DOTALL | re.IGNORECASE,
+)
+_ATTRIBUTE = re.compile(rf"""\s+([^\s=>/"']+)({_VALUE})?""")
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = [name for name, _ in attrs]
-        self.problems += [f"<{tag}> has {name} twice" for name in {*names} if names.count(name) > 1]
-        element = Element(tag, {name: value or "" for name, value in attrs}, tuple(self.open))
-        self.elements.append(element)
-        if tag not in VOID:
-            self.open.append(element)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open[-1].tag != tag:
-            self.problems.append(f"</{tag}> closes <{self.open[-1].tag if self.open else ''}>")
-        else:
-            self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        for element in self.open:
-            element.texts.append(data)
+@functools.lru_cache(maxsize=1 << 14)
+def _attributes(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The attributes of a tag, and the names that it has twice."""
+    found = [(name.lower(), unescape(value[1:].strip("\"'"))) for name, value in _ATTRIBUTE.findall(text)]
+    names = [name for name, _ in found]
+    return dict(found), tuple(sorted({name for name in names if names.count(name) > 1}))
 
 
 def read_page(text: str) -> tuple[list[Element], list[str]]:
-    """The elements of a page, and what is wrong with how they are nested."""
-    reader = _Reader()
-    reader.feed(text)
-    reader.close()
-    return reader.elements, reader.problems + [f"<{element.tag}> is not closed" for element in reader.open]
+    """The elements of a page, and what is wrong with how it is written and they are nested.
+
+    It reads what the site's templates write, in a third of the time of a reader of whatever browsers accept.
+    """
+    elements: list[Element] = []
+    opened: list[Element] = []
+    problems: list[str] = []
+    pieces: list[str] = []
+    above: tuple[Element, ...] = ()
+    place = 0
+    for token in _TOKEN.finditer(text):
+        if token.start() != place:
+            problems.append(f"no HTML: {text[place : place + 80]!r}")
+        place = token.end()
+        raw, of_raw, inside, close, tag, given, alone, data = token.groups()
+        if data:
+            pieces.append(unescape(data) if "&" in data else data)
+        elif close:
+            if not opened or opened[-1].tag != tag:
+                problems.append(f"</{tag}> closes <{opened[-1].tag if opened else ''}>")
+            else:
+                opened.pop().end = len(pieces)
+                above = tuple(opened)
+        elif raw or tag:
+            attributes, twice = _attributes(of_raw if raw else given)
+            problems += [f"<{raw or tag}> has {name} twice" for name in twice]
+            element = Element(raw or tag, attributes, above, pieces)
+            elements.append(element)
+            if raw:
+                pieces.append(inside)
+                element.end = len(pieces)
+            elif tag not in VOID and not alone:
+                opened.append(element)
+                above = tuple(opened)
+    if place != len(text):
+        problems.append(f"no HTML: {text[place : place + 80]!r}")
+    return elements, problems + [f"<{element.tag}> is not closed" for element in opened]

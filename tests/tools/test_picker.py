@@ -30,7 +30,7 @@ def same(asked: list[Any], answered: list[Any], questions: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_questions_at_random(name: str) -> None:
-    registry = load_registry(name)
+    registry = picking.bundled(name)
     # a release that is a difference asks for what the table that it changes does
     count = 300 if name in WHOLE else 100
     questions = picking.questions(registry, count, seed=17)
@@ -42,7 +42,7 @@ def test_questions_at_random(name: str) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_remedies(name: str) -> None:
-    registry = load_registry(name)
+    registry = picking.bundled(name)
     questions = picking.questions(registry, 25, seed=18)
     expected = [picking.asked(q, registry, remedies=True) for q in questions]
     # what an engine's steps name has no other candidate
@@ -53,7 +53,7 @@ def test_remedies(name: str) -> None:
 @pytest.mark.parametrize("name", ["default", "sglang-0.5.23", "vllm-0.33.0"])
 def test_choices_of_an_overlay(name: str) -> None:
     # beside an engine's steps, and fallbacks to its order
-    rows = list(load_registry(name).backends.values())
+    rows = list(picking.bundled(name).backends.values())
     variant = (
         next(f"{row.name}/{v}" for row in rows for v in row.variant_names) if name != "sglang-0.5.23" else rows[6].name
     )
@@ -84,7 +84,7 @@ OPTIONS: list[tuple[dict[str, Any], tuple[str, ...], int, tuple[str, ...], str |
 @pytest.mark.parametrize("name", bundled_registries(releases=False))
 def test_models(name: str, number: int) -> None:
     given, features, ranks, flags, backend, lengths = OPTIONS[number]
-    registry = load_registry(name)
+    registry = picking.bundled(name)
     if backend not in registry.backends:
         backend = None
     options = {"given": given, "features": features, "ranks": ranks, "extra": {}, "backend": backend}
@@ -158,7 +158,7 @@ def test_a_field_that_changes_a_model_is_left_to_python(default: Registry) -> No
 def test_the_evaluator_has_an_expression_for_all_bundled_data(name: str) -> None:
     from picker.registries import registry_document
 
-    assert registry_document(load_registry(name))["backends"]
+    assert registry_document(picking.bundled(name))["backends"]
 
 
 def test_a_matcher_without_an_expression_is_refused() -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnreg.analysis.value_classes import every_clause
-from attnreg.language.computed import taken_from
-from attnreg.language.matchers import Matcher
 from attnreg.language.vocabulary import Architecture
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
@@ -66,10 +62,8 @@ def table(
 
 
 def _on(site: Site, name: str, request: AttentionRequest, arch: Architecture) -> Answer:
-    """An answer, kept: families ask for much the same, and few rows look at the model's type."""
-    if request.model is not None and not _matters(site, name, request.model):
-        request = dataclasses.replace(request, model=None)
-    key = (name, request, arch.name)
+    """An answer, kept for whatever the registry does not tell apart: families ask for much the same."""
+    key = (name, _classes(site, name, request), _classes_of_arch(site, name, arch))
     kept = site.kept.get(key)
     if kept is None:
         platform = Platform(platform=arch.platform, arch=arch.name)
@@ -78,23 +72,31 @@ def _on(site: Site, name: str, request: AttentionRequest, arch: Architecture) ->
     return kept
 
 
-def _matters(site: Site, name: str, model: str) -> bool:
-    """Whether some condition of a registry tells a model's type from none."""
-    matchers = site.kept.get(("model", name))
-    if matchers is None:
-        matchers = site.kept["model", name] = _about_models(site.bundled[name])
-    return any(matcher.matches(model) != matcher.matches(None) for matcher in matchers)
+def _classes(site: Site, name: str, request: AttentionRequest) -> Hashable:
+    """The same for all requests that a registry answers alike on a plain platform."""
+    kept = site.kept.get(("classes", name, request))
+    if kept is None:
+        of_platform = ("arch", "device", "flags", "packages")
+        asked = [v for v in site.space(name).variables if v.facet not in of_platform]
+        facts = request.facts()
+        classes = tuple(v.signature(v.value_in(facts)) for v in asked)
+        # what is computed with a page, and rows for a kind of attention, are no conditions
+        kept = site.kept["classes", name, request] = (
+            classes,
+            request.block_size,
+            request.attention,
+            request.attn_type,
+        )
+    return kept
 
 
-def _about_models(registry: Registry) -> list[Matcher]:
-    """Whatever a registry tests a model's type with; one that tells every two apart, where a facet may copy it."""
-    written = [value for step in registry.steps for effect in step.effects for value in effect.sets.values()]
-    written += [value for derived in registry.derived.values() for _, value, _ in derived.cases]
-    if any("model" in taken_from(value) for value in written):
-        return [Matcher("given", lambda value: value is not None)]
-    follows = [known.when for row in registry.backends.values() for v in row.variants for known in v.consequences]
-    clauses = [*every_clause(registry), *(clause for when in follows for clause in when.walk())]
-    return [clause.matcher for clause in clauses if clause.facet == "model"]
+def _classes_of_arch(site: Site, name: str, arch: Architecture) -> Hashable:
+    key = ("classes", name, arch.name)
+    if key not in site.kept:
+        space = site.space(name)
+        site.kept[key] = space.variables[space.level["arch", None]].signature((arch.platform, arch.name))
+    kept: Hashable = site.kept[key]
+    return kept
 
 
 def sold_as(archs: Iterable[Architecture]) -> str:

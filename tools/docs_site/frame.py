@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from markdown_it import MarkdownIt
 from markdown_it.common.utils import normalizeReference
 from markupsafe import Markup
 
+from attnreg.analysis.space import Space
 from attnreg.compile.bundled import registry_root
 from attnreg.errors import Location
 from attnreg.loader import bundled_registries
@@ -113,7 +114,11 @@ class Site:
     @cached_property
     def serving(self) -> Mapping[str, Serving]:
         """Where the variants of each registry accept."""
-        return {name: Serving(registry) for name, registry in self.registries.items()}
+        return {name: Serving(registry, self.space(name)) for name, registry in self.registries.items()}
+
+    def space(self, name: str) -> Space:
+        """What a registry tells apart, the conditions of what follows from a choice included; kept for all sites."""
+        return _space(name)
 
     def at(self, where: Location) -> str:
         """The path below the site that shows a line of data."""
@@ -187,6 +192,13 @@ class Site:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
+
+
+@cache
+def _space(name: str) -> Space:
+    registry = bundled(name)
+    variants = [variant for row in registry.backends.values() for variant in row.variants]
+    return Space([registry], [known.when for variant in variants for known in variant.consequences])
 
 
 def _targets(name: str, registry: Registry) -> dict[str, str]:

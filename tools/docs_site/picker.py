@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from docs_registries import bundled
 from markupsafe import Markup
 from picker import runtime
 from picker.models import RANKS, Reading, asks, model_document
 from picker.registries import page_document
 
 from attnreg.compile.bundled import bundled_configs, bundled_overlays
-from attnreg.loader import load_registry
 from docs_site.frame import Asset, Page, Site
 
 # in the order in which each needs those before it
@@ -30,7 +30,7 @@ WITHOUT_SCRIPT = (
 
 def pages(site: Site) -> Iterator[Page | Asset]:
     """The picker, every bundled registry and overlay as a script, and every bundled model for each of them."""
-    registries = {**site.bundled, **{name: load_registry(name) for name in bundled_overlays()}}
+    registries = {**site.bundled, **{name: bundled(name) for name in bundled_overlays()}}
     configs = {name: Reading(str(file)) for name, file in bundled_configs().items()}
     # what a model asks for depends on a registry's words for its KV cache: those that share them share its document
     first: dict[str, str] = {}

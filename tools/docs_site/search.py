@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from html import unescape
 
 _WORD = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 # what a section's words are not taken from, what holds nothing, and what does not part words
 _SKIPPED = {"script", "style", "svg", "nav"}
 _VOID = {"br", "hr", "img", "input", "link", "meta", "wbr"}
+_PIECE = re.compile(r"<(/?)([a-z][a-z0-9]*)([^>]*)>|<!--.*?-->|([^<]+)", re.DOTALL)
+_ID = re.compile(r'\bid="([^"]*)"')
 _WITHIN = {"a", "b", "code", "em", "i", "small", "span", "strong", "wbr"}
 
 
@@ -46,37 +48,34 @@ class _Section:
     text: list[str] = field(default_factory=list)
 
 
-class _Sections(HTMLParser):
+class _Sections:
     """The sections of <main>, cut at headings of the second level; what is before them has no heading."""
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self.sections = [_Section("")]
-        self._in_main = self._in_heading = False
+        self._in_heading = False
         self._skipped: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self._in_main |= tag == "main"
-        if self._skipped or tag in _SKIPPED or "data-unsearched" in given:
-            self._skipped += [tag] if tag not in _VOID else []
+    def feed(self, html: str) -> None:
+        """Read a page of the site: a tag ends at its first >, because templates write &gt; into attributes."""
+        main = html.partition("<main")[2].rpartition("</main>")[0].partition(">")[2]
+        for close, tag, attributes, text in _PIECE.findall(main):
+            if tag:
+                self._tag(tag, attributes, bool(close))
+            elif text and not self._skipped:
+                part = self.sections[-1]
+                (part.heading if self._in_heading else part.text).append(unescape(text))
+
+    def _tag(self, tag: str, attributes: str, closes: bool) -> None:
+        if closes:
+            if self._skipped and tag == self._skipped[-1]:
+                self._skipped.pop()
+            self._in_heading &= tag != "h2"
+        elif self._skipped or tag in _SKIPPED or "data-unsearched" in attributes:
+            self._skipped += [tag] if tag not in _VOID and not attributes.endswith("/") else []
         elif tag == "h2":
-            self.sections.append(_Section(given.get("id") or ""))
+            anchor = _ID.search(attributes)
+            self.sections.append(_Section(anchor[1] if anchor else ""))
             self._in_heading = True
-        self._part(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_main &= tag != "main"
-        if self._skipped and tag == self._skipped[-1]:
-            self._skipped.pop()
-        self._in_heading &= tag != "h2"
-        self._part(tag)
-
-    def _part(self, tag: str) -> None:
         if tag not in _WITHIN:
             self.sections[-1].text.append(" ")
-
-    def handle_data(self, data: str) -> None:
-        if self._in_main and not self._skipped:
-            part = self.sections[-1]
-            (part.heading if self._in_heading else part.text).append(data)

@@ -40,10 +40,11 @@ class Serving:
     """A registry's variants on its architectures, for requests of the order and those that name a backend."""
 
     registry: Registry
+    space: Space
 
     @cached_property
     def _model(self) -> Model:
-        return Model(Space([self.registry]), self.registry)
+        return Model(self.space, self.registry)
 
     @cached_property
     def on(self) -> dict[str, list[Place]]:
@@ -51,7 +52,15 @@ class Serving:
 
         An engine may accept a backend of another platform that a user names, and fail then.
         """
-        return {name: self._places(arch) for name, arch in self.registry.vocabulary.architectures.items()}
+        # architectures that no condition tells apart have the same places
+        alike: dict[int, list[Place]] = {}
+        out = {}
+        for name, arch in self.registry.vocabulary.architectures.items():
+            number = _class_of(self.space, self.space.level["arch", None], (arch.platform, name))
+            if number not in alike:
+                alike[number] = self._places(arch)
+            out[name] = alike[number]
+        return out
 
     def _places(self, arch: Architecture) -> list[Place]:
         model, space = self._model, self._model.space
