@@ -284,8 +284,9 @@ class _Reader:
                 self.nodes += 1
                 if self.nodes > MAX_NODES:
                     self._refuse_size(event)
-                mark, end = event.start_mark, event.end_mark
-                column, line = mark.column, mark.line
+                begin: Any = event.start_mark
+                end: Any = event.end_mark
+                column, line = begin.column, begin.line
                 marks[inner] = (line + 1, column + 1, max(end.column - column, 1) if end.line == line else 1)
                 out[key] = self._scalar(event)
             else:

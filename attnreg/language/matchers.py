@@ -121,8 +121,6 @@ def _overlaps(words: frozenset[str], held: frozenset[str]) -> bool:
     return not words.isdisjoint(held)
 
 
-# a registry asks for the same value in many places
-@lru_cache(maxsize=4096, typed=True)
 # the data names the same few hundred words thousands of times
 @lru_cache(_MEMO_LIMIT, typed=True)
 def equals(value: Any, text: str) -> Matcher:

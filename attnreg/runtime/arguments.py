@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KVCache, LayerParams, SpecError, paged_cache_shape
+from attnreg.runtime.states.memory import overlap_words, reach, share_memory
 from attnreg.runtime.tensors import Alike, Remembered, tensor_problems
 from attnreg.runtime.validation import Places, refuse, validate_batch
 
@@ -81,12 +82,50 @@ MOST_LENGTHS = 256
 
 
 class Accepted:
-    """Calls that fitted, whose tensors have the same facts. flat: heads and elements of some are one dimension."""
+    """Calls that fitted, whose tensors have the same facts. flat: heads and elements of some are one dimension.
 
-    __slots__ = ("flat",)
+    names: of the call's own tensors, which come first. pairs: the places among them of one that is written and of one
+    that is read meanwhile, or written too, each with the bytes that it reaches over. apart: addresses of such tensors
+    that have no memory in common, the last that were seen.
+    """
 
-    def __init__(self, flat: bool) -> None:
-        self.flat = flat
+    __slots__ = ("apart", "flat", "names", "pairs")
+
+    def __init__(self, flat: bool, given: Tensors, tensors: Sequence[Tensor]) -> None:
+        caches = () if given.kv_cache is None else ("kv_cache.key", "kv_cache.value")
+        own = [name for name in ("query", "output", "lse", "key", "value") if getattr(given, name) is not None]
+        self.flat, self.names = flat, (*own, *caches)
+        self.apart: tuple[int, ...] = ()
+        written = {"output", "lse", *(caches if given.write else ())}
+        # without an output, a query is only looked at; a cache's two sides may lie in one another
+        read = {name for name in self.names if name != "query" or given.output is not None} - written
+        among = [(i, name, reach(x)) for i, (name, x) in enumerate(zip(self.names, tensors, strict=False))]
+        self.pairs = tuple(
+            (i, size, j, other_size)
+            for i, name, size in among
+            for j, other, other_size in among
+            if name in written and (other in read or (other in written and i < j and {name, other} != {*caches}))
+        )
+
+    def overlaps(self, tensors: Sequence[Tensor]) -> list[str]:
+        """The problem of each pair of tensors that has memory in common."""
+        places = tuple([x.data_ptr() for x in tensors[: len(self.names)]])
+        if places == self.apart:
+            return []
+        met = [
+            (i, j)
+            for i, size, j, other_size in self.pairs
+            if places[i] < places[j] + other_size and places[j] < places[i] + size
+        ]
+        problems = [
+            overlap_words(self.names[i], self.names[j])
+            for i, j in met
+            # tensors without memory have no address
+            if places[i] and share_memory(tensors[i], tensors[j], may_be_alias=False)
+        ]
+        if not problems:
+            self.apart = places
+        return problems
 
 
 @dataclass(slots=True, eq=False)
@@ -149,8 +188,10 @@ class Fit:
             if accepted is None:
                 accepted = self.accepted.setdefault(kind, Remembered())
             flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
-            known = accepted.put(tensors, Accepted(flat))
+            known = accepted.put(tensors, Accepted(flat, given, tensors))
         fitting = known[1]
+        if problems := fitting.overlaps(tensors):
+            refuse(problems)
         if fitting.flat:
             given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
             _, _, query, output, lse, key, value, kv_cache = given

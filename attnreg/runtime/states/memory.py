@@ -19,20 +19,34 @@ def reach(tensor: Tensor) -> int:
 def share_memory(x: Tensor, y: Tensor, *, may_be_alias: bool) -> bool:
     """Whether an element of x may be memory of an element of y.
 
-    may_be_alias: not where x is y, element by element. Exact for tensors of the same shape, strides and element size,
-    such as two columns of one tensor; for others, whether the ranges of their memory meet.
+    may_be_alias: not where x is y, element by element. Exact for tensors of the same strides and element size, such as
+    two ranges of columns of one tensor; for others, whether the ranges of their memory meet.
     """
     shift = y.data_ptr() - x.data_ptr()
     if shift >= reach(x) or -shift >= reach(y):
         return False
-    alike = x.shape == y.shape and x.stride() == y.stride() and x.itemsize == y.itemsize
-    if may_be_alias and alike and shift == 0 and x.dtype == y.dtype:
+    if may_be_alias and shift == 0 and x.dtype == y.dtype and (x.shape, x.stride()) == (y.shape, y.stride()):
         return False
-    if not alike:
-        return True
-    pairs = zip(x.stride(), x.shape, strict=True)
-    dims = sorted(((stride * x.itemsize, size) for stride, size in pairs if size > 1 and stride), reverse=True)
-    return _meet(shift, dims, x.itemsize)
+    dims = _steps(x, y)
+    return dims is None or _meet(shift, dims, x.itemsize)
+
+
+def _steps(x: Tensor, y: Tensor) -> list[tuple[int, int, int]] | None:
+    """Each dimension's bytes from one index to the next, and the bounds of the difference of an index of x and of y.
+
+    The longest first; None where x and y do not step alike.
+    """
+    if x.ndim != y.ndim or x.itemsize != y.itemsize:
+        return None
+    dims = []
+    for size, stride, other_size, other_stride in zip(x.shape, x.stride(), y.shape, y.stride(), strict=True):
+        # of one element, the stride says nothing
+        step = stride if size > 1 else other_stride
+        if size > 1 and other_size > 1 and stride != other_stride:
+            return None
+        if step and (size > 1 or other_size > 1):
+            dims.append((step * x.itemsize, 1 - other_size, size - 1))
+    return sorted(dims, reverse=True)
 
 
 def overlap_problems(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> Iterator[str]:
@@ -44,17 +58,20 @@ def overlap_problems(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) 
     for one, other in combinations(places, 2):
         (x, begin, end), (y, other_begin, other_end) = places[one], places[other]
         if one in written and begin < other_end and other_begin < end and share_memory(x, y, may_be_alias=False):
-            yield f"{one} overlaps {other} in memory; it is written while that is read, so give it memory of its own"
+            yield overlap_words(one, other)
 
 
-def _meet(shift: int, dims: Sequence[tuple[int, int]], itemsize: int) -> bool:
-    """Whether two elements, their indices in each dimension less than its size apart, are less than one apart."""
+def overlap_words(written: str, other: str) -> str:
+    """The problem of a tensor that is written and has memory in common with another, by their names."""
+    return f"{written} overlaps {other} in memory; it is written while that is read, so give it memory of its own"
+
+
+def _meet(shift: int, dims: Sequence[tuple[int, int, int]], itemsize: int) -> bool:
+    """Whether two elements, their indices in each dimension apart within its bounds, are less than one apart."""
     if not dims:
         return abs(shift) < itemsize
-    stride, size = dims[0]
-    rest = sum(s * (n - 1) for s, n in dims[1:]) + itemsize
-    # the differences of the index from which the other dimensions can make up what is left
-    low, high = -(-(shift - rest) // stride), (shift + rest) // stride
-    return any(
-        _meet(shift - d * stride, dims[1:], itemsize) for d in range(max(low, 1 - size), min(high, size - 1) + 1)
-    )
+    step, least, greatest = dims[0]
+    # what the other dimensions can make up, in both directions
+    down, up = (sum(s * bounds[side] for s, *bounds in dims[1:]) for side in (0, 1))
+    low, high = -(-(shift - up - itemsize + 1) // step), (shift - down + itemsize - 1) // step
+    return any(_meet(shift - d * step, dims[1:], itemsize) for d in range(max(low, least), min(high, greatest) + 1))
