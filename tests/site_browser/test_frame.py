@@ -22,10 +22,24 @@ QUERIES = {
 }
 
 
+# and what is first: the answer to what a reader asks, in attnreg's own words
+FIRST = {
+    "H100 gpt-oss": ("models/gpt-oss-120b.html", "models/gpt-oss-20b.html"),
+    "gfx942 sinks": ("default/architectures/gfx942.html", "default/features/sinks.html"),
+    "fp8_e5m2": ("default/kv_dtypes/fp8_e5m2.html",),
+    "MI300X DeepSeek-V3": ("models/DeepSeek-V3.html",),
+    "gpt_oss": ("families/gpt_oss.html",),
+    "sglang sm90": ("sglang-0.5.23/architectures/sm90.html",),
+    "vllm-0.33.0 sm90": ("vllm-0.33.0/architectures/sm90.html",),
+}
+
+
 def test_search_finds(browser: Browser, site_folder: Path) -> None:
     browser.open(site_folder / "index.html")
     for query, page in QUERIES.items():
         assert page in browser.run("return attnregSearch(arguments[0])", query)[:5], query
+    for query, pages in FIRST.items():
+        assert browser.run("return attnregSearch(arguments[0])", query)[0] in pages, query
     assert browser.run("return attnregSearch('quuxification')") == []
 
 

@@ -7,6 +7,8 @@
   const MOST = 12;
   // pages about one thing before the tables of everything
   const BOOST = { guide: 0.3, list: 0.5, change: 0.5, "model family": 0.8 };
+  // who names a model and a GPU asks for the model on that GPU, and who means an engine names it
+  const [NAMED, OF_ENGINE] = [3, 0.6];
   let loaded = null;
   let data = null;
 
@@ -37,14 +39,24 @@
           combineWith: "AND",
           prefix: true,
           boost: { title: 12, heading: 3 },
-          boostDocument: (id, term, { page }) => BOOST[data.pages[page][2]] || 1,
+          boostDocument: (id, term, { page }) => boost(term, ...data.pages[page]),
         },
       });
-      index.addAll(data.sections.map(([page, anchor, heading, text], id) => (
-        { id, page, anchor, heading, text, title: data.pages[page][1] })));
+      index.addAll(data.sections.map(([page, anchor, heading, text], id) => {
+        const [path, title] = data.pages[page];
+        return { id, page, anchor, heading, text: `${engine(path)} ${text}`, title };
+      }));
       return index;
     });
     return loaded;
+  }
+
+  // vllm-0.33.0, of the pages of its registry
+  const engine = (path) => (/^(?:vllm|sglang)-[^/]+/.exec(path) || [""])[0];
+
+  function boost(term, path, title, kind) {
+    const named = kind === "model" ? parts(title).includes(term) : kind === "model family" && words(title)[0] === term;
+    return (BOOST[kind] || 1) * (named ? NAMED : 1) * (engine(path) ? OF_ENGINE : 1);
   }
 
   // the best section of each page, the best page first
