@@ -228,6 +228,14 @@ def test_keys_keep_their_place(browser: Browser, site_folder: Path) -> None:
     assert browser.run("return document.getElementById('summary').getAttribute('aria-live')") == "polite"
 
 
+def test_print_shows_the_answer_and_no_form(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    browser.printed(True)
+    shown = [browser.page.locator(s).first.is_visible() for s in ("#summary", "#answer .winner", "#question", "button")]
+    browser.printed(False)
+    assert shown == [True, True, False, False]
+
+
 def test_telephone(browser: Browser, site_folder: Path) -> None:
     browser.size(390, 844)
     opened(browser, site_folder, "#registry=vllm-0.33.0&arch=gfx942&model=gemma-3-27b-it")

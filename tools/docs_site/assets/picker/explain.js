@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const { RequestError, evaluate, verdictOn, consequences, makeRequest, expanded, remedy } = attnreg;
+  const { RequestError, evaluate, consequences, makeRequest, expanded, remedy, configurationOf } = attnreg;
   const { requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords } = attnreg;
 
   /** A selection with everything that is said of it; without `remedies`, which take longest, if that is false. */
@@ -64,7 +64,7 @@
       const row = registry.backends[name];
       if (!row.platforms.includes(platform.platform) || !row.attention.includes(request.attention)) continue;
       // a fallback may choose another backend than the one named
-      const verdict = verdictOn(name, request, platform, registry, name);
+      const verdict = configurationOf(selection).verdict(name, name);
       if (verdict?.reasons.length === 0) out.push(name === ofVariant ? verdict.title : name);
     }
     return out;

@@ -13,15 +13,23 @@
   let registry = null;
   let answered = 0;
 
+  // list of the form -> what it offers: to make hundreds of options anew takes longer than an answer
+  const offered = new WeakMap();
+
   function options(select, groups, value) {
-    select.replaceChildren();
-    for (const [name, items] of groups) {
-      const made = items.map(([key, text]) => element("option", { value: key }, text));
-      if (name) select.append(element("optgroup", { label: name }, ...made));
-      else select.append(...made);
+    const offers = JSON.stringify(groups);
+    if (offered.get(select) !== offers) {
+      offered.set(select, offers);
+      select.replaceChildren();
+      for (const [name, items] of groups) {
+        const made = items.map(([key, text]) => element("option", { value: key }, text));
+        if (name) select.append(element("optgroup", { label: name }, ...made));
+        else select.append(...made);
+      }
     }
+    select.querySelector("[data-stranger]")?.remove();
     if (![...select.options].some((option) => option.value === value)) {
-      select.append(element("option", { value }, `${value} (not in the data)`));
+      select.append(element("option", { value, "data-stranger": "" }, `${value} (not in the data)`));
     }
     select.value = value;
   }

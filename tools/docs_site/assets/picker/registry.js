@@ -55,25 +55,38 @@
     return OPERATIONS[operation](...operands);
   }
 
-  /** Facet -> value at one question, null where none is given; a derived facet is worked out when it is first read. */
+  /**
+   * Facet -> value at one question, null where none is given; a derived facet is worked out when it is first read.
+   *
+   * `values` are in the registry's own order of facets. `base` is the point that this one was made of by changes, `touched`
+   * the facets in which they differ: what reads none of them answers here as it does there.
+   */
   class Point {
-    constructor(registry, values) {
+    constructor(registry, values, base = null, touched = []) {
       this.registry = registry;
       this.values = values;
+      this.base = base ?? this;
+      this.touched = touched;
+      // number of a condition -> whether it holds, at a base
+      this.known = [];
     }
 
     get(facet) {
-      if (!this.values.has(facet)) {
-        const derived = this.registry.derived[facet];
-        this.values.set(facet, derived ? this.registry.derivedValue(derived, this) : null);
-      }
-      return this.values.get(facet);
+      const place = this.registry.placeOf(facet);
+      const value = this.values[place];
+      if (value !== undefined) return value;
+      const derived = this.registry.derived[facet];
+      return (this.values[place] = derived === undefined ? null : this.registry.derivedValue(derived, this));
+    }
+
+    has(facet) {
+      return this.values[this.registry.placeOf(facet)] !== undefined;
     }
 
     /** The point for a backend that a user named; this point where the registry asks for no such thing. */
     byName(name) {
       const { facets } = this.registry;
-      if (!this.values.has("asked") && !("named" in facets)) return this;
+      if (!this.has("asked") && !("named" in facets)) return this;
       const named = { asked: "by_name", named: name.split("/")[0] };
       return this.changed(Object.fromEntries(Object.entries(named).filter(([facet]) => facet in facets)));
     }
@@ -81,21 +94,50 @@
     /** The point for a backend that an order tries. */
     automatic() {
       const automatic = { asked: "automatic", named: null };
-      return this.changed(Object.fromEntries(Object.entries(automatic).filter(([facet]) => this.values.has(facet))));
+      return this.changed(Object.fromEntries(Object.entries(automatic).filter(([facet]) => this.has(facet))));
     }
 
     /** The point with other values; derived facets are worked out anew. */
     changed(facts) {
-      const values = new Map();
-      const { derived } = this.registry;
-      for (const [facet, value] of this.values) if (!(facet in derived)) values.set(facet, value);
-      for (const facet of Object.keys(facts)) values.set(facet, facts[facet]);
-      return new Point(this.registry, values);
+      const { registry, base } = this;
+      const [values, touched] = [this.values.slice(), new Set(this.touched)];
+      for (const place of registry.derivedPlaces) values[place] = undefined;
+      for (const facet of Object.keys(facts)) {
+        values[registry.placeOf(facet)] = facts[facet];
+        if (facts[facet] === base.get(facet)) touched.delete(facet);
+        else touched.add(facet);
+      }
+      return new Point(registry, values, base, [...touched]);
     }
   }
 
-  /** Whether a condition holds at a point. */
+  /** Whether a condition holds at a point; asked once of all points that agree in what it reads. */
   function holds(condition, point) {
+    const { base, touched } = point;
+    if (touched.length > 0) {
+      const reads = readsOf(condition, point.registry);
+      for (const facet of touched) if (reads.has(facet)) return tested(condition, point);
+    }
+    return (base.known[condition.number] ??= tested(condition, base));
+  }
+
+  /** The facets that decide a condition, those behind derived ones too. */
+  function readsOf(condition, registry) {
+    if (condition.reads !== null) return condition.reads;
+    const reads = (condition.reads = new Set());
+    const add = (facet) => {
+      if (reads.has(facet)) return;
+      reads.add(facet);
+      for (const { when, value } of registry.derived[facet]?.cases ?? []) {
+        for (const behind of readsOf(when, registry)) add(behind);
+        if (value !== null && typeof value === "object") add(value.from);
+      }
+    };
+    for (const clause of clausesOf(condition)) add(clause.facet);
+    return reads;
+  }
+
+  function tested(condition, point) {
     return (
       condition.clauses.every((clause) => clause.matcher.test(point.get(clause.facet))) &&
       condition.any.every((group) => group.of.some((part) => holds(part, point))) &&
@@ -161,6 +203,8 @@
       const when = (index) => this.conditions[index];
       for (const c of conditions) {
         this.conditions.push({
+          number: this.conditions.length,
+          reads: null,
           clauses: (c.clauses ?? []).map((i) => clause[i]),
           any: (c.any ?? []).map((g) => ({ ...g, of: g.of.map(when), where: at(g.where) })),
           none: (c.none ?? []).map((p) => ({ ...p, of: when(p.of), where: at(p.where) })),
@@ -187,6 +231,8 @@
         cases: d.cases.map(([c, value, where]) => ({ when: when(c), value, where: at(where) })),
         where: at(d.where),
       }));
+      this.facetPlaces = new Map();
+      this.derivedPlaces = Object.keys(this.derived).map((name) => this.placeOf(name));
       this.orders = mapped(document.orders, (orders) =>
         orders.map((o) => ({
           ...placed(o),
@@ -204,6 +250,13 @@
         where: at(row.where),
         variants: row.variants.map(variant),
       }));
+    }
+
+    /** Where points keep the value of a facet. */
+    placeOf(facet) {
+      let place = this.facetPlaces.get(facet);
+      if (place === undefined) this.facetPlaces.set(facet, (place = this.facetPlaces.size));
+      return place;
     }
 
     tables(document) {
@@ -262,7 +315,9 @@
         throw new RequestError(`arch is ${platform.arch}, which belongs to platform ${owner}, not ${platform.platform}`);
       }
       if ("asked" in this.facets) values.set("asked", "automatic");
-      return new Point(this, values);
+      const placed = [];
+      for (const [name, value] of values) placed[this.placeOf(name)] = value;
+      return new Point(this, placed);
     }
 
     extra(name, value) {

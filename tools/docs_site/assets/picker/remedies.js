@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const { RequestError, verdictOn, makeRequest, makePlatform, clausesOf } = attnreg;
+  const { RequestError, judgedAt, verdictOn, makeRequest, makePlatform, clausesOf } = attnreg;
   const MOST_CHANGES = 5;
   const NO_CHANGE_HELPS = ["denied", "status", "module", "emulated"];
 
@@ -63,10 +63,62 @@
     return { text: out.join(", "), changes, by_name: byName, of_model: ofModel };
   }
 
+  /** A request and a platform, and what is selected for them; the searches of all candidates of a selection share it. */
+  class Configuration {
+    constructor(registry, request, platform, point) {
+      Object.assign(this, { registry, request, platform, point, judged: new Map(), following: new Map() });
+    }
+
+    /** The verdict on a backend, null where it is no candidate. backend: the one that is asked for by name. */
+    verdict(name, backend) {
+      if (!this.judged.has(backend)) {
+        const { point, request, platform, registry } = this;
+        this.judged.set(backend, unlessInvalid(() => judgedAt(point, request, platform, registry, backend)));
+      }
+      const judged = this.judged.get(backend);
+      return judged === null ? null : verdictOn(name, judged);
+    }
+
+    /** The configuration after a change; null where there is no such question. */
+    after(change) {
+      const key = `${change.facet} ${change.drop} ${typeof change.value} ${change.value}`;
+      if (!this.following.has(key)) this.following.set(key, unlessInvalid(() => this.changed(change)));
+      return this.following.get(key);
+    }
+
+    changed(change) {
+      const { registry } = this;
+      const [request, platform] = applied(change, registry, this.request, this.platform);
+      const facts = {};
+      for (const { name } of registry.requested) if (request[name] !== this.request[name]) facts[name] = request[name];
+      for (const name of ["platform", "arch", "packages"]) {
+        if (platform[name] !== this.platform[name]) facts[name] = platform[name];
+      }
+      if (change.facet === "features") facts.features = new Set(request.features);
+      else delete facts.features;
+      if (change.facet === "flags") facts.flags = new Set(platform.flags);
+      if (change.facet in request.extra) facts[change.facet] = registry.extra(change.facet, request.extra[change.facet]);
+      if ("device" in registry.facets) facts.device = platform.device ?? null;
+      return new Configuration(registry, request, platform, this.point.changed(facts));
+    }
+  }
+
+  const configurations = new WeakMap();
+
+  /** The configuration that a selection is about. */
+  function configurationOf(selection) {
+    if (!configurations.has(selection)) {
+      const { registry, request, platform } = selection;
+      configurations.set(selection, new Configuration(registry, request, platform, registry.point(request, platform)));
+    }
+    return configurations.get(selection);
+  }
+
   /** One configuration of a search for changes after which one backend is chosen. */
   class Attempt {
-    constructor(search, request, platform, changed) {
-      Object.assign(this, { search, request, platform, changed, verdict: undefined, text: undefined });
+    constructor(search, at, changed) {
+      const { request, platform } = at;
+      Object.assign(this, { search, at, request, platform, changed, verdict: undefined, text: undefined });
     }
 
     /** What attempts at the same configuration share. A deeper search comes here again. */
@@ -81,16 +133,16 @@
     }
 
     judged() {
-      const { registry, name, backend } = this.search;
-      return unlessInvalid(() => verdictOn(name, this.request, this.platform, registry, backend));
+      const { name, backend } = this.search;
+      return this.at.verdict(name, backend);
     }
 
     after(change) {
       const { registry } = this.search;
-      const after = unlessInvalid(() => applied(change, registry, this.request, this.platform));
+      const after = this.at.after(change);
       if (after === null) return null;
       const changed = registry.core[change.facet]?.isSet ? this.changed : new Set([...this.changed, change.facet]);
-      return new Attempt(this.search, ...after, changed);
+      return new Attempt(this.search, after, changed);
     }
   }
 
@@ -208,13 +260,13 @@
 
   /** The fewest changes after which a candidate is chosen; null where more are needed, or the backend is chosen. */
   function remedy(selection, candidate) {
-    const { registry, request, platform, requested } = selection;
+    const { registry, requested } = selection;
     if (selection.chosen?.name === candidate.name) return null;
     // an order may name one variant of a backend
     const entry = selection.order?.entries.find((e) => e.where.text === candidate.where.text);
     const name = entry?.backend ?? candidate.name;
     for (const backend of requested !== null ? [requested] : [null, name]) {
-      const start = new Attempt({ name, backend, registry, steps: new Map() }, request, platform, new Set());
+      const start = new Attempt({ name, backend, registry, steps: new Map() }, configurationOf(selection), new Set());
       for (let limit = 0; limit <= MOST_CHANGES; limit++) {
         const changes = find(start, limit);
         if (changes !== null) {
@@ -227,7 +279,7 @@
   }
 
   function isChosen(start, backend, changes) {
-    let attempt = new Attempt({ ...start.search, backend }, start.request, start.platform, start.changed);
+    let attempt = new Attempt({ ...start.search, backend }, start.at, start.changed);
     for (const change of changes) {
       attempt = attempt.after(change);
       if (attempt === null) return false;
@@ -235,5 +287,5 @@
     return attempt.candidate()?.reasons.length === 0;
   }
 
-  attnreg.remedy = remedy;
+  Object.assign(attnreg, { remedy, configurationOf });
 })((globalThis.attnreg ??= {}));

@@ -356,8 +356,8 @@
   };
 
   /** What decides a selection: the points, the order, the choices that apply, and what the engine did before. */
-  function planOf(request, platform, registry, backend) {
-    let point = registry.point(request, platform);
+  function planOf(request, platform, registry, backend, at = registry.point(request, platform)) {
+    let point = at;
     const choices = registry.choices.filter((c) => holds(c.when, point));
     // a later overlay overrides an earlier one, and an argument overrides both
     const choice = backend === null ? choices.findLast((c) => c.strength !== "deny") ?? null : null;
@@ -462,18 +462,24 @@
     return { request, platform, registry, order, candidates, chosen, requested, choice, start, point, warnings };
   }
 
+  /** The candidates of a question at the point that is given, after an engine's fallback. */
+  function judgedAt(point, request, platform, registry, backend) {
+    const plan = planOf(request, platform, registry, backend, point);
+    const judged = new Candidates(plan);
+    return fallbackFor(plan, judged) === undefined ? judged : new Candidates(automatic(plan));
+  }
+
   /**
    * What a selection says of one backend or variant: the candidate where it is chosen, else the first with a reason
    * against it; null where there is neither. The others are judged only where it is valid.
    */
-  function verdictOn(name, request, platform, registry, backend = null) {
-    const plan = planOf(request, platform, registry, backend);
-    let judged = new Candidates(plan);
-    if (fallbackFor(plan, judged) !== undefined) judged = new Candidates(automatic(plan));
+  function verdictOn(name, judged) {
     const [row] = name.split("/");
-    const places = judged.entries.flatMap((entry, i) => (entry[0].name === row ? [i] : []));
     const named = (candidate) => candidate.name === name || candidate.title === name;
-    const own = places.filter((i) => named(judged.at(i)));
+    const own = [];
+    for (let i = 0; i < judged.entries.length; i++) {
+      if (judged.entries[i][0].name === row && named(judged.at(i))) own.push(i);
+    }
     if (own.some((i) => judged.at(i).reasons.length === 0) && named(judged.chosen)) return judged.chosen;
     return own.map((i) => judged.verdict(i)).find((c) => c.reasons.length > 0) ?? null;
   }
@@ -503,5 +509,5 @@
     return following(row.variants.find((v) => v.name === selection.chosen.variant), selection.point);
   }
 
-  Object.assign(attnreg, { evaluate, verdictOn, consequences, readable });
+  Object.assign(attnreg, { evaluate, judgedAt, verdictOn, consequences, readable });
 })((globalThis.attnreg ??= {}));
