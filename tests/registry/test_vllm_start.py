@@ -127,7 +127,7 @@ def test_the_code_of_a_model_names_a_backend(request_: dict[str, Any], arch: str
     assert named.requested is not None
 
 
-def test_latents_that_the_engine_expands_are_said_to_be_counted_as_latents(
+def test_latents_that_the_engine_expands_are_counted_as_it_stores_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heads = {"num_attention_heads": 40, "num_key_value_heads": 40}
@@ -137,7 +137,11 @@ def test_latents_that_the_engine_expands_are_said_to_be_counted_as_latents(
     assert main(["explain", "--registry", "vllm-0.33.0", "--arch", "sm90", "--model", str(tmp_path), "--brief"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "FLASH_ATTN/FA3-4 for all 62 layers" in said
-    assert "counted for attention mla; the engine computes mha, and stores the keys and values of every head" in said
+    assert "counted for attention mla" not in said
+    assert main(["explain", "--registry", "vllm-0.33.0", "--arch", "sm90", "--model", str(tmp_path), "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["kv_cache"]
+    # keys and values of 96 columns, in bfloat16
+    assert memory["bytes_per_token"] == 62 * 40 * 2 * 96 * 2
 
 
 @pytest.mark.parametrize(("ranks", "heads"), [(1, 16), (2, 32), (4, 64), (8, 128), (3, 48)])

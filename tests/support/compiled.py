@@ -63,8 +63,10 @@ class Kernel:
         from triton.compiler.compiler import make_backend
 
         backend: BaseBackend = make_backend(self.gpu)
-        options = backend.parse_options(dict(self.options) | self.source.parse_options())
-        parts = (self.source.hash(), backend.hash(), options.hash())
+        options = vars(backend.parse_options(dict(self.options) | self.source.parse_options()))
+        # wherever Triton is installed
+        libraries = [(name, Path(path).name) for name, path in options["extern_libs"]]
+        parts = (self.source.hash(), backend.hash(), str(sorted({**options, "extern_libs": libraries}.items())))
         return hashlib.sha256("-".join(parts).encode()).hexdigest()[:32]
 
     @cached_property

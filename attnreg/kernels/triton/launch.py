@@ -126,7 +126,7 @@ class Variant:
         if names != list(constants):
             raise TypeError(f"{self.function.__name__} takes {', '.join(names)}; given {', '.join(constants)}")
         if not isinstance(self.function, triton.JITFunction):
-            from attnreg.kernels.triton.interpreter import interpret  # numpy, which a GPU's launches do not need
+            from attnreg.kernels.interpreter.interpret import interpret  # numpy, which a GPU's launches do not need
 
             interpret(self.function, grid, values, tuple(constants.values()))
             return

@@ -1,0 +1,1 @@
+"""Kernels in Triton's interpreter, on a processor: what verification without a GPU runs."""
