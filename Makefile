@@ -48,6 +48,7 @@ test-vllm: .venv-vllm/ready .cache/vllm-$(VLLM)/ready  ## the plugin inside vLLM
 
 record-vllm: .venv-vllm/record .cache/vllm-$(VLLM)/ready  ## record anew how vLLM starts whole models, and compare; TREE=... for a working tree of vLLM
 	.venv-vllm/bin/python tools/record/vllm_config.py --tree $(or $(TREE),.cache/vllm-$(VLLM)) --check tests/data/vllm/start-$(VLLM).jsonl.gz
+	$(if $(TREE),,.venv-vllm/bin/python tools/record/vllm_config.py --tree .cache/vllm-$(VLLM) --check tests/data/vllm/start-drafts-$(VLLM).jsonl.gz)
 
 record-compiled: .venv/dev  ## record anew what compilers make of the kernels: after a change of one
 	PYTHONPATH=.:tests $(BIN)/python -m support.record_compiled

@@ -39,6 +39,7 @@ def explain(
     attnreg explain --platform rocm --model gpt-oss-120b/config.json
     attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
     """
+    from attnreg.engines.recipes import drafts_choose
     from attnreg.explain import explain as explain_all
     from attnreg.explain import render
 
@@ -55,6 +56,7 @@ def explain(
         inputs.registry,
         backend=backend_inputs.backend,
         draft_backend=backend_inputs.draft_backend,
+        drafts_choose=bool(request_inputs.draft and backend_inputs.backend) and drafts_choose(inputs.registry),
         title=inputs.title,
         notes=inputs.notes,
         memory=inputs.memory,

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from attnreg.compile.bundled import bundled_registries, release_name
-from attnreg.engines.recipes import Recipe, RecipeError, known_engines
+from attnreg.engines.recipes import Recipe, RecipeError, known_engines, version_parts
 from attnreg.errors import Location, Problem, RequestError, did_you_mean
 from attnreg.language.vocabulary import Facet
 from attnreg.loader import load_registry
@@ -40,7 +40,7 @@ def _problems(recipe: Recipe, release: str | None) -> Iterator[Problem]:
     for variable, where in recipe.variables:
         gone = about["variables"].get(variable)
         since = gone and (gone.get("removed") or gone["removed_by"])
-        if since and _parts(since) <= _parts(version):
+        if since and version_parts(since) <= version_parts(version):
             how = f"in {since}" if "removed" in gone else f"by {since}"
             message = f"{variable} was removed {how} and is ignored by {recipe.engine} {version}"
             yield Problem(where, message, f"use {gone['use']}" if gone.get("use") else "remove it")
@@ -188,7 +188,3 @@ def _refusals(selection: Selection) -> list[str]:
     if selection.backend is None:
         return [text for candidate in selection.candidates[:1] for text, _ in verdict_words(candidate)]
     return [follows.text for follows in selection.consequences if follows.kind == "fails"]
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))

@@ -16,6 +16,7 @@ from attnreg.compile.bundled import bundled_registries, help_for_registry, regis
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
 from attnreg.files import read_text
+from attnreg.registry import Registry
 
 KEYS = {
     "engine": "vllm or sglang; by default that of the command",
@@ -68,6 +69,20 @@ def known_engines() -> dict[str, dict[str, Any]]:
     """Engine -> what is known of its commands, options and variables."""
     data: dict[str, dict[str, Any]] = Document.load(registry_root() / "launch.yaml", "registry/launch.yaml").data
     return data
+
+
+def drafts_choose(registry: Registry) -> bool:
+    """Whether the engine of a registry gives its drafts no backend that is named for the model alone."""
+    for engine, about in known_engines().items():
+        since, source = about.get("drafts_choose_from"), registry.sources.get(engine)
+        if since is not None and source is not None and registry.steps:
+            return version_parts(source.version) >= version_parts(since)
+    return False
+
+
+def version_parts(version: str) -> tuple[int, ...]:
+    """A release's numbers, which compare as releases do."""
+    return tuple(map(int, version.split(".")))
 
 
 def _of_document(document: Document) -> Recipe:

@@ -125,6 +125,7 @@ def explain(
     *,
     backend: str | None = None,
     draft_backend: str | None = None,
+    drafts_choose: bool = False,
     title: str = "",
     notes: Iterable[str] = (),
     memory: Memory | None = None,
@@ -132,13 +133,15 @@ def explain(
     """The explanation of every question on every platform; platforms that agree share a verdict.
 
     ``backend`` is the name that is asked for, ``draft_backend`` that for layers of the draft role, if it is another.
+    With ``drafts_choose`` those are asked for no backend unless it is named for them.
     Raises `attnreg.RequestError` for words that the registry does not have. A request without a backend
     is an answer and raises nothing.
     """
     questions, answers = tuple(questions), []
 
     def ask(request: AttentionRequest, platform: Platform) -> Selection:
-        named = draft_backend if draft_backend is not None and request.role == "draft" else backend
+        of_draft = request.role == "draft" and (draft_backend is not None or drafts_choose)
+        named = draft_backend if of_draft else backend
         return evaluate(request, platform, registry, named)
 
     for question in questions:

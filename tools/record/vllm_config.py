@@ -37,12 +37,13 @@ import vllm_machine
 
 # what a row may ask beside its machine and its model: an argument of vLLM's, under its own name
 ARGUMENTS = ("dtype", "kv_cache_dtype", "block_size", "attention_backend", "attention_config", "runner",
-             "speculative_config", "max_model_len", "hf_overrides")  # fmt: skip
+             "speculative_config", "tensor_parallel_size", "max_model_len", "hf_overrides")  # fmt: skip
 STUBBED = (
     *vllm_machine.STUBBED,
     "the checkpoint, of which there is a config.json only; no tokenizer, no processor",
     "memory: the model is built on torch's meta device",
     "the process in which vLLM inspects a model's class: this one",
+    "the other ranks, and what passes between them",
 )
 # what an error says that comes of the simulation, and not of vLLM
 _SIMULATION = re.compile(
@@ -86,13 +87,17 @@ class Recorder:
         )  # fmt: skip
         cuda.get_device_capability = lambda *a: (major, minor)
         cuda.current_device = lambda: 0
+        platform = vllm_machine.current()
+        platform.device_count = lambda: 64
+        base = "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
+        platform.get_device_communicator_cls = lambda: base
         # streams and events are made, and never used
         for name in ("Stream", "Event"):
             setattr(cuda, name, type(name, (), {"__init__": lambda self, *a, **k: None}))
         torch.accelerator.current_device_index = lambda: 0
         registry._run_in_subprocess = lambda run: run()
         self.selector = selector
-        self.ready = False
+        self.ranks = 0
 
     def row(self, given: dict[str, Any], model: Path, draft: Path | None) -> dict[str, Any]:
         """What vLLM did with one row."""
@@ -156,9 +161,11 @@ class Recorder:
 
         self.selector._cached_get_attn_backend.cache_clear()
         with set_current_vllm_config(config):
-            self.join()
+            self.ranks = vllm_machine.join(config.parallel_config.world_size, self.ranks)
             with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), _on_meta():
                 model = initialize_model(vllm_config=config)
+                targets = set(config.compilation_config.static_forward_context)
+                vllm_machine.build_draft(config)
         from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 
         static = dict(config.compilation_config.static_forward_context)
@@ -171,6 +178,8 @@ class Recorder:
             if not isinstance(backend := getattr(layer, "attn_backend", None), type | enum.Enum):
                 continue
             said = _layer(layer, backend)
+            if name in static and name not in targets:
+                said["draft"] = True
             kind = _INDEX.sub("*", f".{name}.")[1:-1]
             group = groups.setdefault(f"{kind} {json.dumps(said, sort_keys=True)}", {"name": kind, "layers": []} | said)
             group["layers"].extend(int(i) for i in _INDEX.findall(f".{name}.")[:1])
@@ -189,23 +198,6 @@ class Recorder:
         with set_current_vllm_config(config):
             vllm_machine.current().update_block_size_for_backend(config)
         out["block_size"] = config.cache_config.block_size
-
-    def join(self) -> None:
-        """Be the one rank of every group that this model has."""
-        import torch
-        from vllm.distributed import (
-            destroy_model_parallel,
-            ensure_model_parallel_initialized,
-            init_distributed_environment,
-        )
-        from vllm.v1.worker.workspace import init_workspace_manager
-
-        if not self.ready:
-            init_distributed_environment(1, 0, f"tcp://127.0.0.1:{20000 + os.getpid() % 20000}", 0, "gloo")
-            init_workspace_manager(torch.device("meta"))
-            self.ready = True
-        destroy_model_parallel()
-        ensure_model_parallel_initialized(1, 1)
 
 
 def _layer(module: Any, backend: Any) -> dict[str, Any]:

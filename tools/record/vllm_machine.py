@@ -261,3 +261,64 @@ def current() -> Any:
     from vllm.platforms import current_platform
 
     return current_platform
+
+
+def join(ranks: int, joined: int) -> int:
+    """Be the first rank of every group that this model has; the others are simulated.
+
+    joined: how many ranks the last model had, 0 before the first; those of this one are returned.
+    """
+    import torch
+
+    # it registers the backend `fake`
+    import torch.testing._internal.distributed.fake_pg
+    from vllm.distributed import (
+        destroy_distributed_environment,
+        destroy_model_parallel,
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+    )
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    dist: Any = importlib.import_module("torch.distributed")
+    make = dist.new_group
+    with (
+        mock.patch.object(dist, "new_group", lambda *a, **k: make(*a, **(k | {"backend": "fake"}))),
+        # it waits for the other ranks
+        mock.patch.object(MessageQueue, "create_from_process_group"),
+    ):
+        if joined:
+            destroy_model_parallel()
+        else:
+            init_workspace_manager(torch.device("meta"))
+        if ranks != joined:
+            if joined:
+                destroy_distributed_environment()
+            dist.init_process_group("fake", rank=0, world_size=ranks, store=dist.HashStore())
+            init_distributed_environment(ranks, 0, "env://", 0, "fake")
+        ensure_model_parallel_initialized(ranks, 1, backend="fake")
+    return ranks
+
+
+def build_draft(config: Any) -> None:
+    """Build the model that drafts, as the class of vLLM that runs it does."""
+    speculative = config.speculative_config
+    if speculative is None or speculative.draft_model_config is None:
+        return
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.models.qwen3_dflash import dflash_has_any_non_causal
+    from vllm.v1.spec_decode.dflash import DFlashProposer
+    from vllm.v1.spec_decode.draft_model import DraftModelProposer
+    from vllm.v1.spec_decode.eagle import EagleProposer
+
+    by_model = {"draft_model": DraftModelProposer, "dflash": DFlashProposer}
+    proposer: Any = object.__new__(by_model.get(speculative.method, EagleProposer))
+    proposer.speculative_config, proposer.vllm_config = speculative, config
+    hf_config = speculative.draft_model_config.hf_config
+    proposer.dflash_causal = speculative.method != "dflash" or not dflash_has_any_non_causal(hf_config)
+    drafting = proposer._create_draft_vllm_config()
+    prefix = "draft_model" if speculative.method == "draft_model" else ""
+    with set_current_vllm_config(drafting):
+        initialize_model(vllm_config=drafting, model_config=speculative.draft_model_config, prefix=prefix)
