@@ -137,7 +137,7 @@ clean:  ## remove the environments and caches
 	$(PIP) --editable '.[site-test]'
 	touch $@
 
-.venv/dist: .venv/dev
+.venv/dist: .venv/core
 	$(PIP) --editable '.[dist]'
 	touch $@
 
