@@ -303,6 +303,16 @@ def test_a_config_that_is_no_model(
 
 
 @needs_python
+@pytest.mark.parametrize(("start", "end"), [('{"a":', "}"), ("[", "]")])
+def test_a_file_that_is_nested_too_deeply(browser: Browser, site_folder: Path, start: str, end: str) -> None:
+    opened(browser, site_folder, MODEL)
+    for name in ("deep.json", "deep.yaml"):
+        drop(browser, name, f"{start * 3000}1{end * 3000}")
+        told = browser.run("return document.querySelector('#answer .error').textContent")
+        assert told == f"{name} is nested too deeply to be read"
+
+
+@needs_python
 def test_a_dropped_config_drafts(browser: Browser, site_folder: Path) -> None:
     opened(browser, site_folder, "#registry=default&arch=sm90&model=Qwen3-8B")
     drop(browser, "mine.json", bundled_configs()["Qwen3-8B-DFlash-b16"].read_text(encoding="utf-8"))
