@@ -81,21 +81,24 @@ class Tensors(NamedTuple):
 MOST_LENGTHS = 256
 
 
+_address = Tensor.data_ptr
+
+
 class Accepted:
     """Calls that fitted, whose tensors have the same facts. flat: heads and elements of some are one dimension.
 
-    names: of the call's own tensors, which come first. pairs: the places among them of one that is written and of one
-    that is read meanwhile, or written too, each with the bytes that it reaches over. apart: addresses of such tensors
-    that have no memory in common, the last that were seen.
+    names: of the call's own tensors, which come first, ``count`` of them. pairs: the places among them of one that is
+    written and of one that is read meanwhile, or written too, each with the bytes that it reaches over. apart:
+    addresses of such tensors that have no memory in common, the last that were seen.
     """
 
-    __slots__ = ("apart", "flat", "names", "pairs")
+    __slots__ = ("apart", "count", "flat", "names", "pairs")
 
     def __init__(self, flat: bool, given: Tensors, tensors: Sequence[Tensor]) -> None:
         caches = () if given.kv_cache is None else ("kv_cache.key", "kv_cache.value")
         own = [name for name in ("query", "output", "lse", "key", "value") if getattr(given, name) is not None]
         self.flat, self.names = flat, (*own, *caches)
-        self.apart: tuple[int, ...] = ()
+        self.count, self.apart = len(self.names), tuple[int, ...]()
         written = {"output", "lse", *(caches if given.write else ())}
         # without an output, a query is only looked at; a cache's two sides may lie in one another
         read = {name for name in self.names if name != "query" or given.output is not None} - written
@@ -107,25 +110,19 @@ class Accepted:
             if name in written and (other in read or (other in written and i < j and {name, other} != {*caches}))
         )
 
-    def overlaps(self, tensors: Sequence[Tensor]) -> list[str]:
-        """The problem of each pair of tensors that has memory in common."""
-        places = tuple([x.data_ptr() for x in tensors[: len(self.names)]])
-        if places == self.apart:
-            return []
+    def overlaps(self, tensors: Sequence[Tensor], places: tuple[int, ...]) -> list[str]:
+        """The problem of each pair of tensors, which begin at these addresses, that has memory in common."""
         met = [
             (i, j)
             for i, size, j, other_size in self.pairs
             if places[i] < places[j] + other_size and places[j] < places[i] + size
         ]
-        problems = [
+        return [
             overlap_words(self.names[i], self.names[j])
             for i, j in met
             # tensors without memory have no address
             if places[i] and share_memory(tensors[i], tensors[j], may_be_alias=False)
         ]
-        if not problems:
-            self.apart = places
-        return problems
 
 
 @dataclass(slots=True, eq=False)
@@ -190,8 +187,10 @@ class Fit:
             flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
             known = accepted.put(tensors, Accepted(flat, given, tensors))
         fitting = known[1]
-        if problems := fitting.overlaps(tensors):
-            refuse(problems)
+        places = tuple(map(_address, tensors[: fitting.count]))
+        if places != fitting.apart:
+            refuse(fitting.overlaps(tensors, places))
+            fitting.apart = places
         if fitting.flat:
             given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
             _, _, query, output, lse, key, value, kv_cache = given
