@@ -77,3 +77,15 @@ def test_the_rows_have_drafts_of_each_kind_and_ranks() -> None:
     assert methods == {None, "eagle", "eagle3", "draft_model", "mtp", "dflash"}
     assert {row["in"].get("tensor_parallel_size", 1) for row in ROWS} > {1, 2, 8, 16}
     assert len(ROWS) > 30
+
+
+@pytest.mark.parametrize(("scheme", "refused"), [({}, False), ({"type": "int"}, True), ({"num_bits": 4}, True)])
+def test_a_scheme_that_vllm_does_not_read_is_refused(scheme: dict[str, Any], refused: bool, tmp_path: Path) -> None:
+    # vLLM raises when it builds the layers, asked on 2026-11-23 by the recorder
+    scheme = {"num_bits": 8, "type": "float", "dynamic": False, **scheme}
+    quantization = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    config = {"model_type": "llama", "num_hidden_layers": 2, "quantization_config": quantization}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = model_questions(str(tmp_path), ModelOptions(), REGISTRY)
+    answer = explain(asked.questions, [attnreg.Platform(platform="cuda", arch="sm90")], REGISTRY)
+    assert answer.found != refused
