@@ -387,6 +387,14 @@ def test_compare(
     assert browser.run("return document.getElementById('summary').textContent").startswith("Something changes: ")
 
 
+def test_an_overlay_that_is_nested_too_deeply_is_not_compared(browser: Browser, site_folder: Path) -> None:
+    browser.open(site_folder / "compare.html", "#before=default&after=vllm-0.33.0&where=sm90")
+    browser.run("attnreg.compare.take([new File([arguments[0]], 'deep.yaml')])", f"{'[' * 3000}1{']' * 3000}")
+    browser.wait("return document.body.dataset.answered")
+    said = browser.run("return document.getElementById('summary').textContent")
+    assert said == "deep.yaml is nested too deeply to be read"
+
+
 def test_without_webassembly_the_picker_answers_and_says_what_it_cannot(browser: Browser, site_folder: Path) -> None:
     opened(browser, site_folder, MODEL)
     browser.run("delete globalThis.WebAssembly")

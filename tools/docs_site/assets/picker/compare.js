@@ -12,6 +12,12 @@
     field("difference").hidden = text === "";
   }
 
+  /** Show an answer, and count it. */
+  function answered(text, status) {
+    show(text, status);
+    document.body.dataset.answered = String(Number(document.body.dataset.answered ?? 0) + 1);
+  }
+
   /** The words of the command. */
   function command() {
     const after = overlay === null ? field("after").value : overlay.name;
@@ -30,15 +36,19 @@
       if (overlay !== null) await attnreg.python.call("write", overlay.name, overlay.text);
       const { status, out, err } = await attnreg.python.call("command", ...words);
       const said = ["Nothing changes", "Something changes", "The data has problems"][Math.min(status, 2)];
-      show(out + err, `${said}: ${line}`);
+      answered(out + err, `${said}: ${line}`);
     } catch (error) {
-      show("", String(error.message));
+      answered("", String(error.message));
     }
-    document.body.dataset.answered = String(Number(document.body.dataset.answered ?? 0) + 1);
   }
 
   async function take([file]) {
-    overlay = { name: file.name, text: await file.text() };
+    try {
+      overlay = { name: file.name, text: await attnreg.python.textOf(file) };
+    } catch (error) {
+      overlay = null;
+      return answered("", String(error.message));
+    }
     await compare();
   }
 

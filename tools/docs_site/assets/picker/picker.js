@@ -193,20 +193,9 @@
     return store.model(name, site.modelsOf[overlay?.base ?? question.registry]);
   }
 
-  /** Whether a file is nested deeper than Python in a browser can read: its stack would end, and Python with it. */
-  function tooDeep(text) {
-    let depth = 0;
-    for (const mark of text.replace(/"(?:[^"\\]|\\.)*"/g, "").match(/[[\]{}]/g) ?? []) {
-      depth += mark === "[" || mark === "{" ? 1 : -1;
-      if (depth > 300) return true;
-    }
-    return false;
-  }
-
   /** Take a file that was dropped: a config, or an overlay on the registry of the question. */
   async function take(file) {
-    const text = await file.text();
-    if (tooDeep(text)) throw new attnreg.RequestError(`${file.name} is nested too deeply to be read`);
+    const text = await attnreg.python.textOf(file);
     const base = overlays.get(question.registry)?.base ?? question.registry;
     if (/\.ya?ml$/i.test(file.name)) {
       say("Reading the overlay: Python starts once, which takes seconds …");

@@ -5,6 +5,11 @@
   /** Python cannot run in this browser, or on this site. */
   class UnavailableError extends Error {}
 
+  /** A file that Python in a browser cannot read. */
+  class UnreadableError extends Error {}
+
+  // brackets within brackets: the stack of Python is small here
+  const DEEPEST = 300;
   const pending = new Map();
   let worker = null;
   let asked = 0;
@@ -96,5 +101,16 @@
     });
   }
 
-  Object.assign(attnreg, { python: { call }, UnavailableError });
+  /** The text of a file that Python will read. Throws for one nested deeper than it can read: its stack would end. */
+  async function textOf(file) {
+    const text = await file.text();
+    let depth = 0;
+    for (const mark of text.replace(/"(?:[^"\\]|\\.)*"/g, "").match(/[[\]{}]/g) ?? []) {
+      depth += mark === "[" || mark === "{" ? 1 : -1;
+      if (depth > DEEPEST) throw new UnreadableError(`${file.name} is nested too deeply to be read`);
+    }
+    return text;
+  }
+
+  Object.assign(attnreg, { python: { call, textOf }, UnavailableError });
 })((globalThis.attnreg ??= {}));
