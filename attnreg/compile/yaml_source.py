@@ -89,16 +89,24 @@ def shown(value: Any) -> str:
 
 _Marks = dict[Path_, tuple[int, int, int]]
 # what files said that were read in this process, by their text: releases are differences to each other, and share
-# files. Nothing changes what is kept here
+# files. Each document gets a copy, which is its reader's to change
 _read_before: dict[str, tuple[Any, _Marks, _Marks]] = {}
 _MOST_KEPT = 32
+
+
+def _copy(data: Any) -> Any:
+    """Data of a file, of which nothing is shared that can be changed."""
+    if type(data) is dict:
+        return {key: _copy(value) for key, value in data.items()}
+    if type(data) is list:
+        return [_copy(value) for value in data]
+    return data
 
 
 class Document:
     """One data file: ``data`` as plain values, and the location of every key and value by its path.
 
-    None of these is changed once it is read: documents of the same text share them. keep: whether to keep what the
-    text says for the next document of the same text.
+    keep: whether to keep what the text says, for the next document of the same text.
 
     Raises `RegistryError`, with the location, for anything that cannot be read.
     """
@@ -111,7 +119,7 @@ class Document:
         self.problems: list[Problem] = []
         self._lines: list[str] | None = None
         if keep and (known := _read_before.get(self.text)) is not None:
-            self.data, self.keys, self.values = known
+            self.data, self.keys, self.values = _copy(known[0]), {**known[1]}, {**known[2]}
             return
         self.data = self._read()
         if self.problems:
@@ -119,7 +127,7 @@ class Document:
         if keep:
             if len(_read_before) >= _MOST_KEPT:
                 _read_before.clear()
-            _read_before[self.text] = self.data, self.keys, self.values
+            _read_before[self.text] = _copy(self.data), {**self.keys}, {**self.values}
 
     @classmethod
     def load(cls, path: Path, label: str | None = None) -> Document:

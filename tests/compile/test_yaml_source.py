@@ -216,7 +216,7 @@ def test_a_file_is_read_again_once_its_text_is_another(tmp_path: Path) -> None:
     file.write_text("a: 1\n")
     first, again = Document.load(file), Document.load(file, "label")
     # the same text says the same, under whichever name
-    assert again.data is first.data
+    assert again.data == first.data
     assert (str(first.at("a")), str(again.at("a"))) == (f"{file}:1:4", "label:1:4")
     file.write_text("b: 1\n\na: 2\n")
     assert (Document.load(file).data, Document.load(file, "x").at("a").line) == ({"b": 1, "a": 2}, 3)
@@ -224,6 +224,19 @@ def test_a_file_is_read_again_once_its_text_is_another(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(RegistryError, match="`a` is given twice"):
             Document.load(file)
+
+
+def test_what_is_done_to_a_document_reaches_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a: {b: [1, {c: 2}]}\n")
+    for _ in range(3):
+        read = Document.load(file)
+        assert (read.data, read.at("a", "b", 1, "c").line) == ({"a": {"b": [1, {"c": 2}]}}, 1)
+        read.data["a"]["b"][1]["c"] = 3
+        read.data["a"]["b"].append(4)
+        read.data["d"] = read.data.pop("a")
+        read.keys.clear()
+        read.values.clear()
 
 
 @pytest.mark.parametrize("name", ["vllm-0.31.0", "sglang-0.5.14"])
