@@ -379,16 +379,24 @@ def test_compare(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "110")
     (tmp_path / "mine.yaml").write_text(OVERLAY, encoding="utf-8")
-    browser.open(site_folder / "compare.html", "#before=default&after=vllm-0.33.0&where=sm90")
+    # the address asks, and is answered
+    browser.open(site_folder / "compare.html", "#before=vllm-0.32.0&after=vllm-0.33.0&where=sm90")
+    browser.wait("return document.body.dataset.answered", seconds=240)
+    main(["diff", "vllm-0.32.0", "vllm-0.33.0", "--arch", "sm90"])
+    assert browser.run("return document.getElementById('difference').textContent") == capsys.readouterr().out
+    browser.open(site_folder / "compare.html", "#before=default&where=sm90")
     browser.run("attnreg.compare.take([new File([arguments[0]], 'mine.yaml')])", OVERLAY)
     browser.wait("return document.body.dataset.answered", seconds=240)
     main(["diff", "default", "mine.yaml", "--arch", "sm90"])
     assert browser.run("return document.getElementById('difference').textContent") == capsys.readouterr().out
     assert browser.run("return document.getElementById('summary').textContent").startswith("Something changes: ")
+    browser.open(site_folder / "compare.html", "#before=default&after=vllm-0.1.0")
+    assert "vllm-0.1.0, which this site does not have" in browser.run("return document.body.textContent")
+    assert browser.run("return document.body.dataset.answered") is None
 
 
 def test_an_overlay_that_is_nested_too_deeply_is_not_compared(browser: Browser, site_folder: Path) -> None:
-    browser.open(site_folder / "compare.html", "#before=default&after=vllm-0.33.0&where=sm90")
+    browser.open(site_folder / "compare.html", "#before=default&where=sm90")
     browser.run("attnreg.compare.take([new File([arguments[0]], 'deep.yaml')])", f"{'[' * 3000}1{']' * 3000}")
     browser.wait("return document.body.dataset.answered")
     said = browser.run("return document.getElementById('summary').textContent")

@@ -53,11 +53,16 @@
   }
 
   const asked = new URLSearchParams(location.hash.slice(1));
+  let whole = asked.has("before") && asked.has("after");
   for (const name of NAMES) {
     const value = asked.get(name);
     if (value === null) continue;
-    if ([...field(name).options].some((option) => option.value === value)) field(name).value = value;
-    else window.attnregSite.notice(`This link compares ${value.slice(0, 80)}, which this site does not have.`, "error");
+    if ([...field(name).options].some((option) => option.value === value)) {
+      field(name).value = value;
+      continue;
+    }
+    whole = false;
+    window.attnregSite.notice(`This link compares ${value.slice(0, 80)}, which this site does not have.`, "error");
   }
   field("compare").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -74,4 +79,6 @@
     });
   }
   attnreg.compare = { take, compare };
+  // a link that asks for both sides is answered
+  if (whole) compare();
 })((globalThis.attnreg ??= {}));
