@@ -39,7 +39,6 @@ def explain(
     attnreg explain --platform rocm --model gpt-oss-120b/config.json
     attnreg explain --arch sm90 --head-size 128 --kv-dtype fp8 --feature sinks
     """
-    from attnreg.engines.recipes import drafts_choose
     from attnreg.explain import explain as explain_all
     from attnreg.explain import render
 
@@ -50,13 +49,18 @@ def explain(
         raise BadInput(
             f"--selector leaves nothing out: {inputs.registry.title} says nothing of a start", "leave it out"
         )
+    drafts_choose = False
+    if request_inputs.draft and backend_inputs.backend:
+        from attnreg.engines.recipes import drafts_choose_in
+
+        drafts_choose = drafts_choose_in(inputs.registry)
     explanation = explain_all(
         inputs.questions,
         inputs.platforms,
         inputs.registry,
         backend=backend_inputs.backend,
         draft_backend=backend_inputs.draft_backend,
-        drafts_choose=bool(request_inputs.draft and backend_inputs.backend) and drafts_choose(inputs.registry),
+        drafts_choose=drafts_choose,
         title=inputs.title,
         notes=inputs.notes,
         memory=inputs.memory,

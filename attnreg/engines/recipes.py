@@ -71,7 +71,7 @@ def known_engines() -> dict[str, dict[str, Any]]:
     return data
 
 
-def drafts_choose(registry: Registry) -> bool:
+def drafts_choose_in(registry: Registry) -> bool:
     """Whether the engine of a registry gives its drafts no backend that is named for the model alone."""
     for engine, about in known_engines().items():
         since, source = about.get("drafts_choose_from"), registry.sources.get(engine)
@@ -81,8 +81,9 @@ def drafts_choose(registry: Registry) -> bool:
 
 
 def version_parts(version: str) -> tuple[int, ...]:
-    """A release's numbers, which compare as releases do."""
-    return tuple(map(int, version.split(".")))
+    """A release's numbers, which compare as releases do; what follows them (``rc1``, ``.dev5``) is left out."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def _of_document(document: Document) -> Recipe:

@@ -12,7 +12,7 @@ import pytest
 from support import ROOT
 
 import attnreg
-from attnreg.engines.recipes import drafts_choose
+from attnreg.engines.recipes import drafts_choose_in
 from attnreg.explain import explain
 from attnreg.explain.answers import Explanation
 from attnreg.models.questions import MTP, ModelOptions, model_questions
@@ -41,7 +41,7 @@ def said(asked: dict[str, Any], directory: Path) -> Explanation:
         REGISTRY,
         backend=asked.get("attention_backend"),
         draft_backend=drafting.get("attention_backend"),
-        drafts_choose=drafts_choose(REGISTRY),
+        drafts_choose=drafts_choose_in(REGISTRY),
         memory=model.memory,
     )
 

@@ -36,7 +36,8 @@ _PURE = (
     "yaml",
 )
 # parts of attnreg that answer; what runs kernels needs torch
-_PARTS = ("analysis", "cli", "compile", "explain", "language", "machine", "models", "selection", "conformance")
+# what runs attention, or measures it: no command that a page calls imports it
+LEFT_OUT = frozenset({"integrations", "kernels", "runtime", "tuning"})
 _RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,8 +133,9 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield from _tree(file.parent, package) if file.name == "__init__.py" else [(file.name, file.read_bytes())]
     for path in sorted((ROOT / "attnreg").glob("*.py")):
         yield f"attnreg/{path.name}", path.read_bytes()
-    for part in _PARTS:
-        yield from _tree(ROOT / "attnreg" / part, f"attnreg/{part}")
+    for path in sorted((ROOT / "attnreg").iterdir()):
+        if path.is_dir() and path.name not in LEFT_OUT:
+            yield from _tree(path, f"attnreg/{path.name}")
     yield from _tree(ROOT / "registry", "attnreg/registry", "*.yaml")
     yield from _tree(ROOT / "examples/configs", "attnreg/examples/configs", "*.json")
     yield from _tree(ROOT / "tools/picker", "picker")
