@@ -7,7 +7,8 @@ import importlib
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 
@@ -48,6 +49,19 @@ def load_registry(
     return registry
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage is looked for: nothing of a registry is any while it is made, and the look takes up to a third."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@_without_collection()
 def _load(
     source: str | os.PathLike[str] | None,
     overlays: Overlay | Sequence[Overlay],
@@ -55,22 +69,6 @@ def _load(
     names: Iterable[str] | None,
 ) -> Registry:
     """`load_registry` without its warnings."""
-    # nothing of a registry is garbage while it is made, and looking for some takes up to a third of the time
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _load_uncollected(source, overlays, trust, names)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _load_uncollected(
-    source: str | os.PathLike[str] | None,
-    overlays: Overlay | Sequence[Overlay],
-    trust: Iterable[str],
-    names: Iterable[str] | None,
-) -> Registry:
     trusted = frozenset({trust} if isinstance(trust, str) else trust)
     installed, unreadable = installed_plugins()
     plugins, left_out = choose(installed, names, os.environ)

@@ -187,7 +187,10 @@ class Fit:
             flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
             known = accepted.put(tensors, Accepted(flat, given, tensors))
         fitting = known[1]
-        places = tuple(map(_address, tensors[: fitting.count]))
+        try:
+            places = tuple(map(_address, tensors[: fitting.count]))
+        except RuntimeError:  # tensors of a transform such as vmap have no address
+            places = fitting.apart
         if places != fitting.apart:
             refuse(fitting.overlaps(tensors, places))
             fitting.apart = places

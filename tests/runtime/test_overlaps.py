@@ -8,9 +8,10 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from support.walk import HEADS, KV_HEADS, SIZE, forward, tensors
+from support.walk import HEADS, KV_HEADS, PLATFORMS, SIZE, forward, tensors
 from torch import Tensor
 
+import attnreg
 from attnreg import BatchError, Registry
 from attnreg.runtime.states.memory import share_memory
 
@@ -81,6 +82,19 @@ def test_parts_of_one_memory_are_fine_and_seen_anew_at_each_call(backend: str, d
     assert made.output is not None
     assert made.exact is not None
     assert torch.allclose(made.output.double(), made.exact, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_without_an_address_are_attended_to_as_ever(default: Registry) -> None:
+    request = attnreg.AttentionRequest(head_size=SIZE, num_heads=HEADS, num_kv_heads=KV_HEADS, dtype="float32")
+    layer = attnreg.Attention.from_selection(attnreg.select(request, PLATFORMS["CPU_ATTN"], default, "CPU_ATTN"))
+    key, value, batch = torch.randn(ROWS, KV_HEADS, SIZE), torch.randn(ROWS, KV_HEADS, SIZE), [ROWS]
+    queries = torch.randn(2, ROWS, HEADS, SIZE)
+
+    def attend(query: Tensor) -> Tensor:
+        return layer(query, key, value, None, attnreg.BatchMetadata.build(batch, batch))
+
+    assert torch.allclose(torch.func.vmap(attend)(queries), torch.stack([*map(attend, queries)]), atol=1e-6)
 
 
 def bytes_of(tensor: Tensor) -> set[int]:

@@ -16,7 +16,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,13 @@ class Kernel:
     source: Any
     gpu: Any
     options: Any
-    # without the record, nothing is looked up
-    record: dict[str, Facts] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> str:
-        """A digest of all of it, and of the compiler's version."""
-        from triton.backends.compiler import BaseBackend
+        """A digest of all of it; the record is one for each version of the compiler."""
         from triton.compiler.compiler import make_backend
 
-        backend: BaseBackend = make_backend(self.gpu)
+        backend = make_backend(self.gpu)
         options = vars(backend.parse_options(dict(self.options) | self.source.parse_options()))
         # wherever Triton is installed
         libraries = [(name, Path(path).name) for name, path in options["extern_libs"]]
@@ -84,7 +81,7 @@ class Kernel:
     @property
     def facts(self) -> Facts:
         """As the record has them, or else of the kernel, compiled."""
-        return self.record.get(self.key) or self.measured()
+        return recorded().get(self.key) or self.measured()
 
     def measured(self) -> Facts:
         """The facts of the kernel, compiled."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from support.compiled import Facts, Kernel, recorded
+from support.compiled import Facts, Kernel
 from support.packed import PACKED, PACKED_FULL, run_packed
 
 TARGETS = ("sm75", "sm80", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100")
@@ -244,7 +244,7 @@ def kernels_of(case: Case, target_name: str) -> Iterator[Launched]:
                 if not param.do_not_specialize_on_alignment:
                     attrs[(i,)] = [["tt.divisibility", 16]]
         source = ASTSource(fn=variant.function, signature=signature, constexprs=constexprs, attrs=attrs)
-        kernel = Kernel(source, GPUTarget(backend, arch, warp), variant.code.options, recorded())
+        kernel = Kernel(source, GPUTarget(backend, arch, warp), variant.code.options)
         yield Launched(target, variant, constants, kernel)
 
 

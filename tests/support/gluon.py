@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from support.compiled import Kernel, recorded
+from support.compiled import Kernel
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def kernel(variant: Any, arguments: dict[str, Any]) -> Kernel:
         if param.name.endswith("_ptr") and not param.do_not_specialize_on_alignment:
             attrs[(i,)] = [["tt.divisibility", 16]]
     source = GluonASTSource(variant.function, signature, constexprs, attrs)
-    return Kernel(source, GPUTarget("cuda", 90, 32), variant.code.options, recorded())
+    return Kernel(source, GPUTarget("cuda", 90, 32), variant.code.options)
 
 
 def _type(value: Any) -> str:
