@@ -66,7 +66,10 @@ SHAPES = {
     "float32 256": {**LONG, **FLOAT32, **WIDE},
     "float32 512": {**LONG, **FLOAT32, **WIDEST},
 }
-CHANGES = ({}, {"fp8_keys": True}, {"block_d": 64, "block_dv": 64}, WIDE, {"rows": 64}, LONG, {**LONG, **WIDE})
+CHANGES = (
+    {}, {"codes": "nibbles", "pairs": 64}, {"codes": "levels"}, {"block_d": 64, "block_dv": 64}, WIDE, {"rows": 64},
+    LONG, {**LONG, **WIDE},
+)  # fmt: skip
 PACKED = tuple({**FP8, "packed": True, **more} for more in CHANGES)
 TARGETS = {
     "sm75": ("cuda", 75, 40),

@@ -264,6 +264,7 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
     from attnreg.kernels.mla import plans as mla_plans
     from attnreg.kernels.states import triton_merge
     from attnreg.kernels.triton import cache, launch, plans
+    from attnreg.kernels.turboquant import store
 
     launched: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
 
@@ -273,7 +274,7 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
         arguments = zip(variant.function.arg_names, values, strict=False)
         launched.append((variant, dict(arguments), variant.code.constants(bound.key)))
 
-    users = (plans, cache, triton_merge, mla_plans, mla_cache)
+    users = (plans, cache, triton_merge, mla_plans, mla_cache, store)
     launching, target_of = launch.Bound.launch, cache.target_of
     launch.Bound.launch = record
     # what is kept of the device is of another target

@@ -3,8 +3,14 @@
 """Packed keys and values as operands of matrix units: codes become numbers two by two, in arithmetic of 16 bits.
 
 Codes are taken out of a word in pairs, 16 bits apart, and are put into the mantissas of two floats at once: no
-conversion, and every instruction serves two elements. A pair is of the columns i and i + 4 of a group of 8, and the
-columns of a tile are in the order of pairs (`column_of`); queries are loaded, and outputs stored, in that order too.
+conversion, and every instruction serves two elements. A pair is of the columns i and i + 4 of a group of 8.
+
+The columns of a tile have an order of their own (`column_of`), with which the thread of a matrix unit that takes one
+element of a word takes all of them, so that codes become operands in the registers that they are loaded into; queries
+are loaded, and outputs stored, in that order too. The products of a key take their columns in fours from a thread, so
+pairs stay beside each other; those of values have a column a thread, so the groups do. Of values that holds where one
+or two warps share a tile of 128 columns.
+
 The scales of keys stay out of their tile: they are factors of the scores.
 """
 
@@ -46,11 +52,25 @@ def numbers_at(page_ptr, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def column_of(offs_d, LAYOUT: tl.constexpr):
-    """Returns the columns that are at some places of a tile: of codes, pairs of i and i + 4 of each 8 columns."""
+def column_of(LAYOUT: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr):
+    """Returns the columns [BLOCK] at the places of a tile: SUMMED over in a product, as those of keys, or of values."""
+    place = tl.arange(0, BLOCK)
+    GROUPS: tl.constexpr = BLOCK // 8
     if LAYOUT.code == "levels" or LAYOUT.code == "uniform":
-        return offs_d // 8 * 8 + offs_d % 8 // 2 + offs_d % 2 * 4
-    return offs_d
+        if SUMMED:
+            column = place % (2 * GROUPS) // 2 * 8 + place // (2 * GROUPS) + place % 2 * 4
+        else:
+            column = place % GROUPS * 8 + place // GROUPS
+    else:
+        column = place
+    return column
+
+
+@triton.jit
+def _in_places(codes, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, SUMMED: tl.constexpr):
+    """Returns a tile [BLOCK_N, 8 * GROUPS] in the order of `column_of`; codes: as `_floats` returns them."""
+    codes = tl.permute(codes, (0, 2, 3, 1, 4) if SUMMED else (0, 4, 2, 3, 1))
+    return tl.reshape(codes, [BLOCK_N, 8 * GROUPS])
 
 
 @triton.jit
@@ -59,7 +79,9 @@ def _rows_of_pages(cache_ptr, block, start, stop, LAYOUT: tl.constexpr, WHOLE: t
     key = start + tl.arange(0, BLOCK_N)
     if not WHOLE:
         key = tl.minimum(key, stop - 1)
-    return cache_ptr + block * LAYOUT.stride_block, key % LAYOUT.block_size
+    # without a sign, a part of the number
+    row = (key.to(tl.uint32) % LAYOUT.block_size).to(tl.int32)
+    return cache_ptr + block * LAYOUT.stride_block, row
 
 
 @triton.jit
@@ -100,21 +122,36 @@ def _load_pairs(
 
 
 @triton.jit
-def _pair(words, INDEX: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr, BASE: tl.constexpr):
+def _pair(words, INDEX: tl.constexpr, AT: tl.constexpr, BASE: tl.constexpr, LAYOUT: tl.constexpr):
     """Returns the codes INDEX and INDEX + 4 of groups in both halves of words, from the bit AT on, added to BASE."""
-    MASK: tl.constexpr = ((2**BITS - 1) << AT) * 0x10001
-    if INDEX * BITS > AT:  # noqa: SIM108 (the compiler decides)
-        words = words >> (INDEX * BITS - AT)
+    MASK: tl.constexpr = ((2**LAYOUT.bits - 1) << AT) * 0x10001
+    if INDEX * LAYOUT.bits >= AT:  # noqa: SIM108 (the compiler decides)
+        words = words >> (INDEX * LAYOUT.bits - AT)
     else:
-        words = words << (AT - INDEX * BITS)
-    return (words & MASK) | BASE
+        words = words << (AT - INDEX * LAYOUT.bits)
+    if LAYOUT.lop3:
+        # of two constants ptxas makes two instructions
+        words = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, $2, $3, 0xea;",
+            "=r,r,r,r",
+            [words, tl.full([], MASK, tl.uint32), tl.full([], BASE, tl.uint32)],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        words = (words & MASK) | BASE
+    return words
 
 
 @triton.jit
-def _floats(words, AT: tl.constexpr, BITS: tl.constexpr, BASE: tl.constexpr):
-    """Returns the 8 codes of groups [BLOCK_N, GROUPS] as float16 [BLOCK_N, GROUPS, 2, 2, 2], in the order of pairs."""
-    first, second = _pair(words, 0, AT, BITS, BASE), _pair(words, 1, AT, BITS, BASE)
-    third, fourth = _pair(words, 2, AT, BITS, BASE), _pair(words, 3, AT, BITS, BASE)
+def _floats(words, AT: tl.constexpr, BASE: tl.constexpr, LAYOUT: tl.constexpr):
+    """Returns the 8 codes of groups [BLOCK_N, GROUPS] as float16 [BLOCK_N, GROUPS, 2, 2, 2].
+
+    Of a group, code 2i + j + 4k is at i, j, k.
+    """
+    first, second = _pair(words, 0, AT, BASE, LAYOUT), _pair(words, 1, AT, BASE, LAYOUT)
+    third, fourth = _pair(words, 2, AT, BASE, LAYOUT), _pair(words, 3, AT, BASE, LAYOUT)
     pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
     low, high = (pairs & 0xFFFF).to(tl.uint16), (pairs >> 16).to(tl.uint16)
     return tl.join(low.to(tl.float16, bitcast=True), high.to(tl.float16, bitcast=True))
@@ -123,15 +160,15 @@ def _floats(words, AT: tl.constexpr, BITS: tl.constexpr, BASE: tl.constexpr):
 @triton.jit
 def load_levels(
     cache_ptr, block, start, stop, first_column,
-    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
+    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """Returns the levels [BLOCK_N, BLOCK] of codes, without their scales, as float16 in the order of pairs."""
+    """Returns the levels [BLOCK_N, BLOCK] of codes, without their scales, as float16 in the order of `column_of`."""
     BITS: tl.constexpr = LAYOUT.bits
     words = _load_pairs(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK)
     # 1 + code / 2**BITS, of which the middle is taken: twice the code less the largest one, as a part of UNIT
     UNIT: tl.constexpr = 2.0 ** (BITS + 1)
     MIDDLE: tl.constexpr = 1.0 + (2.0**BITS - 1.0) / UNIT
-    x = _floats(words, 10 - BITS, BITS, _ONES) - tl.full([], MIDDLE, tl.float16)
+    x = _floats(words, 10 - BITS, _ONES, LAYOUT) - tl.full([], MIDDLE, tl.float16)
     square = x * x
     LINEAR: tl.constexpr = LAYOUT.linear * UNIT
     CUBIC: tl.constexpr = LAYOUT.cubic * UNIT**3
@@ -140,7 +177,7 @@ def load_levels(
     if BITS == 4:
         factor = square * tl.full([], FIFTH, tl.float16) + tl.full([], CUBIC, tl.float16)
         factor = factor * square + tl.full([], LINEAR, tl.float16)
-    return tl.reshape(x * factor, [BLOCK_N, BLOCK])
+    return _in_places(x * factor, BLOCK_N, BLOCK // 8, SUMMED)
 
 
 @triton.jit
@@ -157,28 +194,27 @@ def _rounded_once(codes, scale, zero):
 @triton.jit
 def load_scaled(
     cache_ptr, block, start, stop, first_column,
-    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Returns columns of what codes stand for [BLOCK_N, BLOCK], in the order of pairs: levels, or uniform codes."""
+    """Returns what codes stand for [BLOCK_N, BLOCK], in the order of `column_of`: levels, or uniform codes."""
     GROUPS: tl.constexpr = BLOCK // 8
     if LAYOUT.code == "levels":
-        levels = load_levels(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK)
+        levels = load_levels(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK, SUMMED)
         scale = load_scales(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
-        tile = (levels.to(tl.float32) * scale[:, None]).to(DTYPE)
+        tile = levels.to(tl.float32) * scale[:, None]
     else:
         words = _load_pairs(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK)
-        codes = _floats(words, 0, LAYOUT.bits, _1024S) - tl.full([], 1024.0, tl.float16)
+        codes = _floats(words, 0, _1024S, LAYOUT) - tl.full([], 1024.0, tl.float16)
         page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
         scale_ptr = numbers_at(page_ptr, LAYOUT) + row
         NUMBERS: tl.constexpr = (LAYOUT.columns + LAYOUT.group - 1) // LAYOUT.group
         if NUMBERS == 1:
-            scale, zero = tl.load(scale_ptr), tl.load(scale_ptr + LAYOUT.block_size)
-            tile = _rounded_once(tl.reshape(codes, [BLOCK_N, BLOCK]), scale[:, None], zero[:, None])
+            scale, zero = tl.load(scale_ptr)[:, None], tl.load(scale_ptr + LAYOUT.block_size)[:, None]
         else:
             group = tl.minimum((first_column + tl.arange(0, GROUPS) * 8) // LAYOUT.group, NUMBERS - 1)
             pointers = scale_ptr[:, None] + (group * LAYOUT.block_size)[None, :]
             scale, zero = tl.load(pointers), tl.load(pointers + NUMBERS * LAYOUT.block_size)  # [BLOCK_N, GROUPS]
-            tile = _rounded_once(tl.reshape(codes, [BLOCK_N, GROUPS, 8]), scale[:, :, None], zero[:, :, None])
-            tile = tl.reshape(tile, [BLOCK_N, BLOCK])
-        tile = tile.to(DTYPE)
-    return tile
+        numbers = _rounded_once(codes, scale[:, :, None, None, None], zero[:, :, None, None, None])
+        tile = _in_places(numbers, BLOCK_N, GROUPS, SUMMED)
+    return tile.to(DTYPE)

@@ -66,7 +66,7 @@ def _load_query(
     query_ptr, exists, first_column, Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
     """Returns BLOCK columns of the tile's queries [BLOCK_M, BLOCK], in the dtype of the dots and the order of keys."""
-    offs_d = column_of(first_column + tl.arange(0, BLOCK), K)
+    offs_d = first_column + column_of(K, BLOCK, True)
     query = tl.load(query_ptr + offs_d[None, :], mask=exists[:, None] & (offs_d < K.size)[None, :], other=0.0)
     if query.dtype.primitive_bitwidth == 8:
         FP8: tl.constexpr = Q.fp8
@@ -121,9 +121,9 @@ def _load_keys(
 ):  # fmt: skip
     """Returns columns of the keys from n on [BLOCK_N, BLOCK], levels without their scales; as `load_tile`."""
     if K.code == "levels":
-        k = load_levels(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK).to(DTYPE)
+        k = load_levels(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, True).to(DTYPE)
     elif K.code == "uniform":
-        k = load_scaled(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, DTYPE)
+        k = load_scaled(keys.key_ptr, block, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, True, DTYPE)
     else:
         k = load_tile(
             keys.key_ptr, block, keys.first_row, n, stop, first_column, K, WHOLE, BLOCK_N, BLOCK, EXIST, DTYPE
@@ -219,7 +219,9 @@ def _attend_tile(
     p, state = with_scores(state, s, unit)
     # [BLOCK_N, BLOCK_DV]
     if V.code == "levels" or V.code == "uniform":
-        v = load_scaled(keys.value_ptr, block, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, VALUE_DTYPE)
+        v = load_scaled(
+            keys.value_ptr, block, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, False, VALUE_DTYPE
+        )
     else:
         v = load_tile(
             keys.value_ptr, block, keys.first_row, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv,
@@ -244,7 +246,7 @@ def _store_output(
     HEADS: tl.constexpr, NUM_HEADS: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Stores the rows' outputs, and the natural logarithms of their weights' sums."""
-    offs_dv = column_of(tl.arange(0, TILE.block_dv), V)
+    offs_dv = column_of(V, TILE.block_dv, False)
     is_dv = (offs_dv < V.size)[None, :]
     if sinks_ptr is not None:
         sinks_ptr += times(rows.head, HEADS.sink, NUM_HEADS)
@@ -359,7 +361,7 @@ def _attention_kernel(
     if SPLIT:
         store_part(
             state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr,
-            column_of(tl.arange(0, TILE.block_dv), V), NUM_HEADS, V.size, TILE, ONE_TILE,
+            column_of(V, TILE.block_dv, False), NUM_HEADS, V.size, TILE, ONE_TILE,
         )  # fmt: skip
     else:
         _store_output(

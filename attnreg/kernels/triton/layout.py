@@ -71,7 +71,7 @@ class CacheLayout(NamedTuple):
     fp8: the format of 8-bit elements, else "". stride_scale: that of the heads' scales. stride_head may be GIVEN.
     code: what the codes of a packed cache stand for (`attnreg.language.packed.Side`), else "". They have ``bits``, and
     ``columns`` of them are stored for a row; the uniform ones of a ``group`` share a scale and a zero. linear, cubic,
-    fifth: the coefficients of the levels' polynomial.
+    fifth: the coefficients of the levels' polynomial. lop3: the GPU has NVIDIA's instruction of that name.
     """
 
     block_size: int
@@ -90,6 +90,7 @@ class CacheLayout(NamedTuple):
     linear: float = 0.0
     cubic: float = 0.0
     fifth: float = 0.0
+    lop3: bool = False
 
 
 class Cache(NamedTuple):
@@ -101,6 +102,8 @@ class Cache(NamedTuple):
     head_size_v: int
     dtype: torch.dtype
     packed: Packed | None = None
+    # of NVIDIA's, which packed codes are taken apart with
+    lop3: bool = False
 
     def keys(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
         """The layout of keys, from the strides of their tensor and of their scales (None without scales)."""
@@ -158,6 +161,7 @@ class Cache(NamedTuple):
             linear=linear,
             cubic=cubic,
             fifth=fifth,
+            lop3=self.lop3,
         )
 
 

@@ -24,6 +24,7 @@ from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, columns_of, power_of_2, value_columns
+from attnreg.language.packed import Side
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 from attnreg.runtime.lengths import LONGEST, content, queries_of
 from attnreg.runtime.tensors import Kinds
@@ -286,6 +287,13 @@ def _bound(
     return [on_bytes(run, (query, key, value, output), target_of(query.device)) for run in runs]
 
 
+def _codes_of(values: Side) -> str:
+    """What the codes of packed values are to a tile: a word of `attnreg.kernels.triton.tiles.FACTS`."""
+    if values.bits != 4:
+        return "others"
+    return "nibbles" if values.code == "uniform" else "levels"
+
+
 @functools.lru_cache(maxsize=1024)
 def _launches(
     spec: AttentionSpec,
@@ -313,6 +321,7 @@ def _launches(
         spec.head_size_v,
         spec.cache_dtype if paged else spec.dtype,
         spec.packed if paged else None,
+        target.backend == "cuda",
     )
     left, right = spec.sides(causal is True)
     # a position and each of these fit into 32 bits together
@@ -336,7 +345,7 @@ def _launches(
         extras=ranges or tree or causal is None or "alibi" in spec.features or bool(spec.softcap),
         mask=tree or causal is None,
         packed=cache.packed is not None,
-        fp8_keys=cache.packed is not None and cache.packed.keys.code == "fp8",
+        codes="" if cache.packed is None else _codes_of(cache.packed.values),
     )
     queries = queries_of(starts).each
     launches = schedule(

@@ -74,14 +74,16 @@ def schedule(
         short = longest <= SHORT_QUERIES
         # the tallest tile of the class, where it may not depend on the batch
         rows = (longest if short else _TALL) if batch_invariant else limit
-        chosen = config or choose_config(target, shape._replace(rows=tile_rows(rows * shape.group), short=short))
+        members = [n for n in query_lens if shortest <= n <= longest] or [limit]
+        pairs = len(members) * num_kv_heads if shape.packed and not batch_invariant else 0
+        facts = shape._replace(rows=tile_rows(rows * shape.group), short=short, pairs=pairs)
+        chosen = config or choose_config(target, facts)
         heads = min(shape.group, chosen.block_m)
         block_q = chosen.block_m // heads
         keys = min(max_seq_len, shape.window + limit) if shape.window else max_seq_len
         if batch_invariant:
             splits, min_split = _invariant_splits(shape, longest, max_seq_len) if short else (1, 1)
         else:
-            members = [n for n in query_lens if shortest <= n <= longest] or [limit]
             programs = sum(-(-n // block_q) for n in members) * num_kv_heads * -(-shape.group // heads)
             min_split = max(SMALLEST_SPLIT, chosen.block_n)
             capacity = target.num_sms * chosen.programs_per_sm

@@ -50,7 +50,8 @@ class Shape(NamedTuple):
     is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. mask: queries form
     trees, or requests differ in causality. latent: keys are latents, block_d wide in their rotary part, and values the
     rest of them. tile_scales: these are in 8 bits with a scale for each tile. packed: keys and values are decoded from
-    codes of a few bits. fp8_keys: of packed ones, keys are 8-bit floats.
+    codes of a few bits. codes: what those of values are, a word of `FACTS`.
+    pairs: the requests of the launch times the KV heads; 0 where a request may not depend on others.
     """
 
     rows: int
@@ -68,7 +69,8 @@ class Shape(NamedTuple):
     latent: bool = False
     tile_scales: bool = False
     packed: bool = False
-    fp8_keys: bool = False
+    codes: str = ""
+    pairs: int = 0
 
     @property
     def width(self) -> int:
@@ -97,7 +99,8 @@ FACTS: Mapping[str, str] = {
     "latent": "MLA in its latent form: a key is loaded once, and is the value too",
     "tile_scales": "latents are in 8 bits with a scale for each of their tiles (fp8_ds_mla)",
     "packed": "keys and values are decoded from codes of a few bits (turboquant_*), which takes registers",
-    "fp8_keys": "of a packed cache: keys are 8-bit floats",
+    "codes": "of the values of a packed cache: nibbles (uniform, of 4 bits), levels (of 4 bits) or others",
+    "pairs": "of a packed cache: requests of the launch times KV heads; 0 where results are the same in every batch",
 }
 
 
@@ -124,7 +127,8 @@ def facts(target: Target, shape: Shape) -> dict[str, Any]:
         "latent": shape.latent,
         "tile_scales": shape.tile_scales,
         "packed": shape.packed,
-        "fp8_keys": shape.fp8_keys,
+        "codes": shape.codes,
+        "pairs": shape.pairs,
     }
 
 
@@ -155,7 +159,7 @@ def _matcher(value: Any) -> Matcher:
     return integer(value) if isinstance(value, int) else equals(value, value)
 
 
-H200, H200_LATER = "NVIDIA H200, 2026-11-21", "NVIDIA H200, 2026-11-22"
+H200, H200_LATER, H200_LATEST = (f"NVIDIA H200, 2026-11-{day}" for day in (21, 22, 23))
 
 TABLE: tuple[Row, ...] = (
     # latents: an accumulator of 512 columns leaves few registers
@@ -178,16 +182,20 @@ TABLE: tuple[Row, ...] = (
     # packed caches: codes become operands in registers
     _row({"packed": True, "gpu": "rdna"}, Config(16, 16, 8, 2, block_k=64)),
     _row({"packed": True, "gpu": "cdna"}, Config(16, 32, 4, 2)),
-    _row({"packed": True, "matrix_units": False}, Config(16, 16, 8, 1, block_k=64)),
+    _row({"packed": True, "matrix_units": False}, Config(16, 16, 4, 1, block_k=64)),
     _row({"packed": True, "queries": "few", "rows": 16, "width": {"min": 256}},
          Config(16, 32, 4, 2, programs_per_sm=4)),
     _row({"packed": True, "queries": "few", "rows": 16, "warpgroup_mma": False},
          Config(16, 32, 4, 3, programs_per_sm=4)),
-    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "fp8_keys": True},
-         Config(16, 128, 4, 2, programs_per_sm=3), H200_LATER),
-    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False},
-         Config(16, 128, 4, 3, programs_per_sm=3), H200_LATER,
+    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "nibbles",
+          "pairs": {"min": 64}},
+         Config(16, 32, 1, 3, programs_per_sm=12), H200_LATEST,
+         because="one warp has all codes of a word: they become operands where they are, and nothing waits for others"),
+    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "levels"},
+         Config(16, 128, 4, 3, programs_per_sm=3), H200_LATEST,
          because="with twice the keys, a row's largest score and its sum are found half as often"),
+    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False},
+         Config(16, 128, 4, 2, programs_per_sm=3), H200_LATEST),
     _row({"packed": True, "queries": "few", "rows": 16}, Config(16, 64, 4, 3, programs_per_sm=4)),
     _row({"packed": True, "width": {"min": 256}}, Config(UpTo(32), 32, 8, 2, programs_per_sm=1)),
     _row({"packed": True, "warpgroup_mma": False}, Config(UpTo(64), 32, 8, 2, programs_per_sm=1)),

@@ -23,14 +23,28 @@ _ROWS = 16
 
 
 @triton.jit
-def hadamard(first_row, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
-    """Returns a part of the Hadamard matrix, from a row and a column on, [ROWS, COLUMNS], of 1 and -1."""
-    odd = (first_row + tl.arange(0, ROWS))[:, None] & (first + tl.arange(0, COLUMNS))[None, :]
-    odd ^= odd >> 8
-    odd ^= odd >> 4
-    odd ^= odd >> 2
-    odd ^= odd >> 1
-    return (1 - 2 * (odd & 1)).to(DTYPE)
+def _sign(x):
+    """Returns -1.0 where a number has an odd number of bits, else 1.0; float32."""
+    x ^= x >> 8
+    x ^= x >> 4
+    x ^= x >> 2
+    x ^= x >> 1
+    return 1.0 - 2.0 * (x & 1)
+
+
+@triton.jit
+def hadamard(first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
+    """Returns columns of the Hadamard matrix, from one on, [ROWS, COLUMNS], of 1 and -1."""
+    return _sign(tl.arange(0, ROWS)[:, None] & (first + tl.arange(0, COLUMNS))[None, :]).to(DTYPE)
+
+
+@triton.jit
+def flipped(x, first):
+    """Returns rows whose products with the first columns of the matrix are those of x [BLOCK_R, BLOCK] with later ones.
+
+    first: the first of the later columns, a multiple of their number, a power of 2: their bits are apart from its own.
+    """
+    return x * _sign(tl.arange(0, x.shape[1]) & first).to(x.dtype)[None, :]
 
 
 @triton.jit
@@ -61,15 +75,16 @@ def _rotate_kernel(
     target_ptr += (token * TARGET_TOKEN + head * TARGET_HEAD)[:, None]
     DTYPE: tl.constexpr = target_ptr.dtype.element_ty
     FACTOR: tl.constexpr = 1.0 / COLUMNS**0.5
+    # all blocks of the matrix are the first one, or its negative
+    matrix = hadamard(0, WIDTH, WIDTH, DTYPE)
     for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
         offs_t = first + tl.arange(0, WIDTH)
         y = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
         # rows are read again for each part of the columns: a whole one would fill the registers
         for d in tl.range(0, COLUMNS, WIDTH, num_stages=1):
             offs_d = d + tl.arange(0, WIDTH)
-            matrix = hadamard(d, first, WIDTH, WIDTH, DTYPE)
             mask = exists[:, None] if BACK else exists[:, None] & (offs_d < SIZE)[None, :]
-            x = tl.load(source_ptr + offs_d[None, :], mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(source_ptr + offs_d[None, :], mask=mask, other=0.0).to(tl.float32) * _sign(d & first)
             x = x * FACTOR if BACK else x * signs(offs_d)[None, :]
             high = x.to(DTYPE)
             y = tl.dot(high, matrix, y, input_precision="ieee")

@@ -14,13 +14,16 @@ from attnreg.kernels.packed.codes import level_of, numbers_at, words_at
 from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import Cache, Strides
+from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
-from attnreg.kernels.turboquant.rotations import STEP, hadamard, signs
+from attnreg.kernels.turboquant.rotations import STEP, flipped, hadamard, signs
 from attnreg.language.packed import Side
 from attnreg.runtime.interface import AttentionSpec, KVCache
 from attnreg.runtime.turboquant.codec import FACTORS
 
 _LARGEST = tl.constexpr(65504.0)
+# a row of smaller numbers has a scale that float16 rounds to 0; the reciprocal of some would overflow
+_LEAST_ROW = tl.constexpr(2.0**-40)
 # the factors that `fitted` rows are tried with are evenly spaced
 _TRIALS, _LEAST, _STEP = (tl.constexpr(x) for x in (len(FACTORS), FACTORS[0], FACTORS[1] - FACTORS[0]))
 # rows of a program
@@ -62,15 +65,29 @@ def _store_codes(
 def _nearest(y, L: tl.constexpr):
     """Returns the codes, int32, of the levels nearest to rotated numbers, and these levels."""
     CODES: tl.constexpr = 2**L.bits
-    codes = tl.zeros(y.shape, dtype=tl.int32)
-    for code in tl.static_range(0, CODES - 1):
-        threshold = (level_of(2.0 * code - (CODES - 1), L) + level_of(2.0 * code - (CODES - 3), L)) * 0.5
-        codes += (y > threshold).to(tl.int32)
+    HALF: tl.constexpr = CODES // 2
+    # levels lie on both sides of 0 alike: so do the middles between them
+    size = tl.abs(y)
+    passed = tl.zeros(y.shape, dtype=tl.int32)
+    for code in tl.static_range(HALF, CODES - 1):
+        middle = (level_of(2.0 * code - (CODES - 1), L) + level_of(2.0 * code - (CODES - 3), L)) * 0.5
+        passed += (size > middle).to(tl.int32)
+    codes = tl.where(y > 0, HALF + passed, HALF - 1 - passed)
     return codes, level_of(codes.to(tl.float32) * 2.0 - (CODES - 1), L)
 
 
 @triton.jit
-def _best_factor(turned, inverse, L: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr):
+def _rotated(turned, matrix, first, WIDTH: tl.constexpr):
+    """Returns columns of rotated rows, from one on; matrix: the first columns of the Hadamard matrix, or None."""
+    if matrix is None:
+        matrix = hadamard(first, turned.shape[1], WIDTH, turned.dtype)
+    else:
+        turned = flipped(turned, first)
+    return tl.dot(turned, matrix, input_precision="ieee")
+
+
+@triton.jit
+def _best_factor(turned, matrix, inverse, L: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr):
     """Returns the factor of each row with which its levels, times a scale, have the least squared error."""
     best = tl.zeros([BLOCK_R], dtype=tl.float32)
     chosen = tl.full([BLOCK_R], 1.0, dtype=tl.float32)
@@ -78,8 +95,7 @@ def _best_factor(turned, inverse, L: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH:
         factor = trial * _STEP + _LEAST
         products, squares = tl.zeros([BLOCK_R], dtype=tl.float32), tl.zeros([BLOCK_R], dtype=tl.float32)
         for first in tl.range(0, L.columns, WIDTH, num_stages=1):
-            matrix = hadamard(0, first, L.columns, WIDTH, turned.dtype)
-            y = tl.dot(turned, matrix, input_precision="ieee") * inverse[:, None]
+            y = _rotated(turned, matrix, first, WIDTH) * inverse[:, None]
             _, levels = _nearest(y / factor, L)
             products += tl.sum(y * levels, 1)
             squares += tl.sum(levels * levels, 1)
@@ -93,28 +109,31 @@ def _best_factor(turned, inverse, L: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH:
 def _store_levels(
     source_ptr, page_ptr, row, stored,
     L: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr,
+    KEEP: tl.constexpr,
 ):  # fmt: skip
     """Stores rows as levels of their codebook and one scale."""
     COLUMNS: tl.constexpr = L.columns
     x, finite = _load_rows(source_ptr, stored, SIZE, COLUMNS)
     numbers = x.to(tl.float32)
-    # the square of the norm, of numbers that do not overflow
+    # the square of the norm, of numbers that do not overflow. Below the least scale that is held, a row is 0
     largest = tl.max(tl.abs(numbers), 1)
+    largest = tl.where(largest > _LEAST_ROW, largest, 0.0)
     unit = tl.where(largest > 0, largest, 1.0)
-    parts = numbers / unit[:, None]
+    parts = numbers * (1.0 / unit)[:, None]
     square = tl.sum(parts * parts, 1)
     norm = tl.sqrt(square)
     # brings a rotated row to a root mean square of 1
     inverse = tl.where(largest > 0, 1.0 / (unit * tl.where(square > 0, norm, 1.0)), 0.0)
     turned = (numbers * signs(tl.arange(0, COLUMNS))[None, :]).to(x.dtype)
+    matrix = hadamard(0, COLUMNS, WIDTH, x.dtype) if KEEP else None
     if SCALE == "fitted":
-        chosen = _best_factor(turned, inverse, L, BLOCK_R, WIDTH)
+        chosen = _best_factor(turned, matrix, inverse, L, BLOCK_R, WIDTH)
         inverse = inverse / chosen
     # of the levels with the row, and with themselves
     products = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
     squares = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
     for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
-        y = tl.dot(turned, hadamard(0, first, COLUMNS, WIDTH, x.dtype), input_precision="ieee") * inverse[:, None]
+        y = _rotated(turned, matrix, first, WIDTH) * inverse[:, None]
         codes, levels = _nearest(y, L)
         if SCALE != "norm":
             products += levels * y
@@ -152,7 +171,7 @@ def _store_uniform(
     scale = tl.maximum((most - zero) / MOST, 0.0).to(tl.float16).to(tl.float32)
     held = finite & (tl.min(((scale < float("inf")) & (tl.abs(zero) < float("inf"))).to(tl.int32), 1) == 1)
     step = tl.where(scale > 0, scale, 1.0)
-    codes = tl.floor((numbers - zero[:, :, None]) / step[:, :, None] + 0.5)
+    codes = tl.floor((numbers - zero[:, :, None]) * (1.0 / step)[:, :, None] + 0.5)
     codes = tl.minimum(tl.maximum(codes, 0.0), MOST)
     codes = tl.where(exists & (scale > 0)[:, :, None] & held[:, None, None], codes, 0.0)
     _store_codes(tl.reshape(codes, [BLOCK_R, BLOCK]).to(tl.int32), page_ptr, row, stored, 0, L, BLOCK_R, BLOCK)
@@ -179,10 +198,11 @@ def _store_fp8(
 @triton.jit
 def _store_side(
     source_ptr, page_ptr, row, stored, L: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     if L.code == "levels":
-        _store_levels(source_ptr, page_ptr, row, stored, L, SIZE, SCALE, BLOCK_R, WIDTH)
+        # the tries of `fitted` rows leave no registers for the matrix
+        _store_levels(source_ptr, page_ptr, row, stored, L, SIZE, SCALE, BLOCK_R, WIDTH, KEEP and SCALE != "fitted")
     elif L.code == "uniform":
         _store_uniform(source_ptr, page_ptr, row, stored, L, SIZE, BLOCK_R, BLOCK)
     else:
@@ -194,11 +214,12 @@ def _store_kernel(
     key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, num_tokens, num_slots,
     KEY: tl.constexpr, VALUE: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, SIZE_V: tl.constexpr,
     K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, K_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, K_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Stores BLOCK_R (token, head) rows at their tokens' slots; a slot that the cache does not have skips its token.
 
-    KEY, VALUE: the `Strides` of what is stored, of SIZE and SIZE_V elements. K, V: the `CacheLayout` of where.
+    KEY, VALUE: the `Strides` of what is stored, of SIZE and SIZE_V elements. K, V: the `CacheLayout` of where. KEEP: a
+    part of the Hadamard matrix is made once, not for each part of the columns.
     """
     index = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     token, head = index // NUM_KV_HEADS, index % NUM_KV_HEADS
@@ -207,10 +228,10 @@ def _store_kernel(
     block, row = slot // K.block_size, slot % K.block_size
     _store_side(key_ptr + token * KEY.token + head * KEY.head,
                 key_cache_ptr + block * K.stride_block + head * K.stride_head, row, stored, K, SIZE, K_SCALE,
-                BLOCK_R, BLOCK_D, K_WIDTH)  # fmt: skip
+                BLOCK_R, BLOCK_D, K_WIDTH, KEEP)  # fmt: skip
     _store_side(value_ptr + token * VALUE.token + head * VALUE.head,
                 value_cache_ptr + block * V.stride_block + head * V.stride_head, row, stored, V, SIZE_V, V_SCALE,
-                BLOCK_R, BLOCK_DV, V_WIDTH)  # fmt: skip
+                BLOCK_R, BLOCK_DV, V_WIDTH, KEEP)  # fmt: skip
 
 
 _STORE = Kernel(
@@ -230,6 +251,8 @@ class _Code(NamedTuple):
     dtype: torch.dtype
     num_kv_heads: int
     cache: Cache
+    # whether there are registers for a part of the Hadamard matrix
+    keeps: bool
 
     @property
     def rows(self) -> int:
@@ -259,6 +282,7 @@ class _Code(NamedTuple):
             "BLOCK_DV": max(16, power_of_2(v.columns)),
             "K_WIDTH": _width(packed.keys, k.columns),
             "V_WIDTH": _width(packed.values, v.columns),
+            "KEEP": self.keeps,
         }
 
 
@@ -270,7 +294,8 @@ def store(spec: AttentionSpec, key: Tensor, value: Tensor, kv_cache: KVCache, sl
     if not num_tokens:
         return
     cache = Cache("NHD", spec.block_size, spec.head_size, spec.head_size_v, spec.cache_dtype, spec.packed)
-    code = _Code(spec.dtype, spec.num_kv_heads, cache)
+    target = target_of(key.device)
+    code = _Code(spec.dtype, spec.num_kv_heads, cache, target.matrix_units and not target.rdna)
     grid = (-(-num_tokens * spec.num_kv_heads // code.rows), 1, 1)
     variant_key = (key.stride(), value.stride(), kv_cache.key.stride(), kv_cache.value.stride())
     values = (key, value, *kv_cache, slots, num_tokens, kv_cache.key.shape[0] * spec.block_size)
