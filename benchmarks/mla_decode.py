@@ -120,30 +120,15 @@ def _sparse(place: Place, tokens: int, heads: int, context: int, topk: int) -> T
 
 
 def _peers(made: _Tensors, context: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """FlashMLA, FlashInfer's MLA and vLLM's Triton kernel, those that are installed, over the same cache."""
+    """FlashMLA as vLLM builds it, FlashInfer's MLA and vLLM's Triton kernel, where installed, over the same cache."""
     spec, scale = made.spec, made.spec.softmax_scale
     requests, heads, _ = made.query.shape
     if spec.kv_dtype != "auto":
         return
-    metadata = function_of("flash_mla", "get_mla_metadata")
-    flash = function_of("flash_mla", "flash_mla_with_kvcache")
-    if metadata is not None and flash is not None:
-        tiles, splits = metadata(made.lengths, heads, 1)
-        cache = made.cache[:, :, None]
-        yield (
-            "FlashMLA",
-            lambda: flash(
-                made.query[:, None],
-                cache,
-                made.table,
-                made.lengths,
-                RANK,
-                tiles,
-                splits,
-                softmax_scale=scale,
-                causal=True,
-            ),
-        )
+    flash_plan = function_of("attnreg.kernels.flash_mla.dense", "plan")
+    if flash_plan is not None:
+        flash = function_of("attnreg.kernels.flash_mla.dense", "forward")
+        yield "FlashMLA", partial(flash, spec, flash_plan(spec, made.batch), made.call())
     wrapper = function_of("flashinfer.mla", "BatchMLAPagedAttentionWrapper")
     if wrapper is not None:
         device = made.query.device
@@ -160,10 +145,12 @@ def _peers(made: _Tensors, context: int) -> Iterator[tuple[str, Callable[[], Any
         splits = 4 if requests > 1 else 64
         parts = torch.empty(requests, heads, splits, RANK + 1, device=made.query.device)
         out, lse = torch.empty_like(made.output), torch.empty(requests, heads, device=made.query.device)
-        cache = made.cache[:, :, None]
+        # a scale that is not given is copied to the GPU in each call
+        cache, one = made.cache[:, :, None], torch.ones((), device=made.query.device)
         yield (
             "vLLM Triton",
             lambda: triton_decode(
-                made.query, cache, cache[..., :RANK], out, lse, made.table, made.lengths, parts, splits, scale, BLOCK
+                made.query, cache, cache[..., :RANK], out, lse, made.table, made.lengths, parts, splits, scale, BLOCK,
+                k_scale=one, v_scale=one, is_mla=True,
             ),
-        )
+        )  # fmt: skip
