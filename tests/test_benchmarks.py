@@ -1,4 +1,4 @@
-"""The benchmarks of GPUs run: every case of benchmarks/mla.py at small sizes, and the file of figures."""
+"""The benchmarks of GPUs run: every case of benchmarks/mla.py at small sizes, and the files of figures."""
 
 from __future__ import annotations
 
@@ -23,6 +23,40 @@ def figures_class(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     yield measuring.Figures
     del sys.modules["measuring"]
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """benchmarks/vllm_engine.py as a module; it imports vLLM only where it measures."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for name in ("measuring", "vllm_engine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import vllm_engine
+
+    yield vllm_engine
+    for name in ("measuring", "vllm_engine"):
+        del sys.modules[name]
+
+
+def test_the_marks_of_whole_engines_are_those_of_their_figures(engines: Any) -> None:
+    record = json.loads((BENCHMARKS / "results" / "vllm_engine.json").read_text(encoding="utf-8"))
+    assert engines.marks(record["figures"]) == record["marks"]
+    assert {(mark["model"], mark["load"], mark["figure"]) for mark in record["marks"]} == {
+        (model, load, figure) for model in engines.CONFIGS for load, figure, _, _ in engines.MARKS
+    }
+
+
+def test_engines_that_are_measured_in_parts_become_one_record(engines: Any, tmp_path: Path) -> None:
+    def row(backend: str, load: str, **rest: Any) -> dict[str, Any]:
+        return {"model": "llama", "backend": backend, "load": load, **rest}
+
+    record, machine = tmp_path / "it.json", {"device": "here", "vllm": "1", "date": "2026-01-01"}
+    stopped, old = row("attnreg", "", problem="stopped"), row("FLASH_ATTN", "b", seconds=1)
+    record.write_text(json.dumps({"machine": machine, "figures": [old, row("attnreg", "a", seconds=2), stopped]}))
+    new = [row("attnreg", "a", seconds=3), row("attnreg", "b", seconds=4)]
+    assert engines.merged(record, {**machine, "date": "2026-01-02"}, new) == [old, *new]
+    # another release, or another device: nothing of it can be compared
+    assert engines.merged(record, {**machine, "vllm": "2"}, new) == new
 
 
 def test_every_case_of_mla_runs_at_small_sizes() -> None:

@@ -1,11 +1,25 @@
-"""The generated blocks of docs/running.md: the recorded figures of benchmarks/attention.py and benchmarks/host.py."""
+"""The generated blocks of recorded figures: of kernels and the host in docs/running.md, of engines in docs/vllm.md."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from docs_markdown import table
+
+# of whole engines: what is shown of each load, and how
+_ENGINE_FIGURES = (
+    ("64 of 2k + 256", "tokens/s", "output tokens a second", "{:,.0f}"),
+    ("64 of 2k + 256", "ms a token", "ms between tokens", "{:.2f}"),
+    ("64 of 2k + 256", "builder us", "µs for a step's metadata, on the host", "{:.0f}"),
+    ("8 of 32k + 128", "tokens/s", "output tokens a second", "{:,.0f}"),
+    ("1 of 32k, first token", "first token s", "seconds to the first token", "{:.2f}"),
+    ("1 of 128k + 32", "first token s", "seconds to the first token", "{:.2f}"),
+    ("1 of 128k + 32", "ms a token", "ms between tokens", "{:.2f}"),
+)
+# vLLM's name for what the record calls attnreg
+_ENGINE_BACKENDS = {"TRITON_ATTN": "`TRITON_ATTN`", "attnreg": "`ATTNREG`", "FLASH_ATTN": "`FLASH_ATTN`"}
 
 
 def speed_block(root: Path) -> str:
@@ -35,6 +49,31 @@ def host_block(root: Path) -> str:
     machine = record["machine"]
     head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, Python {machine['python']}"
     return f"{head}, {machine['date']}; µs.\n\n{table((('case', 40), ('attnreg', 11), ('mark', 12)), rows)}"
+
+
+def engine_block(root: Path) -> str:
+    """The machine, and for each model a table of its loads: the figure with each backend, and the mark."""
+    record = json.loads((root / "benchmarks/results/vllm_engine.json").read_text(encoding="utf-8"))
+    by = {(row["model"], row["load"], row["backend"]): row for row in record["figures"] if row["load"]}
+    marks = {(mark["model"], mark["load"], mark["figure"]): mark for mark in record["marks"]}
+    machine = record["machine"]
+    parts = [f"{machine['device']}, vLLM {machine['vllm']}, torch {machine['torch']}, last measured {machine['date']}."]
+    columns = (("load", 21), ("figure", 37), *((name, 13) for name in _ENGINE_BACKENDS.values()), ("mark", 42))
+    for model in dict.fromkeys(row["model"] for row in record["figures"]):
+        rows = []
+        for load, figure, words, form in _ENGINE_FIGURES:
+            found = [by.get((model, load, backend)) for backend in _ENGINE_BACKENDS]
+            cells = ["–" if row is None else form.format(row[figure]) for row in found]
+            rows.append([load.partition(",")[0], words, *cells, _mark(marks.get((model, load, figure)))])
+        parts.append(f"**{model}**\n\n{table(columns, rows)}")
+    return "\n\n".join(parts)
+
+
+def _mark(mark: dict[str, Any] | None) -> str:
+    if mark is None:
+        return ""
+    bound, met = "at least" if mark["mark"] > 1 else "at most", "met" if mark["met"] else "missed"
+    return f"{mark['ratio']:.3f} of `{mark['beside']}`, {bound} {mark['mark']:.3g}: {met}"
 
 
 def _time(value: float | None) -> str:

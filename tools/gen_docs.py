@@ -122,6 +122,7 @@ def outputs(root: Path) -> dict[str, str]:
         "host": docs_speed.host_block(root),
         "tiles": docs_tiles.tiles_block(),
     }
+    pages["docs/vllm.md"] = {"engine": docs_speed.engine_block(root)}
     pages["docs/kv_quality.md"] = docs_quality.quality_blocks(root)
     pages["docs/python_api.md"] = docs_api.api_blocks()
     pages["docs/model_families.md"] = docs_models.family_blocks()
