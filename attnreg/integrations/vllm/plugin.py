@@ -46,13 +46,14 @@ def register() -> None:
     from attnreg.integrations.vllm.decider import Decider
     from attnreg.integrations.vllm.kernels import why_unusable
     from attnreg.integrations.vllm.record import moved_interfaces
-    from attnreg.integrations.vllm.registries import NAME, OWN_BACKEND, deciding_registry, refuse_where_required
+    from attnreg.integrations.vllm.registries import NAME, deciding_registry, is_bundled, refuse_where_required
 
     platform = type(current_platform)
-    if hasattr(getattr(platform, _METHOD), _MARK):
+    if hasattr(getattr(platform, _METHOD, None), _MARK):
         return
     moved = moved_interfaces()
-    registry = None if moved and source == OWN_BACKEND else deciding_registry(source, why_unusable)
+    # a bundled registry requires nothing, and of a release that nobody has read there is none
+    registry = None if moved and is_bundled(source) else deciding_registry(source, why_unusable)
     if moved:
         refuse_where_required(registry, moved)
         _step_aside(moved)

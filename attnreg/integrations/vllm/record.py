@@ -7,6 +7,7 @@ may have another meaning.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -77,6 +78,29 @@ RECORD: dict[tuple[str, str], str] = {
         "use_adaptive_verification use_dcp use_rswa"
     ),
     CACHED: "backend attn_selector_config num_heads _run_kv_cache_dtype",
+    ("vllm.platforms.interface", "Platform.get_attn_backend_cls"): "selected_backend attn_selector_config num_heads",
+    # layers, blocks, heads, tokens, elements: the axes of a cache in each order
+    ("vllm.v1.kv_cache_layout", "KVCacheLayout"): "LBHNC LBNHC LHBNC BLHNC BLNHC BHLNC",
+}
+# what has to be there as well, among other things: of a module, or of a class in one
+NEEDED: dict[tuple[str, str], str] = {
+    (_BACKEND, ""): "AttentionCGSupport AttentionMetadata MultipleOf",
+    (_REGISTRY, ""): "AttentionBackendEnum",
+    ("vllm.config", ""): "get_current_vllm_config_or_none",
+    ("vllm.config", "AttentionConfig"): "flash_attn_version use_trtllm_attention",
+    ("vllm.config", "CacheConfig"): "cache_dtype",
+    ("vllm.config", "ModelConfig"): (
+        "attn_type get_head_size get_num_attention_heads get_num_kv_heads hf_text_config is_diffusion is_mm_prefix_lm "
+        "max_model_len"
+    ),
+    ("vllm.config", "ParallelConfig"): "decode_context_parallel_size",
+    ("vllm.config", "SpeculativeConfig"): "num_speculative_tokens",
+    ("vllm.config", "VllmConfig"): "attention_config cache_config model_config parallel_config speculative_config",
+    ("vllm.envs", ""): (
+        "VLLM_BATCH_INVARIANT VLLM_ROCM_USE_AITER VLLM_ROCM_USE_AITER_MHA VLLM_ROCM_USE_AITER_MLA environment_variables"
+    ),
+    ("vllm.logger", ""): "init_logger",
+    ("vllm.utils.import_utils", ""): "resolve_obj_by_qualname",
 }
 
 
@@ -87,12 +111,9 @@ def moved_interfaces() -> list[str]:
 
 def _changes() -> Iterator[str]:
     for (module, name), recorded in RECORD.items():
-        try:
-            found = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError) as e:
-            yield f"{module}.{name} is gone ({e})"
+        found, problem = _find(module, name)
+        if problem:
+            yield problem
             continue
         # what the plugin has put in place of vLLM's function, for another platform of the process
         if hasattr(found, "decided_by_attnreg"):
@@ -108,12 +129,36 @@ def _changes() -> Iterator[str]:
             parts += ["now has " + ", ".join(new)] if new else []
             yield f"{name} {' and '.join(parts)}"
 
+    for (module, name), needed in NEEDED.items():
+        found, problem = _find(module, name)
+        gone = [] if problem else [x for x in needed.split() if not _has(found, x)]
+        if problem or gone:
+            yield problem or f"{name or module} has no {', '.join(gone)}"
+
+
+def _find(module: str, name: str) -> tuple[Any, str]:
+    """What stands under a dotted name of a module, the module itself without one; or the sentence that it is gone."""
+    try:
+        found = importlib.import_module(module)
+        for part in name.split(".") if name else ():
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as e:
+        return None, f"{module}.{name} is gone ({e})" if name else f"{module} is gone ({e})"
+    return found, ""
+
+
+def _has(found: Any, name: str) -> bool:
+    # fields without a default are no attributes of their class
+    return hasattr(found, name) or (dataclasses.is_dataclass(found) and name in _names(found))
+
 
 def _names(found: Any) -> list[str]:
     if dataclasses.is_dataclass(found):
         return [f.name for f in dataclasses.fields(found) if not f.name.startswith("_")]
     if hasattr(found, "_fields"):
         return list(found._fields)
+    if inspect.isclass(found) and issubclass(found, enum.Enum):
+        return list(found.__members__)
     if inspect.isclass(found):
         return [name for name in vars(found) if not name.startswith("_")]
     return list(inspect.signature(found).parameters)

@@ -38,6 +38,11 @@ def deciding_registry(source: str, unusable: Callable[[], str] = str) -> attnreg
     return registry
 
 
+def is_bundled(source: str) -> bool:
+    """Whether a value of the variable stands for what is bundled for the running vLLM, and for no registry by name."""
+    return source == OWN_BACKEND or (source == "1" and not os.environ.get(REGISTRY_VARIABLE))
+
+
 def refuse_where_required(registry: attnreg.Registry | None, moved: list[str]) -> None:
     """Raises `RegistryError` for a choice that requires attnreg's backend, in a vLLM that it is not written for."""
     for choice in registry.choices if registry else ():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import logging
 import pickle
 import pickletools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,13 +228,21 @@ MOVES = {
     "a word for quantised outputs is gone": "kFp8StaticTensorSym is gone",
     "the registry of backends is gone": "register_backend is gone",
     "the selector has no cache": "_cached_get_attn_backend is no cached function",
+    "a platform is asked otherwise": "Platform.get_attn_backend_cls has no attn_selector_config, num_heads and now has",
+    "a platform is not asked": "Platform.get_attn_backend_cls is gone",
+    "the axes of a cache are others": "KVCacheLayout has no LBHNC",
+    "a setting is gone": "AttentionConfig has no use_trtllm_attention",
+    "a module is gone": "vllm.utils.import_utils is gone",
 }
 
 
 @pytest.fixture(params=MOVES)
 def moved(request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> str:
     """A vLLM in which one interface is another; what is said of it."""
+    from vllm import config
     from vllm.model_executor.layers.quantization.utils import quant_utils
+    from vllm.platforms.interface import Platform
+    from vllm.v1 import kv_cache_layout
     from vllm.v1.attention import backend, selector
     from vllm.v1.attention.backends import registry
 
@@ -253,6 +263,20 @@ def moved(request: pytest.FixtureRequest, engine: Engine, monkeypatch: pytest.Mo
         monkeypatch.setattr(backend.AttentionImpl.__init__, "__signature__", changed, raising=False)
     elif what == "the registry of backends is gone":
         monkeypatch.delattr(registry, "register_backend")
+    elif what == "a platform is asked otherwise":
+        monkeypatch.setattr(Platform, "get_attn_backend_cls", classmethod(lambda cls, selected_backend, layer: ""))
+    elif what == "a platform is not asked":
+        for base in engine.platform.__mro__:
+            if "get_attn_backend_cls" in vars(base):
+                monkeypatch.delattr(base, "get_attn_backend_cls")
+    elif what == "the axes of a cache are others":
+        others = enum.Enum("KVCacheLayout", "LBNHC LHBNC BLHNC BLNHC BHLNC")
+        monkeypatch.setattr(kv_cache_layout, "KVCacheLayout", others)
+    elif what == "a setting is gone":
+        fewer = dataclasses.make_dataclass("AttentionConfig", [("flash_attn_version", Any)])
+        monkeypatch.setattr(config, "AttentionConfig", fewer)
+    elif what == "a module is gone":
+        monkeypatch.setitem(sys.modules, "vllm.utils.import_utils", None)
     else:
         monkeypatch.setattr(selector, "_cached_get_attn_backend", selector._cached_get_attn_backend.__wrapped__)
     return MOVES[what]
@@ -273,6 +297,21 @@ def test_in_a_vllm_whose_interfaces_moved_it_steps_aside(
     assert "get_attn_backend_cls" not in vars(engine.platform)
     assert selector._cached_get_attn_backend is before
     assert "ATTNREG_VLLM" not in envs.environment_variables
+
+
+@pytest.mark.parametrize("moved", ["a new question of the selector"], indirect=True)
+@pytest.mark.parametrize("value", ["1", "attnreg"])
+def test_a_later_release_whose_interfaces_moved_runs_as_without_it(
+    moved: str, value: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", "0.35.0")
+    monkeypatch.setenv("ATTNREG_VLLM", value)
+    register()
+    (said,) = engine.messages(logging.WARNING)
+    assert said.startswith("attnreg: steps aside, and vLLM 0.35.0 runs as without it: it was written for vLLM 0.33.0")
+    assert "get_attn_backend_cls" not in vars(engine.platform)
 
 
 def test_required_in_such_a_vllm_it_is_an_error(moved: str, switch_to: Switch, engine: Engine) -> None:

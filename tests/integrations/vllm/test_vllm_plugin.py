@@ -163,9 +163,18 @@ def test_a_registry_for_something_else_is_an_error(engine: Engine, monkeypatch: 
     monkeypatch.setenv("ATTNREG_VLLM", "default")
     with pytest.raises(attnreg.RegistryError, match=r"default@\w+ does not describe vLLM(.|\n)*extends one of: vllm-"):
         register()
-    monkeypatch.setenv("ATTNREG_VLLM", "vllm-0.33")
+    monkeypatch.setenv("ATTNREG_VLLM", "vllm-0.34")
     with pytest.raises(attnreg.RegistryError, match=r"neither a bundled registry(.|\n)*the nearest is `vllm-0\.33\.0`"):
         register()
+
+
+def test_a_release_without_its_last_number_names_its_last_registry(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNREG_VLLM", "vllm-0.33")
+    register()
+    assert engine.backend() == "FLASH_ATTN"
+    assert engine.messages(logging.INFO)[0].startswith("attnreg: vllm-0.33.0@")
 
 
 def test_another_version_of_vllm_has_to_be_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
