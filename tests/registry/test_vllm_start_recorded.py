@@ -23,7 +23,7 @@ Row = dict[str, Any]
 # attention of vLLM's own, which asks no selector
 NOT_HELD = {"family-inkling_mm_model": "vLLM has attention of its own for it"}
 # layers that run several times in each step, with a cache for each: their number is not compared
-REPEATED = ("family-hrm_text", "family-zamba2")
+REPEATED = ("family-zamba2",)
 
 
 @functools.cache
