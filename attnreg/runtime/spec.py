@@ -122,6 +122,8 @@ class AttentionSpec(_Hashed):
         if request.attention not in ("mha", "mla", "mla_sparse"):
             raise SpecError(f"attention is {request.attention}; this contract is for mha, mla and mla_sparse")
         latent = request.attention != "mha" and request.phase != "prefill"
+        # prompts of MLA have packed keys, whatever the cache of their latents holds
+        expanded = request.attention != "mha" and not latent
         if request.num_heads is None:
             raise SpecError("num_heads is not given; to run a layer its request must say how many heads it has")
         if request.dtype not in DTYPES:
@@ -134,7 +136,7 @@ class AttentionSpec(_Hashed):
             head_size_v=_latent_rank(request) if latent else request.head_size_v or request.head_size,
             dtype=DTYPES[request.dtype],
             softmax_scale=_default_scale(request, latent) if softmax_scale is None else softmax_scale,
-            kv_dtype=request.kv_dtype or "auto",
+            kv_dtype="auto" if expanded else request.kv_dtype or "auto",
             block_size=request.block_size,
             sliding_window=number,
             asymmetric_window=sides,

@@ -28,6 +28,8 @@ from attnreg.runtime.validation import Places, refuse, validate_batch
 
 # tokens of context that are expanded at once: of 128 heads of (128, 64, 128), 0.9 GiB in 16 bits
 WORKSPACE_TOKENS = 8192
+# whom new tokens see of each other; their context comes before all of them
+_OF_NEW_TOKENS = frozenset({"causal_by_request", "non_causal"})
 
 
 class Piece(NamedTuple):
@@ -111,7 +113,8 @@ class Prompts:
         self.workspace_tokens = workspace_tokens
         self.new_tokens: AttentionSpec = spec.expanded
         # queries and keys of a chunk are tokens apart: no position of one is compared with that of the other
-        self.context = replace(spec.expanded, attn_type="encoder_decoder")
+        features = spec.expanded_features - _OF_NEW_TOKENS
+        self.context = replace(spec.expanded, attn_type="encoder_decoder", features=features)
         self._key = (Prompts, spec, module, workspace_tokens)
 
     def __call__(

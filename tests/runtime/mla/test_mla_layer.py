@@ -212,3 +212,36 @@ def test_selections_of_different_layers_are_refused(cpu: Platform) -> None:
         MLAAttention(decode, kv_b_proj=weight[:, 1:])
     with pytest.raises(SpecError, match="decode_queries is 0; expected an integer of at least 1"):
         MLAAttention(decode, kv_b_proj=weight, decode_queries=0)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_ds_mla"])
+def test_a_layer_has_what_its_rows_for_both_phases_claim(kv_dtype: str) -> None:
+    request = attnreg.AttentionRequest(
+        attention="mla", phase="decode", head_size=576, head_size_v=512, num_heads=4, num_kv_heads=1, block_size=16,
+        kv_lora_rank=512, qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=16, dtype="bfloat16", kv_dtype=kv_dtype,
+        features={"lse", "causal_by_request", "non_causal"},
+    )  # fmt: skip
+    cpu = attnreg.Platform(platform="cpu", arch="x86_64")
+    decode = attnreg.select(request, cpu, backend="TORCH_MLA")
+    prefill = attnreg.select(request.expanded(), cpu, backend="TORCH_PREFILL")
+    torch.manual_seed(0)
+    weight = (torch.randn(4 * 48, 512) * 0.05).bfloat16()
+    layer = attnreg.MLAAttention(decode, prefill, kv_b_proj=weight, workspace_tokens=16)
+    cache = layer.new_kv_cache(8)
+    cache.view(torch.uint8).fill_(0)
+    table = torch.tensor([[5, 2, 7], [1, 6, 3]], dtype=torch.int32)
+    slots = [int(table[i, t // 16]) * 16 + t % 16 for i, n in enumerate((40, 33)) for t in range(n)]
+    # a context, then a step of prompts of which one is not causal
+    for queries, keys, where in (
+        ([35, 30], [35, 30], [*slots[:35], *slots[40:70]]),
+        ([5, 3], [40, 33], [*slots[35:40], *slots[70:]]),
+    ):
+        batch = attnreg.BatchMetadata.build(
+            queries, keys, block_table=table, slot_mapping=torch.tensor(where), causal=[True, False]
+        )
+        rows = sum(queries)
+        query, new = torch.randn(rows, 4, 96).bfloat16(), torch.randn(rows, 576).bfloat16()
+        parts = new[:, :512], new[:, 512:]
+        output = layer(query, *parts, cache, batch)
+    exact = mla_reference.attention(layer.spec, batch, query, cache, weight, new=parts)
+    torch.testing.assert_close(output.double(), exact.output, atol=3e-2, rtol=3e-2)
