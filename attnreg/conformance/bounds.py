@@ -13,7 +13,9 @@ float32, D the head size and S the keys of a row:
 - a cached key or value is multiplied by a scale and rounded to the dtype, where the cache has another: u for the keys,
   which is ``u * abs_score`` for a score, and u for the values;
 - the levels of a packed cache are rounded to the dtype like that, and so are queries that are rotated with its keys: u;
-- the output is rounded to the dtype: u.
+- the output is rounded to the dtype: u;
+- an output that is merged of parts has the error of each, whose LSE weighs it, and is rounded at every merge:
+  ``M * (u + exp(2 * L) - 1)`` for M merges, where L is what an LSE is off by.
 
 Errors are relative to sums of absolute values, which the reference returns. Products of inputs that are rounded further
 (TF32 for float32, queries to fp8) do not meet these bounds, by intent.
@@ -41,11 +43,17 @@ OPERATIONS = 64
 
 
 def bounds(
-    spec: AttentionSpec, batch: BatchMetadata, exact: Reference, largest_value: float, out_scale: float = 1.0
+    spec: AttentionSpec,
+    batch: BatchMetadata,
+    exact: Reference,
+    largest_value: float,
+    out_scale: float = 1.0,
+    merges: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The largest errors of output and LSE that rounding explains, in the reference's shapes, float64.
 
-    largest_value: the largest absolute element of the values, dequantised. out_scale: of an output in 8 bits.
+    largest_value: the largest absolute element of the values, dequantised. out_scale: of an output in 8 bits. merges:
+    how often a row is merged with a state of more of its keys.
     """
     u, r = ROUNDOFF[spec.dtype], ROUNDOFF[torch.float32]
     # a key or value that is stored in another format is rounded again before the product
@@ -64,6 +72,10 @@ def bounds(
     smallest = max(torch.finfo(spec.dtype).smallest_normal * u, torch.finfo(torch.float32).smallest_normal)
     floor = smallest * (keys * largest_value + 1)
     output = weight.mT[..., None] * exact.abs_output + u * exact.output.abs() + floor[:, None, None]
+    if merges:
+        lse = lse + merges * (lse + OPERATIONS * r)
+        output = output + merges * (u + torch.expm1(2 * lse)).mT[..., None] * exact.abs_output
+        output = output + merges * floor[:, None, None]
     if spec.output_dtype != spec.dtype:
         # the rounding of a result that is off by that much
         u = ROUNDOFF[spec.output_dtype]

@@ -13,10 +13,12 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnreg.conformance.bounds import ROUNDOFF
+from attnreg.conformance.prompts import FORMATS
 from attnreg.conformance.trial import LENGTHS, STORAGES, Case
 from attnreg.language.packed import packed_formats
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import DTYPES
+from attnreg.runtime.latents import ROPE
 from attnreg.selection.selector import evaluate
 
 if TYPE_CHECKING:
@@ -77,6 +79,16 @@ def form_of(row: Backend) -> Form | None:
     if row.attention & {"mla", "mla_sparse"} and row.phases == frozenset({"prefill"}):
         return EXPANDED
     return LATENT if "mla" in row.attention else SPARSE if "mla_sparse" in row.attention else None
+
+
+def _has_latents(settings: Mapping[str, Any], kv_dtype: str, features: frozenset[str]) -> bool:
+    """Whether a case of prompts may have its context in a cache of latents."""
+    heads, kv_heads = settings["heads"]
+    # chunks of context are those of a batch, whatever its kernels are
+    invariant = "batch_invariant" in features
+    # fp8_ds_mla holds rotary parts in bfloat16
+    held = kv_dtype in FORMATS and (kv_dtype != "fp8_ds_mla" or settings["dtype"] == "bfloat16")
+    return held and settings["head_size"] > ROPE and heads == kv_heads and not invariant
 
 
 Size = Literal["claims", "pairs"]
@@ -148,17 +160,13 @@ class Claims:
 
     @cached_property
     def unproven(self) -> frozenset[str]:
-        """What the row claims and no run on one device can prove: features, and of prompts what is of a cache.
-
-        The layer reads the cache of latents before a kernel for prompts is called, which gets packed keys.
-        """
+        """What the row claims and no run on one device can prove: features, and of prompts caches without latents."""
         rest = self.registry.vocabulary.features.keys() - PROVABLE
         unproven = {f for f in rest if self._case({**self._base, f: True}) is not None}
         if self.form is EXPANDED:
-            plain, words = self.plain.request, self.registry.vocabulary.words["kv_dtypes"]
-            about = {"kv_connector": [replace(plain, features=frozenset({"kv_connector"}))]}
-            about["kv_dtype"] = [replace(plain, kv_dtype=w) for w in words if w != "auto"]
-            unproven |= {name for name, requests in about.items() if any(map(self.accepts, requests))}
+            others = self.registry.vocabulary.words["kv_dtypes"].keys() - {*self.dimensions["kv_dtype"]}
+            if any(self.accepts(replace(self.plain.request, kv_dtype=word)) for word in others):
+                unproven.add("kv_dtype")
         return frozenset(unproven)
 
     @cached_property
@@ -241,12 +249,17 @@ class Claims:
             # it is about the ranges and the window of a layer that has both
             features |= {"mm_prefix"} if "asymmetric_window" in features else {"mm_prefix", "sliding_window"}
         cacheless = s["attn_type"] in ("encoder", "encoder_only") or form is EXPANDED
-        storage = s.get("storage", "packed" if cacheless or s["block_size"] is None else "NHD")
         kv_dtype = s.get("kv_dtype", "fp8" if "per_head_quant_scales" in features else "auto")
+        storage = s.get("storage", "packed" if cacheless or s["block_size"] is None else "NHD")
+        if form is EXPANDED and "storage" not in s and (kv_dtype != "auto" or "kv_connector" in features):
+            storage = "latents"
+        # context is merged by its LSE
+        features |= {"lse"} if storage == "latents" else set()
         if not all(
             (
                 # encoders have no cache, cross-attention has one
-                storage == "packed" or not cacheless,
+                storage == "packed" or not cacheless or storage == "latents",
+                storage != "latents" or (form is EXPANDED and _has_latents(s, kv_dtype, features)),
                 storage != "packed" or s["attn_type"] != "encoder_decoder",
                 storage == "packed" or s["block_size"] is not None,
                 storage != "packed" or (kv_dtype == "auto" and "kv_connector" not in features),
@@ -256,7 +269,7 @@ class Claims:
                 # a latent's value is a part of its key, in one cache
                 not form.latent or (storage in ("NHD", "HND") and s["head_size_v"] <= s["head_size"]),
                 form.attention == "mha" or s["attn_type"] == "decoder",
-                kv_dtype != "fp8_ds_mla" or (s["head_size"], s["head_size_v"]) == (576, 512),
+                kv_dtype != "fp8_ds_mla" or form is EXPANDED or (s["head_size"], s["head_size_v"]) == (576, 512),
                 "per_head_quant_scales" not in features or kv_dtype.startswith("fp8"),
                 "non_causal" not in features or s["attn_type"] == "decoder",
             )

@@ -27,8 +27,7 @@ WHY_UNPROVEN = {
     "adaptive_verification": "the host knows bounds of the query lengths alone while a graph is replayed",
     "bfloat16": "Triton's interpreter has none",
     "dcp": "ranks of a group share the cache",
-    "kv_connector": "the layer reads the cache, and the kernel gets packed keys",
-    "kv_dtype": "the layer reads the cache, and the kernel gets packed keys",
+    "kv_dtype": "the layer reads no latents in some of these formats",
     "pcp": "ranks of a group share a prompt",
 }
 # of a file of records

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from attnreg.conformance import prompts
 from attnreg.conformance.bounds import ROUNDOFF, bounds
+from attnreg.conformance.prompts import CachedPrompts
 from attnreg.conformance.trial import UNUSED, Case, Trial, poison, prepare
 from attnreg.kernels import reference
 from attnreg.runtime import latents
@@ -43,7 +45,8 @@ def prove(case: Case, selection: Selection, device: torch.device | str = "cpu") 
     kinds: list[bool | None] = [case.request.attn_type == "decoder"]
     kinds += [False] if "non_causal" in features else []
     kinds += [None] if "causal_by_request" in features else []
-    outcomes = [examine(prepare(case, selection, torch.device(device), causal=kind)) for kind in kinds]
+    made = prompts.prepare if case.storage == "latents" else prepare
+    outcomes = [examine(made(case, selection, torch.device(device), causal=kind)) for kind in kinds]
     return Outcome(
         max(o.error for o in outcomes),
         max(o.share for o in outcomes),
@@ -61,6 +64,7 @@ def examine(trial: Trial, call: Call | None = None) -> Outcome:
         layer.write_kv(trial.key, trial.value, trial.cache, batch)
     inputs = [trial.query, trial.key, trial.value, *(trial.cache or ())]
     inputs += [] if trial.indices is None else [trial.indices]
+    inputs += [layer.latents] if isinstance(layer, CachedPrompts) else []
     before = [x.clone() for x in inputs]
     output, lse = (call or attend)(trial, batch, trial.query)
     problems = [*_cache_problems(trial)]
@@ -73,7 +77,7 @@ def examine(trial: Trial, call: Call | None = None) -> Outcome:
         output, lse = attend(trial, batch, trial.query)
     if "batch_invariant" in spec.features:
         problems += _invariance_problems(trial, output, lse)
-    if "kv_connector" in spec.features and trial.cache is not None:
+    if "kv_connector" in spec.features:
         problems += _moved_problems(trial, output)
     return Outcome(error, share, problems[0] if problems else None)
 
@@ -92,7 +96,7 @@ def compare(trial: Trial, output: Tensor, lse: Tensor) -> Outcome:
     largest = max((float(v.abs().max()) for _, v in trial.tokens if v.numel()), default=0.0)
     out_scale = trial.layer.params.out_scale
     unit = 1.0 if out_scale is None else float(out_scale)
-    allowed, allowed_lse = bounds(spec, batch, exact, largest, unit)
+    allowed, allowed_lse = bounds(spec, batch, exact, largest, unit, trial.merges)
     compared = [("output", output, exact.output, allowed)]
     if "lse" in spec.features:
         compared.append(("lse", lse.mT, exact.lse, allowed_lse))
@@ -235,7 +239,14 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
 
 def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
     """Problems of a cache whose blocks are moved: the output must be the same, so only blocks hold state."""
-    assert trial.cache is not None
+    words = "after its blocks were moved, the same cache gives other bits"
+    if isinstance(trial.layer, CachedPrompts):
+        other = replace(trial, layer=trial.layer.moved())
+        if not _same_bits(attend(other, trial.batch, trial.query)[0], output):
+            yield words
+        return
+    if trial.cache is None:
+        return
     assert trial.batch.block_table is not None
     count = trial.cache.key.shape[0]
     # block b moves to new_ids[b], copied as bytes
@@ -250,7 +261,7 @@ def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:
     exists = (table >= 0) & (table < count)
     batch = replace(trial.batch, block_table=torch.where(exists, new_ids[table.where(exists, 0).long()].int(), table))
     if not _same_bits(attend(trial, batch, trial.query, moved)[0], output):
-        yield "after its blocks were moved, the same cache gives other bits"
+        yield words
 
 
 def memory_like(tensor: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
 
 LENGTHS = ("mixed", "decode", "prefill", "chunked", "single")
-# the layouts of a cache; two views of one tensor; no cache
-STORAGES = ("NHD", "HND", "SPLIT", "fused", "packed")
+# the layouts of a cache; two views of one tensor; no cache; of prompts of MLA, a cache of latents beside packed keys
+STORAGES = ("NHD", "HND", "SPLIT", "fused", "packed", "latents")
 # the bytes of unused latents of fp8_ds_mla and of unused rows of a packed cache: NaN in each of their types
 UNUSED = 0xFF
 # rows of query, key and value past those of the batch
@@ -39,7 +39,7 @@ class Case:
     @property
     def layout(self) -> Layout:
         """The layout of the cache, as a spec names it."""
-        return "NHD" if self.storage in ("fused", "packed") else self.storage  # type: ignore[return-value]
+        return "NHD" if self.storage in ("fused", "packed", "latents") else self.storage  # type: ignore[return-value]
 
     @property
     def words(self) -> str:
@@ -96,7 +96,7 @@ class Trial:
     """A layer, a batch, and the tensors of one call. Rows and slots that are not in use hold NaN.
 
     tokens: each request's keys and values before they are stored, [keys, num_kv_heads, head_size(_v)]. indices: of
-    sparse MLA, the positions that each query attends to.
+    sparse MLA, the positions that each query attends to. merges: the roundings of an output that is merged of parts.
     """
 
     layer: Layer
@@ -107,6 +107,7 @@ class Trial:
     cache: KVCache | None
     tokens: list[tuple[Tensor, ...]]
     indices: Tensor | None = None
+    merges: int = 0
 
 
 def lengths_of(pattern: str, block: int, attn_type: str) -> list[tuple[int, int]]:
@@ -217,16 +218,16 @@ def fill(
     spec, device = layer.spec, draw.device
     queries, keys = [q for q, _ in lengths], [k for _, k in lengths]
     tokens: list[tuple[Tensor, ...]] = [_tokens(spec, draw, k) for k in keys]
-    query = _padded(draw.normal(sum(queries), spec.num_heads, spec.head_size, dtype=spec.query_dtype))
+    query = padded(draw.normal(sum(queries), spec.num_heads, spec.head_size, dtype=spec.query_dtype))
     if ranges is None and "mm_prefix" in spec.features:
         ranges = _ranges(draw, lengths)
     tree = _tree(draw, queries) if "tree_mask" in spec.features else None
     build = partial(BatchMetadata.build, device=device, causal=causal)
     if storage == "packed":
-        key, value = (_padded(torch.cat(x)) for x in zip(*tokens, strict=True))
+        key, value = (padded(torch.cat(x)) for x in zip(*tokens, strict=True))
         return Trial(layer, build(queries, keys, mm_prefix=ranges, tree_mask=tree), query, key, value, None, tokens)
     assert spec.block_size is not None
-    table, slots, blocks = _blocks(draw, keys, spec.block_size, unused_block)
+    table, slots, blocks = blocks_of(draw, keys, spec.block_size, unused_block)
     table = table.to(device)
     # cross-attention reads keys that the encoder's step wrote; other layers write their own
     new = [0 if spec.attn_type == "encoder_decoder" else q for q in queries]
@@ -234,7 +235,7 @@ def fill(
     def part(cuts: list[slice]) -> tuple[Tensor, Tensor, Tensor]:
         """Key, value and slots of some tokens of each request; rows of poison have no slot."""
         new = [_written(spec, t, c) for t, c in zip(tokens, cuts, strict=True)]
-        key, value = (_padded(torch.cat(x)) for x in zip(*new, strict=True))
+        key, value = (padded(torch.cat(x)) for x in zip(*new, strict=True))
         cut_slots = [s[c] for s, c in zip(slots, cuts, strict=True)]
         return key, value, torch.cat([*cut_slots, torch.full((PADDING,), -1)]).to(device)
 
@@ -263,7 +264,7 @@ def _written(spec: AttentionSpec, tokens: tuple[Tensor, ...], cut: slice) -> tup
     return (value, key[..., spec.head_size_v :]) if spec.latent else (key, value)
 
 
-def _blocks(draw: Draw, keys: list[int], block: int, unused: int | None) -> tuple[Tensor, list[Tensor], int]:
+def blocks_of(draw: Draw, keys: list[int], block: int, unused: int | None) -> tuple[Tensor, list[Tensor], int]:
     """Block table, slots of each request's tokens, and the number of blocks. Blocks are in random order, two unused.
 
     Entries past a request's last block are ``unused``, or one of the two.
@@ -301,7 +302,8 @@ def _chosen(draw: Draw, batch: BatchMetadata, block: int) -> Tensor:
     return rows.to(draw.device)
 
 
-def _padded(rows: Tensor) -> Tensor:
+def padded(rows: Tensor) -> Tensor:
+    """Rows with `PADDING` rows of NaN after them."""
     return torch.cat([rows, poison(PADDING, *rows.shape[1:], dtype=rows.dtype, device=rows.device)])
 
 

@@ -108,3 +108,11 @@ def test_a_claim_that_no_run_can_prove_is_said_to_be_unproven(cpu: Platform) -> 
     overlay = {"backends": {"CPU_ATTN": {"capabilities": {"add": {"features": ["dcp"]}}}}}
     registry = attnreg.load_registry("default", [overlay])
     assert Claims("CPU_ATTN", cpu, registry).unproven == {"dcp"}
+
+
+def test_prompts_have_cases_of_every_cache_that_they_claim(default: Registry, cpu: Platform) -> None:
+    claims = Claims("TORCH_PREFILL", cpu, default)
+    cached = [case.request for case in claims.cases("claims") if case.storage == "latents"]
+    assert {r.kv_dtype for r in cached} >= {"float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"}
+    assert all("lse" in r.features for r in cached)
+    assert any("kv_connector" in r.features for r in cached)
