@@ -69,6 +69,7 @@ class Attention:
     def __init__(self, selection: Selection, spec: AttentionSpec, params: LayerParams) -> None:
         if selection.backend is None:
             raise NoBackendError(selection)
+        refuse_unasked(selection, spec.features)
         arguments.validate_params(spec, params)
         self.selection = selection
         self.backend = selection.backend.name

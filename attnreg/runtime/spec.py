@@ -121,6 +121,9 @@ class AttentionSpec(_Hashed):
         """
         if request.attention not in ("mha", "mla", "mla_sparse"):
             raise SpecError(f"attention is {request.attention}; this contract is for mha, mla and mla_sparse")
+        if unserved := request.features & _ELSEWHERE:
+            names = ", ".join(sorted(unserved))
+            raise SpecError(f"the request asks for {names}, and a layer here is given nothing to compute that with")
         latent = request.attention != "mha" and request.phase != "prefill"
         # prompts of MLA have packed keys, whatever the cache of their latents holds
         expanded = request.attention != "mha" and not latent
@@ -268,6 +271,8 @@ def window_of(window: Any, request: AttentionRequest) -> tuple[Any, tuple[int, i
     return None, (left, right)
 
 
+# features that rows of engines' kernels claim, and that this contract has no input for
+_ELSEWHERE = frozenset({"pcp", "rswa", "score_bias", "sparse_blocks"})
 # features that compare the positions of queries and keys
 _OF_POSITIONS = {"alibi", "asymmetric_window", "causal_by_request", "chunk", "mm_prefix", "sliding_window", "tree_mask"}
 

@@ -111,6 +111,27 @@ def test_what_a_layer_did_not_ask_for_is_refused_and_who_serves_it_is_named(
         layer.forward(q, k, k, None, BatchMetadata.build([2]), lse=torch.zeros(4, 2))
 
 
+def test_a_spec_with_a_feature_that_was_not_asked_for_is_refused(make: Make) -> None:
+    layer = make()
+    for feature in ("batch_invariant", "non_causal"):
+        spec = replace(layer.spec, features=layer.spec.features | {feature})
+        with pytest.raises(UnclaimedError, match=f"{feature}: given, but not asked for when CPU_ATTN was selected"):
+            Attention(layer.selection, spec, layer.params)
+    spec = replace(layer.spec, features=layer.spec.features | {"dcp"})
+    with pytest.raises(UnclaimedError, match="dcp: CPU_ATTN does not serve it"):
+        Attention(layer.selection, spec, layer.params)
+
+
+@pytest.mark.parametrize("feature", ["pcp", "rswa", "score_bias", "sparse_blocks"])
+def test_a_feature_that_a_layer_has_no_input_for_is_refused(feature: str, cpu: Platform) -> None:
+    overlay = {"backends": {"CPU_ATTN": {"capabilities": {"add": {"features": [feature]}}}}}
+    request = AttentionRequest(head_size=16, num_heads=4, dtype="float32", block_size=16, features={feature})
+    selection = attnreg.select(request, cpu, load_registry("default", [overlay]), "CPU_ATTN")
+    assert selection.backend is not None
+    with pytest.raises(SpecError, match=f"the request asks for {feature}, and a layer here is given nothing to"):
+        Attention.from_selection(selection)
+
+
 def test_a_selection_that_cannot_run(make: Make, default: Registry, cpu: Platform) -> None:
     from attnreg.selection.selector import evaluate
 

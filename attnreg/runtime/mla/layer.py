@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
 
 
+# features of its backends that hold of the whole layer. Not batch_invariant: its products with kv_b_proj are of all
+# rows of a phase, and a chunk of context is of several requests, so bits depend on the batch. Phases are those of the
+# host's lengths, and masks and ranks are no part of the contract of MLA
+_SERVED = frozenset({"causal_by_request", "kv_connector", "lse", "non_causal"})
+
+
 class MLAAttention:
     """One layer of MLA (`attnreg.runtime.mla.interface`).
 
@@ -34,8 +40,9 @@ class MLAAttention:
     float32. decode_queries: requests of up to so many queries are decoded. workspace_tokens: of context that are
     expanded at once. The custom op (`attnreg.ops`) finds a layer by its ``name``.
 
-    Raises `SpecError` for selections of different layers and a weight that does not fit, `NoBackendError` for a
-    selection without a backend, ImportError for a row without a kernel module.
+    Raises `SpecError` for selections of different layers, a weight that does not fit, and a feature that its backends
+    have and the layer does not (batch_invariant); `NoBackendError` for a selection without a backend, ImportError for a
+    row without a kernel module.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class MLAAttention:
         self.decode = Attention.from_selection(decode, softmax_scale=softmax_scale, k_scale=kv_scale)
         if not self.decode.spec.latent:
             raise SpecError(f"decode is a selection for {decode.request}; expected one of MLA in its latent form")
+        _refuse_features("decode", self.decode)
         self.spec = MLASpec.from_request(decode.request, self.decode.spec)
         if self.decode.spec.sparse and prefill is not None:
             raise SpecError("prefill is given, and prompts in the expanded form attend to tokens that no indexer chose")
@@ -62,6 +70,7 @@ class MLAAttention:
         self.prompts: Prompts | None = None
         if prefill is not None:
             self.prefill = Attention.from_selection(prefill, softmax_scale=self.decode.spec.softmax_scale)
+            _refuse_features("prefill", self.prefill)
             self.spec = replace(self.spec, expanded_features=prefill.request.features)
             _validate_prefill(self.spec, self.prefill)
             self.prompts = Prompts(
@@ -234,6 +243,16 @@ class MLAAttention:
         # of one phase the output is written before the other's queries are read
         refuse([*overlap_problems(written, {"query": query, "latent": latent, "rope": rope})])
         return bool(query.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _refuse_features(phase: str, layer: Attention) -> None:
+    """Raises `SpecError` for features that the backend of a phase has, and the layer around it has not."""
+    if missing := layer.spec.features - _SERVED:
+        names = ", ".join(sorted(missing))
+        raise SpecError(
+            f"{phase} asks for {names}, which {layer.backend} serves and a layer of MLA does not; it serves "
+            f"{', '.join(sorted(_SERVED))}"
+        )
 
 
 def _validate_prefill(spec: MLASpec, prefill: Attention) -> None:

@@ -214,6 +214,21 @@ def test_selections_of_different_layers_are_refused(cpu: Platform) -> None:
         MLAAttention(decode, kv_b_proj=weight, decode_queries=0)
 
 
+def test_what_a_backend_has_and_the_layer_has_not_is_refused(cpu: Platform) -> None:
+    weight, triton = torch.zeros(224, 64), Platform(platform="cuda", arch="sm80")
+    for feature in ("batch_invariant", "dcp", "adaptive_verification"):
+        request = replace(REQUEST, dtype="float16", features={"lse", feature})
+        decode = attnreg.select(request, triton, backend="TRITON_MLA")
+        with pytest.raises(SpecError, match=f"decode asks for {feature}, which TRITON_MLA serves and a layer of MLA"):
+            MLAAttention(decode, kv_b_proj=weight.half())
+    overlay = {"backends": {"TORCH_PREFILL": {"capabilities": {"add": {"features": ["batch_invariant"]}}}}}
+    registry = attnreg.load_registry("default", [overlay])
+    expanded = replace(REQUEST.expanded(), features=frozenset({"lse", "batch_invariant"}))
+    prefill = attnreg.select(expanded, cpu, registry, "TORCH_PREFILL")
+    with pytest.raises(SpecError, match="prefill asks for batch_invariant, which TORCH_PREFILL serves and a layer of"):
+        MLAAttention(attnreg.select(REQUEST, cpu), prefill, kv_b_proj=weight)
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8_ds_mla"])
 def test_a_layer_has_what_its_rows_for_both_phases_claim(kv_dtype: str) -> None:
     request = attnreg.AttentionRequest(
