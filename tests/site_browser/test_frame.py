@@ -19,6 +19,7 @@ QUERIES = {
     "gpt oss": "models/gpt-oss-120b.html",
     "gpt_oss": "families/gpt_oss.html",
     "deepseek v3": "models/DeepSeek-V3.html",
+    "oss-120b": "models/gpt-oss-120b.html",
 }
 
 
@@ -29,6 +30,9 @@ FIRST = {
     "fp8_e5m2": ("default/kv_dtypes/fp8_e5m2.html",),
     "MI300X DeepSeek-V3": ("models/DeepSeek-V3.html",),
     "gpt_oss": ("families/gpt_oss.html",),
+    "llama 3.3": ("models/Llama-3.3-70B-Instruct.html",),
+    "deepseek v3.2": ("models/DeepSeek-V3.2-Exp.html",),
+    "turboquant": ("default/backends/TURBOQUANT.html",),
     "sglang sm90": ("sglang-0.5.23/architectures/sm90.html",),
     "vllm-0.33.0 sm90": ("vllm-0.33.0/architectures/sm90.html",),
 }

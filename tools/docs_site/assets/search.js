@@ -7,14 +7,17 @@
   const MOST = 12;
   // pages about one thing before the tables of everything
   const BOOST = { guide: 0.3, list: 0.5, change: 0.5, "model family": 0.8 };
-  // who names a model and a GPU asks for the model on that GPU, and who means an engine names it
+  // who names a model and a GPU asks for the model on that GPU, who means an engine names it, and a backend is more than its formats
   const [NAMED, OF_ENGINE] = [3, 0.6];
   let loaded = null;
   let data = null;
 
-  // gpt-oss-120b is a word, and so are its parts; _ . and - are alike
+  // gpt-oss-120b is a word, and so are its parts and what ends it, of which a reader types the start: oss-120; _ . and - are alike
   const words = (text) => (text.toLowerCase().match(/[a-z0-9]+(?:[._-][a-z0-9]+)*/g) || []).map((word) => word.replace(/[._]/g, "-"));
-  const parts = (text) => words(text).flatMap((word) => (word.includes("-") ? [word, ...word.split("-")] : [word]));
+  const parts = (text) => words(text).flatMap((word) => {
+    const split = word.split("-");
+    return split.length > 1 ? [word, ...split, ...split.slice(1, -1).map((_, i) => split.slice(i + 1).join("-"))] : [word];
+  });
 
   function script(name) {
     return new Promise((resolve, reject) => {
@@ -55,7 +58,7 @@
   const engine = (path) => (/^(?:vllm|sglang)-[^/]+/.exec(path) || [""])[0];
 
   function boost(term, path, title, kind) {
-    const named = kind === "model" ? parts(title).includes(term) : kind === "model family" && words(title)[0] === term;
+    const named = kind === "model" ? parts(title).includes(term) : ["model family", "backend"].includes(kind) && words(title)[0] === term;
     return (BOOST[kind] || 1) * (named ? NAMED : 1) * (engine(path) ? OF_ENGINE : 1);
   }
 
