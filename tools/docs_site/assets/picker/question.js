@@ -46,12 +46,14 @@
     }
     if (request.head_size_v === request.head_size) request.head_size_v = null;
     request.features = [...new Set(request.features ?? [])].sort();
-    request.extra = Object.fromEntries(Object.entries(request.extra).sort(([a], [b]) => (a < b ? -1 : 1)));
-    for (const name of Object.keys(request.extra)) {
+    const extra = {};
+    for (const name of Object.keys(request.extra).sort()) {
+      extra[name] = request.extra[name];
       if (name in request) {
         throw new RequestError(`extra names ${quoted(name)}, which is a field of AttentionRequest; pass it by keyword`);
       }
     }
+    request.extra = extra;
     return request;
   }
 

@@ -58,8 +58,8 @@
   /**
    * Facet -> value at one question, null where none is given; a derived facet is worked out when it is first read.
    *
-   * `values` are in the registry's own order of facets. `base` is the point that this one was made of by changes, `touched`
-   * the facets in which they differ: what reads none of them answers here as it does there.
+   * `values` are in the registry's own order of facets, their places. `base` is the point that this one was made of by
+   * changes, `touched` the places in which they differ: what reads none of them answers here as it does there.
    */
   class Point {
     constructor(registry, values, base = null, touched = []) {
@@ -72,10 +72,14 @@
     }
 
     get(facet) {
-      const place = this.registry.placeOf(facet);
+      return this.at(this.registry.placeOf(facet));
+    }
+
+    /** The value of the facet that has a place. */
+    at(place) {
       const value = this.values[place];
       if (value !== undefined) return value;
-      const derived = this.registry.derived[facet];
+      const derived = this.registry.derivedAt[place];
       return (this.values[place] = derived === undefined ? null : this.registry.derivedValue(derived, this));
     }
 
@@ -97,17 +101,22 @@
       return this.changed(Object.fromEntries(Object.entries(automatic).filter(([facet]) => this.has(facet))));
     }
 
-    /** The point with other values; derived facets are worked out anew. */
+    /** The point with other values; derived facets that read them are worked out anew. */
     changed(facts) {
       const { registry, base } = this;
-      const [values, touched] = [this.values.slice(), new Set(this.touched)];
-      for (const place of registry.derivedPlaces) values[place] = undefined;
+      const [values, touched] = [this.values.slice(), this.touched.slice()];
       for (const facet of Object.keys(facts)) {
-        values[registry.placeOf(facet)] = facts[facet];
-        if (facts[facet] === base.get(facet)) touched.delete(facet);
-        else touched.add(facet);
+        for (const place of registry.readersOf(registry.placeOf(facet))) values[place] = undefined;
       }
-      return new Point(registry, values, base, [...touched]);
+      for (const facet of Object.keys(facts)) {
+        const place = registry.placeOf(facet);
+        values[place] = facts[facet];
+        const known = touched.indexOf(place);
+        if (facts[facet] !== base.at(place)) {
+          if (known < 0) touched.push(place);
+        } else if (known >= 0) touched.splice(known, 1);
+      }
+      return new Point(registry, values, base, touched);
     }
   }
 
@@ -116,33 +125,36 @@
     const { base, touched } = point;
     if (touched.length > 0) {
       const reads = readsOf(condition, point.registry);
-      for (const facet of touched) if (reads.has(facet)) return tested(condition, point);
+      for (const place of touched) if (reads[place]) return tested(condition, point);
     }
     return (base.known[condition.number] ??= tested(condition, base));
   }
 
-  /** The facets that decide a condition, those behind derived ones too. */
+  /** For each place whether its facet decides a condition, also behind a derived one. */
   function readsOf(condition, registry) {
-    if (condition.reads !== null) return condition.reads;
-    const reads = (condition.reads = new Set());
-    const add = (facet) => {
-      if (reads.has(facet)) return;
-      reads.add(facet);
-      for (const { when, value } of registry.derived[facet]?.cases ?? []) {
-        for (const behind of readsOf(when, registry)) add(behind);
-        if (value !== null && typeof value === "object") add(value.from);
+    return (condition.reads ??= reached([...clausesOf(condition)].map((clause) => clause.place), registry));
+  }
+
+  /** For each place whether its facet is at one of some places, or behind a derived one there. */
+  function reached(places, registry) {
+    const out = [];
+    const add = (place) => {
+      if (out[place]) return;
+      out[place] = true;
+      for (const { when, value } of registry.derivedAt[place]?.cases ?? []) {
+        for (const clause of clausesOf(when)) add(clause.place);
+        if (value !== null && typeof value === "object") add(registry.placeOf(value.from));
       }
     };
-    for (const clause of clausesOf(condition)) add(clause.facet);
-    return reads;
+    places.forEach(add);
+    return out;
   }
 
   function tested(condition, point) {
-    return (
-      condition.clauses.every((clause) => clause.matcher.test(point.get(clause.facet))) &&
-      condition.any.every((group) => group.of.some((part) => holds(part, point))) &&
-      !condition.none.some((part) => holds(part.of, point))
-    );
+    for (const { matcher, place } of condition.clauses) if (!matcher.test(point.at(place))) return false;
+    for (const group of condition.any) if (!group.of.some((part) => holds(part, point))) return false;
+    for (const part of condition.none) if (holds(part.of, point)) return false;
+    return true;
   }
 
   const all = (answers) => (answers.includes(false) ? false : answers.includes(null) ? null : true);
@@ -195,8 +207,9 @@
         short: `${files[file].split("/").pop()}:${line}`,
       }));
       const at = (index) => this.places[index];
-      const tests = matchers.map((m) => ({ ...m, form: m.form ?? "", inWords: m.inWords ?? m.text, test: predicate(m.test) }));
-      const clause = clauses.map((c) => ({ ...c, matcher: tests[c.matcher], where: at(c.where) }));
+      const tests = matchers.map((m) => ({ ...m, form: m.form ?? "", inWords: m.inWords ?? m.text, expression: m.test, test: predicate(m.test) }));
+      this.facetPlaces = new Map();
+      const clause = clauses.map((c) => ({ ...c, place: this.placeOf(c.facet), matcher: tests[c.matcher], where: at(c.where) }));
       this.tellsDevices = "device" in this.facets && clause.some((c) => c.facet === "device");
       // a condition stands behind those that it is made of
       this.conditions = [];
@@ -231,8 +244,11 @@
         cases: d.cases.map(([c, value, where]) => ({ when: when(c), value, where: at(where) })),
         where: at(d.where),
       }));
-      this.facetPlaces = new Map();
-      this.derivedPlaces = Object.keys(this.derived).map((name) => this.placeOf(name));
+      // place of a derived facet -> how it is derived; place of a facet -> those of the derived ones that read it
+      this.derivedAt = [];
+      for (const derived of Object.values(this.derived)) this.derivedAt[this.placeOf(derived.name)] = derived;
+      this.readers = [];
+      this.likenesses = new Map();
       this.orders = mapped(document.orders, (orders) =>
         orders.map((o) => ({
           ...placed(o),
@@ -257,6 +273,19 @@
       let place = this.facetPlaces.get(facet);
       if (place === undefined) this.facetPlaces.set(facet, (place = this.facetPlaces.size));
       return place;
+    }
+
+    /** The places of the derived facets that read the facet at a place. */
+    readersOf(place) {
+      const derived = () => Object.keys(this.derived).map((name) => this.placeOf(name));
+      return (this.readers[place] ??= derived().filter((reader) => reached([reader], this)[place]));
+    }
+
+    /** What tells changes apart where rows are judged on a platform. */
+    likenessFor(platform, names) {
+      const key = [platform, ...names].join(" ");
+      if (!this.likenesses.has(key)) this.likenesses.set(key, new attnreg.Likeness(this, platform, names));
+      return this.likenesses.get(key);
     }
 
     tables(document) {

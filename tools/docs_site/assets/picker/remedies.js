@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const { RequestError, judgedAt, verdictOn, makeRequest, makePlatform, clausesOf } = attnreg;
+  const { RequestError, judgedAt, verdictOn, isRefused, makeRequest, makePlatform, clausesOf } = attnreg;
   const MOST_CHANGES = 5;
   const NO_CHANGE_HELPS = ["denied", "status", "module", "emulated"];
 
@@ -66,17 +66,33 @@
   /** A request and a platform, and what is selected for them; the searches of all candidates of a selection share it. */
   class Configuration {
     constructor(registry, request, platform, point) {
-      Object.assign(this, { registry, request, platform, point, judged: new Map(), following: new Map() });
+      this.registry = registry;
+      this.request = request;
+      this.platform = platform;
+      this.point = point;
+      this.judged = new Map();
+      this.following = new Map();
     }
 
-    /** The verdict on a backend, null where it is no candidate. backend: the one that is asked for by name. */
-    verdict(name, backend) {
+    /** The candidates where a backend is asked for by name; null where there is no such question. */
+    candidates(backend) {
       if (!this.judged.has(backend)) {
         const { point, request, platform, registry } = this;
         this.judged.set(backend, unlessInvalid(() => judgedAt(point, request, platform, registry, backend)));
       }
-      const judged = this.judged.get(backend);
+      return this.judged.get(backend);
+    }
+
+    /** The verdict on a backend, null where it is no candidate. */
+    verdict(name, backend) {
+      const judged = this.candidates(backend);
       return judged === null ? null : verdictOn(name, judged);
+    }
+
+    /** Whether no candidate of a backend accepts. */
+    isRefused(name, backend) {
+      const judged = this.candidates(backend);
+      return judged === null || isRefused(name, judged);
     }
 
     /** The configuration after a change; null where there is no such question. */
@@ -117,8 +133,13 @@
   /** One configuration of a search for changes after which one backend is chosen. */
   class Attempt {
     constructor(search, at, changed) {
-      const { request, platform } = at;
-      Object.assign(this, { search, at, request, platform, changed, verdict: undefined, text: undefined });
+      this.search = search;
+      this.at = at;
+      this.request = at.request;
+      this.platform = at.platform;
+      this.changed = changed;
+      this.verdict = undefined;
+      this.text = undefined;
     }
 
     /** What attempts at the same configuration share. A deeper search comes here again. */
@@ -166,26 +187,43 @@
     const { registry } = attempt.search;
     const [reason] = candidate.reasons;
     if (NO_CHANGE_HELPS.includes(reason.kind)) return [];
-    const wanted = identity(reason, registry);
-    const out = [];
-    for (const facet of plainFacets(reason.facets, registry)) {
-      const steps = [];
-      for (const change of attempt.changed.has(facet) ? [] : changesOf(attempt, facet, reason)) {
-        const following = attempt.after(change);
-        const verdict = following?.candidate() ?? null;
-        if (verdict !== null && !verdict.reasons.some((r) => identity(r, registry) === wanted)) {
-          steps.push([verdict.reasons.length, change, following]);
-        }
-      }
-      out.push(...steps.sort((a, b) => a[0] - b[0]).slice(0, 2).map(([, ...step]) => step));
-    }
-    return out;
+    const facets = plainFacets(reason.facets, registry).filter((facet) => !attempt.changed.has(facet));
+    return facets.flatMap((facet) => {
+      const best = bestChanges(attempt, facet, reason);
+      return best.map((change) => [change, attempt.after(change)]);
+    });
   }
 
-  /** What a reason keeps when a value changes. */
-  function identity(reason, registry) {
-    const word = registry.core[reason.facets[0]]?.isSet ? reason.asked : null;
-    return JSON.stringify([reason.kind, reason.where.text, reason.facets, word]);
+  /** The two changes of a facet that leave the fewest reasons, and not the given one. */
+  function bestChanges(attempt, facet, reason) {
+    const { registry, name, backend, likeness } = attempt.search;
+    const kindOf = likeness.at(attempt.at.point, facet);
+    // kind of a change after which the backend is refused -> the number of reasons; infinite where the given one is among them
+    const counts = new Map();
+    const out = [];
+    let valid = 0;
+    for (const change of changesOf(attempt, facet, reason)) {
+      const kind = kindOf(change);
+      let count = counts.get(kind);
+      if (count === undefined) {
+        const after = attempt.after(change);
+        const verdict = after?.candidate() ?? null;
+        const removes = verdict !== null && !verdict.reasons.some((r) => isSame(r, reason, registry));
+        count = removes ? verdict.reasons.length : Infinity;
+        if (kind !== null && (after?.at.isRefused(name, backend) ?? true)) counts.set(kind, count);
+      }
+      if (count < Infinity) out.push([count, change]);
+      // no change is better than two after which nothing is against the backend
+      if (count === 0 && ++valid === 2) break;
+    }
+    return out.sort((a, b) => a[0] - b[0]).slice(0, 2).map(([, change]) => change);
+  }
+
+  /** Whether two reasons differ by a value at most. */
+  function isSame(a, b, registry) {
+    if (a.kind !== b.kind || a.where.text !== b.where.text || a.facets.length !== b.facets.length) return false;
+    const isSet = registry.core[a.facets[0]]?.isSet;
+    return (!isSet || a.asked === b.asked) && a.facets.every((facet, i) => facet === b.facets[i]);
   }
 
   /** The facets that a user can change: in place of a derived facet, those that it is computed from. */
@@ -266,7 +304,9 @@
     const entry = selection.order?.entries.find((e) => e.where.text === candidate.where.text);
     const name = entry?.backend ?? candidate.name;
     for (const backend of requested !== null ? [requested] : [null, name]) {
-      const start = new Attempt({ name, backend, registry, steps: new Map() }, configurationOf(selection), new Set());
+      const rows = [...new Set([name, backend ?? name].map((n) => n.split("/")[0]))];
+      const search = { name, backend, registry, steps: new Map(), likeness: registry.likenessFor(selection.platform.platform, rows) };
+      const start = new Attempt(search, configurationOf(selection), new Set());
       for (let limit = 0; limit <= MOST_CHANGES; limit++) {
         const changes = find(start, limit);
         if (changes !== null) {

@@ -13,7 +13,13 @@
   /** One reason against a candidate; `text` is its sentence. */
   class Reason {
     constructor(kind, facets, where, { asked = null, supported = "", sentence = "", case: because = null } = {}) {
-      Object.assign(this, { kind, facets, where, asked, supported, sentence, because });
+      this.kind = kind;
+      this.facets = facets;
+      this.where = where;
+      this.asked = asked;
+      this.supported = supported;
+      this.sentence = sentence;
+      this.because = because;
     }
 
     get text() {
@@ -41,7 +47,12 @@
   class Judge {
     /** toRun: whether attnreg itself has to run the backend; each kernel module that the data name is taken to load. */
     constructor(registry, point, denied, toRun = false) {
-      Object.assign(this, { registry, point, denied, toRun, features: point.get("features"), waived: new Map() });
+      this.registry = registry;
+      this.point = point;
+      this.denied = denied;
+      this.toRun = toRun;
+      this.features = point.get("features");
+      this.waived = new Map();
       for (const waiver of registry.waivers) {
         if (holds(waiver.when, point)) for (const facet of waiver.facets) this.waived.set(facet, waiver);
       }
@@ -126,12 +137,13 @@
     reasons(variant) {
       const out = this.unmet(variant.requires, "requires");
       for (const claim of variant.claims) {
-        const value = this.point.get(claim.facet);
+        const value = this.point.at(claim.place);
         if (value !== null && !claim.matcher.test(value) && !this.waived.has(claim.facet)) {
           out.push(this.mismatch("claim", claim));
         }
       }
-      for (const feature of [...this.features].filter((f) => !variant.served.has(f)).sort()) {
+      const unserved = [...this.features].filter((f) => !variant.served.has(f));
+      for (const feature of unserved.sort()) {
         out.push(new Reason("feature", ["features", feature], variant.featuresAt, { asked: feature }));
       }
       for (const rule of variant.rules) {
@@ -144,7 +156,7 @@
     unmet(condition, kind) {
       const out = [];
       for (const clause of condition.clauses) {
-        const value = this.point.get(clause.facet);
+        const value = this.point.at(clause.place);
         if (clause.matcher.test(value)) continue;
         if (clause.facet === "packages") {
           const missing = clause.matcher.mentions.filter((r) => !installed(r, value));
@@ -404,7 +416,11 @@
     constructor(plan, toRun = false) {
       const judge = new Judge(plan.registry, plan.point, plan.denied, toRun);
       const first = plan.first === plan.point ? judge : new Judge(plan.registry, plan.first, plan.denied, toRun);
-      Object.assign(this, { plan, judge, first, judged: [], entries: plan.start?.refusal ? [] : entriesOf(plan) });
+      this.plan = plan;
+      this.judge = judge;
+      this.first = first;
+      this.judged = [];
+      this.entries = plan.start?.refusal ? [] : entriesOf(plan);
     }
 
     /** The verdict on one entry by itself, whatever the others are. */
@@ -474,14 +490,23 @@
    * against it; null where there is neither. The others are judged only where it is valid.
    */
   function verdictOn(name, judged) {
-    const [row] = name.split("/");
-    const named = (candidate) => candidate.name === name || candidate.title === name;
-    const own = [];
-    for (let i = 0; i < judged.entries.length; i++) {
-      if (judged.entries[i][0].name === row && named(judged.at(i))) own.push(i);
-    }
-    if (own.some((i) => judged.at(i).reasons.length === 0) && named(judged.chosen)) return judged.chosen;
+    const own = ownEntries(name, judged);
+    if (own.some((i) => judged.at(i).reasons.length === 0) && isNamed(judged.chosen, name)) return judged.chosen;
     return own.map((i) => judged.verdict(i)).find((c) => c.reasons.length > 0) ?? null;
+  }
+
+  /** Whether no candidate of one backend or variant accepts, so that the others do not matter. */
+  const isRefused = (name, judged) => ownEntries(name, judged).every((i) => judged.at(i).reasons.length > 0);
+
+  const isNamed = (candidate, name) => candidate.name === name || candidate.title === name;
+
+  function ownEntries(name, judged) {
+    const [row] = name.split("/");
+    const out = [];
+    for (let i = 0; i < judged.entries.length; i++) {
+      if (judged.entries[i][0].name === row && isNamed(judged.at(i), name)) out.push(i);
+    }
+    return out;
   }
 
   function fallbackFor({ registry, requested, named, choice, first }, judged) {
@@ -509,5 +534,5 @@
     return following(row.variants.find((v) => v.name === selection.chosen.variant), selection.point);
   }
 
-  Object.assign(attnreg, { evaluate, judgedAt, verdictOn, consequences, readable });
+  Object.assign(attnreg, { evaluate, judgedAt, verdictOn, isRefused, consequences, readable });
 })((globalThis.attnreg ??= {}));
