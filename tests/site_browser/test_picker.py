@@ -215,7 +215,6 @@ def test_keys_keep_their_place(browser: Browser, site_folder: Path) -> None:
     opened(browser, site_folder, MODEL)
     assert browser.run(
         """document.querySelectorAll("details").forEach((d) => { d.open = true; });
-        const before = document.body.dataset.answered;
         const box = document.querySelector("#flags input");
         box.focus(); box.click();
         return new Promise((done) => setTimeout(() => done(
@@ -226,6 +225,37 @@ def test_keys_keep_their_place(browser: Browser, site_folder: Path) -> None:
         .filter((e) => !e.labels.length && !e.ariaLabel).map((e) => e.outerHTML)""")
     assert names == []
     assert browser.run("return document.getElementById('summary').getAttribute('aria-live')") == "polite"
+
+
+def test_a_verdict_is_drawn_before_its_remedies_and_says_so(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    # a clock that runs out after each search, so that the remedies come one by one
+    drawn = browser.run(
+        """const answer = document.getElementById("answer");
+        let clock = 0;
+        performance.now = () => (clock += 1000);
+        const drawn = [];
+        const look = () => drawn.push([
+          [...answer.querySelectorAll(".losers > li")].length, [...answer.querySelectorAll(".searched")].length,
+          [...answer.querySelectorAll(".remedy")].length, answer.ariaBusy, answer.innerText]);
+        new MutationObserver(look).observe(answer, {childList: true, subtree: true, attributes: true});
+        location.hash = arguments[0];
+        return new Promise((done) => {
+          new MutationObserver(() => setTimeout(() => done(drawn))).observe(document.body, {attributes: true});
+        });""",
+        "#registry=vllm-0.33.0&arch=sm75&model=gemma-3-27b-it",
+    )
+    losers, searched, remedies, busy, _ = drawn[0]
+    assert (losers > 6, searched > 3, busy) == (True, True, "true")
+    assert len(drawn) > searched
+    *_, (losers_after, searched_after, remedies_after, busy, text) = drawn
+    assert (losers_after, searched_after, busy) == (losers, 0, "false")
+    assert remedies_after > remedies
+    # in parts as at once
+    browser.run(
+        "document.getElementById('answer').replaceChildren(...attnreg.answer.render(attnreg.lastAnswer.explanation))"
+    )
+    assert text == browser.run("return document.getElementById('answer').innerText")
 
 
 def test_print_shows_the_answer_and_no_form(browser: Browser, site_folder: Path) -> None:

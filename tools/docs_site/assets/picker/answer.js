@@ -67,18 +67,36 @@
     });
   }
 
-  function loser(candidate, ofModel) {
-    const reasons = verdictWords(candidate).map(({ text, where }) => element("li", {}, text, " ", place(where)));
-    const remedy = candidate.would_win;
+  // candidate -> the line of its remedy, while that is searched, and whether a model asks
+  const searched = new WeakMap();
+
+  /** The line of a candidate's remedy; null where there is none to tell. */
+  function remedyLine({ would_win: remedy }, ofModel) {
     // another model is no remedy for this one
-    const told = remedy !== null && !(remedy.of_model && ofModel);
-    const verb = remedy?.by_name ? "would be chosen" : "would win";
+    if (remedy === null || (remedy.of_model && ofModel)) return null;
+    const verb = remedy.by_name ? "would be chosen" : "would win";
+    return element("p", { class: "remedy" }, `↳ ${verb} ${remedy.text}`);
+  }
+
+  /** Tell the remedy of a candidate that is drawn already. */
+  function tell(candidate) {
+    const { line, ofModel } = searched.get(candidate);
+    line.replaceWith(...[remedyLine(candidate, ofModel)].filter(Boolean));
+  }
+
+  function loser(candidate, ofModel, pending) {
+    const reasons = verdictWords(candidate).map(({ text, where }) => element("li", {}, text, " ", place(where)));
+    let line = null;
+    if (pending.has(candidate)) {
+      line = element("p", { class: "searched muted" }, "↳ what would let it win is being searched …");
+      searched.set(candidate, { line, ofModel });
+    } else line = remedyLine(candidate, ofModel);
     return element(
       "li",
-      { "data-rank": String(candidate.rank) },
+      { value: String(candidate.rank) },
       element("strong", {}, title(candidate.name, candidate.variant)),
       element("ul", {}, ...reasons),
-      told ? element("p", { class: "remedy" }, `↳ ${verb} ${remedy.text}`) : null,
+      line,
     );
   }
 
@@ -114,7 +132,7 @@
     });
   }
 
-  function selectionElements(selection, ofModel) {
+  function selectionElements(selection, ofModel, pending) {
     const chosen = chosenOf(selection);
     const name = chosen ? title(chosen.name, chosen.variant) : "no backend";
     const winner = element("strong", { class: chosen ? "good" : "bad" }, chosen ? `▸ ${name}` : `✗ ${name}`);
@@ -132,7 +150,7 @@
     }
     const losers = selection.candidates.filter((c) => chosen === null || title(c.name, c.variant) !== title(chosen.name, chosen.variant));
     if (losers.length > 0) {
-      const list = element("ol", { class: "losers" }, ...losers.map((c) => loser(c, ofModel)));
+      const list = element("ol", { class: "losers" }, ...losers.map((c) => loser(c, ofModel, pending)));
       out.push(element("details", { open: "" }, element("summary", {}, `Why not the other ${losers.length}`), list));
     }
     return out;
@@ -158,12 +176,12 @@
     return [element("h2", {}, name), scroll];
   }
 
-  /** The whole answer. */
-  function render(explanation) {
+  /** The whole answer. pending: the candidates whose remedies are searched still, which `tell` then tells. */
+  function render(explanation, pending = new Set()) {
     const out = [element("p", { class: "muted" }, explanation.title)];
     for (const { label, layers, selections } of explanation.answers) {
       const heading = element("h2", {}, [layers, label].filter(Boolean).join(" · "));
-      const body = selections.flatMap((selection) => selectionElements(selection, layers !== ""));
+      const body = selections.flatMap((selection) => selectionElements(selection, layers !== "", pending));
       out.push(element("div", { class: "asked" }, heading, ...body));
     }
     if (explanation.kv_cache) out.push(...memoryTable(explanation.kv_cache));
@@ -189,5 +207,5 @@
     return parts.join("; ").replace(/,$/, "");
   }
 
-  attnreg.answer = { element, render, summary, howChosen, verdictWords };
+  attnreg.answer = { element, render, tell, summary, howChosen, verdictWords };
 })((globalThis.attnreg ??= {}));

@@ -38,9 +38,11 @@
     return { steps, refused: refusal && { ...refusal, where: refusal.where.text } };
   }
 
+  /** Whether something has to change for a candidate to be chosen. */
+  const isLost = ({ chosen }, { name, reasons }) => reasons.length > 0 && chosen?.name !== name;
+
   function candidateDict(selection, candidate, remedies) {
     const { rank, name, variant, emulates, reasons } = candidate;
-    const lost = remedies && reasons.length > 0 && selection.chosen?.name !== name;
     return {
       rank,
       name,
@@ -49,7 +51,7 @@
       emulates,
       reasons: reasons.map((r) => r.toDict()),
       where: candidate.where.text,
-      would_win: lost ? remedy(selection, candidate) : null,
+      would_win: remedies && isLost(selection, candidate) ? remedy(selection, candidate) : null,
     };
   }
 
@@ -262,20 +264,33 @@
     return { registry, title: title.filter(Boolean).join(" · "), notes, answers, memory };
   }
 
-  /** An explanation as `attnreg explain --json` prints it, without the command; the remedies take longest. */
+  /** An explanation as `attnreg explain --json` prints it, without the command; without `remedies`, if that is false. */
   function explanationDict(explanation, remedies = true) {
     const { registry, title, notes, answers, memory } = explanation;
-    return {
+    const document = {
       registry: registry.title,
       title,
       notes,
       answers: answers.map(({ label, layers, selection }) => {
         if (selection === null) return { label, layers, selections: [] };
-        return { label, layers, selections: [{ ...selectionDict(selection, remedies), runs: runsOf(selection) }] };
+        return { label, layers, selections: [{ ...selectionDict(selection, false), runs: runsOf(selection) }] };
       }),
       ...(memory === null ? {} : { kv_cache: memory }),
     };
+    if (remedies) for (const { search } of remedySearches(explanation, document)) search();
+    return document;
   }
 
-  Object.assign(attnreg, { documentAnswers, explain, explanationDict, selectionDict });
+  /** For each candidate of an explanation's document that lost: `candidate`, and `search`, which writes its remedy there. */
+  function remedySearches({ answers }, document) {
+    return answers.flatMap(({ selection }, i) => {
+      const lost = (selection?.candidates ?? []).map((candidate, j) => [candidate, j]).filter(([c]) => isLost(selection, c));
+      return lost.map(([candidate, j]) => {
+        const told = document.answers[i].selections[0].candidates[j];
+        return { candidate: told, search: () => { told.would_win = remedy(selection, candidate); } };
+      });
+    });
+  }
+
+  Object.assign(attnreg, { documentAnswers, explain, explanationDict, remedySearches, selectionDict });
 })((globalThis.attnreg ??= {}));

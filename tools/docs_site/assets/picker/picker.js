@@ -2,150 +2,18 @@
 (function (attnreg) {
   "use strict";
 
-  const { address, answer, store } = attnreg;
+  const { address, answer, store, form } = attnreg;
+  const { field } = form;
   const { element } = answer;
   const site = window.attnregPicker;
-  const field = (id) => document.getElementById(id);
   // what was dropped on the page: name of a model -> its file and text; name of a registry -> its base and overlay
   const dropped = new Map();
   const overlays = new Map();
   let question = address.empty();
   let registry = null;
   let answered = 0;
-
-  // list of the form -> what it offers: to make hundreds of options anew takes longer than an answer
-  const offered = new WeakMap();
-
-  function options(select, groups, value) {
-    const offers = JSON.stringify(groups);
-    if (offered.get(select) !== offers) {
-      offered.set(select, offers);
-      select.replaceChildren();
-      for (const [name, items] of groups) {
-        const made = items.map(([key, text]) => element("option", { value: key }, text));
-        if (name) select.append(element("optgroup", { label: name }, ...made));
-        else select.append(...made);
-      }
-    }
-    select.querySelector("[data-stranger]")?.remove();
-    if (![...select.options].some((option) => option.value === value)) {
-      select.append(element("option", { value, "data-stranger": "" }, `${value} (not in the data)`));
-    }
-    select.value = value;
-  }
-
-  /** The architectures by platform, each under every product's name. */
-  function products() {
-    const platforms = new Map();
-    for (const [name, { platform, products: named }] of Object.entries(registry.architectures)) {
-      const items = (named.length > 0 ? named : [""]).map((product) => {
-        return [`${name}/${product}`, product ? `${product} · ${name}` : name];
-      });
-      platforms.set(platform, [...(platforms.get(platform) ?? []), ...items]);
-    }
-    return [...platforms];
-  }
-
-  function checkboxes(id, words, held, changed) {
-    const lines = Object.entries(words).map(([name, legend]) => {
-      const box = element("input", { type: "checkbox", value: name });
-      box.checked = held.includes(name);
-      box.addEventListener("change", changed);
-      return element("p", {}, element("label", {}, box, ` ${name}`), element("small", {}, legend));
-    });
-    field(id).replaceChildren(...lines);
-  }
-
-  const checked = (id) => [...field(id).querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value);
-
-  function facetField(name, facet) {
-    const id = `facet-${name}`;
-    const value = question.facets[name] ?? "";
-    let input;
-    if (facet.kind === "integer" || facet.kind === "text") {
-      input = element("input", { id, type: "text", ...(facet.kind === "integer" ? { inputmode: "numeric" } : {}) });
-      input.value = value;
-    } else {
-      input = element("select", { id });
-      options(input, [["", [["", "not stated"], ...facet.words.map((word) => [String(word), String(word)])]]], value);
-    }
-    input.title = facet.legend;
-    input.addEventListener("change", () => {
-      delete question.facets[name];
-      if (input.value.trim() !== "") question.facets[name] = input.value.trim();
-      ask();
-    });
-    return element("p", {}, element("label", { for: id }, name), input);
-  }
-
-  function facets() {
-    // these stand elsewhere in the form, and the type of a model is that of its config
-    const hidden = ["kv_dtype", "features", "model"];
-    const shown = Object.entries(registry.facets).filter(([name, f]) => f.of === "request" && !hidden.includes(name));
-    field("facets").replaceChildren(...shown.map(([name, facet]) => facetField(name, facet)));
-    field("facets-summary").textContent = question.model ? "What every layer is asked with" : "The request";
-  }
-
-  function packages() {
-    field("every-package").checked = question.packages === null;
-    const lines = Object.entries(registry.vocabulary.packages).map(([name, legend]) => {
-      const box = element("input", { type: "checkbox", value: name, "aria-label": name });
-      const version = element("input", { type: "text", placeholder: "version", "aria-label": `version of ${name}` });
-      box.checked = question.packages !== null && name in question.packages;
-      version.value = question.packages?.[name] ?? "";
-      box.disabled = version.disabled = question.packages === null;
-      const changed = () => {
-        question.packages = { ...question.packages };
-        delete question.packages[name];
-        if (box.checked) question.packages[name] = version.value.trim();
-        ask();
-      };
-      box.addEventListener("change", changed);
-      version.addEventListener("change", () => { box.checked = true; changed(); });
-      return element("p", {}, element("label", {}, box, ` ${name} `), version, element("small", {}, legend));
-    });
-    field("packages").replaceChildren(...lines);
-  }
-
-  /** The form as the question has it. */
-  function fill() {
-    const names = [...site.registries, ...overlays.keys()];
-    options(field("registry"), [["", names.map((name) => [name, name])]], question.registry);
-    const product = question.gpu || (registry.architectures[question.arch]?.products[0] ?? "");
-    options(field("arch"), products(), `${question.arch}/${product}`);
-    const configs = [...dropped].map(([name]) => [name, `${name} (dropped)`]);
-    options(field("model"), [["", [["", "one request, no model"]]], ["Dropped", configs], ["Bundled", site.models.map((m) => [m, m])]]
-      .filter(([, items]) => items.length > 0), question.model);
-    const kv = registry.facets.kv_dtype.words.map((word) => [word, word]);
-    const unstated = [["", question.model ? "as the model says" : "not stated: auto"], ["none", "none: not given"]];
-    options(field("kv_dtype"), [["", [...unstated, ...kv]]], question.facets.kv_dtype ?? "");
-    options(field("tp"), [["", site.ranks.map((n) => [String(n), n === 1 ? "1: the whole model" : String(n)])]], String(question.tp));
-    field("tp").disabled = question.model === "";
-    const rows = Object.values(registry.backends).map((row) => {
-      const variants = row.variants.filter((v) => v.name !== null).map((v) => `${row.name}/${v.name}`);
-      return [row.name, [row.name, ...variants].map((name) => [name, name])];
-    });
-    options(field("backend"), [["", [["", "the order decides"]]], ...rows], question.backend ?? "");
-    const drafts = [["", [["", "none"], ["mtp", "mtp: the model's own MTP layers"]]], ["Dropped", configs], ["Bundled", site.models.map((m) => [m, m])]];
-    const chosen = (name) => question.more[name] ?? "";
-    options(field("draft"), drafts.filter(([, items]) => items.length > 0), chosen("draft"));
-    options(field("draft_kv_dtype"), [["", [["", "as the model's"], ["none", "none: not given"], ...kv]]], chosen("draft_kv_dtype"));
-    options(field("draft_backend"), [["", [["", "as the model's"]]], ...rows], chosen("draft_backend"));
-    options(field("prefer"), [["", [["", "none"]]], ...rows], chosen("prefer"));
-    field("layer").value = chosen("layer");
-    field("deny").value = chosen("deny");
-    field("lengths").value = question.lengths.join(", ");
-    field("selector").checked = "selector" in question.more;
-    field("selector").closest("p").hidden = !registry.hasSteps && !field("selector").checked;
-  }
-
-  /** The lists of the form. They are not made anew at each answer, which would take the focus from the key that asks. */
-  function fillLists() {
-    facets();
-    checkboxes("features", registry.facets.features.legends, question.features, () => change({ features: checked("features") }));
-    checkboxes("flags", registry.facets.flags.legends, question.flags, () => change({ flags: checked("flags") }));
-    packages();
-  }
+  // remedies are searched for so many milliseconds before the verdicts are drawn, and between drawings
+  const SLICE = 8;
 
   function change(fields) {
     Object.assign(question, fields);
@@ -164,6 +32,7 @@
   function refuse(error) {
     say("This question has no answer.");
     field("answer").replaceChildren(element("p", { class: "notice error message" }, error.message));
+    field("answer").setAttribute("aria-busy", "false");
     field("command").hidden = true;
     field("show-command").setAttribute("aria-expanded", "false");
   }
@@ -244,43 +113,72 @@
     return explanation;
   }
 
-  function show(explanation, measured) {
+  /** Draw an answer. pending: the candidates whose remedies are searched still. */
+  function show(explanation, measured, pending = new Set()) {
     attnreg.lastAnswer = { ...measured, explanation };
     say(answer.summary(explanation));
-    field("answer").replaceChildren(...answer.render(explanation));
+    field("answer").replaceChildren(...answer.render(explanation, pending));
+    field("answer").setAttribute("aria-busy", String(pending.size > 0));
     field("command-line").textContent = address.commandLine(question, registry, files());
     field("python").textContent = address.python(question, explanation, overlays.get(question.registry));
+  }
+
+  /** The candidates whose remedies were found in the time of a slice; at least one. */
+  function searched(searches) {
+    const until = performance.now() + SLICE;
+    const found = [];
+    while (searches.length > 0 && (found.length === 0 || performance.now() < until)) {
+      const { candidate, search } = searches.shift();
+      search();
+      found.push(candidate);
+    }
+    return found;
+  }
+
+  /** Draw the evaluator's answer: the verdicts with the remedies that are found at once, then the other remedies as they come. */
+  async function answerHere(platform, options, model, isAsked) {
+    const start = performance.now();
+    const explained = attnreg.explain(registry, platform, options, model);
+    const document = attnreg.explanationDict(explained, false);
+    const measured = { python: false, milliseconds: performance.now() - start };
+    const searches = attnreg.remedySearches(explained, document);
+    searched(searches);
+    show(document, measured, new Set(searches.map(({ candidate }) => candidate)));
+    while (searches.length > 0) {
+      await new Promise((drawn) => setTimeout(drawn));
+      if (!isAsked()) return;
+      searched(searches).forEach(answer.tell);
+    }
+    field("answer").setAttribute("aria-busy", "false");
+    attnreg.lastAnswer.whole = performance.now() - start;
   }
 
   /** Answer the question, and write it into the address. */
   async function ask() {
     const number = ++answered;
+    // a later question may be asked before this one is answered
+    const isAsked = () => number === answered;
     question.fingerprint = registry.fingerprint;
-    history.replaceState(null, "", address.toHash(question));
-    fill();
+    const hash = address.toHash(question);
+    if (location.hash !== hash) history.replaceState(null, "", hash);
+    form.make(registry, [...dropped.keys()], [...overlays.keys()], () => question, change);
+    form.fill(question);
     try {
-      const { platform, options: asked } = address.read(question, registry);
-      const python = address.byPython(question, registry);
-      const model = python ? null : await modelOf(question.model);
-      const start = performance.now();
-      if (python) {
+      const { platform, options } = address.read(question, registry);
+      if (address.byPython(question, registry)) {
+        const start = performance.now();
         const explanation = await explainedByPython();
-        // a later question may have been answered meanwhile
-        if (number === answered) show(explanation, { python, milliseconds: performance.now() - start });
-        return;
+        if (isAsked()) show(explanation, { python: true, milliseconds: performance.now() - start });
+      } else {
+        const model = await modelOf(question.model);
+        if (isAsked()) await answerHere(platform, options, model, isAsked);
       }
-      if (number !== answered) return;
-      const explained = attnreg.explain(registry, platform, asked, model);
-      show(attnreg.explanationDict(explained, false), { python, milliseconds: performance.now() - start });
-      // verdicts and reasons are drawn before remedies are searched
-      await new Promise((drawn) => setTimeout(drawn));
-      if (number === answered) show(attnreg.explanationDict(explained), { ...attnreg.lastAnswer, whole: performance.now() - start });
     } catch (error) {
-      if (number !== answered) return;
+      if (!isAsked()) return;
       refuse(error);
       if (!(error instanceof attnreg.RequestError || error instanceof attnreg.UnavailableError)) throw error;
     } finally {
-      if (number === answered) document.body.dataset.answered = String(number);
+      if (isAsked()) document.body.dataset.answered = String(number);
     }
   }
 
@@ -302,20 +200,17 @@
       notice(`This link was made for another state of the registry ${question.registry}: fingerprint ${then.slice(0, 40)}. `
         + `The answer below is of ${registry.fingerprint}, and may differ.`, "warning");
     }
-    fillLists();
     await ask();
   }
 
   async function changeRegistry(name) {
     registry = await store.registry(name);
     question.registry = name;
-    fillLists();
     return ask();
   }
 
   function changeModel(name) {
     Object.assign(question, { model: name, tp: name ? question.tp : 1 });
-    fillLists();
     return ask();
   }
 
@@ -347,7 +242,6 @@
   for (const [id, changed] of Object.entries(controls)) field(id).addEventListener("change", () => changed(field(id).value));
   field("every-package").addEventListener("change", () => {
     change({ packages: field("every-package").checked ? null : {} });
-    packages();
   });
   field("question").addEventListener("submit", (event) => event.preventDefault());
   field("show-command").addEventListener("click", () => {
