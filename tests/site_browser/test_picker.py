@@ -215,6 +215,7 @@ def test_keys_keep_their_place(browser: Browser, site_folder: Path) -> None:
     opened(browser, site_folder, MODEL)
     assert browser.run(
         """document.querySelectorAll("details").forEach((d) => { d.open = true; });
+        const before = document.body.dataset.answered;
         const box = document.querySelector("#flags input");
         box.focus(); box.click();
         return new Promise((done) => setTimeout(() => done(

@@ -75,9 +75,19 @@ class Browser:
             self.page.goto("about:blank")
         self.page.goto(url + anchor)
 
-    def run(self, script: str, *arguments: Any) -> Any:
-        """The value that a script's body returns, which reads ``arguments``; a promise is awaited."""
-        return self.page.evaluate(f"given => (function () {{ {script} }}).apply(null, given)", list(arguments))
+    def run(self, script: str, *arguments: Any, seconds: float = 120.0) -> Any:
+        """The value that a script's body returns, which reads ``arguments``; a promise is awaited.
+
+        Raises playwright's Error where the script does, and where its promise is not settled in ``seconds``.
+        """
+        # an error in a script's own callback leaves its promise open for ever
+        body = """([given, seconds]) => {
+          const value = (function () { %s }).apply(null, given);
+          if (typeof value?.then !== "function") return value;
+          const late = new Error(`the script's promise is not settled in ${seconds} s`);
+          return Promise.race([value, new Promise((_, reject) => setTimeout(() => reject(late), seconds * 1000))]);
+        }"""
+        return self.page.evaluate(body.replace("%s", script), [list(arguments), seconds])
 
     def wait(self, script: str, *arguments: Any, seconds: float = 30.0) -> Any:
         """The value that a script's body returns, as soon as it is true. Raises playwright's TimeoutError."""
