@@ -113,6 +113,10 @@ DEFAULT = (
     Case("chunks by request", queries=300, chunk=256, causal=False, features=("causal_by_request",)),
     Case("narrow values", queries=300, head_size_v=32),
     Case("narrow values fp8", queries=300, head_size_v=32, cache="float8_e4m3fn"),
+    Case("prefill softcap", queries=2048, softcap=30.0, features=("lse",)),
+    Case("prefill softcap head 256, window", queries=2048, heads=(16, 8), head_size=256, softcap=50.0, window=4096),
+    Case("16 queries, ALiBi head 64", queries=16, requests=8, head_size=64, features=("alibi",)),
+    Case("decode softcap head 256", requests=64, heads=(16, 8), head_size=256, softcap=50.0),
     Case(
         "head 256 all features", queries=300, heads=(8, 2), head_size=256, window=2048, softcap=30.0, features=FEATURES
     ),

@@ -9,7 +9,8 @@ The columns of a tile have an order of their own (`column_of`), with which the t
 element of a word takes all of them, so that codes become operands in the registers that they are loaded into; queries
 are loaded, and outputs stored, in that order too. The products of a key take their columns in fours from a thread, so
 pairs stay beside each other; those of values have a column a thread, so the groups do. Of values that holds where one
-or two warps share a tile of 128 columns.
+or two warps share a tile of 128 columns. Other tiles of values go through shared memory, into which a thread stores
+the columns of a word beside each other.
 
 The scales of keys stay out of their tile: they are factors of the scores.
 """
@@ -59,6 +60,8 @@ def column_of(LAYOUT: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr):
     if LAYOUT.code == "levels" or LAYOUT.code == "uniform":
         if SUMMED:
             column = place % (2 * GROUPS) // 2 * 8 + place // (2 * GROUPS) + place % 2 * 4
+        elif LAYOUT.together:
+            column = place // 8 * 8 + place % 8 // 2 + place % 2 * 4
         else:
             column = place % GROUPS * 8 + place // GROUPS
     else:
@@ -67,9 +70,12 @@ def column_of(LAYOUT: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr):
 
 
 @triton.jit
-def _in_places(codes, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, SUMMED: tl.constexpr):
+def _in_places(codes, LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, SUMMED: tl.constexpr):
     """Returns a tile [BLOCK_N, 8 * GROUPS] in the order of `column_of`; codes: as `_floats` returns them."""
-    codes = tl.permute(codes, (0, 2, 3, 1, 4) if SUMMED else (0, 4, 2, 3, 1))
+    if SUMMED:
+        codes = tl.permute(codes, (0, 2, 3, 1, 4))
+    elif not LAYOUT.together:
+        codes = tl.permute(codes, (0, 4, 2, 3, 1))
     return tl.reshape(codes, [BLOCK_N, 8 * GROUPS])
 
 
@@ -177,7 +183,7 @@ def load_levels(
     if BITS == 4:
         factor = square * tl.full([], FIFTH, tl.float16) + tl.full([], CUBIC, tl.float16)
         factor = factor * square + tl.full([], LINEAR, tl.float16)
-    return _in_places(x * factor, BLOCK_N, BLOCK // 8, SUMMED)
+    return _in_places(x * factor, LAYOUT, BLOCK_N, BLOCK // 8, SUMMED)
 
 
 @triton.jit
@@ -202,7 +208,9 @@ def load_scaled(
     if LAYOUT.code == "levels":
         levels = load_levels(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK, SUMMED)
         scale = load_scales(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
-        tile = levels.to(tl.float32) * scale[:, None]
+        # a product of two float16 is rounded once either way
+        WIDE: tl.constexpr = tl.float16 if tl.float16 == DTYPE else tl.float32
+        tile = levels.to(WIDE) * scale.to(WIDE)[:, None]
     else:
         words = _load_pairs(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK)
         codes = _floats(words, 0, _1024S, LAYOUT) - tl.full([], 1024.0, tl.float16)
@@ -216,5 +224,5 @@ def load_scaled(
             pointers = scale_ptr[:, None] + (group * LAYOUT.block_size)[None, :]
             scale, zero = tl.load(pointers), tl.load(pointers + NUMBERS * LAYOUT.block_size)  # [BLOCK_N, GROUPS]
         numbers = _rounded_once(codes, scale[:, :, None, None, None], zero[:, :, None, None, None])
-        tile = _in_places(numbers, BLOCK_N, GROUPS, SUMMED)
+        tile = _in_places(numbers, LAYOUT, BLOCK_N, GROUPS, SUMMED)
     return tile.to(DTYPE)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from attnreg.kernels.packed.codes import column_of, load_levels, load_scaled, load_scales
+from attnreg.kernels.packed.rotation import load_rotated
 from attnreg.kernels.triton.fp8 import fp8_to_float16, stored_as
 from attnreg.kernels.triton.layout import head_offset, load_blocks, load_tile, times
 from attnreg.kernels.triton.rows import (
@@ -67,7 +68,10 @@ def _load_query(
 ):  # fmt: skip
     """Returns BLOCK columns of the tile's queries [BLOCK_M, BLOCK], in the dtype of the dots and the order of keys."""
     offs_d = first_column + column_of(K, BLOCK, True)
-    query = tl.load(query_ptr + offs_d[None, :], mask=exists[:, None] & (offs_d < K.size)[None, :], other=0.0)
+    if Q.unrotated > 0:
+        query = load_rotated(query_ptr, exists, offs_d, Q.unrotated, BLOCK)
+    else:
+        query = tl.load(query_ptr + offs_d[None, :], mask=exists[:, None] & (offs_d < K.size)[None, :], other=0.0)
     if query.dtype.primitive_bitwidth == 8:
         FP8: tl.constexpr = Q.fp8
         query = fp8_to_float16(query, FP8)
@@ -218,7 +222,12 @@ def _attend_tile(
         s = _masked(s, rows, offs_n, tree, BEGINS)
     p, state = with_scores(state, s, unit)
     # [BLOCK_N, BLOCK_DV]
-    if V.code == "levels" or V.code == "uniform":
+    if V.code == "levels" and tl.float16 != VALUE_DTYPE:
+        # a weight times a scale may be smaller than float16 holds
+        p *= load_scales(keys.value_ptr, block, n, span.stop, V, WHOLE, TILE.block_n)[None, :]
+        v = load_levels(keys.value_ptr, block, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, False)
+        v = v.to(VALUE_DTYPE)
+    elif V.code == "levels" or V.code == "uniform":
         v = load_scaled(
             keys.value_ptr, block, n, span.stop, 0, V, WHOLE, TILE.block_n, TILE.block_dv, False, VALUE_DTYPE
         )

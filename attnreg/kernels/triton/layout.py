@@ -48,13 +48,15 @@ GIVEN, UNIT = tl.constexpr(-1), tl.constexpr(16)
 class Strides(NamedTuple):
     """The strides of queries, of outputs, or of new keys or values: of a token and of a head.
 
-    fp8: the format of 8-bit elements, else "". scale: the stride of the KV heads' scales.
+    fp8: the format of 8-bit elements, else "". scale: the stride of the KV heads' scales. unrotated: the elements of
+    queries that are rotated when they are loaded, else 0.
     """
 
     token: int
     head: int
     fp8: str = ""
     scale: int = 0
+    unrotated: int = 0
 
 
 class PerHead(NamedTuple):
@@ -72,6 +74,7 @@ class CacheLayout(NamedTuple):
     code: what the codes of a packed cache stand for (`attnreg.language.packed.Side`), else "". They have ``bits``, and
     ``columns`` of them are stored for a row; the uniform ones of a ``group`` share a scale and a zero. linear, cubic,
     fifth: the coefficients of the levels' polynomial. lop3: the GPU has NVIDIA's instruction of that name.
+    together: a tile has the columns of a word beside each other.
     """
 
     block_size: int
@@ -91,6 +94,7 @@ class CacheLayout(NamedTuple):
     cubic: float = 0.0
     fifth: float = 0.0
     lop3: bool = False
+    together: bool = False
 
 
 class Cache(NamedTuple):

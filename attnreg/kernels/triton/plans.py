@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
-from attnreg.kernels.triton.layout import FP8, Cache, PerHead, Strides, on_bytes, packed_strides
+from attnreg.kernels.triton.layout import FP8, Cache, CacheLayout, PerHead, Strides, on_bytes, packed_strides
 from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
@@ -51,6 +51,15 @@ _ATTENTION = Kernel(_attention_kernel, (*_CALL, *_BATCH, *_PARTS, *_BATCH_NUMBER
 _TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
+# the most warps whose packed values become operands in the registers that they are loaded into
+_FEW_WARPS = 2
+# the bits of codes of which a thread loads 8 at once
+_WORD_BITS = 4
+# the rows of the tallest tile that rotates its queries
+_ROTATED_ROWS = 16
+# the requests times KV heads of the largest batch whose tiles do: a launch before it takes less of a longer decode
+_ROTATED_PAIRS = 64
+
 # no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
 _ALIKE = SMALLEST_SPLIT
 
@@ -76,9 +85,13 @@ class AttentionPlan:
     """
 
     def __init__(
-        self, spec: AttentionSpec, batch: BatchMetadata, *, config: Config | None = None, splits: int | None = None
-    ) -> None:
-        """config, splits: override the chosen ones, for measurements."""
+        self, spec: AttentionSpec, batch: BatchMetadata, *, config: Config | None = None, splits: int | None = None,
+        unrotated: int = 0,
+    ) -> None:  # fmt: skip
+        """config, splits: override the chosen ones, for measurements.
+
+        unrotated: the elements that queries have before they are rotated, where keys are; see `rotates`.
+        """
         starts, table = batch.query_start_loc, batch.block_table
         ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
         causal, by_request = (batch.causal, None) if isinstance(batch.causal, bool) else (None, batch.causal)
@@ -86,8 +99,10 @@ class AttentionPlan:
         self.launches = _launches(
             spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
             ranges is not None, tree is not None, causal, content(batch.query_start_loc_cpu), batch.max_query_len,
-            -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits,
+            -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits, unrotated,
         )  # fmt: skip
+        # whether the launches take queries of `unrotated` elements, and rotate them when they are loaded
+        self.rotates = self.launches.rotate
         self._numbers = (
             batch.num_reqs, 0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0),
             _stride(ranges, 1), _stride(tree, 0),
@@ -171,6 +186,7 @@ class _Code(NamedTuple):
     own_key_starts: bool
     ranges: bool
     tree: bool
+    unrotated: int
     num_kv_heads: int
     group: int
     heads: int
@@ -201,10 +217,10 @@ class _Code(NamedTuple):
             block_dv=self.block_dv,
         )
         return {
-            "Q": Strides(query[0], query[1], FP8.get(self.query_dtype, ""), q_scale or 0),
+            "Q": Strides(query[0], query[1], FP8.get(self.query_dtype, ""), q_scale or 0, self.unrotated),
             "OUT": Strides(output[0], output[1], FP8.get(self.output_dtype, "")),
             "K": self.cache.keys(keys, k_scale),
-            "V": self.cache.values(values, v_scale),
+            "V": self._values(values, v_scale),
             "HEADS": PerHead(sink=sinks[0] if sinks else 1, slope=slopes[0] if slopes else 1),
             "TILE": tile,
             "COMPUTE_DTYPE": _TL_DTYPES[compute_dtype(self.dtype, self.cache.dtype)],
@@ -218,6 +234,12 @@ class _Code(NamedTuple):
             "DEPENDENT_LAUNCH": self.dependent_launch,
             "PEEL": self.config.peel,
         }
+
+    def _values(self, strides: tuple[int, ...], stride_scale: int | None) -> CacheLayout:
+        layout = self.cache.values(strides, stride_scale)
+        # a tile that more warps share goes through shared memory, which takes whole words in fewer stores
+        together = self.config.num_warps > _FEW_WARPS and layout.bits == _WORD_BITS
+        return layout._replace(together=together)
 
 
 class _PlannedLaunch:
@@ -254,10 +276,11 @@ class _Launches(tuple[_PlannedLaunch, ...]):
     """The launches for batches alike. runs: what runs them, for a kind of plan, calls alike and the
     numbers of a batch.
 
-    kinds: of calls that nobody compared.
+    kinds: of calls that nobody compared. rotate: they rotate queries when they load them.
     """
 
     kinds: Kinds
+    rotate: bool
     runs: dict[tuple[type, object, tuple[int, ...]], list[Run]]
 
 
@@ -294,6 +317,18 @@ def _codes_of(values: Side) -> str:
     return "nibbles" if values.code == "uniform" else "levels"
 
 
+def _all_rotate(launches: Sequence[Launch], block_d: int) -> bool:
+    """Whether every launch has tiles that rotate their queries in less time than a launch before it takes."""
+    # taller tiles are of longer queries; neither they nor single warps have registers left
+    return all(
+        one.one_tile
+        and one.config.block_m <= _ROTATED_ROWS
+        and one.config.num_warps > 1
+        and (one.config.block_k or block_d) >= block_d
+        for one in launches
+    )
+
+
 @functools.lru_cache(maxsize=1024)
 def _launches(
     spec: AttentionSpec,
@@ -309,6 +344,7 @@ def _launches(
     max_seq_len: int,
     config: Config | None,
     splits: int | None,
+    unrotated: int,
 ) -> _Launches:
     """The launches for every batch of which this is true. causal: None where requests differ.
 
@@ -343,11 +379,13 @@ def _launches(
         split=cache.layout == "SPLIT",
         window=mask.chunk or (max(mask.left, mask.right) + 1 if min(mask.left, mask.right) >= 0 else 0),
         extras=ranges or tree or causal is None or "alibi" in spec.features or bool(spec.softcap),
+        ranges=ranges,
         mask=tree or causal is None,
         packed=cache.packed is not None,
         codes="" if cache.packed is None else _codes_of(cache.packed.values),
     )
     queries = queries_of(starts).each
+    batch_invariant = "batch_invariant" in spec.features
     launches = schedule(
         target,
         shape,
@@ -355,11 +393,19 @@ def _launches(
         num_kv_heads=spec.num_kv_heads,
         max_query_len=max_query_len,
         max_seq_len=max_seq_len,
-        batch_invariant="batch_invariant" in spec.features,
+        batch_invariant=batch_invariant,
         config=config,
     )
     if splits is not None:
         launches = [one._replace(splits=splits, min_split=16) for one in launches]
+    # measured on NVIDIA's
+    rotate = (
+        unrotated > 0
+        and target.backend != "hip"
+        and not batch_invariant
+        and len(queries) * spec.num_kv_heads <= _ROTATED_PAIRS
+        and _all_rotate(launches, shape.block_d)
+    )
     planned = []
     for one in launches:
         code = _Code(
@@ -370,6 +416,7 @@ def _launches(
             own_key_starts=own_key_starts,
             ranges=ranges,
             tree=tree,
+            unrotated=unrotated if rotate else 0,
             num_kv_heads=spec.num_kv_heads,
             group=shape.group,
             heads=one.heads,
@@ -385,7 +432,7 @@ def _launches(
         )
         planned.append(_PlannedLaunch(spec, one, shape, len(queries), device, code))
     found = _Launches(planned)
-    found.kinds, found.runs = Kinds(), {}
+    found.kinds, found.runs, found.rotate = Kinds(), {}, rotate
     return found
 
 

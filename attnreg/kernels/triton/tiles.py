@@ -47,10 +47,10 @@ class Shape(NamedTuple):
 
     rows: `tile_rows` of the longest request of the launch. short: its requests are to be decoded. block_d: `columns_of`
     keys. block_dv: the columns of values, rounded up to a power of 2. itemsize: of the dots. split: the cache's layout
-    is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. mask: queries form
-    trees, or requests differ in causality. latent: keys are latents, block_d wide in their rotary part, and values the
-    rest of them. tile_scales: these are in 8 bits with a scale for each tile. packed: keys and values are decoded from
-    codes of a few bits. codes: what those of values are, a word of `FACTS`.
+    is SPLIT. extras: scores are more than products (softcap, ALiBi, ranges), which takes registers. ranges: keys are
+    visible in ranges. mask: queries form trees, or requests differ in causality. latent: keys are latents, block_d wide
+    in their rotary part, and values the rest of them. tile_scales: these are in 8 bits with a scale for each tile.
+    packed: keys and values are decoded from codes of a few bits. codes: what those of values are, a word of `FACTS`.
     pairs: the requests of the launch times the KV heads; 0 where a request may not depend on others.
     """
 
@@ -65,6 +65,7 @@ class Shape(NamedTuple):
     split: bool
     window: int
     extras: bool
+    ranges: bool = False
     mask: bool = False
     latent: bool = False
     tile_scales: bool = False
@@ -92,6 +93,7 @@ FACTS: Mapping[str, str] = {
     "values": "columns of values, as a power of 2",
     "quantised": "the cache holds 8-bit numbers",
     "extras": "scores are more than products (softcap, ALiBi, ranges), which takes registers",
+    "ranges": "the keys of some ranges are visible to all queries there",
     "mask": "queries form trees, or requests differ in causality",
     "paged": "keys are in a paged cache",
     "split": "the cache has the layout SPLIT",
@@ -120,6 +122,7 @@ def facts(target: Target, shape: Shape) -> dict[str, Any]:
         "values": shape.block_dv,
         "quantised": shape.cache_itemsize < shape.itemsize,
         "extras": shape.extras,
+        "ranges": shape.ranges,
         "mask": shape.mask,
         "paged": shape.paged,
         "split": shape.split,
@@ -159,7 +162,10 @@ def _matcher(value: Any) -> Matcher:
     return integer(value) if isinstance(value, int) else equals(value, value)
 
 
-H200, H200_LATER, H200_LATEST = (f"NVIDIA H200, 2026-11-{day}" for day in (21, 22, 23))
+H200_21, H200_22, H200_23, H200_24 = (f"NVIDIA H200, 2026-11-{day}" for day in (21, 22, 23, 24))
+
+# scores go through a softcap or have slopes, and nothing else takes registers
+_SCORED: Mapping[str, Any] = {"sm": 90, "extras": True, "ranges": False, "mask": False, "quantised": False}
 
 TABLE: tuple[Row, ...] = (
     # latents: an accumulator of 512 columns leaves few registers
@@ -171,12 +177,12 @@ TABLE: tuple[Row, ...] = (
          Config(64, 32, 8, 3, programs_per_sm=1),
          because="rows of several queries take registers: of 64 keys, four were spilled by Triton 3.6"),
     _row({"latent": True, "sm": 90, "rows": {"min": 64}, "tile_scales": True},
-         Config(64, 64, 8, 2, programs_per_sm=1), H200_LATER,
+         Config(64, 64, 8, 2, programs_per_sm=1), H200_22,
          because="less than half the time of loading a latent twice, in parts and whole"),
     _row({"latent": True, "sm": 90, "rows": {"min": 64}, "quantised": True},
          Config(64, 64, 8, 2, programs_per_sm=1, block_k=64)),
     _row({"latent": True, "sm": 90, "rows": {"min": 64}}, Config(64, 64, 8, 2, programs_per_sm=1)),
-    _row({"latent": True, "sm": 90, "rows": 16, "quantised": False}, Config(16, 32, 4, 3), H200_LATER),
+    _row({"latent": True, "sm": 90, "rows": 16, "quantised": False}, Config(16, 32, 4, 3), H200_22),
     _row({"latent": True, "warpgroup_mma": True, "rows": 16}, Config(16, 64, 8, 2)),
     _row({"latent": True}, Config(UpTo(32), 32, 8, 2)),
     # packed caches: codes become operands in registers
@@ -189,13 +195,16 @@ TABLE: tuple[Row, ...] = (
          Config(16, 32, 4, 3, programs_per_sm=4)),
     _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "nibbles",
           "pairs": {"min": 64}},
-         Config(16, 32, 1, 3, programs_per_sm=12), H200_LATEST,
+         Config(16, 32, 1, 3, programs_per_sm=12), H200_23,
          because="one warp has all codes of a word: they become operands where they are, and nothing waits for others"),
+    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "levels",
+          "pairs": {"min": 64}},
+         Config(16, 32, 1, 3, programs_per_sm=12), H200_24),
     _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "levels"},
-         Config(16, 128, 4, 3, programs_per_sm=3), H200_LATEST,
+         Config(16, 128, 4, 3, programs_per_sm=3), H200_23,
          because="with twice the keys, a row's largest score and its sum are found half as often"),
     _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False},
-         Config(16, 128, 4, 2, programs_per_sm=3), H200_LATEST),
+         Config(16, 128, 4, 2, programs_per_sm=3), H200_23),
     _row({"packed": True, "queries": "few", "rows": 16}, Config(16, 64, 4, 3, programs_per_sm=4)),
     _row({"packed": True, "width": {"min": 256}}, Config(UpTo(32), 32, 8, 2, programs_per_sm=1)),
     _row({"packed": True, "warpgroup_mma": False}, Config(UpTo(64), 32, 8, 2, programs_per_sm=1)),
@@ -221,19 +230,28 @@ TABLE: tuple[Row, ...] = (
     # few queries: what counts is to keep many keys on their way
     _row({"queries": "few", "rows": 16, "width": {"min": 512}}, Config(16, 32, 8, 2, programs_per_sm=4)),
     _row({"queries": "few", "rows": 16, "extras": True, "quantised": True}, Config(16, 32, 8, 2, programs_per_sm=4)),
+    _row({"queries": "few", "rows": 16, "width": 256, **_SCORED}, Config(16, 64, 8, 2, programs_per_sm=2), H200_24,
+         because="four fifths of the time of 32 keys by 4 warps for 64 requests of Gemma 2, the same for 8 long ones"),
     _row({"queries": "few", "rows": 16, "width": {"min": 256}}, Config(16, 32, 4, 2, programs_per_sm=4)),
+    _row({"queries": "few", "rows": 16, "width": {"max": 128}, **_SCORED}, Config(16, 64, 4, 2, programs_per_sm=4),
+         H200_24),
+    _row({"queries": "few", "rows": {"max": 32}, "width": 256, **_SCORED},
+         Config(UpTo(32), 64, 4, 2, programs_per_sm=2), H200_24),
+    _row({"queries": "few", "width": 256, **_SCORED}, Config(64, 64, 8, 2, programs_per_sm=1), H200_24),
+    _row({"queries": "few", "width": {"max": 128}, **_SCORED}, Config(UpTo(64), 64, 4, 3, programs_per_sm=2), H200_24,
+         because="half the time of 8 warps, of which ptxas makes one product wait for the other"),
     _row({"queries": "few", "rows": 16, "extras": True}, Config(16, 32, 4, 2, programs_per_sm=4)),
     _row({"queries": "few", "width": {"min": 512}}, Config(16, 32, 8, 2, programs_per_sm=1, block_k=128)),
     _row({"queries": "few", "width": {"min": 256}, "warpgroup_mma": False}, Config(32, 32, 8, 2, programs_per_sm=1)),
     _row({"queries": "few", "extras": True, "warpgroup_mma": False}, Config(32, 32, 8, 2, programs_per_sm=1)),
-    _row({"queries": "few", "width": {"min": 256}}, Config(UpTo(64), 64, 8, 2, programs_per_sm=1), H200,
+    _row({"queries": "few", "width": {"min": 256}}, Config(UpTo(64), 64, 8, 2, programs_per_sm=1), H200_21,
          because="of those that spill no registers the fastest for 16 queries"),
     _row({"queries": "few", "extras": True}, Config(UpTo(64), 64, 8, 2, programs_per_sm=1)),
-    _row({"queries": "few", "rows": 128}, Config(128, 64, 8, 3, programs_per_sm=1), H200),
-    _row({"queries": "few", "rows": {"min": 32}, "warpgroup_mma": True}, Config(UpTo(64), 64, 4, 3), H200),
+    _row({"queries": "few", "rows": 128}, Config(128, 64, 8, 3, programs_per_sm=1), H200_21),
+    _row({"queries": "few", "rows": {"min": 32}, "warpgroup_mma": True}, Config(UpTo(64), 64, 4, 3), H200_21),
     _row({"queries": "few", "rows": {"min": 32}}, Config(UpTo(64), 64, 8, 2)),
-    _row({"queries": "few", "quantised": True}, Config(16, 128, 4, 3), H200),
-    _row({"queries": "few"}, Config(16, 64, 4, 2, programs_per_sm=4), H200,
+    _row({"queries": "few", "quantised": True}, Config(16, 128, 4, 3), H200_21),
+    _row({"queries": "few"}, Config(16, 64, 4, 2, programs_per_sm=4), H200_21,
          because="many small programs share the device evenly, and wait for each other the least"),
     # many queries: what counts is to keep the matrix units busy, with tiles as large as the registers allow
     _row({"width": {"min": 512}}, Config(32, 32, 8, 2, programs_per_sm=1)),
@@ -243,19 +261,23 @@ TABLE: tuple[Row, ...] = (
     _row({"warpgroup_mma": False, "extras": True}, Config(64, 32, 8, 2)),
     _row({"warpgroup_mma": False, "quantised": True}, Config(64, 32, 8, 2)),
     _row({"warpgroup_mma": False}, Config(64, 64, 8, 2)),
-    _row({"window": {"min": 1, "max": 256}}, Config(64, 32, 4, 3, programs_per_sm=4), H200),
+    _row({"window": {"min": 1, "max": 256}}, Config(64, 32, 4, 3, programs_per_sm=4), H200_21),
     _row({"sm": 90, "keys": 192, "values": 128, "extras": False, "quantised": False, "paged": False},
-         Config(128, 64, 8, 3, programs_per_sm=1, peel=True), H200_LATER,
+         Config(128, 64, 8, 3, programs_per_sm=1, peel=True), H200_22,
          because="of twelve tiles the fastest for expanded prompts of MLA, causal or not"),
-    _row({"width": {"min": 256}, "extras": True}, Config(64, 64, 8, 2, programs_per_sm=1), H200),
-    _row({"width": {"min": 256}, "quantised": True}, Config(64, 64, 8, 2, programs_per_sm=1), H200),
-    _row({"width": {"min": 256}}, Config(128, 32, 8, 3, programs_per_sm=1), H200,
+    _row({"width": 256, **_SCORED}, Config(128, 32, 8, 3, programs_per_sm=1), H200_24,
+         because="half the time of 64 × 64; 128 × 64 takes 6 % less, but spills some registers"),
+    _row({"width": {"max": 128}, **_SCORED}, Config(64, 64, 4, 3, programs_per_sm=2), H200_24,
+         because="half the time of 8 warps, of which ptxas makes one product wait for the other"),
+    _row({"width": {"min": 256}, "extras": True}, Config(64, 64, 8, 2, programs_per_sm=1), H200_21),
+    _row({"width": {"min": 256}, "quantised": True}, Config(64, 64, 8, 2, programs_per_sm=1), H200_21),
+    _row({"width": {"min": 256}}, Config(128, 32, 8, 3, programs_per_sm=1), H200_21,
          because="128 × 64 takes 12 to 18 % less time, but spills some registers"),
-    _row({"sm": 90, "extras": False, "quantised": True}, Config(128, 128, 8, 3, programs_per_sm=1), H200),
+    _row({"sm": 90, "extras": False, "quantised": True}, Config(128, 128, 8, 3, programs_per_sm=1), H200_21),
     _row({"sm": 90, "extras": False, "paged": True, "window": 0},
-         Config(128, 64, 8, 3, programs_per_sm=1, peel=True), H200),
-    _row({"sm": 90, "extras": False, "paged": True}, Config(128, 64, 8, 3, programs_per_sm=1), H200),
-    _row({"sm": 90, "extras": False}, Config(64, 64, 4, 3), H200),
+         Config(128, 64, 8, 3, programs_per_sm=1, peel=True), H200_21),
+    _row({"sm": 90, "extras": False, "paged": True}, Config(128, 64, 8, 3, programs_per_sm=1), H200_21),
+    _row({"sm": 90, "extras": False}, Config(64, 64, 4, 3), H200_21),
     _row({"quantised": True}, Config(64, 32, 8, 3, programs_per_sm=1), because="larger tiles spill"),
     _row({}, Config(64, 64, 8, 3, programs_per_sm=1), because="larger tiles spill"),
 )  # fmt: skip

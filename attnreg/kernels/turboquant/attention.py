@@ -1,7 +1,8 @@
 """TURBOQUANT: attention over a packed KV cache, by TRITON_ATTN's attention kernel.
 
-Queries are rotated once, into the basis of rotated keys; the kernel decodes codes in registers, as it does 8-bit
-floats; outputs over rotated values are rotated back. Packed keys and values are never written to memory dequantised.
+Queries are rotated into the basis of rotated keys, by the kernel where it decodes and by a launch before it elsewhere;
+the kernel decodes codes in registers, as it does 8-bit floats; outputs over rotated values are rotated back. Packed
+keys and values are never written to memory dequantised.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class TurboquantPlan:
         in_codes = replace(
             spec, head_size=self.columns or spec.head_size, head_size_v=self.columns_v or spec.head_size_v
         )
-        self.attention = AttentionPlan(in_codes, batch)
+        self.attention = AttentionPlan(in_codes, batch, unrotated=spec.head_size if self.columns is not None else 0)
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> TurboquantPlan:
@@ -94,7 +95,7 @@ def forward(spec: AttentionSpec, plan: TurboquantPlan, call: Call) -> None:
     # the layer has validated that a paged call has a cache
     assert kv_cache is not None
     turned, summed = query, output
-    if plan.columns is not None:
+    if plan.columns is not None and not plan.attention.rotates:
         turned = query.new_empty(*query.shape[:2], plan.columns)
         rotate(query, turned, plan.query_start_loc, spec.head_size, plan.columns, back=False)
     if plan.columns_v is not None:

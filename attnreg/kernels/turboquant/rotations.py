@@ -2,8 +2,8 @@
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
 """Rotations by a random-sign Hadamard matrix: of queries into the basis of rotated keys, of outputs back from values'.
 
-The matrix is made in registers. Its elements, 1 and -1, are exact in every type, so products with it are as exact as
-the sums of the matrix units; the factor is applied to the result. `attnreg.runtime.turboquant.codec` defines it.
+The attention kernel rotates the queries of a decode itself (`attnreg.kernels.packed.rotation`); these launches rotate
+those of other batches, and outputs.
 """
 
 from collections.abc import Mapping
@@ -14,46 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnreg.kernels.packed.rotation import STEP, hadamard, sign_of, signs
 from attnreg.kernels.triton.launch import Kernel
 
-# columns of a rotated row that are computed at once: more would not fit the registers
-STEP = tl.constexpr(32)
 # rows of a program, the same for every batch: the order of sums may not depend on it
 _ROWS = 16
-
-
-@triton.jit
-def _sign(x):
-    """Returns -1.0 where a number has an odd number of bits, else 1.0; float32."""
-    x ^= x >> 8
-    x ^= x >> 4
-    x ^= x >> 2
-    x ^= x >> 1
-    return 1.0 - 2.0 * (x & 1)
-
-
-@triton.jit
-def hadamard(first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
-    """Returns columns of the Hadamard matrix, from one on, [ROWS, COLUMNS], of 1 and -1."""
-    return _sign(tl.arange(0, ROWS)[:, None] & (first + tl.arange(0, COLUMNS))[None, :]).to(DTYPE)
-
-
-@triton.jit
-def flipped(x, first):
-    """Returns rows whose products with the first columns of the matrix are those of x [BLOCK_R, BLOCK] with later ones.
-
-    first: the first of the later columns, a multiple of their number, a power of 2: their bits are apart from its own.
-    """
-    return x * _sign(tl.arange(0, x.shape[1]) & first).to(x.dtype)[None, :]
-
-
-@triton.jit
-def signs(offs_d):
-    """Returns the signs of the rotation at some columns, 1 and -1 as float32."""
-    number = (offs_d + 1).to(tl.uint32) * 0x9E3779B1
-    number = (number ^ (number >> 15)) * 0x85EBCA6B
-    odd = ((number ^ (number >> 13)) >> 15) & 1
-    return 1.0 - 2.0 * odd.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "num_rows"], do_not_specialize_on_alignment=["query_start_loc_ptr"])
@@ -84,7 +49,7 @@ def _rotate_kernel(
         for d in tl.range(0, COLUMNS, WIDTH, num_stages=1):
             offs_d = d + tl.arange(0, WIDTH)
             mask = exists[:, None] if BACK else exists[:, None] & (offs_d < SIZE)[None, :]
-            x = tl.load(source_ptr + offs_d[None, :], mask=mask, other=0.0).to(tl.float32) * _sign(d & first)
+            x = tl.load(source_ptr + offs_d[None, :], mask=mask, other=0.0).to(tl.float32) * sign_of(d & first)
             x = x * FACTOR if BACK else x * signs(offs_d)[None, :]
             high = x.to(DTYPE)
             y = tl.dot(high, matrix, y, input_precision="ieee")

@@ -11,12 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.packed.codes import level_of, numbers_at, words_at
+from attnreg.kernels.packed.rotation import STEP, flipped, hadamard, signs
 from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import Cache, Strides
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
-from attnreg.kernels.turboquant.rotations import STEP, flipped, hadamard, signs
 from attnreg.language.packed import Side
 from attnreg.runtime.interface import AttentionSpec, KVCache
 from attnreg.runtime.turboquant.codec import FACTORS
@@ -26,8 +26,8 @@ _LARGEST = tl.constexpr(65504.0)
 _LEAST_ROW = tl.constexpr(2.0**-40)
 # the factors that `fitted` rows are tried with are evenly spaced
 _TRIALS, _LEAST, _STEP = (tl.constexpr(x) for x in (len(FACTORS), FACTORS[0], FACTORS[1] - FACTORS[0]))
-# rows of a program
-_ROWS = 16
+# rows of a program, and the columns that 4 of its warps hold
+_ROWS, _LONG = 16, 128
 
 
 @triton.jit
@@ -240,9 +240,14 @@ _STORE = Kernel(
 )
 
 
-def _width(side: Side, columns: int) -> int:
-    """The columns that are rotated at once: the tries of `fitted` rows leave registers for half as many."""
-    return min(STEP.value // 2 if side.scale == "fitted" else STEP.value, columns)
+def _width(side: Side, columns: int, keeps: bool) -> int:
+    """The columns that are rotated at once: half as many where other things take the registers.
+
+    Those are the tries of `fitted` rows, and long rows on GPUs that hold every row of an operand twice or have no
+    matrix units.
+    """
+    few = side.scale == "fitted" or (columns > _LONG and not keeps)
+    return min(STEP.value // 2 if few else STEP.value, columns)
 
 
 class _Code(NamedTuple):
@@ -251,6 +256,7 @@ class _Code(NamedTuple):
     dtype: torch.dtype
     num_kv_heads: int
     cache: Cache
+    nvidia: bool
     # whether there are registers for a part of the Hadamard matrix
     keeps: bool
 
@@ -260,7 +266,9 @@ class _Code(NamedTuple):
 
     @property
     def options(self) -> Mapping[str, int]:
-        return {"num_warps": 4 if max(self.cache.head_size, self.cache.head_size_v) <= 128 else 8}
+        warps = 4 if max(self.cache.head_size, self.cache.head_size_v) <= _LONG else 8
+        # ptxas would spill to keep one program more on a multiprocessor
+        return {"num_warps": warps, "maxnreg": 128} if self.nvidia else {"num_warps": warps}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         new_key, new_value, keys, values = key
@@ -280,8 +288,8 @@ class _Code(NamedTuple):
             "BLOCK_R": self.rows,
             "BLOCK_D": max(16, power_of_2(k.columns)),
             "BLOCK_DV": max(16, power_of_2(v.columns)),
-            "K_WIDTH": _width(packed.keys, k.columns),
-            "V_WIDTH": _width(packed.values, v.columns),
+            "K_WIDTH": _width(packed.keys, k.columns, self.keeps),
+            "V_WIDTH": _width(packed.values, v.columns, self.keeps),
             "KEEP": self.keeps,
         }
 
@@ -295,7 +303,8 @@ def store(spec: AttentionSpec, key: Tensor, value: Tensor, kv_cache: KVCache, sl
         return
     cache = Cache("NHD", spec.block_size, spec.head_size, spec.head_size_v, spec.cache_dtype, spec.packed)
     target = target_of(key.device)
-    code = _Code(spec.dtype, spec.num_kv_heads, cache, target.matrix_units and not target.rdna)
+    nvidia, keeps = target.backend == "cuda", target.matrix_units and not target.rdna
+    code = _Code(spec.dtype, spec.num_kv_heads, cache, nvidia, keeps)
     grid = (-(-num_tokens * spec.num_kv_heads // code.rows), 1, 1)
     variant_key = (key.stride(), value.stride(), kv_cache.key.stride(), kv_cache.value.stride())
     values = (key, value, *kv_cache, slots, num_tokens, kv_cache.key.shape[0] * spec.block_size)

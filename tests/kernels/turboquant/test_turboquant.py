@@ -113,6 +113,31 @@ def test_the_store_writes_the_bytes_of_the_codec(default: Registry, name: str) -
     assert torch.allclose(lse.double(), expected.lse, atol=5e-3)
 
 
+@pytest.mark.parametrize(("requests", "queries", "features", "rotates"), [
+    (2, 1, {"lse"}, True), (33, 1, {"lse"}, False), (2, 20, {"lse"}, False), (2, 1, {"lse", "batch_invariant"}, False),
+])  # fmt: skip
+def test_queries_are_rotated_where_they_are_loaded_or_before(
+    default: Registry, requests: int, queries: int, features: set[str], rotates: bool
+) -> None:
+    from attnreg.kernels.turboquant import attention as turboquant_attn
+
+    packed = packed_formats(default.vocabulary.words["kv_dtypes"])["turboquant_4bit_nc"]
+    generator = torch.Generator().manual_seed(5)
+    key, value = (torch.randn(48, 2, n, generator=generator).half() for n in (40, 32))
+    spec, cache, _, _ = stored(packed, key, value, [*range(48)])
+    spec = replace(spec, features=frozenset(features))
+    tables = torch.arange(3, dtype=torch.int32).repeat(requests, 1)
+    batch = BatchMetadata.build([queries] * requests, [20 + at % 20 for at in range(requests)], block_table=tables)
+    query = torch.randn(requests * queries, 4, 40, generator=generator).half()
+    output, lse = torch.empty(len(query), 4, 32, dtype=torch.float16), torch.empty(4, len(query))
+    plan = turboquant_attn.plan(spec, batch)
+    assert plan.attention.rotates is rotates
+    turboquant_attn.forward(spec, plan, Call(query, cache, output, lse=lse))
+    expected = reference.attention(spec, batch, query, cache)
+    assert torch.allclose(output.double(), expected.output, atol=5e-3)
+    assert torch.allclose(lse.double(), expected.lse, atol=5e-3)
+
+
 def test_slots_past_the_cache_are_skipped(default: Registry) -> None:
     packed = packed_formats(default.vocabulary.words["kv_dtypes"])["turboquant_4bit_nc"]
     key = torch.ones(4, 2, 32).half()
