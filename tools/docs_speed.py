@@ -11,7 +11,7 @@ from docs_markdown import table
 # of whole engines: what is shown of each load, and how
 _ENGINE_FIGURES = (
     ("64 of 2k + 256", "tokens/s", "output tokens a second", "{:,.0f}"),
-    ("64 of 2k + 256", "ms a token", "ms between tokens", "{:.2f}"),
+    ("64 of 2k + 256", "decode ms", "ms of a step that only decodes", "{:.2f}"),
     ("64 of 2k + 256", "builder us", "µs for a step's metadata, on the host", "{:.0f}"),
     ("8 of 32k + 128", "tokens/s", "output tokens a second", "{:,.0f}"),
     ("1 of 32k, first token", "first token s", "seconds to the first token", "{:.2f}"),
@@ -63,7 +63,7 @@ def engine_block(root: Path) -> str:
         rows = []
         for load, figure, words, form in _ENGINE_FIGURES:
             found = [by.get((model, load, backend)) for backend in _ENGINE_BACKENDS]
-            cells = ["–" if row is None else form.format(row[figure]) for row in found]
+            cells = ["–" if row is None or figure not in row else form.format(row[figure]) for row in found]
             rows.append([load.partition(",")[0], words, *cells, _mark(marks.get((model, load, figure)))])
         parts.append(f"**{model}**\n\n{table(columns, rows)}")
     return "\n\n".join(parts)
