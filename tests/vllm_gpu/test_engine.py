@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,8 @@ MANY = tuple(16 + 37 * i % 900 for i in range(200))
 CASES = {
     "llama": Case(model="llama"),
     "bfloat16": Case(model="llama", engine={"dtype": "bfloat16"}, tolerance=8e-2),
-    "llama without graphs": Case(model="llama", engine={"enforce_eager": True}),
     "qwen3": Case(model="qwen3"),
     "gpt-oss": Case(model="gpt-oss"),
-    "gpt-oss without graphs": Case(model="gpt-oss", engine={"enforce_eager": True}),
     "gemma2": Case(model="gemma2", engine={"dtype": "bfloat16"}, tolerance=3e-2),
     "gemma3": Case(model="gemma3", engine={"dtype": "bfloat16"}, tolerance=3e-2),
     "bloom": Case(model="bloom", lengths=(1, 7, 64, 130, 600)),
@@ -120,6 +118,12 @@ CASES = {
     ),
     "one step after the other": Case(model="qwen3", engine={"async_scheduling": False}),
 }  # fmt: skip
+# every model again, each layer launched as it comes
+EAGER = ("llama", "qwen3", "gpt-oss", "gemma2", "gemma3", "bloom", "whisper", "fp8 cache", "draft")
+CASES |= {
+    f"{name} without graphs": replace(CASES[name], engine=CASES[name].engine | {"enforce_eager": True})
+    for name in EAGER
+}
 
 
 @pytest.fixture(scope="session")
