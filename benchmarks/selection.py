@@ -152,16 +152,20 @@ def main() -> None:
         met = "" if row["budget"] is None else "   met" if row["value"] <= row["budget"] else "   MISSED"
         print(f"{row['what']:<52} {row['value']:>9} {row['unit']}{budget}{met}")
     if record:
-        machine = {
-            "cores": os.cpu_count(),
-            "processor": _processor(),
-            "system": platform.platform(terse=True),
-            "python": platform.python_version(),
-            "attnreg": attnreg.__version__,
-            "registry": attnreg.load_registry("default").title,
-            "date": date.today().isoformat(),
-        }
-        RESULTS.write_text(json.dumps({"machine": machine, "figures": rows}, indent=2, ensure_ascii=False) + "\n")
+        RESULTS.write_text(json.dumps({"machine": machine(), "figures": rows}, indent=2, ensure_ascii=False) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """The facts that figures of a processor hold for."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "attnreg": attnreg.__version__,
+        "registry": attnreg.load_registry("default").title,
+        "date": date.today().isoformat(),
+    }
 
 
 def _processor() -> str:

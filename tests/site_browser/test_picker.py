@@ -84,6 +84,14 @@ def test_first_answer_is_light(browser: Browser, site_folder: Path) -> None:
     assert sum(f.stat().st_size for f in files) + (site_folder / "pick.html").stat().st_size < 3_000_000
 
 
+def test_models_are_loaded_before_they_are_asked_about(browser: Browser, site_folder: Path) -> None:
+    opened(browser, site_folder, MODEL)
+    browser.wait(
+        """const folder = attnregPicker.modelsOf.default;
+        return attnregPicker.models.every((name) => `${folder}/models/${name}` in attnregData);"""
+    )
+
+
 def test_address_holds_the_question(browser: Browser, site_folder: Path) -> None:
     anchor = (
         "#registry=vllm-0.33.0&arch=gfx942&gpu=MI325X&model=gpt-oss-20b&tp=2&backend=TRITON_ATTN&facet.kv_dtype=fp8"
@@ -238,7 +246,7 @@ def test_a_verdict_is_drawn_before_its_remedies_and_says_so(browser: Browser, si
         const drawn = [];
         const look = () => drawn.push([
           [...answer.querySelectorAll(".losers > li")].length, [...answer.querySelectorAll(".searched")].length,
-          [...answer.querySelectorAll(".remedy")].length, answer.ariaBusy, answer.innerText]);
+          [...answer.querySelectorAll(".remedy")].length, answer.ariaBusy, answer.textContent]);
         new MutationObserver(look).observe(answer, {childList: true, subtree: true, attributes: true});
         location.hash = arguments[0];
         return new Promise((done) => {
@@ -256,7 +264,7 @@ def test_a_verdict_is_drawn_before_its_remedies_and_says_so(browser: Browser, si
     browser.run(
         "document.getElementById('answer').replaceChildren(...attnreg.answer.render(attnreg.lastAnswer.explanation))"
     )
-    assert text == browser.run("return document.getElementById('answer').innerText")
+    assert text == browser.run("return document.getElementById('answer').textContent")
 
 
 def test_print_shows_the_answer_and_no_form(browser: Browser, site_folder: Path) -> None:

@@ -12,8 +12,9 @@
   let question = address.empty();
   let registry = null;
   let answered = 0;
-  // remedies are searched for so many milliseconds before the verdicts are drawn, and between drawings
-  const SLICE = 8;
+  // milliseconds after which an answer is drawn, with the remedies found until then, and those between later drawings
+  const FIRST = 8;
+  const LATER = 16;
 
   function change(fields) {
     Object.assign(question, fields);
@@ -123,9 +124,8 @@
     field("python").textContent = address.python(question, explanation, overlays.get(question.registry));
   }
 
-  /** The candidates whose remedies were found in the time of a slice; at least one. */
-  function searched(searches) {
-    const until = performance.now() + SLICE;
+  /** The candidates whose remedies were found until a time; at least one. */
+  function searched(searches, until) {
     const found = [];
     while (searches.length > 0 && (found.length === 0 || performance.now() < until)) {
       const { candidate, search } = searches.shift();
@@ -142,12 +142,12 @@
     const document = attnreg.explanationDict(explained, false);
     const measured = { python: false, milliseconds: performance.now() - start };
     const searches = attnreg.remedySearches(explained, document);
-    searched(searches);
+    searched(searches, start + FIRST);
     show(document, measured, new Set(searches.map(({ candidate }) => candidate)));
     while (searches.length > 0) {
       await new Promise((drawn) => setTimeout(drawn));
       if (!isAsked()) return;
-      searched(searches).forEach(answer.tell);
+      searched(searches, performance.now() + LATER).forEach(answer.tell);
     }
     field("answer").setAttribute("aria-busy", "false");
     attnreg.lastAnswer.whole = performance.now() - start;
@@ -201,6 +201,16 @@
         + `The answer below is of ${registry.fingerprint}, and may differ.`, "warning");
     }
     await ask();
+  }
+
+  /** Load what each bundled model asks for while the page has nothing to do, so that the answer about another waits for no file. */
+  async function loadModels(folder) {
+    const idle = window.requestIdleCallback ?? setTimeout;
+    for (const name of site.models) {
+      await new Promise((resolve) => idle(resolve));
+      // a file that is missing is told when it is asked for
+      await store.model(name, folder).catch(() => null);
+    }
   }
 
   async function changeRegistry(name) {
@@ -268,5 +278,5 @@
   }
 
   attnreg.picker = { takeAll };
-  open();
+  open().then(() => loadModels(site.modelsOf[overlays.get(question.registry)?.base ?? question.registry]));
 })((globalThis.attnreg ??= {}));
