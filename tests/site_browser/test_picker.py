@@ -171,6 +171,7 @@ def test_an_old_link_shows_both_fingerprints(browser: Browser, site_folder: Path
             "asks the registry vllm-0.1.0, which this site does not have",
         ),
         ("#registry=default&arch=sm90&colour=red", "has what no question has: colour=red"),
+        ("#registry=default&arch=sm90&facet.__proto__=1", "has what no question has: facet.__proto__=1"),
     ],
 )
 def test_a_link_with_what_there_is_not(browser: Browser, site_folder: Path, anchor: str, told: str) -> None:
@@ -198,7 +199,9 @@ def test_a_link_with_what_there_is_not(browser: Browser, site_folder: Path, anch
         ("&arch=sm90&package=no-package", "has no package no-package"),
         ("&arch=sm90&backend=NO_BACKEND", "unknown backend 'NO_BACKEND'"),
         ("&arch=sm90&facet.nothing=1", "nothing is no facet of default@"),
-        ("&arch=sm90&tp=3&model=Qwen3-8B", "no data on Qwen3-8B with TP 3"),
+        ("&arch=constructor", "has no architecture constructor"),
+        ("&arch=sm90&package=constructor", "has no package constructor"),
+        ("&arch=sm90&facet.constructor=1", "constructor is no facet of default@"),
     ],
 )
 def test_a_question_that_is_not_valid(browser: Browser, site_folder: Path, anchor: str, told: str) -> None:
@@ -468,3 +471,12 @@ def test_python_answers_where_the_evaluator_cannot(
     del printed["command"]
     printed["notes"] = [note for note in printed["notes"] if "/examples/configs/" not in note]
     assert json.dumps(answer, sort_keys=True) == json.dumps(printed, sort_keys=True)
+
+
+@needs_python
+@pytest.mark.parametrize(
+    ("ranks", "told"), [(3, "32 query heads, which do not divide over 3 ranks; these do"), (32, "FLASH_ATTN/FA3")]
+)
+def test_python_answers_about_other_ranks(browser: Browser, site_folder: Path, ranks: int, told: str) -> None:
+    opened(browser, site_folder, f"#registry=default&arch=sm90&model=Qwen3-8B&tp={ranks}")
+    assert told in browser.run("return document.getElementById('answer').textContent")

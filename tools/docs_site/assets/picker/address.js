@@ -14,12 +14,13 @@
     return { ...EMPTY, facets: {}, features: [], flags: [], packages: null, lengths: [], more: {} };
   }
 
-  /** Whether Python must answer: the evaluator has no draft, no single layer, and models only as their configs say. */
+  /** Whether Python must answer: the evaluator has no draft, no single layer, and models only as their configs say, on some ranks. */
   function byPython(question, registry) {
     const core = Object.keys(question.facets).filter((name) => registry.core[name]);
     const changed = question.model !== "" && !attnreg.documentAnswers(Object.fromEntries(core.map((name) => [name, ""])));
     const ofModel = question.model === "" && question.lengths.length > 0;
-    return registry.byPython !== "" || changed || ofModel || Object.keys(question.more).length > 0;
+    const otherRanks = question.model !== "" && !window.attnregPicker.ranks.includes(question.tp);
+    return registry.byPython !== "" || changed || ofModel || otherRanks || Object.keys(question.more).length > 0;
   }
 
   /** The question as the hash of an address. */
@@ -58,7 +59,7 @@
       else if (name === "package") {
         const [pack, version = ""] = value.split("==");
         question.packages = { ...question.packages, [pack]: version };
-      } else if (name.startsWith("facet.")) question.facets[name.slice(6)] = value;
+      } else if (name.startsWith("facet.") && name !== "facet.__proto__") question.facets[name.slice(6)] = value;
       else unread.push(`${name}=${value}`);
     }
     return { question, unread };
@@ -84,13 +85,13 @@
   /** What `explain` of this page takes: the platform, and the options. Throws `RequestError` for an unknown word. */
   function read(question, registry) {
     const { RequestError } = attnreg;
-    const architecture = Object.hasOwn(registry.architectures, question.arch) && registry.architectures[question.arch];
+    const architecture = registry.architectures[question.arch];
     if (!architecture) throw new RequestError(`${registry.title} has no architecture ${question.arch}`);
     for (const flag of question.flags) {
       if (!registry.facets.flags.known.has(flag)) throw new RequestError(`${registry.title} has no flag ${flag}`);
     }
     for (const name of Object.keys(question.packages ?? {})) {
-      if (!(name in registry.vocabulary.packages)) throw new RequestError(`${registry.title} has no package ${name}`);
+      if (!(name in registry.packages)) throw new RequestError(`${registry.title} has no package ${name}`);
     }
     const given = {};
     const extra = {};

@@ -128,7 +128,7 @@
     field("facets").replaceChildren(...shown.map((facet) => facetField(facet, question, change)));
     checkboxes("features", registry.facets.features.legends, change);
     checkboxes("flags", registry.facets.flags.legends, change);
-    const packages = Object.entries(registry.vocabulary.packages);
+    const packages = Object.entries(registry.packages);
     field("packages").replaceChildren(...packages.map((line) => packageLine(line, question, change)));
   }
 

@@ -49,7 +49,7 @@
     const extra = {};
     for (const name of Object.keys(request.extra).sort()) {
       extra[name] = request.extra[name];
-      if (name in request) {
+      if (Object.hasOwn(request, name)) {
         throw new RequestError(`extra names ${quoted(name)}, which is a field of AttentionRequest; pass it by keyword`);
       }
     }

@@ -176,7 +176,9 @@
     for (const part of condition.none) yield* clausesOf(part.of);
   }
 
-  const mapped = (object, change) => Object.fromEntries(Object.entries(object).map(([k, v]) => [k, change(v, k)]));
+  // names come from addresses: without a prototype, `constructor` is in no table that does not hold it
+  const table = (entries) => Object.assign(Object.create(null), Object.fromEntries(entries));
+  const mapped = (object, change) => table(Object.entries(object).map(([k, v]) => [k, change(v, k)]));
 
   /** The parts of a document put in place of their indices. */
   class Registry {
@@ -185,14 +187,15 @@
       const { title, name, fingerprint, linked, phases, imports, vocabulary, core, kvBytes, byPython = "" } = document;
       Object.assign(this, { title, name, fingerprint, linked, phases, imports, vocabulary, kvBytes, byPython });
       this.hasSteps = (document.steps ?? []).length > 0;
-      this.core = Object.fromEntries(core.map((facet) => [facet.name, facet]));
+      this.core = table(core.map((facet) => [facet.name, facet]));
       // the fields of a request, those that are validated as numbers and as words, and what they are when not given
       this.requested = core.filter((facet) => facet.of === "request");
       this.integers = this.requested.filter((facet) => facet.kind === "integer");
       this.words = this.requested.filter((facet) => facet.kind === "word" || facet.kind === "text");
-      this.ordinary = Object.fromEntries(this.requested.map((facet) => [facet.name, facet.ordinary]));
+      this.ordinary = table(this.requested.map((facet) => [facet.name, facet.ordinary]));
       this.facets = mapped(vocabulary.facets, (f) => ({ ...f, known: new Set(f.words) }));
-      this.architectures = vocabulary.architectures;
+      this.architectures = table(Object.entries(vocabulary.architectures));
+      this.packages = table(Object.entries(vocabulary.packages));
       // such data has names alone: Python answers its questions
       this.backends = mapped(document.backends, (row, backend) => ({ ...row, name: backend }));
       if (byPython === "") this.readConditions(document);

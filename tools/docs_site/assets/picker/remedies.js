@@ -261,7 +261,7 @@
   }
 
   function packageChanges(attempt, reason) {
-    const known = Object.keys(attempt.search.registry.vocabulary.packages);
+    const known = Object.keys(attempt.search.registry.packages);
     const missing = known.filter((p) => !(p in (attempt.platform.packages ?? {})));
     const names = known.includes(reason.asked) ? [`${reason.asked}${reason.supported}`] : missing;
     return names.map((value) => ({ facet: "packages", value, drop: false }));
