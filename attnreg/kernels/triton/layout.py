@@ -24,6 +24,12 @@ FP8 = {
     torch.float8_e4m3fnuz: "e4m3fnuz",
     torch.float8_e5m2fnuz: "e5m2fnuz",
 }
+# the most warps whose packed values become operands in the registers that they are loaded into
+_FEW_WARPS = 2
+# the bits of codes of which a thread loads 8 at once
+_WORD_BITS = 4
+# the dtypes of products
+TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 def on_bytes(run: Callable[..., None], tensors: Iterable[Tensor | None], target: Target) -> Callable[..., None]:
@@ -116,10 +122,15 @@ class Cache(NamedTuple):
         # SPLIT holds 16 bytes of a key together
         return self._layout(strides, 16 // self.dtype.itemsize, self.head_size, stride_scale)
 
-    def values(self, strides: Sequence[int], stride_scale: int | None) -> CacheLayout:
-        """The layout of values, from the strides of their tensor and of their scales (None without scales)."""
+    def values(self, strides: Sequence[int], stride_scale: int | None, num_warps: int = 0) -> CacheLayout:
+        """The layout of values, from the strides of their tensor and of their scales (None without scales).
+
+        num_warps: those that share a tile of values, where these are loaded.
+        """
         if self.packed is not None:
-            return self._pages(strides, self.packed.values, self.head_size_v)
+            pages = self._pages(strides, self.packed.values, self.head_size_v)
+            # a tile that more warps share goes through shared memory, which takes whole words in fewer stores
+            return pages._replace(together=num_warps > _FEW_WARPS and pages.bits == _WORD_BITS)
         return self._layout(strides, 1, self.head_size_v, stride_scale)
 
     def _layout(self, strides: Sequence[int], vector: int, size: int, stride_scale: int | None) -> CacheLayout:
@@ -254,3 +265,17 @@ def load_tile(
             numbers = tl.where((tile & 0x7F) == 0x7F, float("nan"), numbers)
         tile = numbers
     return tile.to(COMPUTE_DTYPE)
+
+
+def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the dots: float16 holds every 8-bit float exactly, bfloat16 would cost another conversion."""
+    if cache_dtype in FP8:
+        return dtype if dtype == torch.float32 else torch.float16
+    # codes of a packed cache become float16 too
+    return torch.float16 if cache_dtype == torch.uint8 else dtype if cache_dtype == dtype else torch.float32
+
+
+def value_dtype(dtype: torch.dtype, cache: Cache) -> torch.dtype:
+    """The dtype of the products with values: that of other products, but levels may be larger than float16 holds."""
+    levels = cache.packed is not None and cache.packed.values.code == "levels"
+    return dtype if levels else compute_dtype(dtype, cache.dtype)

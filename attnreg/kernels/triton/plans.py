@@ -13,18 +13,26 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
-from attnreg.kernels.triton.layout import FP8, Cache, CacheLayout, PerHead, Strides, on_bytes, packed_strides
+from attnreg.kernels.triton.layout import (
+    FP8,
+    TL_DTYPES,
+    Cache,
+    PerHead,
+    Strides,
+    compute_dtype,
+    on_bytes,
+    packed_strides,
+    value_dtype,
+)
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, schedule
+from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, rotate_when_loaded, schedule
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
-from attnreg.kernels.triton.tiles import Config, Shape, columns_of, power_of_2, value_columns
-from attnreg.language.packed import Side
+from attnreg.kernels.triton.tiles import Config, Shape, codes_of, columns_of, power_of_2, value_columns
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 from attnreg.runtime.lengths import LONGEST, content, queries_of
 from attnreg.runtime.tensors import Kinds
@@ -48,34 +56,8 @@ _LAUNCH = (
     "min_query_len", "max_query_len", "min_split", "programs_at_once", "head_size", "softmax_scale", "softcap",
 )  # fmt: skip
 _ATTENTION = Kernel(_attention_kernel, (*_CALL, *_BATCH, *_PARTS, *_BATCH_NUMBERS, *_CALL_NUMBERS, *_LAUNCH, "slots"))
-_TL_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-
-
-# the most warps whose packed values become operands in the registers that they are loaded into
-_FEW_WARPS = 2
-# the bits of codes of which a thread loads 8 at once
-_WORD_BITS = 4
-# the rows of the tallest tile that rotates its queries
-_ROTATED_ROWS = 16
-# the requests times KV heads of the largest batch whose tiles do: a launch before it takes less of a longer decode
-_ROTATED_PAIRS = 64
-
 # no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
 _ALIKE = SMALLEST_SPLIT
-
-
-def compute_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the dots: float16 holds every 8-bit float exactly, bfloat16 would cost another conversion."""
-    if cache_dtype in FP8:
-        return dtype if dtype == torch.float32 else torch.float16
-    # codes of a packed cache become float16 too
-    return torch.float16 if cache_dtype == torch.uint8 else dtype if cache_dtype == dtype else torch.float32
-
-
-def value_dtype(dtype: torch.dtype, cache: Cache) -> torch.dtype:
-    """The dtype of the products with values: that of other products, but levels may be larger than float16 holds."""
-    levels = cache.packed is not None and cache.packed.values.code == "levels"
-    return dtype if levels else compute_dtype(dtype, cache.dtype)
 
 
 class AttentionPlan:
@@ -220,11 +202,11 @@ class _Code(NamedTuple):
             "Q": Strides(query[0], query[1], FP8.get(self.query_dtype, ""), q_scale or 0, self.unrotated),
             "OUT": Strides(output[0], output[1], FP8.get(self.output_dtype, "")),
             "K": self.cache.keys(keys, k_scale),
-            "V": self._values(values, v_scale),
+            "V": self.cache.values(values, v_scale, self.config.num_warps),
             "HEADS": PerHead(sink=sinks[0] if sinks else 1, slope=slopes[0] if slopes else 1),
             "TILE": tile,
-            "COMPUTE_DTYPE": _TL_DTYPES[compute_dtype(self.dtype, self.cache.dtype)],
-            "VALUE_DTYPE": _TL_DTYPES[value_dtype(self.dtype, self.cache)],
+            "COMPUTE_DTYPE": TL_DTYPES[compute_dtype(self.dtype, self.cache.dtype)],
+            "VALUE_DTYPE": TL_DTYPES[value_dtype(self.dtype, self.cache)],
             "NUM_KV_HEADS": self.num_kv_heads,
             "GROUP": self.group,
             "MASK": self.mask,
@@ -234,12 +216,6 @@ class _Code(NamedTuple):
             "DEPENDENT_LAUNCH": self.dependent_launch,
             "PEEL": self.config.peel,
         }
-
-    def _values(self, strides: tuple[int, ...], stride_scale: int | None) -> CacheLayout:
-        layout = self.cache.values(strides, stride_scale)
-        # a tile that more warps share goes through shared memory, which takes whole words in fewer stores
-        together = self.config.num_warps > _FEW_WARPS and layout.bits == _WORD_BITS
-        return layout._replace(together=together)
 
 
 class _PlannedLaunch:
@@ -310,25 +286,6 @@ def _bound(
     return [on_bytes(run, (query, key, value, output), target_of(query.device)) for run in runs]
 
 
-def _codes_of(values: Side) -> str:
-    """What the codes of packed values are to a tile: a word of `attnreg.kernels.triton.tiles.FACTS`."""
-    if values.bits != 4:
-        return "others"
-    return "nibbles" if values.code == "uniform" else "levels"
-
-
-def _all_rotate(launches: Sequence[Launch], block_d: int) -> bool:
-    """Whether every launch has tiles that rotate their queries in less time than a launch before it takes."""
-    # taller tiles are of longer queries; neither they nor single warps have registers left
-    return all(
-        one.one_tile
-        and one.config.block_m <= _ROTATED_ROWS
-        and one.config.num_warps > 1
-        and (one.config.block_k or block_d) >= block_d
-        for one in launches
-    )
-
-
 @functools.lru_cache(maxsize=1024)
 def _launches(
     spec: AttentionSpec,
@@ -382,7 +339,7 @@ def _launches(
         ranges=ranges,
         mask=tree or causal is None,
         packed=cache.packed is not None,
-        codes="" if cache.packed is None else _codes_of(cache.packed.values),
+        codes="" if cache.packed is None else codes_of(cache.packed.values),
     )
     queries = queries_of(starts).each
     batch_invariant = "batch_invariant" in spec.features
@@ -398,13 +355,10 @@ def _launches(
     )
     if splits is not None:
         launches = [one._replace(splits=splits, min_split=16) for one in launches]
-    # measured on NVIDIA's
     rotate = (
         unrotated > 0
-        and target.backend != "hip"
         and not batch_invariant
-        and len(queries) * spec.num_kv_heads <= _ROTATED_PAIRS
-        and _all_rotate(launches, shape.block_d)
+        and rotate_when_loaded(target, launches, len(queries) * spec.num_kv_heads, shape.block_d)
     )
     planned = []
     for one in launches:

@@ -20,6 +20,10 @@ _TALL = 128
 _CACHED = 24 << 20
 # a split of fewer keys costs more in the merge than it saves
 SMALLEST_SPLIT = 256
+# the rows of the tallest tile that rotates its queries
+_ROTATED_ROWS = 16
+# the requests times KV heads of the largest batch whose tiles do: a launch before it takes less of a longer decode
+_ROTATED_PAIRS = 64
 
 
 class Launch(NamedTuple):
@@ -126,3 +130,22 @@ def choose_splits(programs: int, keys: int, min_split: int, block_n: int, capaci
     most = max(1, min(-(-keys // min_split), 4 * capacity // programs))
     least = min(time(splits) for splits in range(1, most + 1))
     return next(splits for splits in range(1, most + 1) if time(splits) <= 1.05 * least)
+
+
+def rotate_when_loaded(target: Target, launches: Sequence[Launch], pairs: int, block_d: int) -> bool:
+    """Whether the tiles of every launch rotate their queries in less time than a launch before them takes.
+
+    Measured on an H200. pairs: the requests times the KV heads. block_d: `columns_of` keys.
+    """
+    # taller tiles are of longer queries; neither they nor single warps have registers left
+    return (
+        target.backend != "hip"
+        and pairs <= _ROTATED_PAIRS
+        and all(
+            one.one_tile
+            and one.config.block_m <= _ROTATED_ROWS
+            and one.config.num_warps > 1
+            and (one.config.block_k or block_d) >= block_d
+            for one in launches
+        )
+    )

@@ -20,6 +20,7 @@ from attnreg.language.matchers import Matcher, bounded, equals, integer
 
 if TYPE_CHECKING:
     from attnreg.kernels.triton.target import Target
+    from attnreg.language.packed import Side
 
 
 class Config(NamedTuple):
@@ -358,3 +359,10 @@ def _fit(target: Target, shape: Shape, config: Config) -> Config:
             config = config._replace(num_stages=1)
         else:
             return config._replace(block_n=16)
+
+
+def codes_of(values: Side) -> str:
+    """What the codes of packed values are to a tile: a word of `FACTS`."""
+    if values.bits != 4:
+        return "others"
+    return "nibbles" if values.code == "uniform" else "levels"
