@@ -8,7 +8,8 @@ float32, D the head size and S the keys of a row:
   them: exp, tanh and log are good to 20 units in the last place or better in the libraries in use;
 - a weight is the exp of a score, so it is off by the factor ``exp(2 * E)`` (for its own score and for the denominator).
   It is rounded to the dtype before it meets the values: u, but never less than half the smallest number of the dtype,
-  nor than the smallest normal one of float32, below which GPUs may flush to zero;
+  nor than the smallest normal one of float32, below which GPUs may flush to zero. Over a cache of 8-bit numbers or of
+  codes the dtype of products may be float16, which holds these exactly, but no weight below its smallest number;
 - the denominator and the output are float32 sums of S terms, rescaled as the maximum moves: ``(2 * S + C) * r``;
 - a cached key or value is multiplied by a scale and rounded to the dtype, where the cache has another: u for the keys,
   which is ``u * abs_score`` for a score, and u for the values;
@@ -69,7 +70,9 @@ def bounds(
     lse = score + summed + 4 * r * exact.lse.abs().nan_to_num(posinf=0.0)
 
     weight = torch.expm1(2 * score) + u + summed + converted  # [num_heads, num_tokens]
-    smallest = max(torch.finfo(spec.dtype).smallest_normal * u, torch.finfo(torch.float32).smallest_normal)
+    narrow = spec.block_size is not None and spec.cache_dtype.itemsize == 1 and spec.dtype != torch.float32
+    product = torch.float16 if narrow else spec.dtype
+    smallest = max(torch.finfo(product).smallest_normal * ROUNDOFF[product], torch.finfo(torch.float32).smallest_normal)
     floor = smallest * (keys * largest_value + 1)
     output = weight.mT[..., None] * exact.abs_output + u * exact.output.abs() + floor[:, None, None]
     if merges:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -110,7 +111,10 @@ class Fuzzer:
             if worker.returncode:
                 name = f"{backend_of(index, o.backends)}:{o.seed}:{index}"
                 last = "".join(said).strip().splitlines()[-1:] or [""]
-                self.report(name, found or f"ended its process ({worker.returncode}): {last[0]}")
+                ended = f"ended its process ({worker.returncode}): {last[0]}"
+                if worker.returncode == -signal.SIGKILL:
+                    ended = f"was killed: by something else, or because it took more than {PATIENCE} s"
+                self.report(name, found or ended)
                 index += o.jobs
             else:
                 return
