@@ -41,9 +41,21 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_marks_of_whole_engines_are_those_of_their_figures(engines: Any) -> None:
     record = json.loads((BENCHMARKS / "results" / "vllm_engine.json").read_text(encoding="utf-8"))
     assert engines.marks(record["figures"]) == record["marks"]
-    assert {(mark["model"], mark["load"], mark["figure"]) for mark in record["marks"]} == {
-        (model, load, figure) for model in engines.CONFIGS for load, figure, _, _ in engines.MARKS
+    assert {(mark["model"], mark["load"], mark["beside"]) for mark in record["marks"]} == {
+        (model, load, beside) for model in engines.CONFIGS for load, _, beside, _ in engines.MARKS
     }
+
+
+def test_a_mark_of_decoding_is_of_steps_that_only_decode_where_both_were_timed(engines: Any) -> None:
+    def row(backend: str, **figures: float) -> dict[str, Any]:
+        return {"model": "llama", "backend": backend, "load": "64 of 2k + 256", **figures}
+
+    ours, old = row("attnreg", **{"decode ms": 2.0, "ms a token": 9.0}), row("FLASH_ATTN", **{"ms a token": 6.0})
+    (mark,) = engines.marks([ours, old])
+    assert (mark["figure"], mark["ratio"], mark["met"]) == ("ms a token", 1.5, False)
+    (mark,) = engines.marks([ours, {**old, "decode ms": 4.0}])
+    assert (mark["figure"], mark["ratio"], mark["met"]) == ("decode ms", 0.5, True)
+    assert engines.marks([ours]) == []
 
 
 def test_engines_that_are_measured_in_parts_become_one_record(engines: Any, tmp_path: Path) -> None:

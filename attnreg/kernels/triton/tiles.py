@@ -208,6 +208,8 @@ TABLE: tuple[Row, ...] = (
          Config(16, 128, 4, 2, programs_per_sm=3), H200_23),
     _row({"packed": True, "queries": "few", "rows": 16}, Config(16, 64, 4, 3, programs_per_sm=4)),
     _row({"packed": True, "width": {"min": 256}}, Config(UpTo(32), 32, 8, 2, programs_per_sm=1)),
+    _row({"packed": True, "warpgroup_mma": False, "codes": "others"},
+         Config(UpTo(64), 32, 8, 2, programs_per_sm=1, block_k=64), because="decoding 3 bits spills over whole keys"),
     _row({"packed": True, "warpgroup_mma": False}, Config(UpTo(64), 32, 8, 2, programs_per_sm=1)),
     _row({"packed": True}, Config(UpTo(64), 64, 8, 2, programs_per_sm=1)),
     # without matrix units

@@ -267,8 +267,8 @@ class _Code(NamedTuple):
     @property
     def options(self) -> Mapping[str, int]:
         warps = 4 if max(self.cache.head_size, self.cache.head_size_v) <= _LONG else 8
-        # ptxas would spill to keep one program more on a multiprocessor
-        return {"num_warps": warps, "maxnreg": 128} if self.nvidia else {"num_warps": warps}
+        # told of no limit, ptxas spills to keep one program more on a multiprocessor; told of one, without matrix units
+        return {"num_warps": warps, "maxnreg": 128} if self.nvidia and self.keeps else {"num_warps": warps}
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         new_key, new_value, keys, values = key
