@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.compiling import TARGETS
 from support.kernel_trials import Case, trial_of
+from torch import Tensor
 
 from attnreg.conformance.proof import attend, examine
 from attnreg.kernels.triton import plans, schedule
@@ -79,6 +80,37 @@ def test_what_the_host_knows_changes_no_bits(target: str, known: str, schedule_o
     )  # fmt: skip
     exact, found = (attend(trial, batch, trial.query)[0] for batch in (trial.batch, other))
     assert torch.equal(exact[:49], found[:49])
+
+
+# what some batches of a layer bring and others do not, such that it says nothing: layer, causality, what is brought
+SILENT: dict[str, tuple[dict[str, Any], bool, Callable[[int], dict[str, Tensor]]]] = {
+    "causality by request": ({"softcap": 5.0, "features": {"causal_by_request"}}, True,
+                             lambda tokens: {"causal": torch.ones(4, dtype=torch.bool)}),
+    "none by request, in a window": ({"window": (64, 30), "features": {"causal_by_request"}}, False,
+                                     lambda tokens: {"causal": torch.zeros(4, dtype=torch.bool)}),
+    "all by request, in a window": ({"window": (64, 30), "features": {"causal_by_request"}}, True,
+                                    lambda tokens: {"causal": torch.ones(4, dtype=torch.bool)}),
+    "empty ranges": ({"window": 64, "features": {"mm_prefix"}}, True,
+                     lambda tokens: {"mm_prefix": torch.zeros(4, 2, 2, dtype=torch.int32)}),
+    "chains as trees": ({"features": {"tree_mask"}}, True,
+                        lambda tokens: {"tree_mask": torch.ones(tokens, 30, dtype=torch.bool)}),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs its own schedule: tests/gpu")
+@pytest.mark.parametrize("brought", SILENT)
+@pytest.mark.parametrize("target", ["sm90", "gfx942"])
+def test_what_a_batch_brings_without_effect_changes_no_bits(
+    target: str, brought: str, schedule_of: Callable[[str], None]
+) -> None:
+    schedule_of(target)
+    layer, causal, bring = SILENT[brought]
+    layer = layer | {"features": INVARIANT | layer["features"]}
+    trial = trial_of(Case([1, 2, 16, 30], [1100, 5, 40, 90], heads=(2, 2), causal=causal, **layer), "cpu")
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    without = replace(trial.batch, **dict.fromkeys(("mm_prefix", "tree_mask")))
+    plain, found = (attend(trial, one, trial.query)[0] for one in (without, replace(without, **bring(49))))
+    assert torch.equal(plain[:49], found[:49])
 
 
 def launches(target: Target, shape: Shape, query_lens: list[int], max_seq_len: int) -> list[Any]:

@@ -72,7 +72,7 @@ SHAPES = {
 }
 CHANGES = (
     {}, {"codes": "nibbles", "pairs": 64}, {"codes": "levels"}, {"codes": "levels", "pairs": 64},
-    {"block_d": 64, "block_dv": 64}, WIDE, {"rows": 64}, LONG, {**LONG, **WIDE},
+    {"block_d": 64, "block_dv": 64}, WIDE, {"rows": 64}, LONG, {**LONG, **WIDE}, {**LONG, "codes": "others"},
 )  # fmt: skip
 PACKED = tuple({**FP8, "packed": True, **more} for more in CHANGES)
 TARGETS = {
@@ -112,7 +112,7 @@ prefill window     16x32:8:1:2/64  64x64:8:2:2     64x32:4:3:4     64x32:4:3:4  
 prefill 1024       16x32:8:1:2/64  64x64:8:2:2     128x64:8:3:1    64x64:8:3:1     64x64:8:2:2     64x32:4:2:2  64x32:8:2:2
 prefill split      16x32:8:1:2/64+ 64x64:8:2:2+    128x64:8:3:1+   64x64:8:3:1+    64x64:8:2:2+    64x32:4:2:2+ 16x16:8:2:2/64+
 prefill 8-bit      16x32:8:1:2/64  64x32:8:2:2     128x128:8:3:1   64x32:8:3:1     64x32:8:2:2     64x32:4:2:2  64x32:8:2:2
-prefill extras     16x32:8:1:2/64  64x32:8:2:2     64x64:4:3:2     64x64:8:3:1     64x32:8:2:2     32x32:4:2:2  32x32:8:2:2
+prefill extras     16x32:8:1:2/64  64x32:4:2:2     64x64:4:3:2     64x64:8:3:1     64x32:4:2:2     32x32:4:2:2  32x32:8:2:2
 prefill ranges     16x32:8:1:2/64  64x32:8:2:2     64x64:8:3:1     64x64:8:3:1     64x32:8:2:2     32x32:4:2:2  32x32:8:2:2
 prefill mask       16x32:8:1:2/64  64x32:8:2:2     64x64:8:3:1     64x64:8:3:1     64x32:8:2:2     32x32:4:2:2  16x16:8:2:2/64
 prefill both       16x32:8:1:2/64  32x32:8:2:2     64x32:8:3:1     64x32:8:3:1     32x32:8:2:2     32x32:4:2:2  32x32:8:2:2

@@ -322,6 +322,11 @@ def _launches(
         left=min(left, LONGEST), right=min(right, LONGEST), chunk=min(spec.chunk or 0, LONGEST),
         ranges_in_window="mm_prefix_in_window" in spec.features,
     )  # fmt: skip
+    batch_invariant = "batch_invariant" in spec.features
+    # tiles that are chosen for a batch without ranges, a tree or causality by request would give other bits
+    brought = (ranges, "mm_prefix"), (tree, "tree_mask"), (causal is None, "causal_by_request")
+    has_ranges, has_tree, mixed = (it or (batch_invariant and name in spec.features) for it, name in brought)
+    sides = spec.sides(causal is True and not mixed)
     itemsize = compute_dtype(spec.dtype, cache.dtype).itemsize
     block_d = columns_of(spec.head_size, spec.head_size_v, quantised=cache.dtype in FP8 or cache.packed is not None)
     shape = Shape(
@@ -334,15 +339,14 @@ def _launches(
         cache_itemsize=cache.dtype.itemsize,
         paged=paged,
         split=cache.layout == "SPLIT",
-        window=mask.chunk or (max(mask.left, mask.right) + 1 if min(mask.left, mask.right) >= 0 else 0),
-        extras=ranges or tree or causal is None or "alibi" in spec.features or bool(spec.softcap),
-        ranges=ranges,
-        mask=tree or causal is None,
+        window=mask.chunk or (min(max(sides), LONGEST) + 1 if min(sides) >= 0 else 0),
+        extras=has_ranges or has_tree or mixed or "alibi" in spec.features or bool(spec.softcap),
+        ranges=has_ranges,
+        mask=has_tree or mixed,
         packed=cache.packed is not None,
         codes="" if cache.packed is None else codes_of(cache.packed.values),
     )
     queries = queries_of(starts).each
-    batch_invariant = "batch_invariant" in spec.features
     launches = schedule(
         target,
         shape,

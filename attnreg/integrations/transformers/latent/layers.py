@@ -74,7 +74,7 @@ class LatentLayers:
         if latents is None:
             # a module whose keys attnreg was asked to expand has its reason
             if PROJECTION in call.module._modules and call.module not in self._reasons:
-                self._keep(call.module, f"they come expanded, by no {METHOD} that attnreg stands in for")
+                self._keep(call.module, f"they come expanded: its cache holds every head's, or no {METHOD} made them")
             return None
         # the call of a prompt without a mask has read the first keys of a static cache
         found = _READ if latents.read else self._attend(call, latents)

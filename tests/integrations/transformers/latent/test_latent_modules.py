@@ -196,7 +196,7 @@ def test_a_class_that_expands_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.no_grad():
         close(stepwise(model), expected)
     assert phases(model) == EXPANDED
-    assert "they come expanded, by no expand_kv that attnreg stands in for" in explained(model)
+    assert "they come expanded: its cache holds every head's, or no expand_kv made them" in explained(model)
     attention.register(latent=True)
     with torch.no_grad(), pytest.raises(UnclaimedError, match="they come expanded"):
         stepwise(model)
