@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from support.compiling import TARGETS
-from support.kernel_trials import Case, trial_of
+from support.kernel_trials import Case, KernelLayer, trial_of
 from torch import Tensor
 
 from attnreg.conformance.proof import attend, examine
+from attnreg.kernels import torch_sdpa, triton_attn
 from attnreg.kernels.triton import plans, schedule
 from attnreg.kernels.triton.target import Target, target_for
 from attnreg.kernels.triton.tiles import Shape
@@ -104,9 +105,19 @@ def test_what_a_batch_brings_without_effect_changes_no_bits(
     target: str, brought: str, schedule_of: Callable[[str], None]
 ) -> None:
     schedule_of(target)
+    _holds_whatever_is_brought(brought)
+
+
+@pytest.mark.parametrize("brought", [name for name in SILENT if name != "chains as trees"])
+def test_nor_does_it_where_calls_are_dense(brought: str) -> None:
+    _holds_whatever_is_brought(brought, torch_sdpa, torch.float32)
+
+
+def _holds_whatever_is_brought(brought: str, module: Any = triton_attn, dtype: torch.dtype = torch.float16) -> None:
     layer, causal, bring = SILENT[brought]
-    layer = layer | {"features": INVARIANT | layer["features"]}
+    layer = layer | {"features": INVARIANT | layer["features"], "dtype": dtype}
     trial = trial_of(Case([1, 2, 16, 30], [1100, 5, 40, 90], heads=(2, 2), causal=causal, **layer), "cpu")
+    trial = replace(trial, layer=KernelLayer(trial.layer.spec, trial.layer.params, module))
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
     without = replace(trial.batch, **dict.fromkeys(("mm_prefix", "tree_mask")))
     plain, found = (attend(trial, one, trial.query)[0] for one in (without, replace(without, **bring(49))))

@@ -88,14 +88,17 @@ def plan(spec: AttentionSpec, batch: BatchMetadata, *, scores: bool) -> DensePla
 def _spans(spec: AttentionSpec, batch: BatchMetadata, whole: _Span, scores: bool) -> list[_Span]:
     """The spans of a request: cut to the keys that the queries see and, with ``scores``, to at most SCORES scores."""
     request, row, queries, keys = whole
+    # what another batch of the layer may bring, as if this one did: fewer keys in a call give other bits
+    anything = spec.features if "batch_invariant" in spec.features else frozenset()
+    causal = False if "causal_by_request" in anything else batch.causal
     step = max(1, SCORES // (spec.num_heads * len(keys))) if scores else max(len(queries), 1)
     spans = []
     for first in range(queries.start, queries.stop, step):
         chunk = range(first, min(first + step, queries.stop))
         low, high = 0, keys.stop
         # a prefix range reaches across window and causality
-        if batch.mm_prefix is None:
-            left, right = spec.sides(batch.causal)
+        if batch.mm_prefix is None and "mm_prefix" not in anything:
+            left, right = spec.sides(causal)
             low = max(0, chunk.start - left) if left >= 0 else 0
             high = min(high, chunk.stop + right) if right >= 0 else high
         spans.append(_Span(request, row + first - queries.start, chunk, range(low, high)))
