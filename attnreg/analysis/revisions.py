@@ -9,47 +9,49 @@ import tempfile
 from pathlib import Path
 
 from attnreg.compile.bundled import registry_root
-from attnreg.errors import Location, Problem, RegistryError
+from attnreg.errors import RequestError
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.registry import Registry
+
+_HELP = "name a revision of a git checkout, for example main:registry"
 
 
 def load_revision(source: str) -> Registry:
     """The registry that ``source`` names: ``main:registry`` is the directory ``registry`` in the revision ``main``.
 
-    Without a directory (``main:``) it is the one of this checkout's registry. Raises `RegistryError`.
+    Without a directory (``main:``) it is the data of attnreg's own checkout: the one that attnreg is imported from, or
+    for an installed attnreg the current directory. Raises `RegistryError`, and `RequestError` where git has no such
+    revision.
     """
-    revision, colon, directory = source.partition(":")
-    # a path may contain a colon, as on Windows
-    if not colon or not revision or Path(source).exists():
+    place = _place(source)
+    if place is None:
         return load_registry(source)
-    here = Path.cwd() if directory else registry_root().parent
-    directory = directory.rstrip("/") or registry_root().name
+    here, revision, directory = place
     with tempfile.TemporaryDirectory() as scratch:
-        files = _git(here, "ls-tree", "-r", "--name-only", revision, "--", f"{directory}/", source=source).splitlines()
-        names = [f for f in files if f.endswith(".yaml") and Path(f).parent == Path(directory)]
+        files = _git(here, "ls-tree", "-r", "--name-only", revision, "--", f"{directory.as_posix()}/").splitlines()
+        names = [f for f in files if f.endswith(".yaml") and Path(f).parent == directory]
         if not names:
-            raise _problem(source, f"revision {revision} has no YAML files in {directory}")
-        target = Path(scratch, f"{Path(directory).name}@{revision.replace('/', '-')}")
+            raise RequestError(f"revision {revision} has no YAML files in {directory.as_posix()}", _HELP)
+        target = Path(scratch, f"{directory.name}@{revision.replace('/', '-')}")
         target.mkdir()
         for name in names:
-            text = _git(here, "show", f"{revision}:./{name}", source=source)
+            text = _git(here, "show", f"{revision}:./{name}")
             (target / Path(name).name).write_text(text)
         return load_registry(target)
 
 
 def family_texts(source: str) -> dict[str, str] | None:
     """The files of the model families of what ``source`` names, as `load_revision` takes it; None where it has none."""
-    revision, colon, directory = source.partition(":")
-    if not colon or not revision or Path(source).exists():
+    place = _place(source)
+    if place is None:
         folder = Path(bundled_registries().get(source, source), "models")
         files = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
         return {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in files} or None
-    here = Path.cwd() if directory else registry_root().parent
-    folder = Path(directory.rstrip("/") or registry_root().name, "models")
-    if not _git(here, "ls-tree", "--name-only", revision, "--", f"{folder.as_posix()}", source=source):
+    here, revision, directory = place
+    models = (directory / "models").as_posix()
+    if not _git(here, "ls-tree", "--name-only", revision, "--", models):
         return None
-    archive = _git_bytes(here, "archive", "--format=tar", revision, "--", folder.as_posix(), source=source)
+    archive = _git_bytes(here, "archive", "--format=tar", revision, "--", models)
     out = {}
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
@@ -59,22 +61,30 @@ def family_texts(source: str) -> dict[str, str] | None:
     return out or None
 
 
-def _git(here: Path, *arguments: str, source: str) -> str:
-    return _git_bytes(here, *arguments, source=source).decode()
+def _place(source: str) -> tuple[Path, str, Path] | None:
+    """Where to run git, the revision, and the directory below there; None for a source that names no revision."""
+    revision, colon, directory = source.partition(":")
+    # a path may contain a colon, as on Windows
+    if not colon or not revision or Path(source).exists():
+        return None
+    if directory:
+        return Path.cwd(), revision, Path(directory)
+    root = registry_root()
+    # in a wheel the data lie inside the package, which is no checkout
+    installed = root.parent == Path(__file__).resolve().parent.parent
+    return Path.cwd() if installed else root.parent, revision, Path(root.name)
 
 
-def _git_bytes(here: Path, *arguments: str, source: str) -> bytes:
+def _git(here: Path, *arguments: str) -> str:
+    return _git_bytes(here, *arguments).decode()
+
+
+def _git_bytes(here: Path, *arguments: str) -> bytes:
     try:
         done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, check=False)
     except OSError as e:
-        raise _problem(source, f"git cannot be run: {e.strerror}") from None
+        raise RequestError(f"git cannot be run: {e.strerror}", _HELP) from None
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip()
-        raise _problem(source, f"git {arguments[0]}: {message or 'failed'}")
+        raise RequestError(f"git {arguments[0]} in {here}: {message or 'failed'}", _HELP)
     return done.stdout
-
-
-def _problem(source: str, message: str) -> RegistryError:
-    return RegistryError(
-        [Problem(Location(source, 1, 1), message, "name a revision as git does, for example main:registry")]
-    )

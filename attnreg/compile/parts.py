@@ -10,6 +10,7 @@ from attnreg.compile import schema
 from attnreg.compile.conditions import Parser
 from attnreg.compile.schema import values
 from attnreg.compile.schema.steps import StepsFile
+from attnreg.compile.validation import UNSTATED
 from attnreg.compile.yaml_source import Document, Path_, as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
@@ -151,7 +152,7 @@ class Reporter:
             seen.append(when)
 
     def source(self, part: Part[object], source: str | None, *path: str | int) -> None:
-        if source is None:
+        if source is None or source == UNSTATED:
             return
         name, _, rest = source.partition(":")
         file, _, symbol = rest.partition("#")

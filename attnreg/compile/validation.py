@@ -8,6 +8,7 @@ import typing
 from typing import Annotated, Any
 
 from pydantic import BaseModel, RootModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from attnreg.compile.yaml_source import Document, Path_, shown
 from attnreg.errors import MAX_SHOWN, Problem, did_you_mean
@@ -22,7 +23,13 @@ def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) ->
         return model.model_validate(data)
     except ValidationError as e:
         errors = e.errors(include_url=False)
-    problems = (_problem(model, e, data, document, path, hint=i < MAX_SHOWN) for i, e in enumerate(errors))
+    missing: dict[Path_, list[Any]] = {}
+    for error in errors:
+        if error["type"] == "missing":
+            missing.setdefault(_in_data(data, error["loc"][:-1]), []).append(error)
+    others = (e for e in errors if e["type"] != "missing")
+    problems = [_problem(model, e, data, document, path, hint=i < MAX_SHOWN) for i, e in enumerate(others)]
+    problems += [_missing(model, found, document, (*path, *loc)) for loc, found in missing.items()]
     document.problems += dict.fromkeys(problems)
     try:
         return model.model_validate(_remaining(data, errors))
@@ -31,12 +38,18 @@ def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) ->
 
 
 def _remaining(data: Any, errors: list[Any]) -> Any:
-    """``data`` without its unknown keys, and without the rows or lists of rows that have another fault."""
+    """``data`` without its unknown keys, and without the rows or lists of rows that have another fault.
+
+    A text that is missing and names nothing else gets a stand-in, so that the other words of its row are looked up.
+    """
     if not isinstance(data, dict):
         return data
     rest = copy.deepcopy(data)
     for error in errors:
         loc = _in_data(data, error["loc"])
+        if error["type"] == "missing" and loc[-1] in _TEXTS:
+            _put(rest, loc, UNSTATED)
+            continue
         if error["type"] != "extra_forbidden":
             loc = loc[: 2 if isinstance(rest.get(loc[0]), dict) else 1]
         _remove(rest, loc)
@@ -53,6 +66,21 @@ def _remove(data: Any, path: Path_) -> None:
         pass  # an enclosing value is already removed
 
 
+def _put(data: Any, path: Path_, value: str) -> None:
+    *inside, key = path
+    try:
+        for step in inside:
+            data = data[step]
+        data[key] = value
+    except (KeyError, IndexError):
+        pass  # an enclosing value is removed already
+
+
+# stands for a text that is missing, which is a problem already
+UNSTATED = "?"
+_TEXTS = frozenset({"because", "finding", "legend", "name", "reject", "says", "source", "summary", "url", "version"})
+# keys that help names
+_MAX_KEYS = 12
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -88,9 +116,6 @@ def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, 
         # the search for a word that is like another takes longer than all the rest
         help_ = did_you_mean(loc[-1], _keys_of(_model_at(model, error["loc"][:-1]))) if hint else ""
         return document.problem(here, f"{prefix}unknown key `{loc[-1]}`", help_, key=True)
-    if error["type"] == "missing":
-        help_ = "every entry of this kind must have it"
-        return document.problem(here[:-1], f"{prefix}`{loc[-1]}` is missing", help_, key=True)
     value, expected = error["input"], _EXPECTED.get(error["type"])
     if loc and loc[-1] in ("str", "int", "bool"):
         # a union reports one error for each of its members
@@ -102,7 +127,31 @@ def _problem(model: type[BaseModel], error: Any, data: Any, document: Document, 
         expected = error["ctx"]["expected"].replace("'", "`").replace("True", "`true`")
     message = f"expected {expected}" if expected else error["msg"].removeprefix("Value error, ")
     message = f"{_dotted(here) or 'the file'}: {message}, got {shown(value)}"
-    return document.problem(here, message, "quote it" if expected == "text" and isinstance(value, int) else "")
+    return document.problem(here, message, _help_for_kind(model, error["loc"], expected, value))
+
+
+def _missing(model: type[BaseModel], errors: list[Any], document: Document, path: Path_) -> Problem:
+    """The keys that are missing at one place, each with what it says."""
+    keys = [str(error["loc"][-1]) for error in errors]
+    within = _model_at(model, errors[0]["loc"][:-1])
+    fields = _fields_of(within) if isinstance(within, type) and issubclass(within, BaseModel) else {}
+    says = ((key, fields[key].description) for key in keys if key in fields)
+    help_ = "; ".join(f"`{key}`: {text[:1].lower()}{text[1:].rstrip('.')}" for key, text in says if text)
+    names = ", ".join(f"`{key}`" for key in keys)
+    prefix = f"{_dotted(path)}: " if _dotted(path) else ""
+    return document.problem(path, f"{prefix}{names} {'is' if len(keys) == 1 else 'are'} missing", help_, key=True)
+
+
+def _help_for_kind(model: type[BaseModel], loc: Path_, expected: str | None, value: Any) -> str:
+    """How to write a value that is of another kind than expected."""
+    if expected == "text" and isinstance(value, int):
+        return "quote it"
+    listed = expected == "a list"
+    keys = _keys_of(_model_at(model, (*loc, 0) if listed else loc)) if listed or expected == "a mapping" else []
+    if keys:
+        names = ", ".join(keys[:_MAX_KEYS]) + (", …" if len(keys) > _MAX_KEYS else "")
+        return f"{'a list of mappings, each with some' if listed else 'some'} of these keys: {names}"
+    return f"write [{value}]" if listed and isinstance(value, str) else ""
 
 
 def _dotted(path: Path_) -> str:
@@ -116,8 +165,8 @@ def _model_at(model: Any, loc: Path_) -> Any:
         if isinstance(model, type) and issubclass(model, RootModel):
             model = model.model_fields["root"].annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
-            names = {f.alias or name: f for name, f in model.model_fields.items()}
-            model = names[str(part)].annotation if str(part) in names else None
+            fields = _fields_of(model)
+            model = fields[str(part)].annotation if str(part) in fields else None
         else:
             model = (typing.get_args(model) or (None,))[-1]
     return _bare(model)
@@ -130,7 +179,11 @@ def _bare(annotation: Any) -> Any:
     return annotation
 
 
+def _fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Key in the data -> the field that holds it."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 def _keys_of(model: Any) -> list[str]:
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return [f.alias or name for name, f in model.model_fields.items()]
-    return []
+    shaped = isinstance(model, type) and issubclass(model, BaseModel) and not issubclass(model, RootModel)
+    return list(_fields_of(model)) if shaped else []

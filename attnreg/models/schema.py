@@ -96,8 +96,8 @@ Calls = Annotated[list[CallData], BeforeValidator(_one_or_many), WithJsonSchema(
 class AlsoData(DataModel):
     """A further pattern, whose words add facts."""
 
-    pattern: LayerPattern
-    words: dict[str, CallData]
+    pattern: LayerPattern = Field(description="The word of each layer.")
+    words: dict[str, CallData] = Field(description="Word -> the facts that it adds.")
 
 
 class KvSharedData(DataModel):
@@ -110,8 +110,8 @@ class KvSharedData(DataModel):
 class RefusalData(DataModel):
     """Configs that contradict themselves, and the sentence that their user reads."""
 
-    when: FieldCondition
-    because: str
+    when: FieldCondition = Field(description="Field -> value: the configs that are refused.")
+    because: str = Field(description="The sentence that a user reads.")
 
 
 class FamilyData(CallData):

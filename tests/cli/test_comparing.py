@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from support import ROOT
 
+from attnreg.analysis import revisions
+
 CONFIGS = ROOT / "examples" / "configs"
 VLLM = ("vllm-0.20.0", "vllm-0.33.0")
 LLAMA, GPT_OSS, BERT = (str(CONFIGS / name) for name in ("Llama-3.1-8B", "gpt-oss-120b", "bert-base-uncased"))
@@ -324,6 +326,19 @@ def test_two_revisions(run: Callable[..., Any], checkout: Path) -> None:
     assert wrong.status == 2
     assert "git ls-tree" in wrong.err
     assert "revision main has no YAML files in docs" in run("diff", "main:docs", "registry").err
+
+
+def test_an_installed_attnreg_looks_for_revisions_here(
+    run: Callable[..., Any], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Path(revisions.__file__).parent.parent
+    monkeypatch.setattr(revisions, "registry_root", lambda: package / "registry")
+    assert run("diff", "main:", "registry", *HOPPER, "--model", LLAMA).status == 0
+    monkeypatch.chdir(checkout.parent)
+    wrong = run("diff", "main:", "default", *HOPPER, "--model", LLAMA)
+    assert wrong.status == 2
+    assert wrong.err.startswith(f"attnreg: git ls-tree in {checkout.parent}: fatal: not a git repository")
+    assert "\n  help: name a revision of a git checkout" in wrong.err
 
 
 def test_a_family_that_changes_moves_the_layers_of_its_models(run: Callable[..., Any], checkout: Path) -> None:

@@ -79,7 +79,7 @@ def test_without_words_of_its_own_a_directory_uses_the_default_ones(tmp_path: Pa
         ),
         (
             {"backends": "# nothing\n"},
-            "backends.yaml:1:1: `backends` is missing\n  help: every entry of this kind must have it",
+            "backends.yaml:1:1: `backends` is missing\n  help: `backends`: name -> entry",
         ),
         (
             {"vocabulary": "extends: defualt\n"},

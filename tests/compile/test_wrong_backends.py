@@ -24,7 +24,7 @@ only_on_request, options, phase, platforms, requires, rules, …)""",
         row(),
         """\
 backends.yaml:3:3: backends.A: `capabilities` is missing
-  help: every entry of this kind must have it""",
+  help: `capabilities`: what it accepts; every row states every claim""",
     ),
     "a value of the wrong kind": (
         "backends",
@@ -32,6 +32,7 @@ backends.yaml:3:3: backends.A: `capabilities` is missing
         """\
 backends.yaml:8:19: backends.A.capabilities: expected a mapping, got a list
 backends.yaml:9:12: backends.A.notes: expected a list, got `one`
+  help: write [one]
 backends.yaml:10:13: backends.A.status: expected `stable`, `experimental` or `deprecated`, got `new`
 backends.yaml:11:12: backends.A.since: expected text, got `1`
   help: quote it""",
@@ -41,7 +42,11 @@ backends.yaml:11:12: backends.A.since: expected text, got `1`
         "backends: {A: fast, B: }\n",
         """\
 backends.yaml:1:15: backends.A: expected a mapping, got `fast`
-backends.yaml:1:24: backends.B: expected a mapping, got `null`""",
+  help: some of these keys: summary, module, contract, options, status, platforms, attention, phase, requires, \
+capabilities, emulated, unchecked, …
+backends.yaml:1:24: backends.B: expected a mapping, got `null`
+  help: some of these keys: summary, module, contract, options, status, platforms, attention, phase, requires, \
+capabilities, emulated, unchecked, …""",
     ),
     "a duplicate backend": (
         "backends",

@@ -45,7 +45,7 @@ priorities.yaml:2:25: gpu.order: expected a backend's name, or {backend: ..., if
         orders("gpu", "- {name: all, order: [{backend: A}]}"),
         """\
 priorities.yaml:2:25: gpu.order: `if` is missing
-  help: every entry of this kind must have it""",
+  help: `if`: when the automatic order considers it""",
     ),
     "a backend twice in an order": (
         "priorities",
@@ -189,6 +189,7 @@ def test_an_unreadable_file_hides_no_problem_of_another(tmp_path: Path) -> None:
     assert brief(refusal(write(tmp_path, **files))).splitlines() == [
         "backends.yaml:1:12: not valid YAML: while parsing a flow node did not find expected node content",
         "priorities.yaml:1:6: gpu: expected a list, got `1`",
+        "  help: a list of mappings, each with some of these keys: name, when, order, because, source, measured",
         "invariants.yaml:1:14: invariants: `says` is missing",
-        "  help: every entry of this kind must have it",
+        "  help: `says`: the statement in words",
     ]

@@ -47,10 +47,23 @@ mine.yaml:2:3: backends.AA: unknown backend `AA`
     "a new backend that is not complete": (
         "backends:\n  C: {platforms: [gpu], attention: mha, summary: s}\n",
         """\
-mine.yaml:2:3: backends.C: `capabilities` is missing
-  help: every entry of this kind must have it
+mine.yaml:2:3: backends.C: `capabilities`, `source` are missing
+  help: `capabilities`: what it accepts; every row states every claim; \
+`source`: where its facts can be checked: SOURCE:PATH#SYMBOL""",
+    ),
+    "a new backend without its source, and with wrong words": (
+        "backends:\n  C: {platforms: [gpo], attention: mha, summary: s, capabilities: {dtypes: [float17]}}\n",
+        """\
 mine.yaml:2:3: backends.C: `source` is missing
-  help: every entry of this kind must have it""",
+  help: `source`: where its facts can be checked: SOURCE:PATH#SYMBOL
+mine.yaml:2:19: backends.C.platforms: unknown platform 'gpo'
+  help: did you mean `gpu`? (also: npu)
+mine.yaml:2:53: backends.C.capabilities: `kv_dtypes`, `head_sizes`, `head_sizes_v`, `block_sizes`, `num_heads`, \
+`num_kv_heads` are missing
+  help: every row states every claim: `kv_dtypes: [auto, fp8]` (a list or a matcher of values), `any` (every value) or \
+`head_sizes_v: same` (as wide as head_size)
+mine.yaml:2:77: backends.C.capabilities.dtypes: unknown dtype 'float17'
+  help: did you mean `float16`? (also: bfloat16)""",
     ),
     "a backend that moves": (
         "backends: {A: {platforms: [npu]}}\n",
@@ -108,7 +121,12 @@ mine.yaml:1:24: backends.A.module: the package evil is not trusted to be importe
         "backends: {A: {source: 't:p#q'}}\n",
         "mine.yaml:1:24: backends.A.source: unknown source `t`\n  help: known: s",
     ),
-    "no mapping": ("- prefer: A\n", "mine.yaml:1:1: the file: expected a mapping, got a list"),
+    "no mapping": (
+        "- prefer: A\n",
+        """\
+mine.yaml:1:1: the file: expected a mapping, got a list
+  help: some of these keys: extends, vocabulary, sources, backends, orders, place, choices, invariants, known""",
+    ),
 }
 
 

@@ -53,6 +53,9 @@ def _tokens(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError(f"expected tokens, 1 to {MAX_COUNT}, or {{multiple_of: 16}}") from None
 
 
+_LEGEND = "What it means: a sentence for the docs."
+_SOURCE = "Where its facts can be checked: SOURCE:PATH#SYMBOL."
+_WHEN = "Facet -> values: the requests that it is about."
 _ALIASES = "Other names for it; a message about an unknown word says which word is meant."
 
 
@@ -60,7 +63,7 @@ class WordData(BaseModel):
     """A word: its meaning, a sentence, and any other properties."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
-    legend: str
+    legend: str = Field(description=_LEGEND)
     spares: list[SpareData] | None = Field(
         default=None, description="Layers that keep another KV cache in a run with it; the first rule that fits counts."
     )
@@ -69,7 +72,7 @@ class WordData(BaseModel):
 
 
 class PackageData(DataModel):
-    legend: str
+    legend: str = Field(description=_LEGEND)
     aliases: list[str] = Field(default=[], description=_ALIASES)
     import_: str | None = Field(default=None, alias="import", description="The module that Python imports.")
     distributions: list[str] = Field(default=[], description="The names under which an installer knows it.")
@@ -78,18 +81,18 @@ class PackageData(DataModel):
 
 
 class FlagData(DataModel):
-    legend: str
+    legend: str = Field(description=_LEGEND)
     aliases: list[str] = Field(default=[], description="Engines' own names for it.")
     platforms: list[str] = Field(default=[], description="Where the flag means something; everywhere, if left out.")
 
 
 class RetiredData(DataModel):
-    engine: str
+    engine: str = Field(description="The engine that read it.")
     use: str = Field(description="What to use instead.")
 
 
 class ArchitectureData(DataModel):
-    family: str
+    family: str = Field(description="What several architectures are called together, as CDNA 3.")
     products: list[str] = []
     aliases: list[str] = Field(default=[], description="Other names of it and of its products.")
     fp8: Literal["ocp", "fnuz"] = "ocp"
@@ -104,8 +107,10 @@ class FacetData(DataModel):
     of: Literal["request", "platform", "selection", "start"] = Field(
         description="Who has it; start: steps alone set it."
     )
-    kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "backend"]
-    legend: str
+    kind: Literal["word", "arch", "integer", "text", "words", "packages", "boolean", "backend"] = Field(
+        description="What its values are."
+    )
+    legend: str = Field(description=_LEGEND)
     words: str | None = Field(default=None, description="The set of words that are its values.")
     claim: str | None = Field(default=None, description="The capability key that constrains it; every row states it.")
     rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
@@ -116,13 +121,13 @@ class FacetData(DataModel):
 
 class CaseData(DataModel):
     when: Condition | None = None
-    value: FacetValue
+    value: FacetValue = Field(description="The value where `when` holds.")
     because: Sentence | None = None
 
 
 class DerivedData(DataModel):
-    legend: str
-    cases: list[CaseData] = Field(min_length=1)
+    legend: str = Field(description=_LEGEND)
+    cases: list[CaseData] = Field(min_length=1, description="The first whose `when` holds gives the value.")
     claim: str | None = None
     rows_below: Literal["any"] | None = Field(default=None, description=_ROWS_BELOW)
     source: str | None = None
@@ -150,13 +155,13 @@ class VocabularyFile(DataModel):
 
 
 class SourceData(DataModel):
-    url: str
-    version: str
+    url: str = Field(description="Where it is.")
+    version: str = Field(description="The version or the commit that was read.")
     read: str | None = Field(default=None, description="The day on which it was read, as 2026-11-21.")
 
 
 class RuleData(DataModel):
-    when: Condition
+    when: Condition = Field(description=_WHEN)
     reject: Sentence = Field(description="The sentence that a user reads.")
     facets: list[str] = Field(default=[], description="What the refusal is about; by default what `when` names.")
     source: str | None = None
@@ -195,7 +200,7 @@ _RUN_ON_REQUEST = "Why an engine runs its module only where a user or an order n
 
 
 class VariantData(DataModel):
-    name: str
+    name: str = Field(description="What follows the backend in BACKEND/VARIANT.")
     module: str | None = Field(default=None, description="A kernel module of its own; the row's, if left out.")
     contract: StrictInt | None = Field(default=None, description=_CONTRACT)
     run_on_request: Sentence | None = Field(default=None, description=_RUN_ON_REQUEST)
@@ -237,11 +242,11 @@ class BackendData(DataModel):
     contract: StrictInt | None = Field(default=None, description=_CONTRACT)
     options: Options = Field(default={}, description="The module's own settings, with their defaults.")
     status: Literal["stable", "experimental", "deprecated"] = "stable"
-    platforms: Words
-    attention: Words
+    platforms: Words = Field(description="Where it runs: cuda, rocm, xpu, cpu.")
+    attention: Words = Field(description="The kinds of attention that it serves: mha, mla, mla_sparse.")
     phase: Words | None = Field(default=None, description="The phases it serves; every one, if left out.")
     requires: Condition | None = None
-    capabilities: Capabilities
+    capabilities: Capabilities = Field(description="What it accepts; every row states every claim.")
     emulated: dict[str, str] = Field(default={}, description="Features that are correct but slow, with the reason.")
     unchecked: list[str] = Field(default=[], description="Features and facets that are accepted without a look.")
     variants: list[VariantData] = []
@@ -249,7 +254,7 @@ class BackendData(DataModel):
     consequences: list[ConsequenceData] = []
     notes: list[str] = []
     only_on_request: str | None = Field(default=None, description="Why no order names it.")
-    source: str
+    source: str = Field(description=_SOURCE)
     since: str | None = None
 
 
@@ -259,16 +264,16 @@ _UNCHECKED = "Features and facets that no row of this file looks at; a row that 
 class FallbackData(DataModel):
     """When a request by name that fails gives way to the order, as some engines do."""
 
-    when: Condition
+    when: Condition = Field(description=_WHEN)
     only: list[str] = Field(min_length=1, description="Facets; everything against the backend is about these.")
-    because: Sentence
+    because: Sentence = Field(description="Why the engine does so.")
     source: str | None = None
 
 
 class WaiverData(DataModel):
     """Where some claims of every row are not looked at, as some engines do for requests by name."""
 
-    when: Condition
+    when: Condition = Field(description=_WHEN)
     unchecked: list[str] = Field(min_length=1, description="Facets; no row's claim on one of them is looked at.")
     because: Sentence = Field(description="The sentence that a user reads of a backend that is chosen so.")
     source: str | None = None
@@ -282,7 +287,7 @@ class BackendsFile(DataModel):
     fallbacks: list[FallbackData] = []
     waivers: list[WaiverData] = []
     sources: dict[str, SourceData] = {}
-    backends: dict[str, BackendData]
+    backends: dict[str, BackendData] = Field(description="Name -> entry.")
 
 
 class EntryData(DataModel):
@@ -300,9 +305,11 @@ _ENTRY = {"anyOf": [{"$ref": "#/$defs/backend_or_variant"}, {"$ref": "#/$defs/en
 
 
 class OrderData(DataModel):
-    name: str
+    name: str = Field(description="What follows the platform in its title: cuda/mha.")
     when: Condition | None = None
-    order: list[Annotated[EntryData, BeforeValidator(_entry), WithJsonSchema(_ENTRY)]] = Field(min_length=1)
+    order: list[Annotated[EntryData, BeforeValidator(_entry), WithJsonSchema(_ENTRY)]] = Field(
+        min_length=1, description="The backends, in the order in which they are tried."
+    )
     because: Sentence | None = None
     source: str | None = None
     measured: MeasuredData | None = Field(default=None, description="The evidence; without it an order is a judgement.")
@@ -313,7 +320,7 @@ class PrioritiesFile(RootModel[dict[str, list[OrderData]]]):
 
 
 class InvariantData(DataModel):
-    name: str
+    name: str = Field(description="A short name, by which messages cite it.")
     says: str = Field(description="The statement in words.")
     when: Condition = {}
     chosen: list[str | None] | None = Field(default=None, description="The chosen backend is one of these; null: none.")
@@ -328,7 +335,7 @@ class KnownData(DataModel):
     """A finding of `attnreg check` that stays as it is, and why; one that is found no longer is a finding itself."""
 
     finding: Sentence = Field(description="How the finding's message begins.")
-    because: Sentence
+    because: Sentence = Field(description="Why it stays.")
     example: dict[str, Any] | None = Field(default=None, description="Facet -> value: a configuration that shows it.")
 
 
@@ -355,7 +362,7 @@ class ChoiceData(DataModel):
 class PlaceData(DataModel):
     """Where a backend joins the orders that exist."""
 
-    backend: str
+    backend: str = Field(description="The backend that joins.")
     before: str | None = None
     after: str | None = None
     orders: list[str] = Field(default=[], description="platform/name of the orders; every one that has the neighbour.")

@@ -30,8 +30,8 @@ class StepData(EffectData):
 class AfterData(DataModel):
     """Why the engine stops with what was chosen, whichever backend that is."""
 
-    when: Condition
-    fails: Sentence
+    when: Condition = Field(description="Facet -> values: the runs that it is about.")
+    fails: Sentence = Field(description="The sentence that a user reads: why the engine stops.")
     source: str | None = None
 
 
