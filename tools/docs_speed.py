@@ -1,4 +1,4 @@
-"""The generated blocks of recorded figures: of kernels and the host in docs/running.md, of engines in docs/vllm.md."""
+"""The generated blocks of recorded figures: of kernels and the host in docs/speed.md, of engines in docs/vllm.md."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/engines/vllm-0.20-to-0.33.md"] = docs_changes.change_blocks("vllm-0.20.0", "vllm-0.33.0")
     pages["docs/engines/releases.md"] = {"releases": docs_releases.releases_block()}
     pages["docs/exactness.md"] = docs_exactness.exactness_block(root)
-    pages["docs/running.md"] = {
+    pages["docs/speed.md"] = {
         "speed": docs_speed.speed_block(root),
         "host": docs_speed.host_block(root),
         "tiles": docs_tiles.tiles_block(),

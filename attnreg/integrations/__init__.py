@@ -1,1 +1,1 @@
-"""Adapters that run attnreg inside engines: they translate an engine's terms to attnreg's."""
+"""Adapters for engines: they run attnreg inside one, or answer in its own terms."""

@@ -25,6 +25,7 @@ _GROUPS = {
     "Using it": (
         "docs/explain",
         "docs/running",
+        "docs/speed",
         "docs/transformers",
         "docs/diffusers",
         "docs/vllm",

@@ -5,7 +5,7 @@ the configuration was measured against others. A configuration that was not meas
 registers; the compile tests verify that none does. Nothing is tuned at run time, so the same batch always runs the same
 way.
 
-docs/running.md prints the table.
+docs/speed.md prints the table.
 """
 
 from __future__ import annotations
