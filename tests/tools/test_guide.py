@@ -102,8 +102,8 @@ def overlays() -> list[Any]:
 
 def test_overlays_of_the_pages_are_found() -> None:
     pages = [str(parameter.id).rpartition("-")[0] for parameter in overlays()]
-    assert set(pages) == {"README.md", "vllm.md", "writing_data.md"}
-    assert len(pages) == 10
+    assert set(pages) == {"vllm.md", "writing_data.md"}
+    assert len(pages) == 9
 
 
 @functools.cache
