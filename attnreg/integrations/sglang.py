@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attnreg.compile.bundled import release_name
-from attnreg.errors import RequestError, did_you_mean
+from attnreg.errors import RequestError, did_you_mean, shown, word_set
 from attnreg.loader import load_registry
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
@@ -49,7 +49,10 @@ def decision(given: Mapping[str, Any], release: str | None = None) -> dict[str, 
     Raises `RequestError` for an argument, a word or a model that the registry does not know, `RegistryError` for a
     release that is not bundled.
     """
-    registry = _registry(str(release or given.get("version") or _NEWEST))
+    if not isinstance(given, Mapping):
+        raise RequestError(f"what is given is {shown(given)}; expected a mapping of arguments")
+    version = _word("version", given) if given.get("version") is not None else _NEWEST
+    registry = _registry(release or version)
     platform = _platform(given, registry)
     asked = replace(_request(given, registry), phase="prefill")
     prefill = evaluate(asked, platform, registry)
@@ -105,20 +108,20 @@ def _read(facet: str, value: Any, registry: Registry) -> Any:
 def _word(name: str, given: Mapping[str, Any]) -> str:
     value = given.get(name)
     if not isinstance(value, str):
-        raise RequestError(f"{name} is {value!r}; expected a word")
+        raise RequestError(f"{name} is {shown(value)}; expected a word")
     return value
 
 
 def _ranks(given: Mapping[str, Any]) -> int:
     ranks = given.get("tp_size")
     if ranks is not None and (type(ranks) is not int or ranks < 1):
-        raise RequestError(f"tp_size is {ranks!r}; expected a number of ranks, at least 1")
+        raise RequestError(f"tp_size is {shown(ranks)}; expected a number of ranks, at least 1")
     return ranks or 1
 
 
 def _platform(given: Mapping[str, Any], registry: Registry) -> Platform:
     arch, flags, packages = _word("arch", given), set(), set(registry.vocabulary.packages)
-    for flag in given.get("flags") or ():
+    for flag in word_set("flags", given.get("flags") or ()):
         if flag.startswith("no-"):
             absent = {n for n, word in registry.vocabulary.packages.items() if word.facts.get("import") == flag[3:]}
             if not absent:

@@ -95,7 +95,8 @@ def _extra(name: str, value: Any, platform: Mapping[str, Any], registry: Registr
     if value is None:
         return None
     if facet.kind == "integer":
-        if not isinstance(value, int) or value < 0:
+        # True is an int to Python
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise RequestError(f"{name} is {value!r}; expected an integer of at least 0")
         return int(value)
     if facet.kind == "text":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from attnreg import AttentionRequest, Platform
 from attnreg.analysis.check import check
-from attnreg.errors import RequestError
+from attnreg.errors import RegistryError, RequestError
 from attnreg.integrations import sglang
 from attnreg.integrations.sglang import decision, models
 from attnreg.loader import load_registry
@@ -132,6 +134,11 @@ def test_heads_are_counted_on_one_rank():
         ({"tp_size": "2"}, "tp_size is '2'"),
         ({"flags": ["no-luck"]}, "no package 'luck'"),
         ({"flags": ["luck"]}, "luck"),
+        ({"flags": 5}, "flags is 5"),
+        ({"flags": "amx"}, "flags is 'amx'"),
+        ({"flags": [5]}, "flags is 5"),
+        ({"version": 5}, "version is 5"),
+        ({"speculative_num_steps": True}, "speculative_num_steps is True"),
         ({"arch": "sm999"}, "sm999"),
         ({"arch": "gfx942"}, "belongs to platform rocm"),
         ({"arch": None}, "arch is None"),
@@ -141,6 +148,34 @@ def test_heads_are_counted_on_one_rank():
 def test_wrong_input_is_refused(change, message):
     with pytest.raises(RequestError, match=message):
         decision({**BASE, **change})
+
+
+@pytest.mark.parametrize("given", [None, [], "LlamaForCausalLM"])
+def test_arguments_that_are_no_mapping_are_refused(given):
+    with pytest.raises(RequestError, match="expected a mapping"):
+        decision(given)
+
+
+def test_a_mutated_row_is_answered_whole_or_refused():
+    """Keys that are gone or unknown, and values of any type: an answer with all its parts, or a typed error."""
+    draw, recorded = random.Random(18), [row["in"] for row in rows("drawn-0.5.23.jsonl.gz")]
+    names = (*recorded[0], *draw.choice(recorded), "page-size", "kv_dtype", "phase", "head_size", "named", 3, None)
+    odd = (None, True, 0, -1, 1, 3.5, float("nan"), 10**30, "", "auto", "fa3", b"fa3", [], [1], [None], {}, {"a": 1},
+           ("amx",), {1, 2}, range(3), object())  # fmt: skip
+    seen = Counter()
+    for _ in range(600):
+        given = {**draw.choice(recorded), draw.choice(names): draw.choice(odd)}
+        if draw.random() < 0.2:
+            del given[draw.choice(list(given))]
+        try:
+            answer = decision(given)
+        except (RequestError, RegistryError):
+            seen["refused"] += 1
+            continue
+        parts = ("prefill", "decode", "kv_cache_dtype") if answer["error"] is None else ("error", "decided_by")
+        assert all(isinstance(answer[part], str) for part in parts), given
+        seen["answered"] += 1
+    assert min(seen.values()) > 30
 
 
 def test_a_version_that_is_not_bundled_is_refused():
