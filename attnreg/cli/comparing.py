@@ -52,6 +52,8 @@ def lock(
     from attnreg.files import write_text
 
     registry = registry_inputs.load()
+    if registry.silence:
+        click.echo(f"attnreg: {registry.silence}", err=True)
     platforms = platform_inputs.platforms(registry)
     models = request_inputs.models
     if not models and "head_size" not in request_inputs.facets:
@@ -125,7 +127,8 @@ def diff(
     for name, value in (("--limit", limit), ("--any-packages", any_packages)):
         if value and not (boxes if name == "--limit" else everywhere):
             raise BadInput(f"{name} is about all configurations, and --model asks for some", "give --boxes too")
-    old, new = load_revision(before), load_revision(after)
+    notes: list[str] = []
+    old, new = _of_selectors(load_revision(before), load_revision(after), notes)
     was, now = family_texts(before), family_texts(after)
     # registries without families of their own, as other engines' are, have none to compare
     families = model_changes(was, now) if was and now else ModelChanges()
@@ -135,7 +138,7 @@ def diff(
     left_out: dict[str, None] = {}
     asked = _narrowed(_asked(request_inputs, (old, new), rules, left_out), wanted, (old, new))
     moves = compare(asked, platforms, old, new)
-    notes = [f"left out: {error}" for error in left_out]
+    notes += [f"left out: {error}" for error in left_out]
     if everywhere and (others := stated_otherwise(old, new)):
         what = "failures, kernels, workspaces or blocks of kernels"
         notes.append(f"{', '.join(others)}: other {what} are stated; they are compared for the models, not for all")
@@ -199,10 +202,7 @@ def upgrade(
         message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
         raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
     titles, notes = [old.title, new.title], list[str]()
-    if bool(old.steps) != bool(new.steps):
-        silent = old if new.steps else new
-        notes.append(f"{silent.name} says nothing of its start: the selectors of both are compared")
-        old, new = old.selector, new.selector
+    old, new = _of_selectors(old, new, notes)
     platforms = platform_inputs.of_both(old, new)
     for registry in (old, new):
         # a registry without any order decides by its steps
@@ -225,6 +225,15 @@ def upgrade(
         title = " · ".join([" → ".join(titles), *request_inputs.words(), *settings])
         print_upgrade(title, moves, terminal(), known=not request_inputs.models)
     raise click.exceptions.Exit(1 if moves.moves else 0)
+
+
+def _of_selectors(old: Registry, new: Registry, notes: list[str]) -> tuple[Registry, Registry]:
+    """Two registries as they can be compared: by their selectors, where one says nothing of its engine's start."""
+    notes += [registry.silence for registry in (old, new) if registry.silence]
+    if not any(registry.silence for registry in (old, new)) or not (old.steps or new.steps):
+        return old, new
+    notes.append("the selectors of both are compared")
+    return old.selector, new.selector
 
 
 def _asked(

@@ -357,6 +357,7 @@ def read_inputs(
     platforms = platform_inputs.platforms(registry)
     here = not platform_inputs.named
     notes = [f"no --arch: this machine, {platforms[0].arch}"] if here else []
+    notes += [registry.silence] if registry.silence else []
     if request_inputs.model is None:
         request, memory = request_inputs.request(), None
         what = " · ".join(request_words(request))

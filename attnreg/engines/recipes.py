@@ -75,7 +75,8 @@ def drafts_choose_in(registry: Registry) -> bool:
     """Whether the engine of a registry gives its drafts no backend that is named for the model alone."""
     for engine, about in known_engines().items():
         since, source = about.get("drafts_choose_from"), registry.sources.get(engine)
-        if since is not None and source is not None and registry.steps:
+        # attnreg's own tables cite engines too
+        if since is not None and source is not None and not registry.imports:
             return version_parts(source.version) >= version_parts(since)
     return False
 

@@ -9,6 +9,7 @@ import support
 
 GEMMA = str(support.ROOT / "examples" / "configs" / "gemma-3-27b-it")
 LLAMA = str(support.ROOT / "examples" / "configs" / "Llama-3.1-8B")
+FLOAT32 = str(support.ROOT / "examples" / "configs" / "gemma-2-9b")
 RELEASES = ("--from", "vllm-0.20", "--to", "vllm-0.33")
 
 
@@ -77,10 +78,26 @@ def test_bad_input_is_refused(run, arguments, message):
 
 
 def test_a_release_without_a_start_is_compared_by_its_selector(run):
-    done = run("upgrade", "--from", "vllm-0.31", "--to", "vllm-0.33", "--arch", "sm100", "--model", LLAMA)
-    assert done.status == 0
-    assert "note: vllm-0.31.0 says nothing of its start: the selectors of both are compared" in done.out
-    done = run(
-        "upgrade", "--from", "vllm-0.30", "--to", "vllm-0.32", "--arch", "gfx942", "--kv-dtype", "auto", "--json"
-    )
-    assert not any("says nothing of its start" in note for note in json.loads(done.out)["notes"])
+    alone, both = "{} holds the selector alone: its start was not recorded", "the selectors of both are compared"
+    for command in (("upgrade", "--from", "vllm-0.31", "--to", "vllm-0.33"), ("diff", "vllm-0.31.0", "vllm-0.33.0")):
+        # the start of 0.33 casts this float32 config to bfloat16, and its selector alone does not
+        done = run(*command, "--arch", "sm90", "--model", FLOAT32)
+        said = " ".join(done.out.split())
+        assert f"note: {alone.format('vllm-0.31.0')}" in said
+        assert f"note: {both}" in said
+        assert "TRITON_ATTN/paged → FLASH_ATTN" not in said
+    done = run("upgrade", "--from", "vllm-0.30", "--to", "vllm-0.32", "--arch", "gfx942", "--json")
+    notes = json.loads(done.out)["notes"]
+    assert [note for note in notes if note.startswith(alone.format("vllm-0.30.0"))]
+    assert [note for note in notes if note.startswith(alone.format("vllm-0.32.0"))]
+    assert both not in notes
+
+
+def test_an_answer_of_the_selector_alone_says_so(run):
+    for command in ("explain", "explain --brief", "explain --json"):
+        done = run(*command.split(), "--registry", "vllm-0.28", "--arch", "sm90", "--model", FLOAT32)
+        assert "vllm-0.28.0 holds the selector alone" in " ".join(done.out.split())
+    assert "selector alone" not in run("explain", "--registry", "vllm-0.33", "--arch", "sm90", "--model", FLOAT32).out
+    locked = run("lock", "--registry", "vllm-0.28", "--arch", "sm90", "--model", FLOAT32)
+    assert "vllm-0.28.0 holds the selector alone" in locked.err
+    assert json.loads(locked.out)
