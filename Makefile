@@ -4,6 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check install --constraint constraints.txt
 MODEL ?= examples/configs/gpt-oss-120b
 SHELL := /bin/bash
+# many tests start Python: each start would compile attnreg anew
+unexport PYTHONDONTWRITEBYTECODE
 # the vLLM that test-vllm runs the plugin in: the Python files of this wheel, whatever this machine is
 VLLM := 0.33.0
 VLLM_TAGS := --platform manylinux_2_28_x86_64 --implementation cp --abi abi3

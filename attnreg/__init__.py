@@ -5,7 +5,11 @@ Each name below is imported at its first use, so that ``import attnreg`` is fast
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
+
+# before any other module of the package is read: code that changed later is not what this process runs
+_BEGAN = time.time()
 
 # public name -> the module that defines it
 _HOME = {

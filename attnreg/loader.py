@@ -10,16 +10,24 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
+from attnreg.cache import kept
 from attnreg.compile.bundled import bundled_registries as bundled_registries
-from attnreg.compile.reading import Overlay, Reading
+from attnreg.compile.bundled import release_name
 from attnreg.contract import missing_functions
 from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment_problems
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.errors import RegistryWarning as RegistryWarning
+from attnreg.files import kind_of
 from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
 from attnreg.registry import Registry
+
+# what reads and compiles is imported where a registry is not kept: it takes longer than all else of a cold command
+if TYPE_CHECKING:
+    from attnreg.compile.reading import Overlay, Reading
 
 
 def load_registry(
@@ -74,6 +82,30 @@ def _load(
     plugins, left_out = choose(installed, names, os.environ)
     # whose names are not known: one that is chosen by name is not among them
     left_out += unreadable if names is None and not os.environ.get(PLUGINS_VARIABLE) else []
+    name = None if overlays or plugins or trusted else _bundled(source)
+    if name is not None:
+        registry = kept(name, lambda: replace(_compiled(name, (), trusted, [], left_out), left_out=()))
+        return replace(registry, left_out=tuple(left_out)) if left_out else registry
+    return _compiled(source, overlays, trusted, plugins, left_out)
+
+
+def _bundled(source: str | os.PathLike[str] | None) -> str | None:
+    """The name of the bundled registry that a source is; None for any other source."""
+    text = os.environ.get(REGISTRY_VARIABLE) or "default" if source is None else os.fsdecode(source)
+    name = text if kind_of(Path(text)) else release_name(text)
+    return name if name in bundled_registries() else None
+
+
+def _compiled(
+    source: str | os.PathLike[str] | None,
+    overlays: Overlay | Sequence[Overlay],
+    trusted: frozenset[str],
+    plugins: list[Plugin],
+    left_out: list[LeftOut],
+) -> Registry:
+    """A registry as it is compiled of its files; plugins with which it does not compile join those left out."""
+    from attnreg.compile.reading import Reading
+
     reading = Reading(set(trusted), plugins)
     reading.parts.left_out += [plugin.text for plugin in left_out]
     try:
@@ -107,6 +139,8 @@ def _read(reading: Reading, source: str | os.PathLike[str] | None, overlays: Ove
 
 def _sound(bundled: str, plugins: Sequence[Plugin], trusted: frozenset[str]) -> tuple[list[Plugin], list[LeftOut]]:
     """The plugins with which a bundled registry compiles, one after the other, and those with which it does not."""
+    from attnreg.compile.reading import Reading
+
     _read(Reading(set(trusted)), bundled, ())
     sound: list[Plugin] = []
     broken_ones: list[LeftOut] = []

@@ -15,6 +15,9 @@ import attnreg
 if not Path("/dev/kfd").exists() and not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
 
+# registries are kept beside the tests, and not in the cache of who runs them
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parent.parent / ".cache" / "tests")
+
 # the plugins that a developer has installed are no part of what is tested
 os.environ["ATTNREG_PLUGINS"] = "off"
 

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonRef, models_json_schema
 
-from attnreg.compile import schema
 from attnreg.compile.conditions import ARCH_OPERATORS, INTEGER_OPERATORS, WORD_OPERATORS
+from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.steps import StepsFile
 from attnreg.language.facets import SAME_AS
 from attnreg.language.vocabulary import Facet

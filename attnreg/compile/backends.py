@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from attnreg.compile import schema
 from attnreg.compile.modules import Module, ModuleCompiler
-from attnreg.compile.parts import Part, Parts, Reporter, RowData
+from attnreg.compile.parts import Parts, Reporter, RowData
+from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
 from attnreg.compile.stated import Statements
+from attnreg.compile.validation import Part
 from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from attnreg.compile import schema
 from attnreg.compile.backends import RowCompiler
-from attnreg.compile.parts import OrdersPart, Part, Parts, Reporter
+from attnreg.compile.parts import OrdersPart, Parts, Reporter
+from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.values import FromData, MeasuredData
 from attnreg.compile.steps import StepCompiler, copied
+from attnreg.compile.validation import Part
 from attnreg.compile.vocabulary import compile_vocabulary
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.computed import From

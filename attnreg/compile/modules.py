@@ -6,11 +6,13 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from attnreg.compile.parts import Part, Reporter, RowData
-from attnreg.compile.schema import VariantData
-from attnreg.compile.yaml_source import Float, shown
+from attnreg.compile.parts import Reporter, RowData
+from attnreg.compile.schema.tables import VariantData
+from attnreg.compile.validation import Part
+from attnreg.compile.yaml_source import shown
 from attnreg.contract import CONTRACT
 from attnreg.errors import Location, did_you_mean
+from attnreg.language.numbers import Float
 from attnreg.registry import Option
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")

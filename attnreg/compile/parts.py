@@ -4,46 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
-from attnreg.compile import schema
 from attnreg.compile.conditions import Parser
+from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
 from attnreg.compile.schema.steps import StepsFile
-from attnreg.compile.validation import UNSTATED
-from attnreg.compile.yaml_source import Document, Path_, as_written, shown
-from attnreg.errors import Location, Problem, did_you_mean
+from attnreg.compile.validation import UNSTATED, Part
+from attnreg.compile.yaml_source import Path_, as_written, shown
+from attnreg.errors import Problem, did_you_mean
 from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.vocabulary import Vocabulary
-
-T_co = TypeVar("T_co", covariant=True)
-U = TypeVar("U")
-
-
-@dataclass(frozen=True, slots=True)
-class Part(Generic[T_co]):
-    """A validated piece of data: the model, its document, and its path in the document.
-
-    ``borrowed`` marks the vocabulary of another registry, whose sources are not read.
-    """
-
-    model: T_co
-    document: Document
-    path: Path_ = ()
-    borrowed: bool = False
-
-    def piece(self, model: U, *path: str | int) -> Part[U]:
-        """The part at ``path`` below this one; without a path, this part with a model of a narrower type."""
-        return Part(model, self.document, (*self.path, *path), self.borrowed)
-
-    def at(self, *path: str | int) -> Location:
-        """The location of the value at ``path`` below this part."""
-        return self.document.at(*self.path, *path)
-
-    def key_at(self, *path: str | int) -> Location:
-        """The location of the key at the end of ``path`` below this part."""
-        return self.document.key_at(*self.path, *path)
-
 
 # a row as backends.yaml states it, or what an overlay changes of one
 RowData = schema.BackendData | schema.BackendPatch
@@ -71,7 +41,7 @@ class Parts:
     bound: list[frozenset[str]] = field(default_factory=list)
     known: list[Part[schema.KnownData]] = field(default_factory=list)
     steps: list[Part[StepsFile]] = field(default_factory=list)
-    sources: list[Part[dict[str, schema.SourceData]]] = field(default_factory=list)
+    sources: list[Part[dict[str, values.SourceData]]] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
 

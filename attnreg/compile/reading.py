@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from attnreg.compile import schema
 from attnreg.compile.bundled import RELEASE_FILE, bundled_registries, bundled_source, help_for_registry, release_name
 from attnreg.compile.compiler import compile_registry
-from attnreg.compile.parts import Part, Parts, RowData
+from attnreg.compile.parts import Parts, RowData
 from attnreg.compile.schema import releases
+from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema.steps import StepsFile
-from attnreg.compile.validation import validate
+from attnreg.compile.validation import Part, validate
 from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import kind_of

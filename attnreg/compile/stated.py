@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnreg.compile import schema
-from attnreg.compile.parts import Part, Parts, Reporter, VocabularyPart
+from attnreg.compile.parts import Parts, Reporter, VocabularyPart
+from attnreg.compile.schema import tables as schema
+from attnreg.compile.validation import Part
 from attnreg.compile.yaml_source import Document, as_written
 from attnreg.errors import Location
 from attnreg.language.facets import SAME_AS

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
-from attnreg.compile.parts import Part, Parts, Reporter
+from attnreg.compile.parts import Parts, Reporter
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
+from attnreg.compile.validation import Part
 from attnreg.compile.yaml_source import Path_, shown
 from attnreg.errors import did_you_mean
 from attnreg.language.computed import Computed, From, Operation

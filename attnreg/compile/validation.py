@@ -1,19 +1,50 @@
-"""Data -> pydantic models. Data that does not fit a model becomes problems with locations; the rest is kept."""
+"""Data -> pydantic models. Data that does not fit a model becomes problems with locations; the rest is kept.
+
+Part: a piece of what is valid, and its place.
+"""
 
 from __future__ import annotations
 
 import copy
 import types
 import typing
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from attnreg.compile.yaml_source import Document, Path_, shown
-from attnreg.errors import MAX_SHOWN, Problem, did_you_mean
+from attnreg.errors import MAX_SHOWN, Location, Problem, did_you_mean
 
 M = typing.TypeVar("M", bound=BaseModel)
+T_co = typing.TypeVar("T_co", covariant=True)
+U = typing.TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class Part(typing.Generic[T_co]):
+    """A validated piece of data: the model, its document, and its path in the document.
+
+    ``borrowed`` marks the vocabulary of another registry, whose sources are not read.
+    """
+
+    model: T_co
+    document: Document
+    path: Path_ = ()
+    borrowed: bool = False
+
+    def piece(self, model: U, *path: str | int) -> Part[U]:
+        """The part at ``path`` below this one; without a path, this part with a model of a narrower type."""
+        return Part(model, self.document, (*self.path, *path), self.borrowed)
+
+    def at(self, *path: str | int) -> Location:
+        """The location of the value at ``path`` below this part."""
+        return self.document.at(*self.path, *path)
+
+    def key_at(self, *path: str | int) -> Location:
+        """The location of the key at the end of ``path`` below this part."""
+        return self.document.key_at(*self.path, *path)
 
 
 def validate(model: type[M], data: Any, document: Document, path: Path_ = ()) -> M | None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from attnreg.compile import schema
 from attnreg.compile.parts import VocabularyPart
+from attnreg.compile.schema import tables as schema
 from attnreg.compile.yaml_source import shown
 from attnreg.errors import Location, Problem, did_you_mean
 from attnreg.language.facets import CORE, OPTIONAL

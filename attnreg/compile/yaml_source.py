@@ -31,6 +31,7 @@ from yaml.events import (
 
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import FileError, read_text
+from attnreg.language.numbers import Float
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
@@ -51,16 +52,6 @@ _WORDS: dict[str, Any] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-
-
-class Float(str):
-    """A number with a point, kept as it was written: ``9.10`` must not become 9.1."""
-
-    __slots__ = ()
-
-    def __float__(self) -> float:
-        # YAML writes .inf and .nan, Python inf and nan
-        return float(re.sub(r"\.(inf|nan)\Z", r"\1", str(self), flags=re.IGNORECASE))
 
 
 def as_data(value: Any) -> Any:

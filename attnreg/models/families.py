@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnreg.compile.conditions import Parser
-from attnreg.compile.parts import Part as Piece
+from attnreg.compile.validation import Part as Piece
 from attnreg.compile.validation import validate
 from attnreg.compile.yaml_source import Document, Path_, as_data
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from attnreg.compile.schema import SourceData
-from attnreg.compile.schema.values import DataModel, Words
+from attnreg.compile.schema.values import DataModel, SourceData, Words
 
 _CAUSAL = "true, false, or for a multimodal prefix {word: prefix} or, held in the window, {word: prefix_in_window}."
 Kind = Literal["full", "sliding", "chunked", "cross", "encoder", "vision", "linear", "mamba", "conv", "none"]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 import attnreg
-from attnreg.compile.yaml_source import Document, Float, as_data
+from attnreg.compile.yaml_source import Document, as_data
 from attnreg.errors import RegistryError
+from attnreg.language.numbers import Float
 
 TEXT = """\
 # a comment

@@ -1,4 +1,4 @@
-"""The kinds of values in the YAML files: words, sentences, sizes, conditions, claims, and values of facets."""
+"""The kinds of values in the YAML files: words, sentences, sizes, conditions, claims, sources, and values of facets."""
 
 from __future__ import annotations
 
@@ -80,6 +80,12 @@ class FromData(DataModel):
 
 
 FacetValue = Annotated[str | int | bool | FromData | None, WrapValidator(_facet_value)]
+
+
+class SourceData(DataModel):
+    url: str = Field(description="Where it is.")
+    version: str = Field(description="The version or the commit that was read.")
+    read: str | None = Field(default=None, description="The day on which it was read, as 2026-11-21.")
 
 
 class MeasuredData(DataModel):
