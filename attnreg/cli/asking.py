@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -14,6 +16,8 @@ from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
 
 # of these `attnreg defaults` tells by default
+# bytes of a log that is read
+_LARGEST_LOG = 2**28
 _ARCHS = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120")
 
 
@@ -235,22 +239,29 @@ def defaults(
 @option("--registry", metavar="RELEASE", help="The release that logged them; by default the newest of the engine.")
 @option("--arch", metavar="WORD", help="The GPU that the engine ran on.", section="Platform")
 def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
-    """Explain what an engine's log says of its attention backend. Without a LINE, a log is read from standard input.
+    """Explain what an engine's log says of its attention backend.
+
+    A LINE may also be the name of a log; without one, a log is read from standard input.
 
     \b
     attnreg why "Attention backend not specified. Use fa3 backend by default."
+    attnreg why server.log
     vllm serve ... 2>&1 | attnreg why --registry vllm-0.33
     """
     from attnreg.compile.bundled import release_name
     from attnreg.engines.logs import explained, read_line
+    from attnreg.files import read_bytes
     from attnreg.loader import load_registry
 
-    texts = lines or tuple(sys.stdin)
+    texts = list(sys.stdin) if not lines else []
+    for line in lines:
+        is_file = os.path.isfile(line)
+        texts += read_bytes(Path(line), _LARGEST_LOG).decode(errors="replace").splitlines() if is_file else [line]
     said = [(line.strip(), found) for line in texts if (found := read_line(line)) is not None]
     if not said:
-        what = f"none of the {len(texts)} lines"
+        what = "the line is not" if len(texts) == 1 else f"none of the {len(texts):,} lines is"
         example = "vLLM says `Using X attention backend out of potential backends: [...]`"
-        raise BadInput(f"{what} is one that engines are known to log of an attention backend", example)
+        raise BadInput(f"{what} one that engines are known to log of an attention backend", example)
     for number, (line, found) in enumerate(said):
         loaded = load_registry(registry or release_name(f"{found.engine}-0"))
         if loaded.base.partition("-")[0] not in (found.engine, loaded.base):

@@ -46,6 +46,8 @@ def _parts(error: click.ClickException | ValueError | OSError) -> tuple[str, str
         if isinstance(param.type, click.types.IntParamType):
             least = f" of at least {param.type.min}" if isinstance(param.type, click.IntRange) else ""
             return f"{name} is {error.message.partition(' is not ')[0]}; expected an integer{least}", ""
+        if isinstance(param.type, click.types.FloatParamType):
+            return f"{name} is {error.message.partition(' is not ')[0]}; expected a number", ""
         return f"{name}: {error.message.rstrip('.')}", ""
     if isinstance(error, click.BadOptionUsage):
         needs = "needs a value" if "requires" in error.message else "takes no value"

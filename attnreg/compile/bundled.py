@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import zip_longest
 from pathlib import Path
 
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
@@ -28,7 +27,10 @@ def registry_root() -> Path:
 
 
 def bundled_registries(*, releases: bool = True) -> dict[str, Path]:
-    """Name -> directory of every registry that comes with attnreg; without ``releases`` those that are tables whole."""
+    """Name -> directory of every registry that comes with attnreg.
+
+    releases: include those that are written as a difference to another release.
+    """
     root = registry_root()
     engines = root / "engines"
     directories = {"default": root}
@@ -86,9 +88,9 @@ def help_for_registry(name: str) -> str:
     there = f"{', '.join(others)} and {last}" if others else last
     if not version:
         return f"there are {there}"
-    nearest = min(
-        versions, key=lambda other: [abs(a - b) for a, b in zip_longest(versions[other], version, fillvalue=0)]
-    )
+    # the last release that is not newer, or the first
+    first = min(versions, key=versions.__getitem__)
+    nearest = max((other for other in versions if versions[other] <= version), key=_parted, default=first)
     return f"there are {there}; the nearest is `{nearest}`"
 
 

@@ -112,7 +112,9 @@ def _of_document(document: Document) -> Recipe:
     if recipe.engine not in known_engines() and "engine" not in {p.message.partition(":")[0] for p in problems}:
         what = f"engine: unknown engine `{recipe.engine}`" if recipe.engine else "the recipe names no engine"
         path = ("engine",) if "engine" in data else ()
-        problems.append(document.problem(path, what, f"known: {', '.join(known_engines())}"))
+        name, _, version = recipe.engine.partition("-")
+        parted = f'write `engine: {name}` and `version: "{version}"`' if name in known_engines() else ""
+        problems.append(document.problem(path, what, parted or f"known: {', '.join(known_engines())}"))
     elif not problems and release_name(f"{recipe.engine}-{recipe.version or 0}") not in bundled_registries():
         name = f"{recipe.engine}-{recipe.version}"
         problems.append(document.problem(("version",), f"no bundled release {name}", help_for_registry(name)))

@@ -89,7 +89,11 @@ class UnclaimedError(ValueError):
 
 
 class KVCache(NamedTuple):
-    """One layer's cache: ``key`` and ``value``, in the spec's layout and ``spec.cache_dtype``."""
+    """One layer's cache, in ``spec.cache_dtype``.
+
+    key [num_blocks, block_size, num_kv_heads, head_size], value likewise with head_size_v; the layout HND swaps the
+    middle two. The contract (`attnreg.runtime.interface`) has the other layouts: SPLIT, packed codes, latents.
+    """
 
     key: Tensor
     value: Tensor

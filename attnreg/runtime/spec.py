@@ -156,7 +156,7 @@ class AttentionSpec(_Hashed):
         )
 
     def sides(self, causal: bool | Tensor) -> tuple[int, int]:
-        """How many keys a query sees before its own and after it, -1 for all; of chunks and ranges it says nothing.
+        """How many keys a query sees before its own and after it, -1 for all. Chunks and ranges are not counted.
 
         causal: the batch's. Where it differs by request, those of a request that is not causal.
         """
@@ -254,7 +254,7 @@ def _sides(name: str, value: Any) -> tuple[int, int]:
 
 
 def window_of(window: Any, request: AttentionRequest) -> tuple[Any, tuple[int, int] | None]:
-    """A window as the number of a spec, or as the two sides of one that the number cannot say; None: it has no such.
+    """A window as ``sliding_window`` and ``asymmetric_window`` of a spec: one of them, or neither, is given.
 
     window: the keys that a query sees, itself included (and as many after it in a batch that is not causal), or
     (left, right), the keys before its own and after it, -1 for all. Raises `SpecError` for sides that are no integers.

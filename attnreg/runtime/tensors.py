@@ -16,7 +16,7 @@ Alike = Callable[..., bool]
 
 
 class Remembered(Generic[T]):
-    """Values by the facts about tensors on which `tensor_problems` depends; each use has so many tensors.
+    """A dictionary whose keys are the facts about some tensors on which `tensor_problems` depends.
 
     The facts of a call's tensors take longer to read one by one than a short kernel runs. So tensors like recent ones
     are recognised by PyTorch's own comparison, of all facts at once.
@@ -51,13 +51,13 @@ class Remembered(Generic[T]):
 
 
 class Kinds:
-    """An object for each kind of tensors: those that are given, with the same facts."""
+    """One object for each kind of tensors: calls are of one kind if they give the same tensors with the same facts."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Remembered[object]] = {}
 
     def of(self, given: Hashable, tensors: Sequence[Tensor]) -> object:
-        """The object for tensors like these. given: says which these are, of those that a call may have."""
+        """The object for tensors like these. given: tells which of a call's tensors these are."""
         known = self._known.get(given)
         if known is None:
             known = self._known.setdefault(given, Remembered())

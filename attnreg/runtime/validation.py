@@ -1,6 +1,6 @@
 """Validates a batch for a layer; one error states every problem.
 
-What is like a batch that fitted is not looked at as closely again: only its lengths are. Validation reads host memory
+A batch like one that fitted is not validated whole again: only its lengths are. Validation reads host memory
 and the tensors' metadata, never device memory. With ``ATTNREG_DEBUG=1`` it also reads device memory; a batch on the
 processor is in host memory as it is.
 """

@@ -59,11 +59,12 @@ class Judge:
         return Candidate(rank, name, variant.name if variant else None, tuple(reasons), where, emulates)
 
     def _best_variant(self, row: Backend, automatic: bool) -> tuple[Variant | None, list[Reason]]:
-        """The variant by which a row is judged, and the reasons against it. automatic: to run it, which nobody named.
+        """The variant by which a row is judged, and the reasons against it.
 
-        This is the first variant that serves natively, else the first that accepts, else, of those whose `when` holds,
-        the one with the fewest reasons. Where no `when` holds the variant is None, and the reasons are those against
-        the nearest variant for this platform, its `when` included.
+        automatic: an order tries the row, in a selection that is made to run. The variant is the first that serves
+        natively, else the first that accepts, else, of those whose `when` holds, the one with the fewest reasons. Where
+        no `when` holds it is None, and the reasons are those against the nearest variant for this platform, its `when`
+        included.
         """
         emulating: Variant | None = None
         nearest: tuple[Variant | None, list[Reason]] | None = None

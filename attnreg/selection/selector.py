@@ -32,7 +32,7 @@ def evaluate(
 ) -> Selection:
     """The selection for a request, cached. Where no backend is valid its ``backend`` is None, and nothing is raised.
 
-    imports: whether ``to_run`` imports kernel modules; if not, each that the data name is taken to load.
+    imports: whether ``to_run`` imports kernel modules; if not, every module that the data name counts as loadable.
     """
     arguments = (request, platform, backend, to_run, imports)
     try:
@@ -194,7 +194,7 @@ def _entries(plan: _Plan) -> Iterator[tuple[Backend, Location, Condition | None]
 
 
 def _unknown(name: str, registry: Registry) -> RequestError:
-    """The error for a name of no backend: what is like it among the backends, or among the variants of one."""
+    """The error for an unknown backend or variant, with the known name that is nearest."""
     backend, slash, variant = name.partition("/")
     if slash and backend in registry.backends:
         variants = registry.backends[backend].variant_names
@@ -223,9 +223,9 @@ def _decide(candidates: list[Candidate], judge: Judge) -> tuple[list[Candidate],
 
 
 def _fallback(plan: _Plan, candidates: list[Candidate]) -> Fallback | None:
-    """The registry's fallback to the order, where one applies to the refusal of the backend that is named.
+    """The registry's fallback to the order, if one applies to the refusal of the backend that is named.
 
-    That is one that an argument or a step of the engine's start names, not one of a user's choice.
+    Only a backend that an argument or a step of the engine's start names has one; what a choice requires has none.
     """
     fallbacks = plan.registry.fallbacks
     by_argument = plan.requested is not None and plan.choice is None

@@ -93,7 +93,7 @@ def test_a_backend_of_another_release_is_refused():
         list(explained(read_line("Using ROCM_OCTAVE backend."), load_registry("vllm-0.31")))
 
 
-def test_the_command_reads_arguments_and_standard_input(capsys, monkeypatch):
+def test_the_command_reads_arguments_files_and_standard_input(capsys, monkeypatch, tmp_path):
     import io
 
     assert main(["why", CHOSEN]) == 0
@@ -102,12 +102,17 @@ def test_the_command_reads_arguments_and_standard_input(capsys, monkeypatch):
     assert main(["why", "--registry", "vllm-0.32"]) == 0
     out = capsys.readouterr().out
     assert (out.splitlines()[0], "loading" in out) == (CHOSEN, False)
+    log = tmp_path / "server.log"
+    log.write_bytes(f"loading \xff\n{CHOSEN}\nready\n".encode("latin-1"))
+    assert main(["why", "--registry", "vllm-0.32", str(log)]) == 0
+    assert capsys.readouterr().out == out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hello"], "none of the 1 lines is one that engines are known to log"),
+        (["hello"], "the line is not one that engines are known to log"),
+        (["hello", "there"], "none of the 2 lines is one that engines are known to log"),
         ([CHOSEN, "--registry", "sglang-0.5"], "sglang-0.5.23 is no release of vllm"),
         ([CHOSEN, "--arch", "sm91"], "unknown architecture 'sm91'"),
         ([CHOSEN.replace("TRITON_ATTN", "FOO_ATTN")], "has no backend FOO_ATTN"),

@@ -182,6 +182,8 @@ VLLM = f"{OLDER} and vllm-0.33.0"
 REGISTRIES = [
     ("vllm-0.34.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
     ("vllm-0.21", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
+    ("vllm-9", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
+    ("vllm-0.9.2", f"there are {VLLM}; the nearest is `vllm-0.20.0`"),
     ("vLLM==0.33.0", f"there are {VLLM}; the nearest is `vllm-0.33.0`"),
     ("vllm", f"there are {VLLM}"),
     ("vllm-0.33.0+atreg", "did you mean `vllm-0.33.0+attnreg`? (also: vllm-0.33.0)"),

@@ -109,25 +109,11 @@ class Engine:
             if attention_mask is None:
                 refuse_no_mask(module, query.shape[2])
             is_causal = getattr(module, "is_causal", True)
+        given = attention_mask, is_causal, scaling, sliding_window, softcap, s_aux, position_bias, indices, sinks
         if self.compressed is not None:
-            held = held_by(key, value)
-            if held is not None:
-                given = (
-                    attention_mask,
-                    is_causal,
-                    scaling,
-                    sliding_window,
-                    softcap,
-                    s_aux,
-                    position_bias,
-                    indices,
-                    sinks,
-                )
-                refuse_tangents(query, attention_mask, s_aux, scaling, softcap, cure=_CURE)
-                with torch.no_grad():
-                    out = self.compressed.attend(TransformersCall(module, query, key, value, *given), held)
-                return without_gradient(out, query, attention_mask, s_aux, scaling, softcap, cure=_CURE), None
-            self.compressed.refuse_plain(module, query.shape[2], key.shape[2])
+            out = self._compressed(self.compressed, module, query, key, value, given)
+            if out is not None:
+                return out, None
         latents = latents_of(key, value)
         if latents is None:
             key, value = self.latent_layers.expanded(module, key, value)
@@ -149,21 +135,7 @@ class Engine:
                 if torch.is_grad_enabled():
                     return self._attend(found.layer, batch, query, key, value, trained), None
                 return batch.attend(found.layer, query, key, value), None
-        call = TransformersCall(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            is_causal,
-            scaling,
-            sliding_window,
-            softcap,
-            s_aux,
-            position_bias,
-            indices,
-            sinks,
-        )
+        call = TransformersCall(module, query, key, value, *given)
         packed = call.batch
         if isinstance(packed, Packed):
             refuse_sequences(module, len(query), more.get("cu_seq_lens_q"))
@@ -181,6 +153,27 @@ class Engine:
             facts = (*question.facts, question.phase) if of_phase else question.facts
             site.keep(facts, Found(layer, run, packed if attention_mask is None else None))
         return self._attend(layer, packed, call.query, call.key, call.value, trained), None
+
+    def _compressed(
+        self,
+        layers: CompressedLayers,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        given: tuple[Any, ...],
+    ) -> Tensor | None:
+        """The output over keys and values in a packed cache; None where the cache is plain."""
+        held = held_by(key, value)
+        if held is None:
+            layers.refuse_plain(module, query.shape[2], key.shape[2])
+            return None
+        mask, _, scale, _, softcap, sinks, *_ = given
+        trained = query, mask, sinks, scale, softcap
+        refuse_tangents(*trained, cure=_CURE)
+        with torch.no_grad():
+            out = layers.attend(TransformersCall(module, query, key, value, *given), held)
+        return without_gradient(out, *trained, cure=_CURE)
 
     def _attend(
         self, layer: Attention, packed: Packed, query: Tensor, key: Tensor, value: Tensor, trained: tuple[Any, ...]

@@ -19,12 +19,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from attnreg.kernels.hopper.latents import SWIZZLED, latent_attention_kernel
 from attnreg.kernels.hopper.target import require
 from attnreg.kernels.mla.cache import block_and_token
-from attnreg.kernels.mla.plans import Launches
+from attnreg.kernels.mla.plans import Launches, latent_launches
 from attnreg.kernels.triton.launch import Kernel
-from attnreg.kernels.triton.schedule import Launch, schedule
+from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target
-from attnreg.kernels.triton.tiles import Config, Shape
+from attnreg.kernels.triton.tiles import Config
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError
 from attnreg.runtime.lengths import content, queries_of
 
@@ -221,27 +221,8 @@ def _launches(
 ) -> Launches[_PlannedLaunch]:
     """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
     assert spec.block_size is not None
-    shape = Shape(
-        rows=0,
-        short=False,
-        group=spec.num_heads,
-        block_d=ROPE,
-        block_dv=RANK,
-        itemsize=2,
-        cache_itemsize=2,
-        paged=True,
-        split=False,
-        window=0,
-        extras=False,
-        latent=True,
-    )
     queries = queries_of(starts).each
-    launches = schedule(
-        target, shape, queries, num_kv_heads=1, max_query_len=max_query_len, max_seq_len=max_seq_len,
-        batch_invariant="batch_invariant" in spec.features, config=CONFIG,
-    )  # fmt: skip
-    if splits is not None:
-        launches = [one._replace(splits=splits, min_split=16) for one in launches]
+    launches = latent_launches(spec, target, queries, max_query_len, max_seq_len, CONFIG, splits)
     planned = []
     for one in launches:
         code = _Code(

@@ -223,6 +223,42 @@ class Launches(Generic[LaunchT]):
         return runs
 
 
+def latent_launches(
+    spec: AttentionSpec,
+    target: Target,
+    queries: Sequence[int],
+    max_query_len: int,
+    max_seq_len: int,
+    config: Config | None,
+    splits: int | None,
+) -> list[Launch]:
+    """The launches over latents for requests of these numbers of queries, with their tiles and splits.
+
+    config: the tile; None: chosen by the table of tiles. splits: overrides the chosen ones, for measurements.
+    """
+    rank = spec.head_size_v
+    shape = Shape(
+        rows=0,
+        short=False,
+        group=spec.num_heads,
+        block_d=max(16, power_of_2(spec.head_size - rank)),
+        block_dv=power_of_2(rank),
+        itemsize=compute_dtype(spec).itemsize,
+        cache_itemsize=spec.cache_dtype.itemsize,
+        paged=True,
+        split=False,
+        window=0,
+        extras=False,
+        latent=True,
+        tile_scales=spec.kv_dtype == "fp8_ds_mla",
+    )
+    launches = schedule(
+        target, shape, queries, num_kv_heads=1, max_query_len=max_query_len, max_seq_len=max_seq_len,
+        batch_invariant="batch_invariant" in spec.features, config=config,
+    )  # fmt: skip
+    return launches if splits is None else [one._replace(splits=splits, min_split=16) for one in launches]
+
+
 @functools.lru_cache(maxsize=1024)
 def _launches(
     spec: AttentionSpec,
@@ -237,36 +273,15 @@ def _launches(
 ) -> Launches[_PlannedLaunch]:
     """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
     scaled = spec.kv_dtype == "fp8_ds_mla"
-    compute, rank, rope = compute_dtype(spec), spec.head_size_v, spec.head_size - spec.head_size_v
     assert spec.block_size is not None
-    shape = Shape(
-        rows=0,
-        short=False,
-        group=spec.num_heads,
-        block_d=max(16, power_of_2(rope)),
-        block_dv=power_of_2(rank),
-        itemsize=compute.itemsize,
-        cache_itemsize=spec.cache_dtype.itemsize,
-        paged=True,
-        split=False,
-        window=0,
-        extras=False,
-        latent=True,
-        tile_scales=scaled,
-    )
     queries = queries_of(starts).each
-    launches = schedule(
-        target, shape, queries, num_kv_heads=1, max_query_len=max_query_len, max_seq_len=max_seq_len,
-        batch_invariant="batch_invariant" in spec.features, config=config,
-    )  # fmt: skip
-    if splits is not None:
-        launches = [one._replace(splits=splits, min_split=16) for one in launches]
+    launches = latent_launches(spec, target, queries, max_query_len, max_seq_len, config, splits)
     stored = torch.float8_e4m3fn if scaled else spec.cache_dtype
     planned = []
     for one in launches:
         code = _Code(
             dtype=spec.dtype,
-            compute=compute,
+            compute=compute_dtype(spec),
             fp8=FP8.get(stored, ""),
             tiles=latents.RANK // latents.TILE if scaled else 0,
             converts=stored in FP8 and target.converts(stored),
@@ -274,8 +289,8 @@ def _launches(
             block_size=spec.block_size,
             num_heads=spec.num_heads,
             heads=one.heads,
-            rank=rank,
-            rope=rope,
+            rank=spec.head_size_v,
+            rope=spec.head_size - spec.head_size_v,
             config=one.config,
             mask=Mask(left=-1, right=0 if causal else -1),
             one_tile=one.one_tile,

@@ -139,7 +139,7 @@ def _write(
 
 
 def bound_write(code: _Code | AttentionSpec, alike: Hashable, tensors: tuple[Any, ...]) -> Write:
-    """The function that stores such tensors, in the order of the kernel's pointers. alike: the same for no others."""
+    """The function that stores tensors like these, in the order of the kernel's pointers; kept under ``alike``."""
     write = _writes.get(alike)
     if write is None:
         if len(_writes) >= MOST_BOUND:

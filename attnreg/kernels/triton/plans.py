@@ -249,10 +249,10 @@ class _PlannedLaunch:
 
 
 class _Launches(tuple[_PlannedLaunch, ...]):
-    """The launches for batches alike. runs: what runs them, for a kind of plan, calls alike and the
-    numbers of a batch.
+    """The launches that batches alike share. kinds: tells the kinds of calls apart, for `runs`.
 
-    kinds: of calls that nobody compared. rotate: they rotate queries when they load them.
+    rotate: they rotate queries when they load them. runs: kind of plan, kind of call, numbers of the batch -> the
+    functions that launch.
     """
 
     kinds: Kinds

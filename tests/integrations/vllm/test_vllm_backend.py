@@ -200,9 +200,7 @@ def test_an_argument_that_nobody_has_read_is_refused_when_the_layer_is_made(on_c
 def test_a_layer_that_the_kernels_do_not_serve_is_refused_when_it_is_made(on_cpu: Engine) -> None:
     from attnreg.integrations.vllm.impl import AttnregImpl
 
-    with pytest.raises(
-        ValueError, match=r"attnreg \(ATTNREG\): (.|\n)*positions of queries and keys are not comparable"
-    ):
+    with pytest.raises(ValueError, match=r"attnreg \(ATTNREG\): (.|\n)*cross-attention shares no positions"):
         AttnregImpl(4, 32, 0.3, 2, None, 7, "auto", None, "encoder_decoder")
 
 

@@ -45,7 +45,7 @@ OTHERS: list[Row] = [
         "x86_64",
         {"attn_type": "encoder_decoder", **features("sliding_window")},
         None,
-        {"CPU_ATTN": "positions of queries and keys are not comparable in cross-attention"},
+        {"CPU_ATTN": "cross-attention shares no positions: windows, ALiBi and masks by position do not apply"},
     ),
     ("CPU, PyTorch is not installed", "x86_64 -torch", {}, None, {"CPU_ATTN": "package torch is not installed"}),
     ("vision, Turing", "sm75", VISION, "TORCH_SDPA/efficient", {}),
@@ -82,6 +82,6 @@ ABSENT: list[Row] = [
         "sm90",
         {"kv_dtype": None},
         "FLASH_ATTN/FA3",
-        {"TURBOQUANT": "the KV cache must be given, as one of the turboquant formats"},
+        {"TURBOQUANT": "kv_dtype is not given, and must be one of the turboquant formats"},
     ),
 ]

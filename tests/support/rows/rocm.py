@@ -167,8 +167,10 @@ ROCM: list[Row] = [
         None,
         {
             "ROCM_ATTN": "attn_type is encoder_decoder; supported: decoder, encoder, encoder_only",
-            "ROCM_AITER_UNIFIED_ATTN": "queries and keys of cross-attention have no distance from each other",
-            "TRITON_ATTN": "positions of queries and keys are not comparable in cross-attention",
+            "ROCM_AITER_UNIFIED_ATTN": (
+                "queries and keys of cross-attention have no distance, which ALiBi and a window need"
+            ),
+            "TRITON_ATTN": "cross-attention shares no positions: windows, ALiBi and masks by position do not apply",
         },
     ),
 ]
