@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KVCache, LayerParams, SpecError, paged_cache_shape
 from attnreg.runtime.states.memory import overlap_words, reach, share_memory
-from attnreg.runtime.tensors import Alike, Remembered, tensor_problems
+from attnreg.runtime.tensors import Alike, Remembered, derivative_problems, tensor_problems
 from attnreg.runtime.validation import Places, refuse, validate_batch
 
 
@@ -76,6 +77,12 @@ class Tensors(NamedTuple):
     value: Any
     kv_cache: Any
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of those that are given."""
+        own = [name for name in ("query", "output", "lse", "key", "value") if getattr(self, name) is not None]
+        return tuple(own) if self.kv_cache is None else (*own, "kv_cache.key", "kv_cache.value")
+
 
 # the lengths of batches, otherwise alike, that are remembered
 MOST_LENGTHS = 256
@@ -96,8 +103,7 @@ class Accepted:
 
     def __init__(self, flat: bool, given: Tensors, tensors: Sequence[Tensor]) -> None:
         caches = () if given.kv_cache is None else ("kv_cache.key", "kv_cache.value")
-        own = [name for name in ("query", "output", "lse", "key", "value") if getattr(given, name) is not None]
-        self.flat, self.names = flat, (*own, *caches)
+        self.flat, self.names = flat, given.names
         self.count, self.apart = len(self.names), tuple[int, ...]()
         written = {"output", "lse", *(caches if given.write else ())}
         # without an output, a query is only looked at; a cache's two sides may lie in one another
@@ -187,6 +193,8 @@ class Fit:
             flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
             known = accepted.put(tensors, Accepted(flat, given, tensors))
         fitting = known[1]
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            refuse(derivative_problems(tensors, lambda: (*fitting.names, *params.names)))
         try:
             places = tuple(map(_address, tensors[: fitting.count]))
         except RuntimeError:  # tensors of a transform such as vmap have no address

@@ -35,6 +35,10 @@ KV_DTYPES: dict[str, torch.dtype] = {
 _FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
 
 
+# kernels make the hyperbolic tangent of powers of 2, off by up to 2**-23; a score is off by as many times its softcap
+LARGEST_SOFTCAP = 4096
+
+
 class SpecError(ValueError):
     """Raised for a layer that contradicts itself or lacks a number; the message names the field and the cure."""
 
@@ -311,6 +315,8 @@ def _spec_problems(spec: AttentionSpec) -> Any:
             )
         if value is not None and name != "asymmetric_window" and not 0 < value < math.inf:
             yield f"{name} is {value}; expected more than 0 (None for none)"
+        elif name == "softcap" and value is not None and value > LARGEST_SOFTCAP:
+            yield f"softcap is {value}; expected up to {LARGEST_SOFTCAP}, past which scores are rounded (None for none)"
     yield from _mask_problems(spec, windows)
     yield from _latent_problems(spec)
 

@@ -7,10 +7,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # kernels take the strides of tables as 32-bit numbers
 _INT32 = 2**31 - 1
 T = TypeVar("T")
+_unpack: Any = forward_ad.unpack_dual
 # tells whether tensors are like some others
 Alike = Callable[..., bool]
 
@@ -143,6 +145,17 @@ def tensor_problems(
         yield f"{name} is a negated view, whose memory holds other numbers (call .resolve_neg())"
     if device is not None and tensor.device != device:
         yield f"{name} is on {tensor.device}, {beside} on {device}"
+
+
+def derivative_problems(tensors: Sequence[Tensor | None], names: Callable[[], Sequence[str]]) -> list[str]:
+    """The problem of the first argument of whose derivatives a call would lose; names: of these arguments."""
+    for i, x in enumerate(tensors) if torch.is_grad_enabled() else ():
+        if x is not None and x.requires_grad:
+            return [f"{names()[i]} requires a gradient, and attnreg computes none; call under torch.no_grad()"]
+    for i, x in enumerate(tensors) if forward_ad._current_level >= 0 else ():
+        if x is not None and _unpack(x).tangent is not None:
+            return [f"{names()[i]} has a tangent, and attnreg has no derivatives in forward mode; detach it"]
+    return []
 
 
 def table_problems(name: str, tensor: Tensor) -> Iterator[str]:

@@ -49,7 +49,7 @@ kept: list[KVCache] = []
 FAULTS: dict[str, dict[str, Any]] = {
     "sinks are dropped": {"params": lambda p: replace(p, sinks=None)},
     "sinks of other heads": {"params": lambda p: replace(p, sinks=None if p.sinks is None else p.sinks.roll(1))},
-    "the softcap is dropped": {"spec": lambda s: without(s, softcap=1e6)},
+    "the softcap is dropped": {"spec": lambda s: without(s, softcap=4096.0)},
     "the window is one wider": {"spec": wider},
     "always causal": {"batch": lambda b: replace(b, causal=True)},
     "never causal": {"batch": lambda b: replace(b, causal=False)},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache, SpecError, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -222,3 +223,57 @@ def test_a_cache_whose_keys_and_values_are_one_memory_is_read_and_not_written(ma
             layer.forward(query, key, key, shared, paged())
         assert all(torch.equal(x, y) for x, y in zip(shared, before, strict=True))
         layer.attend(query, shared, paged(), torch.empty(3, 2, 32))
+
+
+def differentiable(name: str, mode: str, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The arguments, of which one requires a gradient or has a tangent."""
+    x = given[name]
+    return {**given, name: x.requires_grad_() if mode == "gradient" else forward_ad.make_dual(x, torch.ones_like(x))}
+
+
+# PyTorch loads its rules for derivatives by torch.jit
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["gradient", "tangent"])
+@pytest.mark.parametrize("name", ["query", "key", "value", "output", "lse", "key_cache", "value_cache", "sinks"])
+@pytest.mark.parametrize("entry", ["forward", "packed", "attend", "write_kv"])
+def test_a_derivative_that_a_call_would_lose_is_refused(
+    make: Callable[..., Attention], entry: str, name: str, mode: str
+) -> None:
+    shapes = {
+        "query": (3, 4, 16), "key": (3, 2, 16), "value": (3, 2, 16), "output": (3, 4, 16), "lse": (4, 3), "sinks": (4,),
+        "key_cache": (2, 4, 2, 16), "value_cache": (2, 4, 2, 16),
+    }  # fmt: skip
+    paged = entry != "packed"
+    places = {"block_table": torch.tensor([[1]], dtype=torch.int32), "slot_mapping": torch.tensor([4, 5, 6])}
+    batch = BatchMetadata.build([3], **(places if paged else {}))
+    with forward_ad.dual_level():
+        given = differentiable(name, mode, {n: torch.zeros(shape) for n, shape in shapes.items()})
+        before = {n: x.detach().clone() for n, x in given.items()}
+        layer = make(features={"sinks", "lse"}, sinks=given["sinks"])
+        cache = KVCache(given["key_cache"], given["value_cache"]) if paged else None
+        query, key, value, output, lse = (given[n] for n in ("query", "key", "value", "output", "lse"))
+
+        def call() -> None:
+            if entry == "attend":
+                layer.attend(query, cache, batch, output, lse=lse)
+            elif entry == "write_kv":
+                layer.write_kv(key, value, cache, batch)
+            else:
+                layer.forward(query, key, value, cache, batch, output, lse=lse)
+
+        unused = {"packed": {"key_cache", "value_cache"}, "attend": {"key", "value"}, "forward": set()}
+        if name in unused.get(entry, {"query", "output", "lse"}):
+            call()
+            return
+        said = name.replace("key_cache", r"kv_cache\.key").replace("value_cache", r"kv_cache\.value")
+        words = "requires a gradient" if mode == "gradient" else "has a tangent"
+        # as often as it is asked, and after a call without gradients too
+        for _ in range(2):
+            with pytest.raises(BatchError, match=f"{said} {words}"):
+                call()
+            assert all(torch.equal(given[n], x) for n, x in before.items())
+            if mode == "gradient":
+                with torch.no_grad():
+                    call()
+                for n, x in before.items():
+                    given[n].data.copy_(x)

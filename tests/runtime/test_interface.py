@@ -34,6 +34,7 @@ def test_a_spec_is_its_request_and_the_numbers_that_it_only_names() -> None:
         ({}, {"sliding_window": 4}, "sliding_window is 4 and the request does not ask for sliding_window"),
         ({"features": {"softcap"}}, {}, "softcap is None and the request asks for softcap; give it"),
         ({"features": {"softcap"}}, {"softcap": 0.0}, "softcap is 0.0; expected more than 0"),
+        ({"features": {"softcap"}}, {"softcap": 1e5}, "softcap is 100000.0; expected up to 4096, past which scores"),
         ({"features": {"sliding_window"}}, {"sliding_window": -1}, "sliding_window is -1; expected more than 0"),
         (
             {"features": {"sliding_window", "asymmetric_window", "non_causal"}},

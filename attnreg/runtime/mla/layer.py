@@ -18,7 +18,7 @@ from attnreg.runtime.mla.phases import Phases, phases_of
 from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
 from attnreg.runtime.sparse.indices import validate_indices
 from attnreg.runtime.states.memory import overlap_problems
-from attnreg.runtime.tensors import Alike, comparison, tensor_problems
+from attnreg.runtime.tensors import Alike, comparison, derivative_problems, tensor_problems
 from attnreg.runtime.validation import refuse
 
 if TYPE_CHECKING:
@@ -241,7 +241,10 @@ class MLAAttention:
         refuse(problems)
         written = {"kv_cache": cache, "output": output} | ({} if lse is None else {"lse": lse})
         # of one phase the output is written before the other's queries are read
-        refuse([*overlap_problems(written, {"query": query, "latent": latent, "rope": rope})])
+        read = {"query": query, "latent": latent, "rope": rope}
+        refuse([*overlap_problems(written, read)])
+        whole = {**read, **written, "kv_b_proj": self.kv_b_proj}
+        refuse(derivative_problems([*whole.values()], lambda: [*whole]))
         return bool(query.is_cuda and torch.cuda.is_current_stream_capturing())
 
 

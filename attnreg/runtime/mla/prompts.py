@@ -23,7 +23,7 @@ from attnreg.runtime.lengths import prefix_sums
 from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projections, read_latents, weight_problems
 from attnreg.runtime.states.memory import overlap_problems
 from attnreg.runtime.states.merge import merge_attn_states
-from attnreg.runtime.tensors import Alike, comparison, tensor_problems
+from attnreg.runtime.tensors import Alike, comparison, derivative_problems, tensor_problems
 from attnreg.runtime.validation import Places, refuse, validate_batch
 
 # tokens of context that are expanded at once: of 128 heads of (128, 64, 128), 0.9 GiB in 16 bits
@@ -191,7 +191,10 @@ class Prompts:
         refuse(problems)
         written = {"output": output} | ({} if lse is None else {"lse": lse})
         # new tokens are written before chunks of context read the queries
-        refuse([*overlap_problems(written, {"query": query, "latent": latent, "rope": rope, "cache": cache})])
+        read = {"query": query, "latent": latent, "rope": rope, "cache": cache}
+        refuse([*overlap_problems(written, read)])
+        whole = {**read, **written, "kv_b_proj": self.kv_b_proj}
+        refuse(derivative_problems([*whole.values()], lambda: [*whole]))
 
     def _attend(
         self,

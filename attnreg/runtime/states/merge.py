@@ -20,17 +20,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.spec import DTYPES
 from attnreg.runtime.states.memory import reach, share_memory
-from attnreg.runtime.tensors import MOST_REMEMBERED, signatures, tensor_problems
+from attnreg.runtime.tensors import MOST_REMEMBERED, derivative_problems, signatures, tensor_problems
 from attnreg.runtime.validation import refuse
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-_unpack: Any = forward_ad.unpack_dual
 _TOKENS = "prefill_tokens_with_context"
 
 
@@ -161,10 +159,7 @@ _FITTED: dict[Any, tuple[Any, tuple[int, ...], tuple[list[bool], ...]]] = {}
 
 def _validated(tensors: tuple[Tensor | None, ...], kind: _Kind) -> Any:
     """The merge for the tensors of a call. Raises `BatchError` where they do not fit each other."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        refuse(["merging states has no backward pass, and an argument requires a gradient; use torch.no_grad()"])
-    if forward_ad._current_level >= 0 and any(x is not None and _unpack(x).tangent is not None for x in tensors):
-        refuse(["merging states has no derivative in forward mode, and an argument has a tangent; detach it"])
+    refuse(derivative_problems(tensors, lambda: kind.names))
     try:
         key = (kind.states, *signatures(tensors))
     except RuntimeError:

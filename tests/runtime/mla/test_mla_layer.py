@@ -105,6 +105,20 @@ def test_a_table_laid_out_anew_in_place_is_seen(cpu: Platform) -> None:
         case.check()
 
 
+@pytest.mark.parametrize("name", ["query", "latent", "rope", "cache", "output", "lse", "weight"])
+def test_a_gradient_that_a_call_would_lose_is_refused(cpu: Platform, name: str) -> None:
+    case = Case(cpu, "mixed")
+    before = case.cache.clone()
+    getattr(case, name).requires_grad_()
+    words = {"cache": "kv_cache", "weight": "kv_b_proj"}.get(name, name)
+    with pytest.raises(BatchError, match=f"{words} requires a gradient, and attnreg computes none"):
+        case.layer(*case.tensors, case.batch, case.output, lse=case.lse)
+    torch.testing.assert_close(case.cache.detach(), before, rtol=0, atol=0, equal_nan=True)
+    with torch.no_grad():
+        case.layer(*case.tensors, case.batch, case.output, lse=case.lse)
+        case.check()
+
+
 def test_an_output_is_allocated(cpu: Platform) -> None:
     case = Case(cpu, "mixed")
     output = case.layer(*case.tensors, case.batch)

@@ -113,7 +113,10 @@ def half(x: Tensor) -> Tensor:
             r"output_scale is \[3\] float32; expected \[1\] float32",
         ),
         ({"prefix_output": lambda x: x.to(torch.float8_e4m3fn)}, "prefix_output is .* float8_e4m3fn; expected"),
-        ({"suffix_output": lambda x: x.requires_grad_()}, "merging states has no backward pass"),
+        (
+            {"suffix_output": lambda x: x.requires_grad_()},
+            "suffix_output requires a gradient",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_written(changes: dict[str, Any], problem: str) -> None:
@@ -186,7 +189,7 @@ def test_tangents_are_refused() -> None:
     given = arguments()
     with forward_ad.dual_level():
         given["suffix_lse"] = forward_ad.make_dual(given["suffix_lse"], torch.ones_like(given["suffix_lse"]))
-        with pytest.raises(BatchError, match="no derivative in forward mode, and an argument has a tangent"):
+        with pytest.raises(BatchError, match="suffix_lse has a tangent"):
             ops.merge_attn_states(**given)
     assert given["output"].isnan().all()
 
