@@ -58,6 +58,13 @@ def test_a_mark_of_decoding_is_of_steps_that_only_decode_where_both_were_timed(e
     assert engines.marks([ours]) == []
 
 
+def test_a_step_that_waits_is_not_the_time_of_a_step_that_decodes(engines: Any) -> None:
+    # two prompts, then decodes of 2 ms, one of which waits for 30
+    ended = [0.1, 0.2, 0.202, 0.204, 0.234, 0.236, 0.238]
+    assert engines.decode_ms(ended, 0.2) == 2.0
+    assert engines.decode_ms(ended, 0.237) == engines.decode_ms([], 0.0) == 0.0
+
+
 def test_engines_that_are_measured_in_parts_become_one_record(engines: Any, tmp_path: Path) -> None:
     def row(backend: str, load: str, **rest: Any) -> dict[str, Any]:
         return {"model": "llama", "backend": backend, "load": load, **rest}

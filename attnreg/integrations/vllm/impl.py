@@ -58,7 +58,7 @@ class AttnregImpl(AttentionImpl):
         # what the runtime's layer was made for
         self._made_for: tuple[Any, ...] = ()
         # an early refusal: before weights are loaded, and before there is a cache
-        select_kernel(self._request(head_size, None))
+        self._new_layer(head_size, None)
 
     def forward(
         self,
@@ -125,21 +125,27 @@ class AttnregImpl(AttentionImpl):
             clamps = getattr(layer, "mm_prefix_clamp_sliding_window", False)
             if clamps and self.sliding_window is not None and "mm_prefix" in self.features:
                 self.features |= {"mm_prefix_in_window"}
-            per_head = k_scale is not None and k_scale.numel() > 1
-            features = features_of(per_head_quant_scales=per_head, fp8_output=out_scale)
-            self._layer = Attention.from_selection(
-                select_kernel(self._request(head_size_v, block_size, features)),
-                softmax_scale=self.scale,
-                sliding_window=self.sliding_window,
-                softcap=self.softcap,
-                sinks=self.sinks,
-                alibi_slopes=self.alibi_slopes,
-                k_scale=k_scale,
-                v_scale=v_scale,
-                out_scale=out_scale,
-            )
+            self._layer = self._new_layer(head_size_v, block_size, k_scale, v_scale, out_scale)
             self._made_for = made_for
         return self._layer
+
+    def _new_layer(
+        self, head_size_v: int, block_size: int | None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+        out_scale: Tensor | None = None,
+    ) -> Attention:  # fmt: skip
+        per_head = k_scale is not None and k_scale.numel() > 1
+        features = features_of(per_head_quant_scales=per_head, fp8_output=out_scale)
+        return Attention.from_selection(
+            select_kernel(self._request(head_size_v, block_size, features)),
+            softmax_scale=self.scale,
+            sliding_window=self.sliding_window,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            alibi_slopes=self.alibi_slopes,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            out_scale=out_scale,
+        )
 
     def _request(
         self, head_size_v: int, block_size: int | None, features: AbstractSet[str] = frozenset()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,45 +13,87 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, Att
 
 from attnreg.runtime.interface import BatchMetadata
 
+# vLLM's wrapper of a builder for prefills that leave layers out: it sends the queries' places to the host, and does not
+# wait until they are there
+_FAST_PREFILL = "create_fast_prefill_custom_backend"
+
+
+class Host(NamedTuple):
+    """What the host knows of the lengths of a group's steps.
+
+    starts: the queries of each request; else their sum and the most of one. bounds: of each request's keys; else of all
+    requests together. left_out: tokens that bounds may leave out, in requests of up to ``longest`` tokens.
+    """
+
+    starts: bool
+    bounds: bool
+    left_out: int
+    longest: int
+
 
 @dataclass
 class AttnregMetadata(AttentionMetadata):
-    """One step of the layers of one group. The batch is made when the first layer asks for it.
+    """One step of the layers of one group, as vLLM has it. The batch is made when the first layer asks for it.
 
     So a step that only replays a graph makes none, and vLLM may still replace ``slot_mapping``, as it does for cross
-    attention. ``seq_lens_cpu`` are upper bounds.
+    attention. ``seq_lens_cpu`` are upper bounds. Tensors may have more rows than requests, for padding.
     """
 
+    num_reqs: int
     num_actual_tokens: int
     max_query_len: int
     max_seq_len: int
     query_start_loc: Tensor
     query_start_loc_cpu: Tensor
     seq_lens: Tensor
-    seq_lens_cpu: Tensor
+    seq_lens_cpu: Tensor | None
     block_table: Tensor
     slot_mapping: Tensor
     causal: bool | Tensor
-    mm_prefix: Tensor | None = None
+    mm_prefix: Tensor | None
+    host: Host
     made: BatchMetadata | None = None
 
     def batch(self, *, paged: bool) -> BatchMetadata:
         """The batch of the step; paged: keys are in the cache, else they are the queries' own tokens."""
         made = self.made
         if made is None:
-            made = self.made = BatchMetadata(
-                query_start_loc=self.query_start_loc,
-                seq_lens=self.seq_lens,
-                max_query_len=self.max_query_len,
-                max_seq_len=self.max_seq_len,
-                query_start_loc_cpu=self.query_start_loc_cpu,
-                seq_lens_cpu=self.seq_lens_cpu,
-                block_table=self.block_table if paged else None,
-                slot_mapping=self.slot_mapping if paged else None,
-                causal=self.causal,
-                mm_prefix=self.mm_prefix,
-            )
+            made = self.made = self._batch(paged)
         return made
+
+    def _batch(self, paged: bool) -> BatchMetadata:
+        requests, causal = self.num_reqs, self.causal
+        # numpy's integers among them
+        max_query_len, max_seq_len = int(self.max_query_len), int(self.max_seq_len)
+        starts = _first(self.query_start_loc_cpu, requests + 1)
+        if paged:
+            bounds, max_seq_len = self._bounds(max_seq_len)
+            if not self.host.starts:
+                starts = _some_starts(int(self.num_actual_tokens), max_query_len, bounds)
+        else:
+            bounds = starts.diff()
+        return BatchMetadata(
+            query_start_loc=_first(self.query_start_loc, requests + 1),
+            seq_lens=_first(self.seq_lens, requests),
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            query_start_loc_cpu=starts,
+            seq_lens_cpu=bounds,
+            block_table=_first(self.block_table, requests) if paged else None,
+            slot_mapping=self.slot_mapping if paged else None,
+            causal=_first(causal, requests) if isinstance(causal, Tensor) else causal,
+            mm_prefix=self.mm_prefix,
+        )
+
+    def _bounds(self, longest: int) -> tuple[Tensor, int]:
+        """Bounds of each request's keys, and of those of the longest."""
+        if self.seq_lens_cpu is None or not self.host.bounds:
+            return torch.full((self.num_reqs,), longest, dtype=torch.int32, device="cpu"), longest
+        bounds = _first(self.seq_lens_cpu, self.num_reqs)
+        if self.host.left_out:
+            bounds = _with_more(bounds, self.host.left_out, self.host.longest)
+        # a bound of one request may pass the longest that there can be
+        return bounds, max(longest, int(bounds.max()) if self.num_reqs else 0)
 
 
 class AttnregMetadataBuilder(AttentionMetadataBuilder):
@@ -72,42 +114,50 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        # there vLLM lengthens the requests on the device alone
-        self.exact_bounds = type(kv_cache_spec).__name__ != "SinkFullAttentionSpec"
-        # of a run that drafts: the tokens that bounds may leave out, and the longest request
         drafts = vllm_config.speculative_config
-        self.left_out = 0 if drafts is None else max(1, drafts.num_speculative_tokens or 1)
-        self.longest = 0 if drafts is None else vllm_config.model_config.max_model_len
+        self.host = Host(
+            starts=not any(_FAST_PREFILL in cls.__qualname__ for cls in type(self).__mro__),
+            # there vLLM lengthens the requests on the device alone
+            bounds=type(kv_cache_spec).__name__ != "SinkFullAttentionSpec",
+            # of a run that drafts
+            left_out=0 if drafts is None else max(1, drafts.num_speculative_tokens or 1),
+            longest=0 if drafts is None else vllm_config.model_config.max_model_len,
+        )
+        self._causal: Tensor | None = None
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnregMetadata:
         common = common_attn_metadata
-        requests, causal = common.num_reqs, common.causal
-        # numpy's integers among them
-        lengths, max_seq_len = common.seq_lens_cpu_upper_bound, int(common.max_seq_len)
-        if lengths is None or not self.exact_bounds:
-            lengths = torch.full((requests,), max_seq_len, dtype=torch.int32, device="cpu")
-        else:
-            lengths = _first(lengths, requests)
-            if self.left_out:
-                lengths = _with_more(lengths, self.left_out, self.longest)
-            # a bound of one request may pass the longest that there can be
-            max_seq_len = max(max_seq_len, int(lengths.max()) if requests else 0)
+        causal, ranges = common.causal, common.mm_req_doc_ranges
         return AttnregMetadata(
+            num_reqs=common.num_reqs,
             num_actual_tokens=common.num_actual_tokens,
-            max_query_len=int(common.max_query_len),
-            max_seq_len=max_seq_len,
-            query_start_loc=_first(common.query_start_loc, requests + 1),
-            query_start_loc_cpu=_first(common.query_start_loc_cpu, requests + 1),
-            seq_lens=_first(common.seq_lens, requests),
-            seq_lens_cpu=lengths,
-            block_table=_first(common.block_table_tensor, requests),
+            max_query_len=common.max_query_len,
+            max_seq_len=common.max_seq_len,
+            query_start_loc=common.query_start_loc,
+            query_start_loc_cpu=common.query_start_loc_cpu,
+            seq_lens=common.seq_lens,
+            seq_lens_cpu=common.seq_lens_cpu_upper_bound,
+            block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
-            causal=_first(causal, requests) if isinstance(causal, Tensor) else causal,
-            mm_prefix=_ranges(common.mm_req_doc_ranges, requests, common.seq_lens.device),
+            causal=causal if isinstance(causal, bool) else self._by_request(causal),
+            mm_prefix=_ranges(ranges, common.num_reqs, common.seq_lens.device) if ranges else None,
+            host=self.host,
         )
 
     def update_draft_decode_metadata(self, metadata: AttnregMetadata) -> None:
         """Nothing to do: see ``supports_draft_decode_metadata_update``."""
+
+    def _by_request(self, causal: Tensor) -> Tensor:
+        """Causality by request as truth values.
+
+        Of vLLM's integers they are in memory that stays, which each step writes anew before it replays a graph.
+        """
+        if causal.dtype == torch.bool:
+            return causal
+        if self._causal is None:
+            most = self.vllm_config.scheduler_config.max_num_seqs
+            self._causal = torch.empty(most, dtype=torch.bool, device=causal.device)
+        return self._causal[: causal.shape[0]].copy_(causal)
 
 
 def _first(tensor: Tensor, rows: int) -> Tensor:
@@ -124,11 +174,18 @@ def _with_more(lengths: Tensor, left_out: int, longest: int) -> Tensor:
     return torch.where(lengths > 0, (lengths + left_out).clamp(max=longest), lengths).maximum(lengths)
 
 
-def _ranges(ranges: dict[int, list[tuple[int, int]]] | None, requests: int, device: torch.device) -> Tensor | None:
+def _some_starts(queries: int, most: int, bounds: Tensor) -> Tensor:
+    """Prefix sums of so many queries, up to ``most`` of a request, none of which has more of them than keys."""
+    starts = torch.zeros(len(bounds) + 1, dtype=torch.int32, device="cpu")
+    torch.cumsum(bounds.clamp(max=most), 0, out=starts[1:])
+    return starts.clamp_(max=queries)
+
+
+def _ranges(ranges: dict[int, list[tuple[int, int]]], requests: int, device: torch.device) -> Tensor | None:
     """vLLM's ranges of multimodal tokens, which include their last position, as half-open ones."""
-    if not ranges or not any(ranges.values()):
-        return None
     most = max(map(len, ranges.values()))
+    if not most:
+        return None
     rows = [[(a, b + 1) for a, b in ranges.get(i, ())] for i in range(requests)]
     padded = [[*row, *[(0, 0)] * (most - len(row))] for row in rows]
     on_device: Tensor = async_tensor_h2d(padded, dtype=torch.int32, device=device)

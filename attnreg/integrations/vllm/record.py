@@ -94,13 +94,18 @@ NEEDED: dict[tuple[str, str], str] = {
         "max_model_len"
     ),
     ("vllm.config", "ParallelConfig"): "decode_context_parallel_size",
+    ("vllm.config", "SchedulerConfig"): "max_num_seqs",
     ("vllm.config", "SpeculativeConfig"): "num_speculative_tokens",
-    ("vllm.config", "VllmConfig"): "attention_config cache_config model_config parallel_config speculative_config",
+    ("vllm.config", "VllmConfig"): (
+        "attention_config cache_config model_config parallel_config scheduler_config speculative_config"
+    ),
     ("vllm.envs", ""): (
         "VLLM_BATCH_INVARIANT VLLM_ROCM_USE_AITER VLLM_ROCM_USE_AITER_MHA VLLM_ROCM_USE_AITER_MLA environment_variables"
     ),
     ("vllm.logger", ""): "init_logger",
     ("vllm.utils.import_utils", ""): "resolve_obj_by_qualname",
+    # whose builder is known by its name
+    ("vllm.v1.attention.backends.utils", ""): "create_fast_prefill_custom_backend",
 }
 
 

@@ -14,6 +14,7 @@ import engine as vllm_engine
 import pytest
 from engine import Engine, SwitchOn
 
+import attnreg
 from attnreg.integrations.vllm.plugin import register
 
 
@@ -61,3 +62,18 @@ def switch_on(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         return file
 
     return on
+
+
+@pytest.fixture
+def on_cpu(engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """The engine's GPU is simulated, so attnreg's row for processors computes; the rest is as on a GPU."""
+    from vllm.config import set_current_vllm_config
+    from vllm.utils import torch_utils
+
+    from attnreg.integrations.vllm import kernels
+
+    cpu = next(p for p in attnreg.Platform.detect_all() if p.platform == "cpu")
+    monkeypatch.setattr(kernels, "here", lambda: cpu)
+    monkeypatch.setattr(torch_utils, "PIN_MEMORY", False)
+    with set_current_vllm_config(engine.config):
+        yield engine

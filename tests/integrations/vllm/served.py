@@ -9,6 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# as much of vLLM's configuration as the builder looks at
+CONFIG = SimpleNamespace(
+    model_config=None, speculative_config=None, scheduler_config=SimpleNamespace(max_num_seqs=16)
+)  # fmt: skip
+
 
 @dataclass
 class Layer:
@@ -51,10 +56,15 @@ class Layer:
     shares: bool = False
     # of an output that vLLM's compiler has attention write in fp8
     output_scale: Tensor | None = None
-    # as much of vLLM's configuration as the builder looks at
-    config: Any = field(default_factory=lambda: SimpleNamespace(model_config=None, speculative_config=None))
+    config: Any = field(default_factory=lambda: CONFIG)
     backend: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
+    # entries of block tables past the last block of a request hold anything
+    junk: bool = False
+    # the host has no bounds of single requests
+    bounds: bool = True
+    # queries, keys and values are views of one tensor
+    fused: bool = False
 
     def __post_init__(self) -> None:
         torch.manual_seed(len(self.lengths))
@@ -102,7 +112,11 @@ class Layer:
             mm_prefix_clamp_sliding_window=self.clamps,
         )
         given = (None, None) if self.shares else (new_keys, new_values)
-        self.impl.forward(layer, self.query, *given, self.cache, metadata, output, output_scale=self.output_scale)
+        query = self.query
+        if self.fused:
+            sizes = [query.shape[1], *[self.num_kv_heads] * 2]
+            query, *given = torch.cat([query, new_keys, new_values], 1).split(sizes, 1)
+        self.impl.forward(layer, query, *given, self.cache, metadata, output, output_scale=self.output_scale)
         self.unwritten = output[tokens:]
         return output[:tokens]
 
@@ -188,8 +202,12 @@ class Layer:
         requests = len(self.lengths)
         managed = torch.randperm(requests * width) + 1
         self.num_blocks = (requests * width + 1) * ratio
-        table = managed.view(requests, width)[..., None] * ratio + torch.arange(ratio)
-        return table.flatten(1).to(torch.int32)
+        table = (managed.view(requests, width)[..., None] * ratio + torch.arange(ratio)).flatten(1).to(torch.int32)
+        if self.junk:
+            used = torch.tensor([-(-len(k) // self.block_size) for k in self.keys])
+            past = torch.arange(table.shape[1]) >= used[:, None]
+            table = table.masked_fill(past, 2**31 - 1).masked_fill(past & (torch.arange(table.shape[1]) % 2 > 0), -7)
+        return table
 
     def common(self) -> Any:
         """vLLM's metadata of the step."""
@@ -208,7 +226,7 @@ class Layer:
             query_start_loc=starts,
             query_start_loc_cpu=starts.clone(),
             seq_lens=lens,
-            seq_lens_cpu_upper_bound=bounds,
+            seq_lens_cpu_upper_bound=bounds if self.bounds else None,
             num_reqs=len(queries),
             num_actual_tokens=sum(queries) + self.padding,
             max_query_len=max(queries),
@@ -285,3 +303,12 @@ class Layer:
             x = torch.cat([x, self.sink_values.double()[:, None, None].expand(-1, len(q), 1)], -1)
         weights = x.softmax(-1)[..., : len(k)]
         return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def close(layer: Layer) -> None:
+    """Run a layer, and hold it against its reference."""
+    got, expected = layer.run(), layer.expected()
+    tolerance = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[layer.dtype]
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+    # rows of padding are left alone
+    assert layer.unwritten.isnan().all()

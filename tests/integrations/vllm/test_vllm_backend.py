@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from engine import Engine, SwitchOn
-from served import Layer
+from engine import Engine
+from served import Layer, close
 
 import attnreg
 
@@ -21,30 +20,6 @@ PREFILL = [(33, 0), (5, 0), (16, 0)]
 MIXED = [(1, 40), (9, 30), (20, 0), (1, 64)]
 VERIFY = [(4, 20), (4, 61), (4, 3)]
 SLOPES = [0.5, 0.25, 0.125, 0.0625]
-
-
-@pytest.fixture
-def on_cpu(engine: Engine, switch_on: SwitchOn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """The engine's GPU is simulated, so attnreg's row for processors computes; the rest is as on a GPU."""
-    from vllm.config import set_current_vllm_config
-    from vllm.utils import torch_utils
-
-    from attnreg.integrations.vllm import kernels
-
-    cpu = next(p for p in attnreg.Platform.detect_all() if p.platform == "cpu")
-    monkeypatch.setattr(kernels, "here", lambda: cpu)
-    monkeypatch.setattr(torch_utils, "PIN_MEMORY", False)
-    with set_current_vllm_config(engine.config):
-        yield engine
-
-
-def close(layer: Layer) -> None:
-    """Run a layer, and hold it against its reference."""
-    got, expected = layer.run(), layer.expected()
-    tolerance = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[layer.dtype]
-    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
-    # rows of padding are left alone
-    assert layer.unwritten.isnan().all()
 
 
 @pytest.mark.parametrize("lengths", [DECODE, PREFILL, MIXED, VERIFY, [(1, 0)]], ids=str)
