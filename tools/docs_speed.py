@@ -57,7 +57,7 @@ def engine_block(root: Path) -> str:
     by = {(row["model"], row["load"], row["backend"]): row for row in record["figures"] if row["load"]}
     marks = {(mark["model"], mark["load"], mark["figure"]): mark for mark in record["marks"]}
     machine = record["machine"]
-    parts = [f"{machine['device']}, vLLM {machine['vllm']}, torch {machine['torch']}, last measured {machine['date']}."]
+    parts = [f"{machine['device']}, vLLM {machine['vllm']}, torch {machine['torch']}."]
     columns = (("load", 21), ("figure", 37), *((name, 13) for name in _ENGINE_BACKENDS.values()), ("mark", 42))
     for model in dict.fromkeys(row["model"] for row in record["figures"]):
         rows = []
@@ -65,7 +65,11 @@ def engine_block(root: Path) -> str:
             found = [by.get((model, load, backend)) for backend in _ENGINE_BACKENDS]
             cells = ["–" if row is None or figure not in row else form.format(row[figure]) for row in found]
             rows.append([load.partition(",")[0], words, *cells, _mark(marks.get((model, load, figure)))])
-        parts.append(f"**{model}**\n\n{table(columns, rows)}")
+        days = [
+            f"{name} on {', '.join(sorted({row['date'] for key, row in by.items() if key[::2] == (model, backend)}))}"
+            for backend, name in _ENGINE_BACKENDS.items()
+        ]
+        parts.append(f"**{model}**, measured with {'; '.join(days)}\n\n{table(columns, rows)}")
     return "\n\n".join(parts)
 
 
