@@ -197,6 +197,42 @@ def _padded(common: Any, rows: int) -> Any:
     return common.replace(encoder_seq_lens=lens, encoder_seq_lens_cpu=lens.numpy())
 
 
+# keys that every request begins with ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_static_sinks_come_before_the_keys_of_every_request(padding: int, on_cpu: Engine) -> None:
+    from vllm.model_executor.layers.attention.static_sink_attention import create_static_sink_attention_backend
+    from vllm.v1.kv_cache_interface import SinkFullAttentionSpec
+
+    first, layer = 16, Layer([(1, 40), (4, 30), (3, 16)], padding=padding)
+    for of_all in (layer.keys, layer.values):
+        for one in of_all[1:]:
+            one[:first] = of_all[0][:first]
+    # vLLM keeps them in its first block that is no padding
+    table = layer._block_table()
+    one = table == 1
+    table[one], table[0, 0] = table[0, 0].clone(), 1
+    layer._block_table = lambda: table  # type: ignore[method-assign]
+    layer.run()
+    told = layer.common()
+    without = {name: (getattr(told, name) - first).clamp(min=0) for name in ("seq_lens", "seq_lens_cpu_upper_bound")}
+    # as wide as the longest model that there can be
+    blocks = torch.nn.functional.pad(told.block_table_tensor[:, 1:], (0, 2), value=-7)[:, :4]
+    told = told.replace(**without, max_seq_len=told.max_seq_len - first, block_table_tensor=blocks)
+    config = SimpleNamespace(
+        **vars(CONFIG) | {"model_config": SimpleNamespace(max_model_len=64)},
+        cache_config=SimpleNamespace(block_size=16),
+    )
+    shape = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+    spec = SinkFullAttentionSpec(**shape, sink_len=first)
+    builder = create_static_sink_attention_backend(layer.backend, first).get_builder_cls()
+    layer.common = lambda: told  # type: ignore[method-assign]
+    layer.backend = SimpleNamespace(get_builder_cls=lambda: lambda *given: builder(spec, ["layer"], config, given[-1]))
+    torch.testing.assert_close(layer._step().double(), layer.expected(), atol=2e-5, rtol=2e-5)
+    assert layer.unwritten.isnan().all()
+
+
 # refused, each before anything is loaded ------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
