@@ -12,6 +12,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
 
 from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.validation import debugging
 
 # vLLM's wrapper of a builder for prefills that leave layers out: it sends the queries' places to the host, and does not
 # wait until they are there
@@ -69,7 +70,9 @@ class AttnregMetadata(AttentionMetadata):
         if paged:
             bounds, max_seq_len = self._bounds(max_seq_len)
             if not self.host.starts:
-                starts = _some_starts(int(self.num_actual_tokens), max_query_len, bounds)
+                # with ATTNREG_DEBUG the device may be waited for, and the host's numbers are held against its own
+                debug = debugging()
+                starts = _first(self.query_start_loc, requests + 1).cpu() if debug else self._some_starts(bounds)
         else:
             bounds = starts.diff()
         return BatchMetadata(
@@ -94,6 +97,12 @@ class AttnregMetadata(AttentionMetadata):
             bounds = _with_more(bounds, self.host.left_out, self.host.longest)
         # a bound of one request may pass the longest that there can be
         return bounds, max(longest, int(bounds.max()) if self.num_reqs else 0)
+
+    def _some_starts(self, bounds: Tensor) -> Tensor:
+        """Prefix sums of as many queries, with up to the most of one request, and for none more of them than keys."""
+        starts = torch.zeros(self.num_reqs + 1, dtype=torch.int32, device="cpu")
+        torch.cumsum(bounds.clamp(max=int(self.max_query_len)), 0, out=starts[1:])
+        return starts.clamp_(max=int(self.num_actual_tokens))
 
 
 class AttnregMetadataBuilder(AttentionMetadataBuilder):
@@ -172,13 +181,6 @@ def _with_more(lengths: Tensor, left_out: int, longest: int) -> Tensor:
     later steps once, those that they append.
     """
     return torch.where(lengths > 0, (lengths + left_out).clamp(max=longest), lengths).maximum(lengths)
-
-
-def _some_starts(queries: int, most: int, bounds: Tensor) -> Tensor:
-    """Prefix sums of so many queries, up to ``most`` of a request, none of which has more of them than keys."""
-    starts = torch.zeros(len(bounds) + 1, dtype=torch.int32, device="cpu")
-    torch.cumsum(bounds.clamp(max=most), 0, out=starts[1:])
-    return starts.clamp_(max=queries)
 
 
 def _ranges(ranges: dict[int, list[tuple[int, int]]], requests: int, device: torch.device) -> Tensor | None:

@@ -116,12 +116,14 @@ def test_a_captured_graph_reads_integers_of_causality_where_every_step_writes_th
 # prefills that leave layers out, whose query_start_loc is still on its way to the host --------------------------------
 
 
+@pytest.mark.parametrize("debug", ["", "1"])
 @pytest.mark.parametrize("several", [False, True], ids=["one token each", "verified tokens"])
 def test_the_fast_prefill_of_layers_that_share_keys(
-    several: bool, on_cpu: Engine, monkeypatch: pytest.MonkeyPatch
+    several: bool, debug: str, on_cpu: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.v1.attention.backends import utils
 
+    monkeypatch.setenv("ATTNREG_DEBUG", debug)
     layer = Layer(MIXED)
     layer.run()
     # the last token of each request, and of the second the last three
