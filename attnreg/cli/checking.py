@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -49,13 +50,19 @@ def check(
         raise BadInput("--package says something of a lock: a registry is checked for all packages", "give --lock too")
     from attnreg.analysis.check import check as check_registry
     from attnreg.errors import RegistryError
+    from attnreg.loader import bundled_registries
     from attnreg.machine.detect import detect
+    from attnreg.models.families import Families
     from attnreg.models.reader import bundled_families
 
     registry = registry_inputs.load()
     measured = any(order.measured for orders in registry.orders.values() for order in orders)
     findings = check_registry(registry, detect(registry.vocabulary) if measured else None)
-    if registry_inputs.bundled_default and (problems := bundled_families().check()):
+    families = bundled_families() if registry_inputs.bundled_default else None
+    beside = Path(registry.base, "models")
+    if registry.base not in bundled_registries() and beside.is_dir():
+        families = Families.load(beside, str(beside))
+    if families is not None and (problems := families.check()):
         raise RegistryError(problems)
     if as_json:
         data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]

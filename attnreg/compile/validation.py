@@ -79,7 +79,8 @@ def _remaining(data: Any, errors: list[Any]) -> Any:
     for error in errors:
         loc = _in_data(data, error["loc"])
         if error["type"] == "missing" and loc[-1] in _TEXTS:
-            _put(rest, loc, UNSTATED)
+            # no two names are alike
+            _put(rest, loc, UNSTATED + (".".join(map(str, loc)) if loc[-1] == "name" else ""))
             continue
         if error["type"] != "extra_forbidden":
             loc = loc[: 2 if isinstance(rest.get(loc[0]), dict) else 1]
@@ -107,7 +108,7 @@ def _put(data: Any, path: Path_, value: str) -> None:
         pass  # an enclosing value is removed already
 
 
-# stands for a text that is missing, which is a problem already
+# stands for a text that is missing, which is a problem already; behind it the place, where it is a name
 UNSTATED = "?"
 _TEXTS = frozenset({"because", "finding", "legend", "name", "reject", "says", "source", "summary", "url", "version"})
 # keys that help names

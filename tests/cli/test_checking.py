@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ def test_check_reports_every_problem_of_a_broken_registry(run: Callable[..., Any
     assert f"{tmp_path}/backends.yaml:1:16: backends.A: unknown key `summry`" in result.err
     assert "did you mean `summary`?" in result.err
     assert f"{tmp_path}/priorities.yaml:1:" in result.err
+
+
+def test_check_reports_what_is_wrong_in_the_families_of_a_directory(run: Callable[..., Any], tmp_path: Path) -> None:
+    copied = tmp_path / "mine"
+    shutil.copytree(ROOT / "registry", copied, ignore=shutil.ignore_patterns("engines", "evidence"))
+    (copied / "models/odd.yaml").write_text("model_type: odd\n", encoding="utf-8")
+    result = run("check", "--registry", str(copied))
+    assert result.status == 2
+    assert f"{copied}/models/odd.yaml:1:1: `source` is missing" in result.err
 
 
 def test_a_lock_holds_a_models_ranks_and_leaves_mixers_out(run: Callable[..., Any]) -> None:

@@ -65,6 +65,16 @@ mine.yaml:2:53: backends.C.capabilities: `kv_dtypes`, `head_sizes`, `head_sizes_
 mine.yaml:2:77: backends.C.capabilities.dtypes: unknown dtype 'float17'
   help: did you mean `float16`? (also: bfloat16)""",
     ),
+    "orders without names": (
+        "orders: {gpu: [{order: [A], when: {arch: g1}}, {order: [AA]}]}\n",
+        """\
+mine.yaml:1:16: orders.gpu: `name` is missing
+  help: `name`: what follows the platform in its title: cuda/mha
+mine.yaml:1:48: orders.gpu: `name` is missing
+  help: `name`: what follows the platform in its title: cuda/mha
+mine.yaml:1:57: orders.gpu.order: unknown backend `AA`
+  help: did you mean `A`? (also: B)""",
+    ),
     "a backend that moves": (
         "backends: {A: {platforms: [npu]}}\n",
         """\
