@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache
 from attnreg.runtime.states.merge import merge_attn_states, merge_states
+from attnreg.runtime.validation import refuse_derivatives
 
 __all__ = [
     "SPLITTING_OPS",
@@ -264,6 +265,7 @@ for _schema, _function in (
     _name = _schema.partition("(")[0]
     _library.define(_schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
+    refuse_derivatives(_library, _name)
     torch.library.register_fake(f"attnreg::{_name}", _write_nothing, lib=_library)
 
 unified_kv_cache_update = torch.ops.attnreg.unified_kv_cache_update

@@ -19,7 +19,14 @@ from attnreg.environment import DEBUG_VARIABLE
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec
 from attnreg.runtime.lengths import LONGEST, Lengths, content, prefix_sums, queries_of
-from attnreg.runtime.tensors import MOST_REMEMBERED, Alike, Remembered, table_problems, tensor_problems
+from attnreg.runtime.tensors import (
+    MOST_REMEMBERED,
+    Alike,
+    Remembered,
+    derivative_problems,
+    table_problems,
+    tensor_problems,
+)
 
 
 class Like:
@@ -269,6 +276,20 @@ def debugging() -> bool:
     if os.environ.get(DEBUG_VARIABLE) != "1":
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def refuse_derivatives(library: Any, name: str) -> None:
+    """Has an op refuse a gradient or a tangent that it would lose where a compiler traces it too."""
+
+    def refusing(*args: Any, **kwargs: Any) -> None:
+        op = getattr(torch.ops.attnreg, name).default
+        named = {argument.name: x for argument, x in zip(op._schema.arguments, args, strict=False)} | kwargs
+        given = {argument: x for argument, x in named.items() if isinstance(x, Tensor)}
+        refuse(derivative_problems([*given.values()], lambda: [*given]))
+        with torch._C._AutoDispatchBelowAutograd():
+            op(*args, **kwargs)
+
+    library.impl(name, refusing, "Autograd")
 
 
 def refuse(problems: list[str]) -> None:

@@ -160,6 +160,20 @@ def test_a_compiled_model_is_the_model_and_writes_its_caches(model: Model, backe
         torch.testing.assert_close(torch.stack(list(cache)).nan_to_num(7.0), before)
 
 
+@pytest.mark.parametrize("how", ["called", "compiled"])
+def test_a_gradient_that_a_model_would_lose_is_refused(model: Model, how: str) -> None:
+    # that of the sum beside attention would be computed, and be another
+    called = torch.compile(model, backend="aot_eager", fullgraph=True) if how == "compiled" else model
+    with (
+        a_step(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        pytest.raises((BatchError, torch._dynamo.exc.TorchRuntimeError), match="requires a gradient"),
+    ):
+        called(torch.randn(6, 64))
+    assert all(tensor.isnan().all() for cache in model.caches for tensor in cache)
+
+
 def test_a_graph_is_cut_at_the_splitting_ops(model: Model) -> None:
     pieces: list[torch.fx.GraphModule] = []
 

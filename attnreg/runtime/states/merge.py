@@ -26,7 +26,7 @@ from attnreg.runtime.batch import tensor_words
 from attnreg.runtime.spec import DTYPES
 from attnreg.runtime.states.memory import reach, share_memory
 from attnreg.runtime.tensors import MOST_REMEMBERED, derivative_problems, signatures, tensor_problems
-from attnreg.runtime.validation import refuse
+from attnreg.runtime.validation import refuse, refuse_derivatives
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _TOKENS = "prefill_tokens_with_context"
@@ -284,4 +284,5 @@ for _schema, _function in ((_MERGE_TWO, _merge_attn_states), (_MERGE_MANY, _merg
     _name = _schema.partition("(")[0]
     _library.define(_schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
+    refuse_derivatives(_library, _name)
     torch.library.register_fake(f"attnreg::{_name}", _write_nothing, lib=_library)
