@@ -193,12 +193,14 @@ def upgrade(
     """
     from attnreg.analysis.moves import compare, without_renames
     from attnreg.analysis.revisions import load_revision
+    from attnreg.compile.bundled import bundled_registries
     from attnreg.explain.changes import print_upgrade
     from attnreg.selection.wording import setting_words
 
     old, new = load_revision(before), load_revision(after)
-    engines = [registry.base.rpartition("-")[0] for registry in (old, new)]
-    if all(engines) and engines[0] != engines[1]:
+    # a path says nothing of an engine
+    engines = [registry.base.rpartition("-")[0] for registry in (old, new) if registry.base in bundled_registries()]
+    if len(set(filter(None, engines))) == 2:
         message = f"{old.name} and {new.name} are releases of two engines, and no upgrade leads from one to the other"
         raise BadInput(message, f"`attnreg diff {old.name} {new.name}` compares them")
     titles, notes = [old.title, new.title], list[str]()

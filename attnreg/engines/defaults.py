@@ -116,7 +116,6 @@ def _sglang(version: str, archs: Sequence[str], wanted: set[str]) -> list[Defaul
 
 def _vllm(name: str, archs: Sequence[str], wanted: set[str], notes: list[str]) -> list[Default]:
     registry = load_registry(name)
-    notes += [registry.silence] if registry.silence else []
     out, seen = [], set[str]()
     for config in bundled_configs().values():
         [architecture, *_] = read_config(str(config))[1].get("architectures") or [config.parent.name]

@@ -158,7 +158,7 @@ class _Launch:
         by_name = None if self.resolves else name
         named = [evaluate(request, self.platform, self.registry, by_name) for request in self._asked(self.given)]
         chosen = {s.backend.name if s.backend else None for s in usual}
-        here = f"for this model on {self.platform.arch}{' by its selector alone' * bool(self.registry.silence)}"
+        here = f"for this model on {self.platform.arch}"
         default = "without it the run is refused too"
         if None not in chosen:
             default = f"without it the model gets {', '.join(sorted(map(str, chosen)))}"

@@ -10,14 +10,15 @@ from typing import Any
 from attnreg.errors import RequestError
 from attnreg.integrations.vllm.inputs import request_from_selector_row
 from attnreg.language.computed import From
+from attnreg.language.vocabulary import NAMED
 from attnreg.platforms import Platform
-from attnreg.registry import Order, Registry
+from attnreg.registry import Order, Registry, Step
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import how_chosen, verdict_words
 
 _NAME = r"(?:AttentionBackendEnum\.)?(?P<backend>[A-Z][A-Z0-9_]+)"
 _VLLM = (
-    rf"(?:Using|Overriding with) {_NAME}(?: attention)?(?: backend)? out of potential backends: \[(?P<others>[^\]]*)\]",
+    rf"(?:Using|Overriding with) {_NAME}(?: attention)?(?: backend)? out of potential backends: \[(?P<others>[^\]]+)\]",
     rf"(?P<named>Using) {_NAME} backend(?: \(selected via --attention-backend\))?\.",
     rf"Selected backend {_NAME} is not valid for this configuration\. Reason: \[?(?P<reasons>[^\]]*)",
     r"No valid attention backend found for (?P<device>\w+) with AttentionSelectorConfig\((?P<config>[^)]*)\)",
@@ -79,7 +80,9 @@ def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterat
         yield f"{name} was asked for by name, and its class refuses: {said.parts['reasons']}"
         yield f"what it serves: `attnreg show {name} --registry {registry.name}`"
     else:
-        yield f"{name} was asked for by name (--attention-backend), and no order was looked at"
+        steps = [f"{step.name} ({step.where.short})" for step in registry.steps if _names(step, name)]
+        code = f", or by the code of a model: {', '.join(steps)}" if steps else ""
+        yield f"{name} was named, and no order was looked at: by the user (--attention-backend){code}"
 
 
 def _of_order(said: Said, registry: Registry, arch: str | None) -> Iterator[str]:
@@ -99,6 +102,11 @@ def _of_order(said: Said, registry: Registry, arch: str | None) -> Iterator[str]
     lost = [n for o in orders for n in (e.backend for e in o.entries) if n not in accepted]
     if lost:
         yield f"why one refuses: `attnreg explain --registry {registry.name} --arch ARCH --model CONFIG`"
+
+
+def _names(step: Step, backend: str | None) -> bool:
+    """Whether a step names a backend for the whole run."""
+    return any(effect.sets.get(NAMED) == backend for effect in step.effects)
 
 
 def _gives(order: Order, accepted: list[str]) -> bool:

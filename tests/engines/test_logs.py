@@ -55,6 +55,18 @@ def test_the_orders_that_give_the_potential_backends_are_named():
     assert "the line is of another release" in " ".join(explained(read_line(odd), load_registry("vllm-0.33")))
 
 
+def test_a_backend_that_is_named_may_be_named_by_the_code_of_a_model():
+    [text] = explained(read_line("Using AttentionBackendEnum.TRITON_ATTN backend."), load_registry("vllm-0.33"))
+    assert "by the user (--attention-backend), or by the code of a model: " in text
+    assert "Gemma4Config (steps.yaml:" in text
+    [text] = explained(read_line("Using AttentionBackendEnum.FLASHINFER backend."), load_registry("vllm-0.33"))
+    assert text.endswith("by the user (--attention-backend)")
+
+
+def test_a_line_without_a_backend_that_accepts_is_none_of_vllms():
+    assert read_line("Using TRITON_ATTN backend out of potential backends: []") is None
+
+
 @pytest.mark.parametrize("release", ["sglang-0.5.14", "sglang-0.5.23"])
 @pytest.mark.parametrize(
     ("line", "step", "other"),

@@ -417,3 +417,10 @@ def test_a_missing_aiter_is_no_package_of_the_platform(latest: Registry) -> None
     known = set(latest.vocabulary.packages)
     assert platform.packages is not None
     assert {name for name, _ in platform.packages} < known - {"aiter"}
+
+
+@pytest.mark.parametrize("release", ["0.33.0", *RELEASES])
+def test_the_words_for_a_cache_are_those_of_the_release(release: str) -> None:
+    """`CacheDType` of vllm/config/cache.py, as it was read in each release: vLLM refuses every other word."""
+    words = json.loads((DATA / "kv_dtypes.json").read_text())[release]
+    assert sorted(load_registry(f"vllm-{release}", plugins=()).vocabulary.words["kv_dtypes"]) == words

@@ -1,4 +1,4 @@
-"""The start of vLLM 0.33.0 as data, held against what its own code decided for whole models (tests/data/vllm)."""
+"""The start of vLLM as data, held against what its own code decided for whole models (tests/data/vllm)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from attnreg.explain import explain
 from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
 from attnreg.selection.selector import evaluate
 
-REGISTRY = attnreg.load_registry("vllm-0.33.0", plugins=())
-FILE = ROOT / "tests/data/vllm/start-0.33.0.jsonl.gz"
+NEWEST = "0.33.0"
+RELEASES = (NEWEST, "0.32.0", "0.31.0", "0.30.0", "0.28.0", "0.26.0", "0.24.0")
 Row = dict[str, Any]
 # attention of vLLM's own, which asks no selector
 NOT_HELD = {"family-inkling_mm_model": "vLLM has attention of its own for it"}
@@ -27,19 +27,24 @@ REPEATED = ("family-zamba2",)
 
 
 @functools.cache
-def recorded() -> tuple[dict[str, Row], list[Row]]:
+def registry(release: str) -> attnreg.Registry:
+    return attnreg.load_registry(f"vllm-{release}", plugins=())
+
+
+@functools.cache
+def recorded(release: str = NEWEST) -> tuple[dict[str, Row], list[Row]]:
     """The configs by name, and the rows."""
-    with gzip.open(FILE, "rt") as file:
+    with gzip.open(ROOT / f"tests/data/vllm/start-{release}.jsonl.gz", "rt") as file:
         lines = [json.loads(line) for line in file]
     models = {line["model"]: line["config"] for line in lines if "config" in line}
     return models, [line for line in lines if "out" in line]
 
 
-def questions(asked: Row, directory: Path) -> tuple[ModelQuestions, attnreg.Platform]:
+def questions(asked: Row, directory: Path, release: str) -> tuple[ModelQuestions, attnreg.Platform]:
     """What a row asks, and where."""
     folder = directory / asked["model"]
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(recorded()[0][asked["model"]]))
+    (folder / "config.json").write_text(json.dumps(recorded(release)[0][asked["model"]]))
     names = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "block_size": "block_size"}
     options = ModelOptions(
         given={ours: asked[theirs] for theirs, ours in names.items() if theirs in asked},
@@ -47,19 +52,19 @@ def questions(asked: Row, directory: Path) -> tuple[ModelQuestions, attnreg.Plat
         extra=tuple(asked.get("attention_config", {}).items()),
     )
     platform = attnreg.Platform(
-        platform=REGISTRY.vocabulary.architectures[asked["arch"]].platform,
+        platform=registry(release).vocabulary.architectures[asked["arch"]].platform,
         arch=asked["arch"],
         flags={"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else set(),
     )
-    return model_questions(str(folder), options, REGISTRY), platform
+    return model_questions(str(folder), options, registry(release)), platform
 
 
-def selections(asked: Row, directory: Path) -> list[tuple[attnreg.Selection, int]]:
+def selections(asked: Row, directory: Path, release: str) -> list[tuple[attnreg.Selection, int]]:
     """The selections for the layers of a row's model that are none of a tower, each with their number."""
-    model, platform = questions(asked, directory)
+    model, platform = questions(asked, directory, release)
     named = asked.get("attention_backend")
     return [
-        (evaluate(q.request, platform, REGISTRY, named), len(q.members))
+        (evaluate(q.request, platform, registry(release), named), len(q.members))
         for q in model.questions
         if q.request is not None
         and q.request.role == "target"
@@ -73,10 +78,10 @@ def of_a_cache(selection: attnreg.Selection) -> bool:
     return selection.request.attn_type in ("decoder", "encoder_decoder")
 
 
-def differences(row: Row, directory: Path) -> list[str]:
+def differences(row: Row, directory: Path, release: str) -> list[str]:
     """Where attnreg says something else than vLLM did."""
     asked, out = row["in"], row["out"]
-    found = selections(asked, directory)
+    found = selections(asked, directory, release)
     error = out.get("error", {})
     refusal = next((s.start.refusal.text for s, _ in found if s.start and s.start.refusal), None)
     if error.get("about") == "attention" and (refusal or error["stage"] in ("config", "device")):
@@ -102,9 +107,9 @@ def differences(row: Row, directory: Path) -> list[str]:
 
 def token_bytes(asked: Row, directory: Path) -> int:
     """The bytes that a token of a row's model takes in the KV cache, once vLLM has started."""
-    model, platform = questions(asked, directory)
+    model, platform = questions(asked, directory, NEWEST)
     named = asked.get("attention_backend")
-    said = explain(model.questions, [platform], REGISTRY, backend=named, memory=model.memory)
+    said = explain(model.questions, [platform], registry(NEWEST), backend=named, memory=model.memory)
     return said.memory[0].models[0].token_bytes
 
 
@@ -127,10 +132,12 @@ def _layers(found: list[tuple[attnreg.Selection, int]], model: str, out: Row) ->
     return [] if same else [f"{dict(ours)}, not {dict(theirs)}"]
 
 
-@pytest.mark.parametrize("arch", sorted({row["in"]["arch"] for row in recorded()[1]}))
-def test_whole_models_start_as_vllm_starts_them(arch: str, tmp_path: Path) -> None:
-    rows = [row for row in recorded()[1] if row["in"]["arch"] == arch and row["in"]["model"] not in NOT_HELD]
-    wrong = {json.dumps(row["in"]): found for row in rows if (found := differences(row, tmp_path))}
+@pytest.mark.parametrize(
+    ("release", "arch"), sorted({(release, row["in"]["arch"]) for release in RELEASES for row in recorded(release)[1]})
+)
+def test_whole_models_start_as_vllm_starts_them(release: str, arch: str, tmp_path: Path) -> None:
+    rows = [row for row in recorded(release)[1] if row["in"]["arch"] == arch and row["in"]["model"] not in NOT_HELD]
+    wrong = {json.dumps(row["in"]): found for row in rows if (found := differences(row, tmp_path, release))}
     assert not wrong, "\n".join(f"{asked}: {found}" for asked, found in wrong.items())
     assert rows
 
