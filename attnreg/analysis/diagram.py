@@ -47,6 +47,7 @@ class Diagrams:
         self._end = len(self.sizes)
         self.false = self.terminal(False)
         self.true = self.terminal(True)
+        self._booleans = self._taken(self.false) | self._taken(self.true)
 
     def __len__(self) -> int:
         return len(self._level)
@@ -93,27 +94,49 @@ class Diagrams:
 
     def ite(self, test: Node, then: Node, other: Node) -> Node:
         """The function that is ``then`` where ``test`` holds and ``other`` elsewhere."""
-        if test == self.true or then == other:
+        true, false = self.true, self.false
+        if test == true or then == other:
             return then
-        if test == self.false:
+        if test == false:
             return other
+        # where the test holds it is true, and elsewhere it is false
+        then = true if then == test else then
+        other = false if other == test else other
+        if then == true and other == false:
+            return test
+        # both and either are the same in either order
+        if other == false and then < test and self._is_boolean(then):
+            test, then = then, test
+        elif then == true and other < test and self._is_boolean(other):
+            test, other = other, test
         key = (test, then, other)
         node = self._memo.get(key)
         if node is None:
-            levels = self._level
+            levels, memo = self._level, self._memo
             level = min(levels[test], levels[then], levels[other])
-            rows = list(
-                zip(
-                    self._kids[test] if levels[test] == level else repeat(test),
-                    self._kids[then] if levels[then] == level else repeat(then),
-                    self._kids[other] if levels[other] == level else repeat(other),
-                    strict=False,  # one of them ends
-                )
+            rows = zip(
+                self._kids[test] if levels[test] == level else repeat(test),
+                self._kids[then] if levels[then] == level else repeat(then),
+                self._kids[other] if levels[other] == level else repeat(other),
+                strict=False,  # one of them ends
             )
-            # most classes of a variable go on alike
-            kids = {row: self.ite(*row) for row in dict.fromkeys(rows)}
-            node = self._memo[key] = self.node(level, [kids[row] for row in rows])
+            kids: list[Node] = []
+            for row in rows:
+                a, b, c = row
+                # most classes of a variable end here or are known: a call of each would take twice as long
+                if a == true or b == c:
+                    kids.append(b)
+                elif a == false:
+                    kids.append(c)
+                else:
+                    kid = memo.get(row)
+                    kids.append(self.ite(a, b, c) if kid is None else kid)
+            node = memo[key] = self.node(level, kids)
         return node
+
+    def _is_boolean(self, node: Node) -> bool:
+        """Whether the function is true or false everywhere."""
+        return not self._taken(node) & ~self._booleans
 
     def negate(self, a: Node) -> Node:
         return self.ite(a, self.false, self.true)
@@ -288,13 +311,8 @@ class Diagrams:
         """The smallest box that holds every point of a boolean function: for each variable the classes that occur."""
         occurring: list[set[int]] = [set() for _ in self.sizes]
         seen, stack = {self.false}, [] if node == self.false else [node]
+        spans = {(0, self._level[node] if stack else 0)}
 
-        def skipped(start: int, stop: int) -> None:
-            # a variable that a path does not test takes every class
-            for level in range(start, stop):
-                occurring[level].update(range(self.sizes[level]))
-
-        skipped(0, self._level[node] if stack else 0)
         while stack:
             n = stack.pop()
             if n not in seen:
@@ -302,8 +320,11 @@ class Diagrams:
                 for c, kid in enumerate(self._kids[n]):
                     if kid != self.false:
                         occurring[self._level[n]].add(c)
-                        skipped(self._level[n] + 1, self._level[kid])
+                        spans.add((self._level[n] + 1, self._level[kid]))
                         stack.append(kid)
+        # a variable that a path does not test takes every class
+        for level in {level for start, stop in spans for level in range(start, stop)}:
+            occurring[level] = set(range(self.sizes[level]))
         return {level: frozenset(classes) for level, classes in enumerate(occurring)}
 
     def contains(self, node: Node, box: Box) -> bool:

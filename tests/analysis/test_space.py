@@ -67,6 +67,18 @@ def test_operations_are_those_of_functions(drawn: tuple[Sizes, list[dict[Any, bo
     assert d.count(a) == sum(f.values())
 
 
+@given(functions(3, st.sampled_from([None, 0, False, 1, True, "x"])))
+def test_a_choice_between_any_functions_and_its_own_test(drawn: tuple[Sizes, list[dict[Any, Any]]]) -> None:
+    sizes, (drawn_test, g, h) = drawn
+    f = {p: bool(value) for p, value in drawn_test.items()}
+    d = Diagrams(sizes)
+    a, b, c = (build(d, table) for table in (f, g, h))
+    every = [(a, f), (b, g), (c, h), *((d.terminal(v), dict.fromkeys(f, v)) for v in (True, False, 1, "x"))]
+    for (x, then), (y, other) in product(every, every):
+        expected = {p: then[p] if f[p] else other[p] for p in f}
+        assert d.ite(a, x, y) == build(d, expected)
+
+
 @given(functions(2, st.booleans()), st.sampled_from([True, False]))
 def test_where_is_a_conjunction(drawn: tuple[Sizes, list[dict[Any, bool]]], wanted: bool) -> None:
     sizes, (f, g) = drawn

@@ -225,8 +225,11 @@ builtins.__import__ = interrupting
 from attnreg.cli import main
 sys.exit(main(["explain", "--arch", "sm90", "--head-size", "128"]))
 """
-    for module in ("click", "attnreg.cli.command", "yaml", "pydantic", "rich.console"):
-        done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, check=False)
+    # where no registry is kept, what compiles is imported too
+    unkept = {**os.environ, "XDG_CACHE_HOME": os.devnull}
+    for module in ("click", "attnreg.cli.command", "attnreg.cache", "yaml", "pydantic", "rich.console"):
+        command = [sys.executable, "-c", code, module]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=unkept)
         assert (done.returncode, done.stderr.strip()) == (130, "")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

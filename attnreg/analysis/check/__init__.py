@@ -72,7 +72,7 @@ def _everything(registry: Registry) -> list[Finding]:
         *_choices(model),
         *_waivers(model),
         # without choices: data that only a choice makes unreachable is no fault
-        *_orders(dataclasses.replace(registry, choices=()), space),
+        *_orders(Model(space, dataclasses.replace(registry, choices=())) if registry.choices else model),
         *unreachable_steps(model),
         *refused_choices(registry),
         *_cases(model),
@@ -158,12 +158,13 @@ def _waivers(model: Model) -> Iterator[Finding]:
 
 def unreachable(registry: Registry) -> Iterator[Location]:
     """The lines of the orders' entries that are never chosen."""
-    findings = _orders(dataclasses.replace(registry, choices=()), Space([registry]))
+    findings = _orders(Model(Space([registry]), dataclasses.replace(registry, choices=())))
     yield from (finding.where for finding in findings if finding.kind == "unreachable entry")
 
 
-def _orders(registry: Registry, space: Space) -> Iterator[Finding]:
+def _orders(model: Model) -> Iterator[Finding]:
     """Orders and entries that are never reached. What only a later overlay puts before them is no fault of theirs."""
+    registry = model.registry
     every = [order for orders in registry.orders.values() for order in orders]
     files = {order.where.file for order in every} | {entry.where.file for order in every for entry in order.entries}
     for file in (f for f in dict.fromkeys(registry.files) if f in files):
@@ -176,7 +177,7 @@ def _orders(registry: Registry, space: Space) -> Iterator[Finding]:
             )
             for platform, orders in registry.orders.items()
         }
-        known = Model(space, dataclasses.replace(registry, orders=orders))
+        known = Model(model.space, dataclasses.replace(registry, orders=orders)) if len(files) > 1 else model
         yield from (f for f in _unreachable(known) if f.where.file == file)
 
 

@@ -29,26 +29,30 @@ class Conditions:
         self.state = state
         self.d = space.diagrams
         # a condition that is kept here keeps its id
-        self._conditions: dict[int, tuple[Condition, Node]] = {}
+        self._conditions: dict[int, tuple[Condition, Node, frozenset[str]]] = {}
         self._derived: dict[str, Node] = {}
+        self._read_by: dict[str, set[str]] = {}
 
     def changed(self, changes: State) -> Conditions:
         """The conditions after a step has written some facets."""
         out = Conditions(self.space, self.registry, {**self.state, **changes})
+        out._read_by = self._read_by
         written = {facet for facet, _ in changes}
         reading = {name for name in self.registry.derived if written & self._reads(name)} | written
         out._derived = {name: node for name, node in self._derived.items() if name not in reading}
-        out._conditions = {k: pair for k, pair in self._conditions.items() if reading.isdisjoint(pair[0].facets)}
+        out._conditions = {k: known for k, known in self._conditions.items() if reading.isdisjoint(known[2])}
         return out
 
     def _reads(self, name: str) -> set[str]:
         """The facets that a derived facet is computed from, through others too."""
-        derived = self.registry.derived
-        out: set[str] = set()
-        for condition, value, _ in derived[name].cases:
-            for facet in (*condition.facets, *taken_from(value)):
-                out |= {facet} | (self._reads(facet) if facet in derived else set())
-        return out
+        if name not in self._read_by:
+            derived = self.registry.derived
+            out: set[str] = set()
+            for condition, value, _ in derived[name].cases:
+                for facet in (*condition.facets, *taken_from(value)):
+                    out |= {facet} | (self._reads(facet) if facet in derived else set())
+            self._read_by[name] = out
+        return self._read_by[name]
 
     def condition(self, condition: Condition) -> Node:
         """Where a condition holds."""
@@ -57,7 +61,8 @@ class Conditions:
             parts = [self.clause(clause) for clause in condition.clauses]
             parts += [self.d.unite(self.condition(c) for c in group) for group in condition.any_of]
             parts += [self.d.negate(self.condition(c)) for c in condition.none_of]
-            known = self._conditions[id(condition)] = condition, self.d.conjoin(parts)
+            node = self.d.conjoin(parts)
+            known = self._conditions[id(condition)] = condition, node, frozenset(condition.facets)
         return known[1]
 
     def clause(self, clause: Clause) -> Node:
