@@ -20,7 +20,7 @@ def core(config: Any, source: str, arch: str = "sm80") -> subprocess.CompletedPr
     # from a process without attnreg, or from one whose plug-ins are loaded: it arrives in one where none is
     return subprocess.run(
         [sys.executable, str(HERE / "core_process.py"), arch], input=pickle.dumps(config), capture_output=True,
-        env=os.environ | {"ATTNREG_VLLM": source}, check=False, timeout=120,
+        env=os.environ | {"ATTNREG_VLLM": source}, check=False, timeout=600,
     )  # fmt: skip
 
 

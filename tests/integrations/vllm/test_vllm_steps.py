@@ -240,7 +240,7 @@ def test_static_sinks_come_before_the_keys_of_every_request(padding: int, on_cpu
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a window of no key": ({"window": 0}, "sliding_window is 0; expected more than 0"),
     "a window of -1": ({"window": -1}, "sliding_window is -1; expected more than 0"),
-    "a window of two sides": ({"window": (7, 0)}, "a layer has one window, of one number or of two sides"),
+    "a window of two sides": ({"window": (7, 0)}, "a layer has one window: sliding_window or asymmetric_window"),
     "a softcap below 0": ({"softcap": -1.0}, r"softcap is -1\.0; expected more than 0"),
     "slopes of other heads": ({"slopes": [0.5, 0.25]}, r"alibi_slopes is \[2\] float32; expected \[4\]"),
     "a group that is no number": ({"num_heads": 4, "num_kv_heads": 3}, "the second must divide the first"),
