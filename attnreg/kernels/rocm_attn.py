@@ -28,8 +28,8 @@ def forward(spec: AttentionSpec, plan: TritonPlan, call: Call) -> None:
     # in float32, so that the output is rounded once
     exact = torch.empty_like(call.output, dtype=torch.float32)
     triton_attn.forward(spec, plan, call._replace(output=exact, lse=totals, params=replace(call.params, sinks=None)))
-    # exp(lse) of the denominator exp(lse) + exp(sink), for rows that are no padding, as the device knows
-    shares = torch.sigmoid(totals - sinks.float()[:, None])
+    # exp(lse) of the denominator exp(lse) + exp(sink), for rows that are no padding, as the device knows; both may be 0
+    shares = torch.sigmoid(totals - sinks.float()[:, None]).masked_fill(totals == -torch.inf, 0.0)
     is_row = torch.arange(len(call.query), device=call.query.device) < plan.query_start_loc[-1:]
     shares = torch.where(is_row, shares, 1.0)
     call.output.copy_(torch.where(is_row[:, None, None], exact * shares.T[:, :, None], call.output))

@@ -109,3 +109,20 @@ def test_padding_without_keys_gives_zeros(module: ModuleType, on_host: bool, mon
             output, lse = attend(padded, batch, trial.query)
             assert compare(padded, output, lse).problem is None
             assert (output[[0, 3, 4, 5, 6]] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in SERVED if m is not torch_sdpa], ids=lambda m: m.__name__.rpartition(".")[2]
+)
+def test_a_sink_of_minus_infinity_is_none(module: ModuleType) -> None:
+    # the keys of the second request are split, and the first, padding, has none
+    trial = trial_of(Case([1, 1], [0, 900], dtype=torch.float32, features=frozenset({"sinks"})), "cpu")
+    sinks = torch.tensor([-torch.inf, 0.5, -torch.inf, 3.0])
+    trial.layer.params = replace(trial.layer.params, sinks=sinks)
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    trial = replace(trial, layer=Layer(module, trial.layer))  # type: ignore[arg-type]
+    output, lse = attend(trial, trial.batch, trial.query)
+    assert compare(trial, output, lse).problem is None
+    assert (output[0] == 0).all()
+    if "lse" in trial.layer.spec.features:
+        assert torch.equal(lse[:, 0], sinks)

@@ -110,7 +110,8 @@ def refuse_unaligned(backend: str, **tensors: Tensor | None) -> None:
 def store_sinks(sinks: Tensor, call: Call, lse: Tensor, plan: Sequences) -> Tensor:
     """Adds sinks to an output that a kernel computed without them; returns the LSE with them, [heads, rows]."""
     sinks = sinks.float()[:, None]
-    share = torch.sigmoid(lse - sinks).mT[..., None]
+    # a row without a key may have no sink either
+    share = torch.sigmoid(lse - sinks).masked_fill(lse == -torch.inf, 0.0).mT[..., None]
     store_rows(call.output, call.output.float() * share, plan)
     return torch.logaddexp(lse, sinks)
 

@@ -97,8 +97,10 @@ def _merge_splits_kernel(
     row_max = tl.full([], LOWEST, dtype=tl.float32)
     row_sum = tl.full([], 0.0, dtype=tl.float32)
     if sinks_ptr is not None:
-        row_max = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
-        row_sum = tl.full([], 1.0, dtype=tl.float32)
+        sink = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
+        # -inf is no sink
+        row_max = tl.maximum(sink, LOWEST)
+        row_sum = tl.exp2(sink - row_max)
     if DEPENDENT_LAUNCH:
         tl.extra.cuda.gdc_wait()
     for s in range(0, num_splits, BLOCK_S):
