@@ -47,6 +47,23 @@ def test_search_finds(browser: Browser, site_folder: Path) -> None:
     assert browser.run("return attnregSearch('quuxification')") == []
 
 
+@pytest.mark.parametrize(
+    ("query", "target"),
+    [
+        ("FLASH_ATTN", "default/backends/FLASH_ATTN.html"),
+        ("FLASH_ATTN evidence", "default/backends/FLASH_ATTN.html#evidence"),
+        ("gfx942 sinks", "default/architectures/gfx942.html#features"),
+        # the first section that says it, and not the shortest, which is about another engine
+        ("H100 gpt-oss-120b", "models/gpt-oss-120b.html#paths"),
+    ],
+)
+def test_search_leads_to_the_section(browser: Browser, site_folder: Path, query: str, target: str) -> None:
+    browser.open(site_folder / "index.html")
+    browser.page.fill("#search", query)
+    browser.wait('return document.querySelectorAll("#found a").length')
+    assert browser.run('return document.querySelector("#found a").href') == f"{site_folder.as_uri()}/{target}"
+
+
 def test_search_is_reached_and_left_by_keys(browser: Browser, site_folder: Path) -> None:
     browser.open(site_folder / "default/orders.html")
     browser.run("""const field = document.getElementById("search"); field.focus(); field.value = "FLASH_ATTN";

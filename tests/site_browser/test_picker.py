@@ -84,12 +84,30 @@ def test_first_answer_is_light(browser: Browser, site_folder: Path) -> None:
     assert sum(f.stat().st_size for f in files) + (site_folder / "pick.html").stat().st_size < 3_000_000
 
 
-def test_models_are_loaded_before_they_are_asked_about(browser: Browser, site_folder: Path) -> None:
+def test_the_page_prepares_for_what_is_asked_next(browser: Browser, site_folder: Path) -> None:
     opened(browser, site_folder, MODEL)
-    browser.wait(
-        """const folder = attnregPicker.modelsOf.default;
-        return attnregPicker.models.every((name) => `${folder}/models/${name}` in attnregData);"""
+    browser.run(
+        """const { explain } = attnreg;
+        window.prepared = [];
+        attnreg.explain = (registry, platform, options, model) => {
+          if (registry.name === "vllm-0.33.0") window.prepared.push([model.name, platform.arch]);
+          return explain(registry, platform, options, model);
+        };
+        location.hash = arguments[0];""",
+        "#registry=vllm-0.33.0&arch=sm90&model=gpt-oss-120b",
     )
+    models = browser.run("return attnregPicker.models")
+    (first, arch), *others = browser.wait("return prepared.length > arguments[0] && prepared", len(models), seconds=120)
+    assert (first, arch) == ("gpt-oss-120b", "sm90")
+    assert [model for model, _ in others] == models
+    architectures = load_registry("vllm-0.33.0").vocabulary.architectures
+    assert {architectures[arch].platform for _, arch in others} == {"cuda", "rocm", "xpu", "cpu"}
+    assert browser.run(
+        "return attnregPicker.models.every((name) => `${arguments[0]}/models/${name}` in attnregData)",
+        browser.run("return attnregPicker.modelsOf['vllm-0.33.0']"),
+    )
+    # nothing of it is drawn
+    browser.wait("return document.querySelector('#answer > .muted').textContent.startsWith('gpt-oss-120b')")
 
 
 def test_address_holds_the_question(browser: Browser, site_folder: Path) -> None:

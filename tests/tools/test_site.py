@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import parse_qsl
 
 import pytest
 import yaml
@@ -79,6 +80,7 @@ def test_links_lead_somewhere(built_site: Path, pages: Pages) -> None:
         anchors[path] |= {e.attributes["name"] for e in elements if e.tag == "a" and "name" in e.attributes}
     files = {file.relative_to(built_site).as_posix() for file in built_site.rglob("*") if file.is_file()}
     dead = []
+    asked = set()
     for path, (elements, _) in pages.items():
         folder = posixpath.dirname(path)
         for target in {e.attributes[name] for e in elements for name in ("href", "src") if e.attributes.get(name)}:
@@ -88,9 +90,17 @@ def test_links_lead_somewhere(built_site: Path, pages: Pages) -> None:
             place = posixpath.normpath(posixpath.join(folder, file.partition("?")[0])) if file else path
             if place not in files:
                 dead.append(f"{path}: {target}")
+            elif place == "pick.html":
+                asked.add(anchor)
             elif anchor and place in anchors and anchor not in anchors[place]:
                 dead.append(f"{path}: {target} has no such anchor")
     assert dead == []
+    # what is asked of the picker: one question for each model, and one for each architecture of each registry
+    questions = [dict(parse_qsl(question, strict_parsing=True)) for question in asked if question]
+    assert {q["model"] for q in questions if "model" in q} == set(bundled_configs())
+    for name in bundled_registries():
+        archs = {q["arch"] for q in questions if q["registry"] == name and "model" not in q}
+        assert archs == set(load_registry(name).vocabulary.architectures)
 
 
 def test_nothing_comes_from_elsewhere(built_site: Path, pages: Pages) -> None:

@@ -62,11 +62,15 @@
     return (BOOST[kind] || 1) * (named ? NAMED : 1) * (engine(path) ? OF_ENGINE : 1);
   }
 
-  // the best section of each page, the best page first
+  // of each page the section whose heading has words of the query, else the first one that holds all; the best page first
   async function search(query) {
     const index = await load();
     const best = new Map();
-    for (const hit of index.search(query)) if (!best.has(hit.page)) best.set(hit.page, hit);
+    const isNamed = ({ match }) => Object.values(match).some((fields) => fields.includes("heading"));
+    for (const hit of index.search(query)) {
+      const known = best.get(hit.page);
+      if (!known || (hit.id < known.id && !isNamed(known))) best.set(hit.page, hit);
+    }
     return [...best.values()];
   }
   window.attnregSearch = async (query) => (await search(query)).map((hit) => data.pages[hit.page][0]);

@@ -9,11 +9,12 @@
   // what was dropped on the page: name of a model -> its file and text; name of a registry -> its base and overlay
   const dropped = new Map();
   const overlays = new Map();
+  const prepared = new Set();
   let question = address.empty();
   let registry = null;
   let answered = 0;
   // milliseconds after which an answer is drawn, with the remedies found until then, and those between later drawings
-  const FIRST = 8;
+  const FIRST = 12;
   const LATER = 16;
 
   function change(fields) {
@@ -178,7 +179,10 @@
       refuse(error);
       if (!(error instanceof attnreg.RequestError || error instanceof attnreg.UnavailableError)) throw error;
     } finally {
-      if (isAsked()) document.body.dataset.answered = String(number);
+      if (isAsked()) {
+        document.body.dataset.answered = String(number);
+        prepare(question.registry);
+      }
     }
   }
 
@@ -203,13 +207,30 @@
     await ask();
   }
 
-  /** Load what each bundled model asks for while the page has nothing to do, so that the answer about another waits for no file. */
-  async function loadModels(folder) {
-    const idle = window.requestIdleCallback ?? setTimeout;
-    for (const name of site.models) {
-      await new Promise((resolve) => idle(resolve));
+  /**
+   * While the page has nothing to do, load what each bundled model asks for, and answer it unseen, each on another
+   * architecture: the next answer then waits for no file, and runs code that is compiled over conditions that are read.
+   */
+  async function prepare(name) {
+    if (prepared.has(name) || overlays.has(name)) return;
+    prepared.add(name);
+    const of = await store.registry(name);
+    const idle = () => new Promise((resolve) => (window.requestIdleCallback ?? setTimeout)(resolve));
+    const architectures = Object.keys(of.architectures);
+    for (const [i, model] of site.models.entries()) {
+      await idle();
       // a file that is missing is told when it is asked for
-      await store.model(name, folder).catch(() => null);
+      const document = await store.model(model, site.modelsOf[name]).catch(() => null);
+      if (document === null || of.byPython) continue;
+      const { platform, options } = address.read({ ...address.empty(), arch: architectures[i % architectures.length] }, of);
+      const explained = attnreg.explain(of, platform, options, document);
+      const told = attnreg.explanationDict(explained, false);
+      for (const { search } of attnreg.remedySearches(explained, told)) {
+        await idle();
+        search();
+      }
+      await idle();
+      answer.render(told);
     }
   }
 
@@ -278,5 +299,5 @@
   }
 
   attnreg.picker = { takeAll };
-  open().then(() => loadModels(site.modelsOf[overlays.get(question.registry)?.base ?? question.registry]));
+  open();
 })((globalThis.attnreg ??= {}));

@@ -20,30 +20,34 @@
   };
   const PLACES = Object.keys(PHRASES);
 
-  /** A request of some fields; the others have their defaults. Throws `RequestError` for a field that is not valid. */
-  function makeRequest(registry, fields) {
-    const request = { extra: {}, ...registry.ordinary, ...fields };
-    for (const facet of registry.integers) {
-      const value = request[facet.name];
-      if (value === null && !facet.required) continue;
+  /** Throws `RequestError` for a value that a field of a request does not take. */
+  function checkField(facet, value) {
+    if (value === null && !facet.required) return;
+    if (facet.kind === "integer") {
       if (!Number.isSafeInteger(value)) {
         throw new RequestError(`${facet.name} is ${quoted(value)}; expected an integer of at least ${facet.least}`);
       }
       if (value < facet.least) throw new RequestError(`${facet.name} is ${value}; expected at least ${facet.least}`);
+    } else if (typeof value !== "string" || value === "") {
+      throw new RequestError(`${facet.name} is ${quoted(value)}; expected a word of the registry's vocabulary`);
     }
-    for (const facet of registry.words) {
-      const value = request[facet.name];
-      if ((typeof value !== "string" || value === "") && !(value === null && !facet.required)) {
-        throw new RequestError(`${facet.name} is ${quoted(value)}; expected a word of the registry's vocabulary`);
-      }
-    }
-    const { num_heads: heads, num_kv_heads: kvHeads } = request;
+  }
+
+  /** Throws `RequestError` where no group of query heads shares a KV head. */
+  function checkHeads({ num_heads: heads, num_kv_heads: kvHeads }) {
     if (heads && kvHeads && heads % kvHeads !== 0) {
       throw new RequestError(
         `num_heads is ${heads} and num_kv_heads is ${kvHeads}; ` +
           "the second must divide the first (each KV head serves a whole group of query heads)",
       );
     }
+  }
+
+  /** A request of some fields; the others have their defaults. Throws `RequestError` for a field that is not valid. */
+  function makeRequest(registry, fields) {
+    const request = { extra: {}, ...registry.ordinary, ...fields };
+    for (const facet of registry.checked) checkField(facet, request[facet.name]);
+    checkHeads(request);
     if (request.head_size_v === request.head_size) request.head_size_v = null;
     request.features = [...new Set(request.features ?? [])].sort();
     const extra = {};
@@ -55,6 +59,15 @@
     }
     request.extra = extra;
     return request;
+  }
+
+  /** A request that is valid with another value of one field; what that field has no part in is not checked again. */
+  function withField(registry, request, name, value) {
+    const changed = { ...request, [name]: value };
+    checkField(registry.core[name], value);
+    checkHeads(changed);
+    if (changed.head_size_v === changed.head_size) changed.head_size_v = null;
+    return changed;
   }
 
   /** A platform; `packages` maps names to versions, null where every package is installed. */
@@ -140,6 +153,6 @@
   }
 
   Object.assign(attnreg, {
-    makeRequest, makePlatform, expanded, requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords,
+    makeRequest, withField, makePlatform, expanded, requestDict, requestWords, platformWords, facetWords, cacheWords, featureWords,
   });
 })((globalThis.attnreg ??= {}));

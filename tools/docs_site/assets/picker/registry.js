@@ -75,6 +75,12 @@
       return this.at(this.registry.placeOf(facet));
     }
 
+    /** In words, how this point differs from its base. */
+    get difference() {
+      const text = (value) => JSON.stringify(value instanceof Set ? [...value].sort() : value);
+      return [...this.touched].sort((a, b) => a - b).map((place) => `${place} ${text(this.values[place])}`).join();
+    }
+
     /** The value of the facet that has a place. */
     at(place) {
       const value = this.values[place];
@@ -188,10 +194,10 @@
       Object.assign(this, { title, name, fingerprint, linked, phases, imports, vocabulary, kvBytes, byPython });
       this.hasSteps = (document.steps ?? []).length > 0;
       this.core = table(core.map((facet) => [facet.name, facet]));
-      // the fields of a request, those that are validated as numbers and as words, and what they are when not given
+      // the fields of a request, those whose values are checked in the order of their errors, and what each is when not given
       this.requested = core.filter((facet) => facet.of === "request");
-      this.integers = this.requested.filter((facet) => facet.kind === "integer");
-      this.words = this.requested.filter((facet) => facet.kind === "word" || facet.kind === "text");
+      const ofKind = (...kinds) => this.requested.filter(({ kind }) => kinds.includes(kind));
+      this.checked = [...ofKind("integer"), ...ofKind("word", "text")];
       this.ordinary = table(this.requested.map((facet) => [facet.name, facet.ordinary]));
       this.facets = mapped(vocabulary.facets, (f) => ({ ...f, known: new Set(f.words) }));
       this.architectures = table(Object.entries(vocabulary.architectures));

@@ -2,7 +2,7 @@
 (function (attnreg) {
   "use strict";
 
-  const { RequestError, judgedAt, verdictOn, isRefused, makeRequest, makePlatform, clausesOf } = attnreg;
+  const { RequestError, judgedAt, verdictOn, isRefused, withField, clausesOf } = attnreg;
   const MOST_CHANGES = 5;
   const NO_CHANGE_HELPS = ["denied", "status", "module", "emulated"];
 
@@ -16,24 +16,37 @@
     }
   }
 
-  /** A request and a platform after one change: another value of a facet, or a word more or less of a set. */
-  function applied(change, registry, request, platform) {
-    const { facet, value, drop } = change;
-    const changed = (words) => (drop ? words.filter((word) => word !== value) : [...words, value]);
-    const { platform: name, arch, flags, packages, device } = platform;
-    if (facet === "platform") return [request, makePlatform(value, arch, flags, packages)];
-    if (facet === "arch") return [request, makePlatform(name, value, flags, packages)];
-    if (facet === "device") return [request, makePlatform(name, arch, flags, packages, value)];
-    if (facet === "flags") return [request, makePlatform(name, arch, changed(flags), packages, device)];
+  /**
+   * A request and a platform after one change, another value of a facet or a word more or less of a set, and the facts of
+   * their point that differ. Throws `RequestError` where there is no such question.
+   */
+  function applied({ facet, value, drop }, registry, request, platform) {
+    const changed = (words) => (drop ? words.filter((word) => word !== value) : [...words, value].sort());
+    if (facet === "arch") {
+      // the device is another with it
+      const { device: _, ...others } = platform;
+      return [request, { ...others, arch: value }, { arch: value, ...("device" in registry.facets ? { device: null } : {}) }];
+    }
+    if (facet === "device") return [request, { ...platform, device: value }, { device: value }];
+    if (facet === "flags") {
+      const flags = changed(platform.flags);
+      return [request, { ...platform, flags }, { flags: new Set(flags) }];
+    }
     if (facet === "packages") {
       // "" is a version that meets every requirement
-      return [request, makePlatform(name, arch, flags, { ...packages, [value.split(/[<>=!~]/)[0]]: "" }, device)];
+      const packages = { ...platform.packages, [value.split(/[<>=!~]/)[0]]: "" };
+      return [request, { ...platform, packages }, { packages }];
     }
-    const fields =
-      facet === "features" ? { features: changed(request.features) }
-      : registry.core[facet]?.of === "request" ? { [facet]: value }
-      : { extra: { ...request.extra, [facet]: value } };
-    return [makeRequest(registry, { ...request, ...fields }), platform];
+    if (facet === "features") {
+      const features = changed(request.features);
+      return [{ ...request, features }, platform, { features: new Set(features) }];
+    }
+    if (registry.core[facet]?.of === "request") {
+      const after = withField(registry, request, facet, value);
+      return [after, platform, { [facet]: after[facet], head_size_v: after.head_size_v }];
+    }
+    const fact = registry.extra(facet, value);
+    return [{ ...request, extra: { ...request.extra, [facet]: value } }, platform, { [facet]: fact }];
   }
 
   /** A change in words: a preposition, and what follows it. */
@@ -103,19 +116,8 @@
     }
 
     changed(change) {
-      const { registry } = this;
-      const [request, platform] = applied(change, registry, this.request, this.platform);
-      const facts = {};
-      for (const { name } of registry.requested) if (request[name] !== this.request[name]) facts[name] = request[name];
-      for (const name of ["platform", "arch", "packages"]) {
-        if (platform[name] !== this.platform[name]) facts[name] = platform[name];
-      }
-      if (change.facet === "features") facts.features = new Set(request.features);
-      else delete facts.features;
-      if (change.facet === "flags") facts.flags = new Set(platform.flags);
-      if (change.facet in request.extra) facts[change.facet] = registry.extra(change.facet, request.extra[change.facet]);
-      if ("device" in registry.facets) facts.device = platform.device ?? null;
-      return new Configuration(registry, request, platform, this.point.changed(facts));
+      const [request, platform, facts] = applied(change, this.registry, this.request, this.platform);
+      return new Configuration(this.registry, request, platform, this.point.changed(facts));
     }
   }
 
@@ -144,7 +146,7 @@
 
     /** What attempts at the same configuration share. A deeper search comes here again. */
     get key() {
-      return (this.text ??= JSON.stringify([this.request, this.platform, [...this.changed].sort()]));
+      return (this.text ??= `${this.at.point.difference} ${[...this.changed].sort()}`);
     }
 
     /** The verdict on the backend in this configuration; null where it is no candidate. A deeper search asks again. */
