@@ -6,9 +6,11 @@ import io
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnreg.compile.bundled import registry_root
+from attnreg.compile.reading import Reading
 from attnreg.errors import RequestError
 from attnreg.loader import bundled_registries, load_registry
 from attnreg.registry import Registry
@@ -16,16 +18,30 @@ from attnreg.registry import Registry
 _HELP = "name a revision of a git checkout, for example main:registry"
 
 
-def load_revision(source: str) -> Registry:
+def load_both(before: str, after: str) -> tuple[Registry, Registry]:
+    """The registries that two sources name, as `load_revision` takes them. Raises `RegistryError`.
+
+    An overlay that extends no registry is for any: as ``after`` it is laid over ``before``, unless that is an overlay.
+    """
+    for_any = not Path(before).is_file() and Path(after).is_file() and _extends_none(after)
+    return load_revision(before), load_revision(before, (after,)) if for_any else load_revision(after)
+
+
+def _extends_none(overlay: str) -> bool:
+    opened = Reading(set()).open(overlay)
+    return opened is not None and opened.extends is None
+
+
+def load_revision(source: str, overlays: Sequence[str] = ()) -> Registry:
     """The registry that ``source`` names: ``main:registry`` is the directory ``registry`` in the revision ``main``.
 
     Without a directory (``main:``) it is the data of attnreg's own checkout: the one that attnreg is imported from, or
-    for an installed attnreg the current directory. Raises `RegistryError`, and `RequestError` where git has no such
-    revision.
+    for an installed attnreg the current directory. Overlays are laid over it. Raises `RegistryError`, and `RequestError`
+    where git has no such revision.
     """
     place = _place(source)
     if place is None:
-        return load_registry(source)
+        return load_registry(source, overlays)
     here, revision, directory = place
     with tempfile.TemporaryDirectory() as scratch:
         files = _git(here, "ls-tree", "-r", "--name-only", revision, "--", f"{directory.as_posix()}/").splitlines()
@@ -37,7 +53,7 @@ def load_revision(source: str) -> Registry:
         for name in names:
             text = _git(here, "show", f"{revision}:./{name}")
             (target / Path(name).name).write_text(text)
-        return load_registry(target)
+        return load_registry(target, overlays)
 
 
 def family_texts(source: str) -> dict[str, str] | None:

@@ -105,9 +105,9 @@ def diff(
 ) -> None:
     """Compare two registries: which layers of which models move from what to what on which hardware, and why.
 
-    BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY. Without a
-    model, the well-known ones that come with attnreg are compared, and all other configurations. Exit status: 0 if
-    nothing changes, 1 if something does.
+    BEFORE and AFTER are bundled names, directories, overlay files, or (in a git checkout) REV:DIRECTORY. An overlay
+    that extends no registry is compared on BEFORE. Without a model, the well-known ones that come with attnreg are
+    compared, and all other configurations. Exit status: 0 if nothing changes, 1 if something does.
 
     \b
     attnreg diff vllm-0.20.0 vllm-0.33.0 --arch sm90 --kv-dtype fp8 --model llama/
@@ -118,7 +118,7 @@ def diff(
     from attnreg.analysis.model_changes import ModelChanges, model_changes
     from attnreg.analysis.moves import compare
     from attnreg.analysis.outcome import stated_otherwise
-    from attnreg.analysis.revisions import family_texts, load_revision
+    from attnreg.analysis.revisions import family_texts, load_both
     from attnreg.explain.changes import print_changes, print_model_changes
     from attnreg.selection.wording import setting_words
 
@@ -128,7 +128,7 @@ def diff(
         if value and not (boxes if name == "--limit" else everywhere):
             raise BadInput(f"{name} is about all configurations, and --model asks for some", "give --boxes too")
     notes: list[str] = []
-    old, new = _of_selectors(load_revision(before), load_revision(after), notes)
+    old, new = _of_selectors(*load_both(before, after), notes)
     was, now = family_texts(before), family_texts(after)
     # registries without families of their own, as other engines' are, have none to compare
     families = model_changes(was, now) if was and now else ModelChanges()

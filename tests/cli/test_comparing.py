@@ -280,6 +280,25 @@ def test_a_gpu_that_changes_stands_first_however_few_its_configurations(
     )
 
 
+def test_an_overlay_for_any_registry_is_compared_on_the_first(
+    run: Callable[..., Any], overlay: Callable[[str], str], tmp_path: Path
+) -> None:
+    after = overlay("choices: [{deny: [FLASH_ATTN], because: a test}]\n")
+    told = run("diff", "vllm-0.33.0", after, *HOPPER, "--model", GPT_OSS).out
+    assert re.match(r"vllm-0\.33\.0@\w+ → vllm-0\.33\.0\+o@", told)
+    # nothing moves but what is denied
+    assert "FLASH_ATTN/FA3-4 → " in told
+    assert told.count("→") == 2
+    # one that says what it extends is compared as that, and so is one beside another overlay
+    overlay("extends: default\nchoices: [{deny: [FLASH_ATTN], because: a test}]\n")
+    assert re.match(r".* → default\+o@", run("diff", "vllm-0.33.0", after, *HOPPER, "--model", GPT_OSS).out)
+    overlay("choices: [{deny: [FLASH_ATTN], because: a test}]\n")
+    before = tmp_path / "first.yaml"
+    before.write_text("extends: vllm-0.33.0\n")
+    told = run("diff", str(before), after, *HOPPER, "--model", GPT_OSS).out
+    assert re.match(r"vllm-0\.33\.0@\w+ → default\+o@", told)
+
+
 def test_boxes_come_last_and_on_demand(run: Callable[..., Any], overlay: Callable[[str], str]) -> None:
     after = overlay("choices: [{deny: [FLASHINFER], when: {arch: sm120}}]\n")
     result = run("diff", "default", after, "--arch", "sm120", "--boxes")

@@ -8,6 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from support import ROOT
+
+# Python for the pages, where `make .cache/python-in-browsers/ready` has put it
+PYTHON = ROOT / ".cache/python-in-browsers/runtime.js"
+# a question for the picker
+MODEL = "#registry=default&arch=sm90&model=gpt-oss-120b"
 _FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -125,3 +131,10 @@ class Browser:
     def screenshot(self, file: Path, whole: bool = False) -> None:
         """Write a picture of the window, or of the whole page."""
         self.page.screenshot(path=file, full_page=whole)
+
+
+def opened(browser: Browser, folder: Path, anchor: str = "", page: str = "pick.html") -> None:
+    """Open a page of the site anew, and wait for its first answer."""
+    browser.open("about:blank")
+    browser.open(folder / page, anchor)
+    browser.wait("return document.body.dataset.answered", seconds=240)

@@ -150,6 +150,7 @@ def _head(registry: Registry) -> dict[str, Any]:
         "name": registry.name,
         "fingerprint": registry.fingerprint,
         "title": registry.title,
+        "silence": registry.silence,
         "core": [_core(name) for name in CORE],
         "linked": [[first, second] for first, second, _ in LINKED],
         "phases": list(phases_of(registry)),

@@ -14,13 +14,15 @@
     return { ...EMPTY, facets: {}, features: [], flags: [], packages: null, lengths: [], more: {} };
   }
 
-  /** Whether Python must answer: the evaluator has no draft, no single layer, and models only as their configs say, on some ranks. */
+  /** Whether Python must answer: the evaluator has no draft, no single layer, no number of 16 digits, and models only as their configs say, on some ranks. */
   function byPython(question, registry) {
     const core = Object.keys(question.facets).filter((name) => registry.core[name]);
     const changed = question.model !== "" && !attnreg.documentAnswers(Object.fromEntries(core.map((name) => [name, ""])));
     const ofModel = question.model === "" && question.lengths.length > 0;
     const otherRanks = question.model !== "" && !window.attnregPicker.ranks.includes(question.tp);
-    return registry.byPython !== "" || changed || ofModel || otherRanks || Object.keys(question.more).length > 0;
+    // a number of JavaScript is exact below 2 ** 53
+    const large = Object.values(question.facets).some((text) => /^-?\d{16,}$/.test(text));
+    return registry.byPython !== "" || large || changed || ofModel || otherRanks || Object.keys(question.more).length > 0;
   }
 
   /** The question as the hash of an address. */

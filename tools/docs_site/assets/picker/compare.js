@@ -4,7 +4,8 @@
 
   const field = (id) => document.getElementById(id);
   const NAMES = ["before", "after", "where"];
-  let overlay = null;
+  // the overlays that were dropped on the page: name of the file -> its text
+  const overlays = new Map();
 
   function show(text, status) {
     field("summary").textContent = status;
@@ -20,8 +21,7 @@
 
   /** The words of the command. */
   function command() {
-    const after = overlay === null ? field("after").value : overlay.name;
-    return ["diff", field("before").value, after, ...(field("where").value ? ["--arch", field("where").value] : [])];
+    return ["diff", field("before").value, field("after").value, ...(field("where").value ? ["--arch", field("where").value] : [])];
   }
 
   async function compare() {
@@ -33,7 +33,7 @@
     // let the page be drawn first
     await new Promise((drawn) => setTimeout(drawn, 30));
     try {
-      if (overlay !== null) await attnreg.python.call("write", overlay.name, overlay.text);
+      for (const [name, text] of overlays) if (words.includes(name)) await attnreg.python.call("write", name, text);
       const { status, out, err } = await attnreg.python.call("command", ...words);
       const said = ["Nothing changes", "Something changes", "The data has problems"][Math.min(status, 2)];
       answered(out + err, `${said}: ${line}`);
@@ -42,13 +42,26 @@
     }
   }
 
-  async function take([file]) {
+  /** Let both lists offer an overlay. */
+  function offer(name) {
+    for (const list of [field("before"), field("after")]) {
+      if (![...list.options].some((option) => option.value === name)) list.append(new Option(`${name} (dropped)`, name));
+    }
+  }
+
+  /** Compare an overlay that was dropped with what stands before it; of several, the last two. */
+  async function take(files) {
+    const names = [...files].map((file) => file.name);
     try {
-      overlay = { name: file.name, text: await attnreg.python.textOf(file) };
+      for (const file of files) {
+        overlays.set(file.name, await attnreg.python.textOf(file));
+        offer(file.name);
+      }
     } catch (error) {
-      overlay = null;
       return answered("", String(error.message));
     }
+    if (names.length > 1) field("before").value = names.at(-2);
+    field("after").value = names.at(-1);
     await compare();
   }
 
@@ -68,7 +81,6 @@
     event.preventDefault();
     compare();
   });
-  field("after").addEventListener("change", () => { overlay = null; });
   field("overlay").addEventListener("change", () => take(field("overlay").files));
   for (const kind of ["dragover", "dragleave", "drop"]) {
     document.addEventListener(kind, (event) => {

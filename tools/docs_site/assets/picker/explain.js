@@ -255,7 +255,7 @@
     const choice = options.backend ? [`backend ${options.backend}`] : [];
     const title = [asked.title, ...choice, ...platformWords(registry, platform), `registry ${registry.title}`];
     const pairs = answers.filter((a) => a.request !== null).map((a) => [a.request, a.selection]);
-    const notes = [...asked.notes, ...idleFlags(pairs, ask, platform)];
+    const notes = [...(registry.silence ? [registry.silence] : []), ...asked.notes, ...idleFlags(pairs, ask, platform)];
     const started = (request) => {
       const { start } = pairs.find(([other]) => other === request)[1];
       return start && Object.assign({ ...request }, ...start.taken.map(changedBy));

@@ -190,8 +190,8 @@
   class Registry {
     constructor(document) {
       if (document.format !== FORMAT) throw new Error(`data of format ${document.format}, and a page of ${FORMAT}`);
-      const { title, name, fingerprint, linked, phases, imports, vocabulary, core, kvBytes, byPython = "" } = document;
-      Object.assign(this, { title, name, fingerprint, linked, phases, imports, vocabulary, kvBytes, byPython });
+      const { title, silence, name, fingerprint, linked, phases, imports, vocabulary, core, kvBytes, byPython = "" } = document;
+      Object.assign(this, { title, silence, name, fingerprint, linked, phases, imports, vocabulary, kvBytes, byPython });
       this.hasSteps = (document.steps ?? []).length > 0;
       this.core = table(core.map((facet) => [facet.name, facet]));
       // the fields of a request, those whose values are checked in the order of their errors, and what each is when not given
