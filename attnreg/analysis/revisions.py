@@ -36,8 +36,9 @@ def load_revision(source: str, overlays: Sequence[str] = ()) -> Registry:
     """The registry that ``source`` names: ``main:registry`` is the directory ``registry`` in the revision ``main``.
 
     Without a directory (``main:``) it is the data of attnreg's own checkout: the one that attnreg is imported from, or
-    for an installed attnreg the current directory. Overlays are laid over it. Raises `RegistryError`, and `RequestError`
-    where git has no such revision.
+    for an installed attnreg the current directory. Overlays are laid over it.
+
+    Raises `RegistryError`, and `RequestError` where git has no such revision.
     """
     place = _place(source)
     if place is None:

@@ -108,6 +108,18 @@ def test_models(name: str, number: int) -> None:
     same(expected, picking.answers(registry, questions, remedies=True, models=models), questions)
 
 
+def test_a_release_whose_start_was_not_recorded_says_so() -> None:
+    registry = picking.bundled("vllm-0.28.0")
+    options = {"given": {}, "features": [], "ranks": 1, "extra": {}, "backend": None}
+    platform = {"platform": "cuda", "arch": "sm90", "flags": [], "packages": None}
+    question = {"model": "gpt-oss-120b", "options": options, "backend": None, "platform": platform}
+    expected = _explained("vllm-0.28.0", question)
+    assert registry.silence
+    assert registry.silence in expected["notes"]
+    models = picking.documents(registry, ["gpt-oss-120b"])
+    same([expected], picking.answers(registry, [question], remedies=True, models=models), [question])
+
+
 STORED: dict[str, dict[str, Any]] = {
     "minicpm3": {},
     "whisper": {"dtype": "float32"},
