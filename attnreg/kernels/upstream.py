@@ -35,8 +35,9 @@ class Value:
 
     @property
     def written_for(self) -> str:
-        """The end of every reason: the commit that the adapter was written for."""
-        return f"(the adapter was written for {self.source.split('/blob/')[1].split('/')[0][:12]})"
+        """The end of every reason: the commit or the release that the adapter was written for."""
+        commit = self.source.partition("/blob/")[2].partition("/")[0][:12]
+        return f"(the adapter was written for {commit or self.source.rpartition('/')[2]})"
 
     def load(self) -> Any:
         """The installed object. Raises `UpstreamError` where it is gone or cannot be imported."""

@@ -90,12 +90,12 @@ class Tuning:
         fresh = new_samples(self.registry, self.platform, planned, device_name(self.torch_device))
         journal = Journal(self.samples_file, fresh)
         if journal.resumed:
-            console.print(f"going on with {self.samples_file}: {journal.resumed} turns are there")
+            console.print(f"going on with {self.samples_file}: {journal.resumed} turns are there", soft_wrap=True)
         # a kernel that hangs may not take all of the time
         timeout = min(_TIMEOUT, 15 + 30 * self.minutes)
         run = Run(self.registry, self.platform, self.torch_device, timeout)
         for line in not_timed(planned):
-            console.print(escaped(line))
+            console.print(escaped(line), soft_wrap=True)
         with progress(console, len(planned)) as report:
             try:
                 begun = tune(run, planned, journal, seconds=self.minutes * 60, report=report)
@@ -143,17 +143,17 @@ class _Lines:
         self.advance(number, f"{planned.cell.words} · {layer_of(planned)}")
 
     def say(self, text: str) -> None:
-        self.console.print(escaped(text))
+        self.console.print(escaped(text), soft_wrap=True)
 
     def problem(self, planned: Planned, backend: str, text: str) -> None:
-        self.console.print(f"{backend}, {planned.cell.words}: {escaped(text)}")
+        self.console.print(f"{backend}, {planned.cell.words}: {escaped(text)}", soft_wrap=True)
 
 
 @contextmanager
 def progress(console: Console, total: int) -> Iterator[_Lines]:
     """A bar on a terminal; elsewhere a line for each cell."""
     if not console.is_terminal:
-        yield _Lines(console, lambda n, text: console.print(f"{n + 1}/{total} {text}"))
+        yield _Lines(console, lambda n, text: console.print(f"{n + 1}/{total} {text}", soft_wrap=True))
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

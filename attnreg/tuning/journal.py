@@ -60,9 +60,11 @@ class Journal:
         self._replace(lines + json.dumps(signature(self.samples.machine, lines.encode())) + "\n")
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        """Close the file. What could not be written to it was said then, and is tried once more by closing it."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
 
     def _lines(self) -> Sequence[str]:
         samples = self.samples
@@ -101,5 +103,5 @@ class Journal:
             raise self._failed(e) from None
 
     def _failed(self, error: OSError) -> FileError:
-        kept = "what was written before is kept: run the same command again to go on"
-        return FileError(str(self.path), f"cannot be written: {error.strerror or error}; {kept}")
+        kept = "; what was written before is kept: run the same command again to go on" if self.path.exists() else ""
+        return FileError(str(self.path), f"cannot be written: {error.strerror or error}{kept}")

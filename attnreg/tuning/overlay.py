@@ -22,6 +22,17 @@ _HEAD = """\
 """
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that begins as a number: a hash such as 0123 or 12e3 is one to readers of YAML 1.2 alone."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text[:1] in "+-.0123456789" else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 class NothingRankedError(RequestError):
     """Raised for samples from which no order follows."""
 
@@ -40,7 +51,9 @@ def overlay_text(samples: Samples, registry: Registry, file: str) -> str:
     head = _HEAD.format(
         device=samples.machine["device"], date=samples.date, file=file, registry=registry.title, base=registry.base
     )
-    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=118, default_flow_style=None)
+    return head + yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=118, default_flow_style=None
+    )
 
 
 def platform_of(samples: Samples, registry: Registry) -> Platform:

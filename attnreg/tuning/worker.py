@@ -50,7 +50,8 @@ def serve(pipe: Connection, make: Make, backend: str, registry: Registry, platfo
     while True:
         try:
             cell = pipe.recv()
-        except EOFError:
+        # the run has ended, or was killed
+        except (EOFError, OSError):
             return
         try:
             if cell is not None:
@@ -64,7 +65,10 @@ def serve(pipe: Connection, make: Make, backend: str, registry: Registry, platfo
         # a kernel may fail in any way
         except (Exception, SystemExit) as e:
             answer, bench = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}", None
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
         # after such an error nothing runs on the device in this process any more, whatever is asked
         if isinstance(answer, str) and lost(answer):
             return

@@ -91,14 +91,14 @@ def test_a_latent_with_values_of_another_width(default: Registry) -> None:
 def test_a_latent_with_several_kv_heads(default: Registry) -> None:
     assert reasons(default, HOPPER, **LATENT, num_kv_heads=16) == {
         row: [("num_kv_heads is 16; supported: 1", line_of(row, "num_kv_heads"))]
-        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "HOPPER_MLA", "TRITON_MLA", "TORCH_MLA")
+        for row in ("FLASH_ATTN_MLA", "HOPPER_MLA", "FLASHMLA", "TRITON_MLA", "TORCH_MLA")
     }
 
 
 def test_a_latent_in_a_layout_that_splits_heads(default: Registry) -> None:
     assert reasons(default, HOPPER, **LATENT, extra={"cache_layout": "SPLIT"}) == {
         row: [("cache_layout is SPLIT; supported: NHD, HND", line_of(row, "cache_layouts"))]
-        for row in ("FLASH_ATTN_MLA", "FLASHMLA", "HOPPER_MLA", "TRITON_MLA", "TORCH_MLA")
+        for row in ("FLASH_ATTN_MLA", "HOPPER_MLA", "FLASHMLA", "TRITON_MLA", "TORCH_MLA")
     }
 
 

@@ -135,7 +135,7 @@ def test_a_claim_that_is_lost(copy: Path) -> None:
     text = text[:begin] + text[text.index('        source: "attnreg:attnreg/kernels/flash_attn/fa3.py') :]
     file.write_text(text, encoding="utf-8")
     found = findings(copy)
-    assert any("move from FLASH_ATTN/FA3 to FLASHINFER/XQA" in f for f in found)
+    assert any("move from FLASH_ATTN/FA3 to FLASH_ATTN/FA4-Hopper" in f for f in found)
     assert all("snapshot" in f for f in found)
 
 

@@ -245,7 +245,7 @@ FP8_QUERY = [
 
 
 @pytest.mark.parametrize(("facets", "reason"), FP8_QUERY)
-@pytest.mark.parametrize(("arch", "backend"), [("sm90", "FLASH_ATTN/FA3-engine"), ("sm100", "FLASH_ATTN")])
+@pytest.mark.parametrize(("arch", "backend"), [("sm90", "FLASH_ATTN/FA3-engine"), ("sm100", "FLASH_ATTN/FA4-engine")])
 def test_flash_attention_takes_fp8_queries_with_an_fp8_cache(
     default: Registry, arch: str, backend: str, facets: dict[str, Any], reason: str | None
 ) -> None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.flashinfer import record
+from support import fake_varlen
 from support.fake_aiter import signature_of
 
-FA2 = "attnreg.kernels.flashinfer.fa2"
-MODULES = ("attnreg.kernels.flashinfer.trtllm_ragged", "attnreg.kernels.flashinfer.prefill", FA2)
+FA2, FA3, MLA = (f"attnreg.kernels.flashinfer.{name}" for name in ("fa2", "fa3", "mla"))
+MODULES = ("attnreg.kernels.flashinfer.trtllm_ragged", "attnreg.kernels.flashinfer.prefill", FA2, FA3, MLA)
 
 
 def attend(
@@ -74,6 +75,31 @@ class Fake:
             out, lse = attend(*tensors, queries, keys, call["bmm1_scale"], call["is_causal"])
             call["out"].copy_(out)
             return (call["out"], lse) if call["return_lse"] else call["out"]
+
+        def mla(*args: Any, **given: Any) -> Any:
+            """The kernels of trtllm-gen, causal, with what they assert; what a row without a key gets is undefined."""
+            call = signature_of(record.TRTLLM_MLA).bind(*args, **given).arguments
+            fake.calls.append(call)
+            query, cache, size = call["query"], call["kv_cache"], call["kv_lora_rank"]
+            requests, queries, heads, width = query.shape
+            assert query.dtype == cache.dtype == call["out"].dtype == torch.bfloat16
+            assert width == cache.shape[-1] == size + call["qk_rope_head_dim"]
+            assert (size, call["qk_rope_head_dim"], call["qk_nope_head_dim"]) in ((512, 64, 128), (256, 64, 64))
+            assert cache.ndim == 3
+            assert cache.shape[1] in (32, 64)
+            assert not 64 < heads < 128
+            assert call["seq_lens"].dtype == call["block_tables"].dtype == torch.int32
+            assert len(call["seq_lens"]) == len(call["block_tables"]) == requests
+            assert call["max_seq_len"] >= int(call["seq_lens"].max())
+            assert call["out"].shape == (requests, queries, heads, size)
+            pages = cache[:, :, None]
+            keys = fake_varlen.paged(pages, pages[..., :size], call["block_tables"], call["seq_lens"])
+            starts = [i * queries for i in range(requests + 1)]
+            flat = query.flatten(0, 1)
+            out, lse = fake_varlen.attend(flat, keys, starts, scale=call["bmm1_scale"], causal=True)
+            call["out"].copy_(out.nan_to_num(7.0).view(call["out"].shape))
+            assert call["return_lse_base"] == "basee"
+            return (call["out"], lse.mT.float()) if call["return_lse"] else call["out"]
 
         class Wrapper:
             def __init__(self, *args: Any, **given: Any) -> None:
@@ -147,13 +173,18 @@ class Fake:
         self.prefill.trtllm_ragged_attention_deepseek = trtllm  # type: ignore[attr-defined]
         self.prefill.BatchPrefillWithRaggedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
         self.prefill.BatchPrefillWithPagedKVCacheWrapper = Paged  # type: ignore[attr-defined]
+        mla.__signature__ = signature_of(record.TRTLLM_MLA)  # type: ignore[attr-defined]
+        self.mla = ModuleType("flashinfer.mla")
+        self.mla.trtllm_batch_decode_with_kv_cache_mla = mla  # type: ignore[attr-defined]
         self.package = ModuleType("flashinfer")
         self.package.prefill = self.prefill  # type: ignore[attr-defined]
+        self.package.mla = self.mla  # type: ignore[attr-defined]
         self.package.__path__ = []
 
     def install(self, monkeypatch: Any) -> None:
         """Put the package in place of what is installed, and forget the adapters that were imported."""
         monkeypatch.setitem(sys.modules, "flashinfer", self.package)
         monkeypatch.setitem(sys.modules, "flashinfer.prefill", self.prefill)
+        monkeypatch.setitem(sys.modules, "flashinfer.mla", self.mla)
         for module in MODULES:
             monkeypatch.delitem(sys.modules, module, raising=False)

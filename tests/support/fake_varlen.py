@@ -57,7 +57,13 @@ def attend(
     for i, (k, v) in enumerate(keys):
         rows = slice(starts[i], starts[i + 1])
         n, m = rows.stop - rows.start, k.shape[0]
-        k, v = (x.double().repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+        # one KV head, as MLA has, takes no memory for each query head
+        k, v = (
+            x.double().expand(-1, heads, -1)
+            if x.shape[1] == 1
+            else x.double().repeat_interleave(heads // x.shape[1], 1)
+            for x in (k, v)
+        )
         scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k) * scale
         scores = softcap * torch.tanh(scores / softcap) if softcap else scores
         at = torch.arange(n)[:, None] + (m - n if to_last else 0)
@@ -81,7 +87,7 @@ def _packed(k: Tensor, v: Tensor, starts: Tensor) -> list[tuple[Tensor, Tensor]]
     return [(k[a:b], v[a:b]) for a, b in pairwise(starts.tolist())]
 
 
-def _paged(k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
+def paged(k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
     size, found = k.shape[1], []
     for row, n in zip(table, lengths.tolist(), strict=True):
         blocks = row[: -(-n // size)].long()
@@ -109,7 +115,7 @@ def fa3(
         group = q.shape[1] // k.shape[-2]
         q, k, v = q.float() * q_descale[0].repeat_interleave(group)[:, None], k.float(), v.float()
         k, v = k * k_descale[0][:, None], v * v_descale[0][:, None]
-    keys = _packed(k, v, cu_seqlens_k) if page_table is None else _paged(k, v, page_table, seqused_k)
+    keys = _packed(k, v, cu_seqlens_k) if page_table is None else paged(k, v, page_table, seqused_k)
     found, lse = attend(
         q, keys, cu_seqlens_q.tolist(), scale=softmax_scale, causal=is_causal, softcap=softcap, sinks=s_aux,
         window=(window_size_left, window_size_right),
@@ -171,12 +177,12 @@ def efficient(
 
 
 @contextmanager
-def registered(namespace: str, schema: str | None, name: str, function: Any) -> Iterator[None]:
+def registered(namespace: str, schema: str | None, name: str, function: Any, key: str = "CPU") -> Iterator[None]:
     """Registers a function as an operator's kernel on processors, and with a schema the operator itself."""
     library = torch.library.Library(namespace, "FRAGMENT" if schema else "IMPL")
     if schema:
         library.define(schema)
-    library.impl(name, function, "CPU")
+    library.impl(name, function, key)
     try:
         yield
     finally:
@@ -199,7 +205,7 @@ def flash_mla(
     requests, queries, heads, _ = q.shape
     assert kcache.shape[1:] == (64, 1, 576)
     assert seqlens_k.dtype == block_table.dtype == torch.int32
-    keys = _paged(kcache, kcache[..., :head_size_v], block_table, seqlens_k)
+    keys = paged(kcache, kcache[..., :head_size_v], block_table, seqlens_k)
     starts = [i * queries for i in range(requests + 1)]
     out, lse = attend(q.flatten(0, 1), keys, starts, scale=softmax_scale, causal=is_causal)
     out_.copy_(out.view(requests, queries, heads, -1))
@@ -226,7 +232,7 @@ def fa2(
     """FlashAttention 2 as vLLM builds it: of a row without a key the LSE is +inf."""
     assert (seqused_k is None) == (block_table is None)
     assert alibi_slopes is None or alibi_slopes.dtype == torch.float32
-    keys = _packed(k, v, cu_seqlens_k) if block_table is None else _paged(k, v, block_table, seqused_k)
+    keys = _packed(k, v, cu_seqlens_k) if block_table is None else paged(k, v, block_table, seqused_k)
     found, lse = attend(
         q, keys, cu_seqlens_q.tolist(), scale=softmax_scale, causal=is_causal, softcap=softcap, slopes=alibi_slopes,
         window=(window_size_left, window_size_right),
@@ -251,3 +257,84 @@ def flash_attn_varlen_func(
         dropout_p, softmax_scale, False, causal, *window_size, softcap, False, 0, None,
     )  # fmt: skip
     return (out, lse, None) if return_attn_probs else out
+
+
+def fa4(
+    q: Tensor, k: Tensor, v: Tensor, qv: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    seqused_q: Any = None, seqused_k: Any = None, max_seqlen_q: Any = None, max_seqlen_k: Any = None,
+    min_seqlen_k: Any = None, page_table: Any = None, softmax_scale: Any = None, causal: bool = False,
+    softcap: Any = None, window_size_left: Any = None, window_size_right: Any = None, learnable_sink: Any = None,
+    tile_mn: Any = None, mma_pv_is_rs: Any = None, intra_wg_overlap: Any = None, num_threads: int = 384,
+    num_splits: int = 1, pack_gqa: Any = None, _arch: Any = None, score_mod: Any = None, mask_mod: Any = None,
+    block_sparse_tensors: Any = None, return_lse: bool = False, out: Any = None, lse: Any = None,
+    aux_tensors: Any = None, aux_scalars: Any = None, q_descale: Any = None, k_descale: Any = None,
+    v_descale: Any = None, gather_kv_indices: Any = None, scheduler_metadata: Any = None,
+    seqlen_k_per_split: Any = None, disable_scheduler_metadata: bool = False, gather_bwd_recompute_p: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """flash-attn-4 4.0.0b36 with what it asserts; of a row without a key the LSE is the sink or -inf."""
+    assert q.dtype == k.dtype == v.dtype == out.dtype
+    assert out.shape == (*q.shape[:2], v.shape[-1])
+    for x in (q, k, v, out):
+        assert x.stride(-1) == 1
+        assert not any(x.data_ptr() % 16 for x in (q, k, v, out))
+    for starts in (cu_seqlens_q, cu_seqlens_k, seqused_k):
+        assert starts is None or starts.dtype == torch.int32
+    if page_table is None:
+        assert seqused_k is None
+        keys = _packed(k, v, cu_seqlens_k)
+    else:
+        # a page of a whole tile is loaded whole
+        assert cu_seqlens_k is None
+        assert page_table.dtype == torch.int32
+        assert page_table.shape[0] == len(cu_seqlens_q) - 1
+        assert k.shape[1] not in (
+            (80, 64) if q.shape[-1] > 192 and window_size_left is not None else (80, 96, 112, 128)
+        )
+        keys = paged(k, v, page_table, seqused_k)
+    assert learnable_sink is None or learnable_sink.shape == (q.shape[1],)
+    left, right = (-1 if side is None else side for side in (window_size_left, window_size_right))
+    # a side below 0 is no window only where both are
+    assert all(side is None or side >= 0 for side in (window_size_left, window_size_right))
+    found, total = attend(
+        q, keys, cu_seqlens_q.tolist(), scale=softmax_scale, causal=causal, softcap=softcap or 0.0,
+        sinks=learnable_sink, window=(left, right),
+    )  # fmt: skip
+    if learnable_sink is not None:
+        total = torch.maximum(total, learnable_sink.double()[:, None])
+    rows = cu_seqlens_q[-1]
+    out[:rows] = found[:rows].to(out.dtype)
+    return out, total.float() if return_lse else None, None, None, None
+
+
+# as the library of the vllm 0.33.0 wheel registers them
+CUTLASS_MLA = (
+    "sm100_cutlass_mla_decode(Tensor! out, Tensor! lse, Tensor q_nope, Tensor q_pe, Tensor kv_c_and_k_pe_cache, "
+    "Tensor seq_lens, Tensor page_table, Tensor workspace, float scale, int num_kv_splits) -> ()"
+)
+CUTLASS_WORKSPACE = (
+    "sm100_cutlass_mla_get_workspace_size(int max_seq_len, int num_batches, int sm_count, int num_kv_splits) -> int"
+)
+
+
+def cutlass_mla(
+    out: Tensor, lse: Tensor, q_nope: Tensor, q_pe: Tensor, kv_c_and_k_pe_cache: Tensor, seq_lens: Tensor,
+    page_table: Tensor, workspace: Tensor, scale: float, num_kv_splits: int,
+) -> None:  # fmt: skip
+    """One query of each request and 128 heads; what a row without a key gets is undefined."""
+    requests, heads, _ = q_nope.shape
+    cache = kv_c_and_k_pe_cache
+    assert out.shape == (requests, 128, 512)
+    assert heads == 128
+    assert cache.shape[1:] == (128, 576)
+    assert q_nope.dtype == q_pe.dtype == cache.dtype == out.dtype
+    assert seq_lens.dtype == page_table.dtype == torch.int32
+    assert len(seq_lens) == len(page_table) == requests
+    assert workspace.dtype == torch.uint8
+    pages = cache[:, :, None]
+    keys = paged(pages, pages[..., :512], page_table, seq_lens)
+    found, total = attend(
+        torch.cat([q_nope, q_pe], -1), keys, list(range(requests + 1)), scale=scale, causal=False
+    )  # fmt: skip
+    out.copy_(found.nan_to_num(7.0))
+    if lse.numel():
+        lse.copy_(total.mT)

@@ -12,6 +12,7 @@ from support import tiny, tuning_benches
 from attnreg import AttentionRequest, Platform, RequestError
 from attnreg.analysis.timings.ranking import ranked
 from attnreg.analysis.timings.samples import Cell, read_samples
+from attnreg.tuning import worker
 from attnreg.tuning.command import not_timed
 from attnreg.tuning.grid import Planned, workloads_of
 from attnreg.tuning.journal import Journal
@@ -151,3 +152,27 @@ def test_what_is_not_timed_is_said_with_the_reason() -> None:
     assert list(not_timed(plan[:1])) == [f"  not timed: OLD: {why}"]
     # it is timed for another layer
     assert list(not_timed(plan)) == []
+
+
+class _Pipe:
+    """The end of a pipe whose other end is gone: what was asked can be read, if there is any."""
+
+    def __init__(self, *asked: Any) -> None:
+        self.asked = list(asked)
+
+    def recv(self) -> Any:
+        if self.asked:
+            return self.asked.pop()
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    def send(self, answer: Any) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("asked", [(), (Cell(LAYER, 1, 1, 64),)])
+def test_a_process_whose_run_was_killed_ends_in_silence(
+    asked: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *ignored: None)
+    registry = tiny.load({name: tiny.row() for name in BACKENDS})
+    worker.serve(_Pipe(*asked), tuning_benches.make, "FAST", registry, HERE, "cpu")  # type: ignore[arg-type]

@@ -135,6 +135,19 @@ def test_samples_of_something_else_are_not_gone_on_with(tmp_path: Path, fresh: S
     assert path.read_bytes() == before
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
+    """What could not be written is written again when the file is closed, and that fails too."""
+    journal = filled(tmp_path / "s.jsonl")
+    journal.close()
+    journal._file = Path("/dev/full").open("a", encoding="utf-8")  # noqa: SIM115 the journal closes it
+    with pytest.raises(ValueError, match=r"s\.jsonl:1:1: cannot be written: No space left on device; what was written"):
+        journal.add({"us": [1.0], "of": 0, "backend": "A"})
+    journal.close()
+    with pytest.raises(ValueError, match=r"cannot be written: No such file or directory$"):
+        Journal(tmp_path / "none" / "s.jsonl", samples())
+
+
 def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = filled(tmp_path / "s.jsonl")
     before = read_samples(tmp_path / "s.jsonl", unfinished=True)

@@ -14,6 +14,8 @@ import attnreg
 from attnreg.analysis.check import check
 from attnreg.analysis.timings.samples import read_samples, signature
 from attnreg.cli.commands import main
+from attnreg.compile.yaml_source import Document
+from attnreg.tuning import overlay
 
 LAYER = ["--head-size", "64", "--num-heads", "4", "--num-kv-heads", "2", "--dtype", "float32"]
 SMALL = ["--decode", "2x33", "--prefill", "1x16"]
@@ -183,3 +185,10 @@ def test_bad_input(
     Path("deny.yaml").write_text("choices:\n  - {deny: [CPU_ATTN]}\n  - {deny: [TORCH_SDPA]}\n")
     assert main(["tune", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0123456789012345", "12345678901234e5", "1234567890123456", "2.13", "-1"])
+def test_a_hash_of_digits_stays_a_text(text: str, tmp_path: Path) -> None:
+    """PyYAML writes some of them bare, which YAML 1.2 reads as numbers."""
+    written = yaml.dump({"a": text}, Dumper=overlay._Dumper)
+    assert Document(written, "a.yaml").data == {"a": text}

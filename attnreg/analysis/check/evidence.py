@@ -62,7 +62,7 @@ def _contradicted(registry: Registry, order: Order, measured: Measured) -> Itera
         samples = read_samples(_path(order, measured.file), measured.file)
     except SamplesError as e:
         problem = e.problems[0]
-        message = f"the evidence of {order.title} cannot be read: {problem.message}"
+        message = f"{measured.file}, the evidence of {order.title}: {problem.message}"
         yield Finding("missing evidence", measured.where, message, problem.help or _AGAIN)
         return
     if (samples.machine["device"], samples.date) != (measured.device, measured.date):

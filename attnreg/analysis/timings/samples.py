@@ -35,7 +35,7 @@ _LEAST_TURNS = 3
 class SamplesError(RegistryError):
     """Raised for a file of samples that `attnreg tune` cannot have written."""
 
-    subject = "the samples"
+    subject = "the file of samples"
 
 
 class Cell(NamedTuple):

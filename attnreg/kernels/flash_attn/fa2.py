@@ -55,9 +55,7 @@ def forward(spec: AttentionSpec, plan: Sequences, call: Call) -> None:
     """
     if plan.nothing(call):
         return
-    key, value = plan.keys(call)
-    if plan.block_table is not None and spec.kv_layout == "HND":
-        key, value = key.transpose(1, 2), value.transpose(1, 2)
+    key, value = plan.keys(call, spec.kv_layout)
     refuse_unaligned(BACKEND, query=call.query, key=key, value=value, output=call.output)
     slopes = call.params.alibi_slopes
     slopes = None if slopes is None else slopes.float().contiguous()

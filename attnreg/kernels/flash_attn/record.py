@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnreg.kernels.flash_attn.hub import HubKernel
 from attnreg.kernels.upstream import Function, Operator
 
 _FA2 = (
@@ -37,6 +38,30 @@ FA3 = Operator(
     passes=FA3_ARGUMENTS,
     defaults={"attention_chunk": 0},
 )
+
+# the hub builds the same two; versions as transformers asks for them
+HUB_VLLM_FA3 = HubKernel("kernels-community/vllm-flash-attn3", 1)
+HUB_FA3 = HubKernel("kernels-community/flash-attn3", 1)
+
+# the function below the public one, which takes the caller's memory for the output
+FA4 = Function(
+    name="_flash_attn_fwd",
+    modules=("flash_attn.cute.interface",),
+    source="https://pypi.org/project/flash-attn-4/4.0.0b36",
+    passes=(
+        "q", "k", "v", "out", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "max_seqlen_q", "max_seqlen_k",
+        "page_table", "softmax_scale", "causal", "softcap", "window_size_left", "window_size_right", "learnable_sink",
+        "num_splits", "return_lse",
+    ),
+    defaults={
+        "qv": None, "seqused_q": None, "min_seqlen_k": None, "tile_mn": None, "mma_pv_is_rs": None,
+        "intra_wg_overlap": None, "num_threads": 384, "pack_gqa": None, "_arch": None, "score_mod": None,
+        "mask_mod": None, "block_sparse_tensors": None, "lse": None, "aux_tensors": None, "aux_scalars": None,
+        "q_descale": None, "k_descale": None, "v_descale": None, "gather_kv_indices": None,
+        "scheduler_metadata": None, "seqlen_k_per_split": None, "disable_scheduler_metadata": False,
+        "gather_bwd_recompute_p": False,
+    },
+)  # fmt: skip
 
 FA2_VLLM = Operator(
     name="varlen_fwd",

@@ -66,13 +66,14 @@ class Sequences:
             uniform=len(lengths) == 1 and all(q and k for q, k in lengths),
         )
 
-    def keys(self, call: Call) -> tuple[Tensor, Tensor]:
-        """The cache's pages [num_blocks, block_size, num_kv_heads, size], or the packed keys and values without
-        padding.
+    def keys(self, call: Call, layout: str = "NHD") -> tuple[Tensor, Tensor]:
+        """The pages [num_blocks, block_size, num_kv_heads, size] of a cache of a layout, or the packed keys and values
+        without padding.
         """
         if self.block_table is not None:
             assert call.kv_cache is not None
-            return call.kv_cache.key, call.kv_cache.value
+            key, value = call.kv_cache.key, call.kv_cache.value
+            return (key.transpose(1, 2), value.transpose(1, 2)) if layout == "HND" else (key, value)
         key, value = call.packed
         return key[: self.num_keys], value[: self.num_keys]
 

@@ -116,6 +116,24 @@ PAGED_RUN = Function(
     },
 )  # fmt: skip
 
+TRTLLM_MLA = Function(
+    name="trtllm_batch_decode_with_kv_cache_mla",
+    modules=("flashinfer.mla",),
+    source="https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2.post1/flashinfer/mla/_core.py",
+    passes=(
+        "query", "kv_cache", "workspace_buffer", "qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim",
+        "block_tables", "seq_lens", "max_seq_len", "out", "bmm1_scale", "bmm2_scale", "enable_pdl", "backend",
+        "return_lse", "return_lse_base",
+    ),
+    defaults={
+        "sparse_mla_top_k": 0, "sinks": None, "skip_softmax_threshold_scale_factor": None, "is_var_seq": True,
+        "uses_shared_paged_kv_idx": True, "lse": None, "cute_dsl_impl": "auto", "kv_scale_format": "auto",
+        "cum_seq_lens_q": None, "max_q_len": None, "multi_ctas_kv_counter_buffer": None,
+        "sparse_mla_top_k_lens": None, "enable_dcp": False, "cp_world": 1, "cp_rank": 0,
+        "causal_seqlens_kv_global": None, "use_fp16_softmax": None,
+    },
+)  # fmt: skip
+
 
 def load_wrapper(wrapper: Function = WRAPPER, methods: tuple[Function, ...] = (PLAN, RUN)) -> Any:
     """The class of a wrapper. Raises `UpstreamError` where it or one of its methods is gone or changed."""

@@ -73,7 +73,7 @@ def test_every_claim_holds(install: Install, build: str) -> None:
 
 
 def test_vllms_build_is_taken_first(install: Install) -> None:
-    assert install(*BUILDS)._more == record.FA3_OF_VLLM
+    assert install(*BUILDS).build.more == record.FA3_OF_VLLM
 
 
 @pytest.mark.parametrize(("heads", "inside"), [(4, True), (66, False)])
@@ -84,8 +84,8 @@ def test_bfloat16_sinks_go_to_the_kernel(install: Install, heads: int, inside: b
         features=frozenset({"sinks", "lse", "non_causal"}),
     )  # fmt: skip
     given: list[Any] = []
-    inner = module._fwd
-    module._fwd = lambda **arguments: given.append(arguments["s_aux"]) or inner(**arguments)
+    inner = module.build.fwd
+    module.build.fwd = lambda **arguments: given.append(arguments["s_aux"]) or inner(**arguments)
     batch = BatchMetadata.build([3, 38, 2], [3, 38, 0], causal=False)
     params = LayerParams(sinks=torch.randn(heads).bfloat16())
     # and of a request without keys, and a head without a sink

@@ -1,4 +1,4 @@
-"""FLASHINFER/fa2 against a stand-in with the recorded signatures of FlashInfer's two wrappers for prompts."""
+"""FLASHINFER/fa2 and fa3 against a stand-in with the recorded signatures of FlashInfer's two wrappers for prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from support import fake_aiter
-from support.fake_flashinfer import FA2, Fake
+from support.fake_flashinfer import FA2, FA3, Fake
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
@@ -34,17 +34,20 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     fake.install(monkeypatch)
     monkeypatch.setattr(cache, "_write", fake_aiter.write)
     yield fake
-    sys.modules.pop(FA2, None)
+    for module in (FA2, FA3):
+        sys.modules.pop(module, None)
 
 
-def test_every_claim_holds(fake: Fake) -> None:
-    importlib.import_module(FA2)
-    (evidence,) = verify(["FLASHINFER/fa2"], platform=AMPERE, device="cpu", size="claims")
+@pytest.mark.parametrize(("kernels", "module", "arch"), [("fa2", FA2, "sm80"), ("fa3", FA3, "sm90")])
+def test_every_claim_holds(fake: Fake, kernels: str, module: str, arch: str) -> None:
+    importlib.import_module(module)
+    gpu = dataclasses.replace(AMPERE, arch=arch)
+    (evidence,) = verify([f"FLASHINFER/{kernels}"], platform=gpu, device="cpu", size="claims")
     assert evidence.problems == []
     assert {"lse", "softcap", "sliding_window", "non_causal"} <= evidence.claims["features"].keys()
     assert {call["kv_layout"] for call in fake.calls if "kv_layout" in call} == {"NHD", "HND"}
     # its sub-backend is named in each call
-    assert {call["backend"] for call in fake.calls if "backend" in call} == {"fa2"}
+    assert {call["backend"] for call in fake.calls if "backend" in call} == {kernels}
 
 
 def test_the_device_knows_the_lengths(fake: Fake) -> None:

@@ -113,7 +113,7 @@ CUDA: list[Row] = [
     ("turboquant on Blackwell", "sm100", {"kv_dtype": "turboquant_3bit_nc"}, "TURBOQUANT", {}),
     (
         "FlashAttention is not installed",
-        "sm90 -flash-attn-3 -vllm",
+        "sm90 -flash-attn-3 -flash-attn-4 -kernels -vllm",
         {},
         "FLASHINFER/XQA",
         {"FLASH_ATTN": "needs package flash-attn-3 or package vllm"},

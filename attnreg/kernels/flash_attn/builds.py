@@ -1,0 +1,91 @@
+"""Build: FlashAttention 3 behind the runtime's contract, by the one operator that every build of it registers.
+
+Packed keys and values, or pages of a cache in place. vLLM's build takes bfloat16 sinks of up to 64 heads; others are
+added to the result by its LSE, which costs a pass and a rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.flash_attn.sequences import ALIGNMENT, Sequences, refuse_unaligned, store_rows, store_sinks
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, Repeated
+
+# query heads with sinks in the kernel
+MOST_HEADS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Build:
+    """One build. backend: its name in messages. fwd: its operator. more: what that takes beside the usual arguments."""
+
+    backend: str
+    fwd: Callable[..., Any]
+    more: dict[str, Any]
+
+    def plan(self, spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
+        """The sequences of a batch."""
+        return Sequences.of(spec, batch)
+
+    def forward(self, spec: AttentionSpec, plan: Sequences, call: Call) -> None:
+        """Writes the attention of the batch's queries into ``output``, and into ``lse``. Raises `BatchError`.
+
+        Source of the arguments' meanings: vllm/vllm_flash_attn/flash_attn_interface.py and hopper/flash_api.cpp.
+        """
+        if plan.block_table is None and call.query.is_cuda and torch.cuda.is_current_stream_capturing():
+            message = f"a CUDA graph is being captured, and {self.backend} reads packed keys up to the host's last"
+            raise BatchError([message])
+        if plan.nothing(call):
+            return
+        key, value = plan.keys(call, spec.kv_layout)
+        refuse_unaligned(self.backend, query=call.query, key=key, value=value, output=call.output)
+        sinks = call.params.sinks
+        inside = bool(self.more) and sinks is not None and sinks.dtype == torch.bfloat16
+        inside = inside and spec.num_heads <= MOST_HEADS
+        arguments = self._arguments(spec, plan)
+        if inside:
+            arguments["s_aux"] = sinks
+        lse = self.fwd(q=call.query, k=key, v=value, out=call.output, **arguments)[1]
+        if sinks is not None and not inside:
+            lse = store_sinks(sinks, call, lse, plan)
+        elif sinks is not None:
+            # of a row without a key the kernel has -inf
+            lse = torch.maximum(lse, sinks.float()[:, None])
+        if call.lse is not None:
+            store_rows(call.lse.mT, lse.mT, plan)
+
+    def repeat(self, spec: AttentionSpec, plan: Sequences, call: Call) -> Repeated:
+        """A function that runs a call over packed keys again, on other tensors like these. Raises `BatchError`."""
+        arguments, keys = self._arguments(spec, plan), plan.num_keys
+        key, value = call.packed
+        refuse_unaligned(self.backend, query=call.query, key=key, value=value, output=call.output)
+
+        def again(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+            addresses = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
+            if not keys or addresses % ALIGNMENT:
+                # which says what is wrong
+                self.forward(spec, plan, call._replace(query=query, key=key, value=value, output=output))
+            else:
+                self.fwd(q=query, k=key[:keys], v=value[:keys], out=output, **arguments)
+
+        return again
+
+    def _arguments(self, spec: AttentionSpec, plan: Sequences) -> dict[str, Any]:
+        """The arguments of a plan's calls without their tensors."""
+        return dict(
+            k_new=None, v_new=None, q_v=None, cu_seqlens_q=plan.query_starts, cu_seqlens_k=plan.key_starts,
+            cu_seqlens_k_new=None, seqused_q=None, seqused_k=None if plan.block_table is None else plan.seq_lens,
+            max_seqlen_q=plan.max_query_len, max_seqlen_k=plan.max_key_len, page_table=plan.block_table,
+            kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None, seqlens_rotary=None,
+            q_descale=None, k_descale=None, v_descale=None, softmax_scale=spec.softmax_scale, is_causal=plan.causal,
+            window_size_left=plan.left, window_size_right=plan.right, softcap=spec.softcap or 0.0,
+            is_rotary_interleaved=False, scheduler_metadata=None,
+            # splits depend on what else is in the batch
+            num_splits=1 if "batch_invariant" in spec.features else 0,
+            pack_gqa=None, sm_margin=0, **self.more,
+        )  # fmt: skip

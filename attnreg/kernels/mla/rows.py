@@ -1,0 +1,93 @@
+"""Rows: a batch over cached latents as the kernels of other packages take it, and what their adapters refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError, UnclaimedError
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """The one call for a batch: ``requests`` with ``queries`` each.
+
+    Where a kernel cannot take the batch's requests, every query is one of its own, whose keys end before those of the
+    later queries of its request. max_key_len: the most keys of a request, as far as the host knows. empty: whether a
+    row of queries sees no key.
+    """
+
+    num_tokens: int
+    requests: int
+    queries: int
+    causal: bool
+    seq_lens: Tensor
+    block_table: Tensor
+    max_key_len: int
+    empty: Tensor
+    slot_mapping: Tensor | None
+
+    @classmethod
+    def of(cls, batch: BatchMetadata, *, several: bool = True) -> Self:
+        """The one call of a batch. several: whether the kernel takes requests of several queries, as many of each.
+
+        Raises `BatchError` without a cache.
+        """
+        if batch.block_table is None:
+            raise BatchError(["there is no block_table: MLA in its latent form reads the cache"])
+        lengths, device = batch.host_starts.diff(), batch.seq_lens.device
+        queries = int(lengths[0]) if len(lengths) else 0
+        causal, lens, table, requests = batch.causal is True, batch.seq_lens, batch.block_table, batch.num_reqs
+        if (lengths != queries).any() or (queries > 1 and not several):
+            request = torch.arange(batch.num_reqs, device="cpu").repeat_interleave(lengths)
+            # the keys of a causal query end before those of the later queries
+            later = (batch.host_starts[1:][request] - 1 - torch.arange(batch.num_tokens, device="cpu")) * causal
+            request, later = torch.stack([request, later]).to(device, non_blocking=True)
+            lens, table = (lens[request] - later).clamp(min=0).to(torch.int32), table[request]
+            requests, queries, causal = batch.num_tokens, 1, False
+        return cls(
+            num_tokens=batch.num_tokens,
+            requests=requests,
+            queries=queries,
+            causal=causal and queries > 1,
+            seq_lens=lens.contiguous(),
+            block_table=table,
+            max_key_len=batch.max_seq_len,
+            empty=(lens == 0).repeat_interleave(queries),
+            slot_mapping=batch.slot_mapping,
+        )
+
+    def store(self, call: Call, out: Tensor, lse: Tensor | None) -> None:
+        """Stores what a kernel computed, [tokens, heads, size] and [tokens, heads], and the rows that see no key."""
+        n, empty, output = self.num_tokens, self.empty[:, None], call.output[: self.num_tokens]
+        if out.data_ptr() != output.data_ptr():
+            output.copy_(out)
+        output.masked_fill_(empty[..., None], 0)
+        if call.lse is not None and lse is not None:
+            call.lse[:, :n] = lse.masked_fill(empty, -torch.inf).mT
+
+
+def latents(spec: AttentionSpec, call: Call) -> Tensor:
+    """The pages of a cache [num_blocks, block_size, 1, size], in both layouts the same bytes."""
+    assert call.kv_cache is not None
+    key = call.kv_cache.key
+    return key if spec.kv_layout == "NHD" else key.transpose(1, 2)
+
+
+def validate(spec: AttentionSpec, backend: str, widths: Sequence[tuple[int, int]], blocks: Sequence[int]) -> None:
+    """Raises `SpecError` for a layer other than MLA, `UnclaimedError` for one that no kernel is compiled for."""
+    if not spec.latent:
+        raise SpecError(f"the layer is none of MLA in its latent form, which is all that {backend} computes")
+    sizes = spec.head_size, spec.head_size_v
+    if sizes not in widths or spec.block_size not in blocks:
+        given = f"head sizes {sizes[0]} and {sizes[1]}, block_size {spec.block_size}"
+        compiled = ", ".join(f"{a} and {b}" for a, b in widths)
+        raise UnclaimedError(
+            f"{given}: the kernel is compiled for {compiled}, and blocks of {', '.join(map(str, blocks))}", backend
+        )
+    if spec.cache_dtype != spec.dtype:
+        raise UnclaimedError(f"kv_dtype {spec.kv_dtype}: queries and latents are of one dtype", backend)
