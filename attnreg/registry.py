@@ -374,16 +374,6 @@ class Registry:
         return replace(self, name=f"{self.name}/selector", steps=()) if self.steps else self
 
     @property
-    def silence(self) -> str:
-        """What the table of an engine's selector alone leaves unsaid, as a sentence; empty where the start is held."""
-        if self.imports or self.steps or self.name.endswith("/selector"):
-            return ""
-        return (
-            f"{self.name} holds the selector alone: its start was not recorded, which may ask for another dtype than "
-            "the config's, for a checkpoint's KV dtype, or name a backend for a model, and may refuse after the choice"
-        )
-
-    @property
     def title(self) -> str:
         """``default@3f2a91c``, the form in which reports cite a registry."""
         return f"{self.name}@{self.fingerprint}"

@@ -50,10 +50,11 @@ def lock(
 
     from attnreg.analysis.lock import write_lock
     from attnreg.files import write_text
+    from attnreg.selection.wording import unsaid
 
     registry = registry_inputs.load()
-    if registry.silence:
-        click.echo(f"attnreg: {registry.silence}", err=True)
+    if unsaid(registry):
+        click.echo(f"attnreg: {unsaid(registry)}", err=True)
     platforms = platform_inputs.platforms(registry)
     models = request_inputs.models
     if not models and "head_size" not in request_inputs.facets:
@@ -231,8 +232,10 @@ def upgrade(
 
 def _of_selectors(old: Registry, new: Registry, notes: list[str]) -> tuple[Registry, Registry]:
     """Two registries as they can be compared: by their selectors, where one says nothing of its engine's start."""
-    notes += [registry.silence for registry in (old, new) if registry.silence]
-    if not any(registry.silence for registry in (old, new)) or not (old.steps or new.steps):
+    from attnreg.selection.wording import unsaid
+
+    notes += [unsaid(registry) for registry in (old, new) if unsaid(registry)]
+    if not any(unsaid(registry) for registry in (old, new)) or not (old.steps or new.steps):
         return old, new
     notes.append("the selectors of both are compared")
     return old.selector, new.selector

@@ -348,7 +348,7 @@ def read_inputs(
     """The registry with the choices laid over it, the platforms, and the questions for each of them."""
     from attnreg.explain.answers import title_of
     from attnreg.selection.question import Question
-    from attnreg.selection.wording import request_words
+    from attnreg.selection.wording import request_words, unsaid
 
     backends = backend_inputs or BackendInputs()
     if backends.draft_backend and not (request_inputs.draft or request_inputs.facets.get("role") == "draft"):
@@ -357,7 +357,7 @@ def read_inputs(
     platforms = platform_inputs.platforms(registry)
     here = not platform_inputs.named
     notes = [f"no --arch: this machine, {platforms[0].arch}"] if here else []
-    notes += [registry.silence] if registry.silence else []
+    notes += [unsaid(registry)] if unsaid(registry) else []
     if request_inputs.model is None:
         request, memory = request_inputs.request(), None
         what = " · ".join(request_words(request))

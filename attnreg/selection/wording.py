@@ -15,6 +15,7 @@ from attnreg.language.facets import CORE
 if TYPE_CHECKING:
     from attnreg.language.vocabulary import Vocabulary
     from attnreg.platforms import Packages, Platform
+    from attnreg.registry import Registry
     from attnreg.request import AttentionRequest
 
 # feature -> its phrase without and with a number, in the order in which a request's features are printed; a feature
@@ -173,3 +174,13 @@ def readable(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def unsaid(registry: Registry) -> str:
+    """What the table of an engine's selector alone leaves unsaid, as a sentence; empty where the start is held."""
+    if registry.imports or registry.steps or registry.name.endswith("/selector"):
+        return ""
+    return (
+        f"{registry.name} holds the selector alone: its start was not recorded, which may ask for another dtype than "
+        "the config's, for a checkpoint's KV dtype, or name a backend for a model, and may refuse after the choice"
+    )

@@ -30,6 +30,7 @@ from attnreg.registry import (
     Variant,
 )
 from attnreg.selection.judge import denial
+from attnreg.selection.wording import unsaid
 from picker.expressions import ExpressionError, Tables, expression, mentions
 
 # a change of what these pages can evaluate; a page refuses data of another version
@@ -150,7 +151,7 @@ def _head(registry: Registry) -> dict[str, Any]:
         "name": registry.name,
         "fingerprint": registry.fingerprint,
         "title": registry.title,
-        "silence": registry.silence,
+        "silence": unsaid(registry),
         "core": [_core(name) for name in CORE],
         "linked": [[first, second] for first, second, _ in LINKED],
         "phases": list(phases_of(registry)),
