@@ -24,18 +24,9 @@ def sign_of(x):
 
 
 @triton.jit
-def hadamard(first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
-    """Returns columns of the Hadamard matrix, from one on, [ROWS, COLUMNS], of 1 and -1."""
-    return sign_of(tl.arange(0, ROWS)[:, None] & (first + tl.arange(0, COLUMNS))[None, :]).to(DTYPE)
-
-
-@triton.jit
-def flipped(x, first):
-    """Returns rows whose products with the first columns of the matrix are those of x [BLOCK_R, BLOCK] with later ones.
-
-    first: the first of the later columns, a multiple of their number, a power of 2: their bits are apart from its own.
-    """
-    return x * sign_of(tl.arange(0, x.shape[1]) & first).to(x.dtype)[None, :]
+def hadamard(columns, ROWS: tl.constexpr, DTYPE: tl.constexpr):
+    """Returns columns of the Hadamard matrix, [ROWS, their number], of 1 and -1."""
+    return sign_of(tl.arange(0, ROWS)[:, None] & columns[None, :]).to(DTYPE)
 
 
 @triton.jit

@@ -41,7 +41,7 @@ def _rotate_kernel(
     DTYPE: tl.constexpr = target_ptr.dtype.element_ty
     FACTOR: tl.constexpr = 1.0 / COLUMNS**0.5
     # all blocks of the matrix are the first one, or its negative
-    matrix = hadamard(0, WIDTH, WIDTH, DTYPE)
+    matrix = hadamard(tl.arange(0, WIDTH), WIDTH, DTYPE)
     for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
         offs_t = first + tl.arange(0, WIDTH)
         y = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)

@@ -1,5 +1,5 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return"
-# ruff: noqa: N803, N806 (constexprs are written in capitals)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-any-return, assignment"
+# ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals; Triton unpacks no tuples)
 """The store of a packed cache: new keys and values are rotated, quantised, packed and scattered by one kernel."""
 
 from collections.abc import Mapping
@@ -11,13 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.packed.codes import level_of, numbers_at, words_at
-from attnreg.kernels.packed.rotation import STEP, flipped, hadamard, signs
+from attnreg.kernels.packed.rotation import STEP, hadamard, signs
 from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import Cache, Strides
-from attnreg.kernels.triton.target import target_of
+from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import power_of_2
-from attnreg.language.packed import Side
 from attnreg.runtime.interface import AttentionSpec, KVCache
 from attnreg.runtime.turboquant.codec import FACTORS
 
@@ -26,19 +25,28 @@ _LARGEST = tl.constexpr(65504.0)
 _LEAST_ROW = tl.constexpr(2.0**-40)
 # the factors that `fitted` rows are tried with are evenly spaced
 _TRIALS, _LEAST, _STEP = (tl.constexpr(x) for x in (len(FACTORS), FACTORS[0], FACTORS[1] - FACTORS[0]))
-# rows of a program, and the columns that 4 of its warps hold
-_ROWS, _LONG = 16, 128
+# rows of a program: of a few tokens, and of tokens that fill a GPU of SM 9.x; the columns that 4 warps hold
+_FEW, _MANY, _LONG = 16, 64, 128
 
 
 @triton.jit
 def _load_rows(source_ptr, stored, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns rows [BLOCK_R, BLOCK], and whether all numbers of each are finite; a row that has others is 0."""
+    """Returns rows [BLOCK_R, BLOCK]; rows that are not stored, and elements past SIZE, are 0."""
     offs_d = tl.arange(0, BLOCK)
-    x = tl.load(source_ptr[:, None] + offs_d[None, :], mask=stored[:, None] & (offs_d < SIZE)[None, :], other=0.0)
-    # NaN compares false too
-    is_finite = tl.abs(x.to(tl.float32)) < float("inf")
-    finite = tl.min(is_finite.to(tl.int32), 1) == 1
-    return tl.where(finite[:, None], x, 0.0).to(x.dtype), finite
+    mask = stored[:, None] if SIZE == BLOCK else stored[:, None] & (offs_d < SIZE)[None, :]
+    return tl.load(source_ptr[:, None] + offs_d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _greater(a, b):
+    """Returns the greater of two numbers, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _lesser(a, b):
+    """Returns the lesser of two numbers, NaN if one is."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -62,44 +70,98 @@ def _store_codes(
 
 
 @triton.jit
+def _middle(above: tl.constexpr, L: tl.constexpr):
+    """Returns the middle between two neighbours of the positive levels, the first of which has `above` below it."""
+    return (level_of(2.0 * above + 1.0, L) + level_of(2.0 * above + 3.0, L)) * 0.5
+
+
+@triton.jit
 def _nearest(y, L: tl.constexpr):
-    """Returns the codes, int32, of the levels nearest to rotated numbers, and these levels."""
-    CODES: tl.constexpr = 2**L.bits
-    HALF: tl.constexpr = CODES // 2
-    # levels lie on both sides of 0 alike: so do the middles between them
+    """Returns the codes, int32, of the levels nearest to rotated numbers, and the sizes of these levels."""
+    HALF: tl.constexpr = 2 ** (L.bits - 1)
+    # levels lie on both sides of 0 alike: so do the middles between them, of which a search passes the smaller ones
     size = tl.abs(y)
-    passed = tl.zeros(y.shape, dtype=tl.int32)
-    for code in tl.static_range(HALF, CODES - 1):
-        middle = (level_of(2.0 * code - (CODES - 1), L) + level_of(2.0 * code - (CODES - 3), L)) * 0.5
-        passed += (size > middle).to(tl.int32)
-    codes = tl.where(y > 0, HALF + passed, HALF - 1 - passed)
-    return codes, level_of(codes.to(tl.float32) * 2.0 - (CODES - 1), L)
+    half = size > _middle(HALF // 2 - 1, L)
+    passed = tl.where(half, HALF // 2, 0)
+    if HALF > 2:
+        quarter = size > tl.where(half, _middle(3 * HALF // 4 - 1, L), _middle(HALF // 4 - 1, L))
+        passed += tl.where(quarter, HALF // 4, 0)
+        if HALF > 4:
+            upper = tl.where(quarter, _middle(6, L), _middle(4, L))
+            lower = tl.where(quarter, _middle(2, L), _middle(0, L))
+            passed += (size > tl.where(half, upper, lower)).to(tl.int32)
+    levels = level_of(passed.to(tl.float32) * 2.0 + 1.0, L)
+    # HALF + passed, or HALF - 1 - passed
+    return passed ^ tl.where(y > 0, HALF, HALF - 1), levels
 
 
 @triton.jit
-def _rotated(turned, matrix, first, WIDTH: tl.constexpr):
-    """Returns columns of rotated rows, from one on; matrix: the first columns of the Hadamard matrix, or None."""
-    if matrix is None:
-        matrix = hadamard(first, turned.shape[1], WIDTH, turned.dtype)
-    else:
-        turned = flipped(turned, first)
-    return tl.dot(turned, matrix, input_precision="ieee")
+def _order(WIDTH: tl.constexpr):
+    """Returns the columns [WIDTH] at the places of a rotated tile: a thread of NVIDIA's matrix units has neighbours.
+
+    Two of every eight places are its own, and take columns that follow each other.
+    """
+    place = tl.arange(0, WIDTH)
+    return place % 8 // 2 * (WIDTH // 4) + place // 8 * 2 + place % 2
 
 
 @triton.jit
-def _best_factor(turned, matrix, inverse, L: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr):
+def _in_order(codes, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns a tile [BLOCK_R, WIDTH] in the order of its columns."""
+    parts = tl.reshape(codes, [BLOCK_R, WIDTH // 8, 4, 2])
+    return tl.reshape(tl.permute(parts, (0, 2, 1, 3)), [BLOCK_R, WIDTH])
+
+
+@triton.jit
+def _load_blocks(source_ptr, stored, SIZE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns rows as a tuple of blocks of WIDTH columns, [BLOCK_R, WIDTH]; rows that are not stored are 0."""
+    blocks = ()
+    for first in tl.static_range(0, COLUMNS, WIDTH):
+        offs_d = first + tl.arange(0, WIDTH)
+        mask = stored[:, None] if first + WIDTH <= SIZE else stored[:, None] & (offs_d < SIZE)[None, :]
+        blocks = blocks + (tl.load(source_ptr[:, None] + offs_d[None, :], mask=mask, other=0.0),)
+    return blocks
+
+
+@triton.jit
+def _rotated(blocks, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns rows times the rotation but for its factor, as a tuple of COUNT blocks of columns in `_order`, float32.
+
+    The Hadamard matrix of all columns is that of blocks, whose elements are that of WIDTH columns or its negative.
+    """
+    matrix = hadamard(_order(WIDTH), WIDTH, blocks[0].dtype)
+    parts = ()
+    for i in tl.static_range(COUNT):
+        turned = blocks[i] * signs(i * WIDTH + tl.arange(0, WIDTH)).to(matrix.dtype)[None, :]
+        parts = parts + (tl.dot(turned, matrix, input_precision="ieee"),)
+    # sums and differences of blocks whose numbers differ in one bit, bit by bit
+    for bit in tl.static_range(COUNT.bit_length() - 1):
+        sums = ()
+        for i in tl.static_range(COUNT):
+            if i >> bit & 1:
+                sums = sums + (parts[i - (1 << bit)] - parts[i],)
+            else:
+                sums = sums + (parts[i] + parts[i + (1 << bit)],)
+        parts = sums
+    return parts
+
+
+@triton.jit
+def _best_factor(parts, inverse, L: tl.constexpr, COUNT: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr):
     """Returns the factor of each row with which its levels, times a scale, have the least squared error."""
     best = tl.zeros([BLOCK_R], dtype=tl.float32)
     chosen = tl.full([BLOCK_R], 1.0, dtype=tl.float32)
     for trial in tl.range(0, _TRIALS, num_stages=1):
         factor = trial * _STEP + _LEAST
-        products, squares = tl.zeros([BLOCK_R], dtype=tl.float32), tl.zeros([BLOCK_R], dtype=tl.float32)
-        for first in tl.range(0, L.columns, WIDTH, num_stages=1):
-            y = _rotated(turned, matrix, first, WIDTH) * inverse[:, None]
-            _, levels = _nearest(y / factor, L)
-            products += tl.sum(y * levels, 1)
-            squares += tl.sum(levels * levels, 1)
-        gain = products * products / squares
+        scaled = inverse / factor
+        products = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
+        squares = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
+        for i in tl.static_range(COUNT):
+            _, levels = _nearest(parts[i] * scaled[:, None], L)
+            products += tl.abs(parts[i]) * levels
+            squares += levels * levels
+        product = tl.sum(products, 1) * inverse
+        gain = product * product / tl.sum(squares, 1)
         chosen = tl.where(gain > best, factor, chosen)
         best = tl.maximum(gain, best)
     return chosen
@@ -109,37 +171,43 @@ def _best_factor(turned, matrix, inverse, L: tl.constexpr, BLOCK_R: tl.constexpr
 def _store_levels(
     source_ptr, page_ptr, row, stored,
     L: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, WIDTH: tl.constexpr,
-    KEEP: tl.constexpr,
 ):  # fmt: skip
     """Stores rows as levels of their codebook and one scale."""
     COLUMNS: tl.constexpr = L.columns
-    x, finite = _load_rows(source_ptr, stored, SIZE, COLUMNS)
-    numbers = x.to(tl.float32)
+    COUNT: tl.constexpr = COLUMNS // WIDTH
+    blocks = _load_blocks(source_ptr, stored, SIZE, COLUMNS, WIDTH)
+    sizes = tl.abs(blocks[0].to(tl.float32))
+    for i in tl.static_range(1, COUNT):
+        sizes = _greater(sizes, tl.abs(blocks[i].to(tl.float32)))
+    largest = tl.reduce(sizes, 1, _greater)
+    finite = largest < float("inf")
     # the square of the norm, of numbers that do not overflow. Below the least scale that is held, a row is 0
-    largest = tl.max(tl.abs(numbers), 1)
-    largest = tl.where(largest > _LEAST_ROW, largest, 0.0)
+    largest = tl.where(finite & (largest > _LEAST_ROW), largest, 0.0)
     unit = tl.where(largest > 0, largest, 1.0)
-    parts = numbers * (1.0 / unit)[:, None]
-    square = tl.sum(parts * parts, 1)
+    reciprocal = (1.0 / unit)[:, None]
+    squares = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
+    for i in tl.static_range(COUNT):
+        numbers = blocks[i].to(tl.float32) * reciprocal
+        squares += numbers * numbers
+    square = tl.sum(squares, 1)
     norm = tl.sqrt(square)
     # brings a rotated row to a root mean square of 1
     inverse = tl.where(largest > 0, 1.0 / (unit * tl.where(square > 0, norm, 1.0)), 0.0)
-    turned = (numbers * signs(tl.arange(0, COLUMNS))[None, :]).to(x.dtype)
-    matrix = hadamard(0, COLUMNS, WIDTH, x.dtype) if KEEP else None
+    parts = _rotated(blocks, COUNT, WIDTH)
     if SCALE == "fitted":
-        chosen = _best_factor(turned, matrix, inverse, L, BLOCK_R, WIDTH)
+        chosen = _best_factor(parts, inverse, L, COUNT, BLOCK_R, WIDTH)
         inverse = inverse / chosen
     # of the levels with the row, and with themselves
     products = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
     squares = tl.zeros([BLOCK_R, WIDTH], dtype=tl.float32)
-    for first in tl.range(0, COLUMNS, WIDTH, num_stages=1):
-        y = _rotated(turned, matrix, first, WIDTH) * inverse[:, None]
+    for i in tl.static_range(COUNT):
+        y = parts[i] * inverse[:, None]
         codes, levels = _nearest(y, L)
         if SCALE != "norm":
-            products += levels * y
+            products += levels * tl.abs(y)
         if SCALE != "unbiased":
             squares += levels * levels
-        _store_codes(codes, page_ptr, row, stored, first // 8, L, BLOCK_R, WIDTH)
+        _store_codes(_in_order(codes, BLOCK_R, WIDTH), page_ptr, row, stored, i * WIDTH // 8, L, BLOCK_R, WIDTH)
     # of a row whose root mean square is 1, so that norm**2 is COLUMNS
     if SCALE == "norm":
         factor = tl.sqrt(COLUMNS / tl.sum(squares, 1))
@@ -161,20 +229,29 @@ def _store_uniform(
     GROUPS: tl.constexpr = BLOCK // GROUP
     NUMBERS: tl.constexpr = (L.columns + GROUP - 1) // GROUP
     MOST: tl.constexpr = 2**L.bits - 1
-    x, finite = _load_rows(source_ptr, stored, SIZE, BLOCK)
+    x = _load_rows(source_ptr, stored, SIZE, BLOCK)
     numbers = tl.reshape(x.to(tl.float32), [BLOCK_R, GROUPS, GROUP])
-    offs_d = tl.reshape(tl.arange(0, BLOCK), [1, GROUPS, GROUP])
-    exists = offs_d < SIZE
-    zero = tl.min(tl.where(exists, numbers, float("inf")), 2)  # [BLOCK_R, GROUPS]
-    most = tl.max(tl.where(exists, numbers, float("-inf")), 2)
-    zero = tl.where(zero < float("inf"), zero, 0.0).to(tl.float16).to(tl.float32)
-    scale = tl.maximum((most - zero) / MOST, 0.0).to(tl.float16).to(tl.float32)
-    held = finite & (tl.min(((scale < float("inf")) & (tl.abs(zero) < float("inf"))).to(tl.int32), 1) == 1)
-    step = tl.where(scale > 0, scale, 1.0)
-    codes = tl.floor((numbers - zero[:, :, None]) * (1.0 / step)[:, :, None] + 0.5)
+    least, most = numbers, numbers
+    if SIZE != BLOCK:
+        exists = tl.reshape(tl.arange(0, BLOCK), [1, GROUPS, GROUP]) < SIZE
+        least, most = tl.where(exists, numbers, float("inf")), tl.where(exists, numbers, float("-inf"))
+    zero = tl.reduce(least, 2, _lesser)  # [BLOCK_R, GROUPS]
+    most = tl.reduce(most, 2, _greater)
+    if SIZE != BLOCK:
+        # a group that has no element
+        zero = tl.where(zero == float("inf"), 0.0, zero)
+        most = tl.where(most == float("-inf"), 0.0, most)
+    zero = zero.to(tl.float16).to(tl.float32)
+    scale = _greater((most - zero) / MOST, 0.0).to(tl.float16).to(tl.float32)
+    # NaN compares false too
+    held = tl.min(((scale < float("inf")) & (tl.abs(zero) < float("inf"))).to(tl.int32), 1) == 1
+    # the numbers of a row that is not held have the code 0: what is no number is less than any here
+    reciprocal = tl.where(held[:, None] & (scale > 0), 1.0 / tl.where(scale > 0, scale, 1.0), 0.0)
+    codes = (numbers - zero[:, :, None]) * reciprocal[:, :, None] + 0.5
     codes = tl.minimum(tl.maximum(codes, 0.0), MOST)
-    codes = tl.where(exists & (scale > 0)[:, :, None] & held[:, None, None], codes, 0.0)
-    _store_codes(tl.reshape(codes, [BLOCK_R, BLOCK]).to(tl.int32), page_ptr, row, stored, 0, L, BLOCK_R, BLOCK)
+    if SIZE != BLOCK:
+        codes = tl.where(exists, codes, 0.0)
+    _store_codes(tl.reshape(codes.to(tl.int32), [BLOCK_R, BLOCK]), page_ptr, row, stored, 0, L, BLOCK_R, BLOCK)
     offs_n = tl.arange(0, GROUPS)
     pointers = (numbers_at(page_ptr, L) + row)[:, None] + (offs_n * L.block_size)[None, :]
     mask = stored[:, None] & (offs_n < NUMBERS)[None, :]
@@ -188,9 +265,10 @@ def _store_fp8(
     source_ptr, page_ptr, row, stored, L: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Stores rows as float8_e4m3fn, saturated; NaN where a row has a number that is not finite."""
-    x, finite = _load_rows(source_ptr, stored, SIZE, BLOCK)
+    x = _load_rows(source_ptr, stored, SIZE, BLOCK).to(tl.float32)
+    finite = tl.reduce(tl.abs(x), 1, _greater) < float("inf")
     offs_d = tl.arange(0, BLOCK)
-    bits = tl.where(finite[:, None], float32_to_fp8_bits(x.to(tl.float32), "e4m3fn"), 0x7F).to(tl.uint8)
+    bits = tl.where(finite[:, None], float32_to_fp8_bits(x, "e4m3fn"), 0x7F).to(tl.uint8)
     tl.store((page_ptr + row * L.columns)[:, None] + offs_d[None, :], bits,
              mask=stored[:, None] & (offs_d < SIZE)[None, :])  # fmt: skip
 
@@ -198,11 +276,10 @@ def _store_fp8(
 @triton.jit
 def _store_side(
     source_ptr, page_ptr, row, stored, L: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, KEEP: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     if L.code == "levels":
-        # the tries of `fitted` rows leave no registers for the matrix
-        _store_levels(source_ptr, page_ptr, row, stored, L, SIZE, SCALE, BLOCK_R, WIDTH, KEEP and SCALE != "fitted")
+        _store_levels(source_ptr, page_ptr, row, stored, L, SIZE, SCALE, BLOCK_R, WIDTH)
     elif L.code == "uniform":
         _store_uniform(source_ptr, page_ptr, row, stored, L, SIZE, BLOCK_R, BLOCK)
     else:
@@ -214,12 +291,11 @@ def _store_kernel(
     key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, num_tokens, num_slots,
     KEY: tl.constexpr, VALUE: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, SIZE_V: tl.constexpr,
     K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, K_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, KEEP: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, K_WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Stores BLOCK_R (token, head) rows at their tokens' slots; a slot that the cache does not have skips its token.
 
-    KEY, VALUE: the `Strides` of what is stored, of SIZE and SIZE_V elements. K, V: the `CacheLayout` of where. KEEP: a
-    part of the Hadamard matrix is made once, not for each part of the columns.
+    KEY, VALUE: the `Strides` of what is stored, of SIZE and SIZE_V elements. K, V: the `CacheLayout` of where.
     """
     index = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     token, head = index // NUM_KV_HEADS, index % NUM_KV_HEADS
@@ -228,10 +304,10 @@ def _store_kernel(
     block, row = slot // K.block_size, slot % K.block_size
     _store_side(key_ptr + token * KEY.token + head * KEY.head,
                 key_cache_ptr + block * K.stride_block + head * K.stride_head, row, stored, K, SIZE, K_SCALE,
-                BLOCK_R, BLOCK_D, K_WIDTH, KEEP)  # fmt: skip
+                BLOCK_R, BLOCK_D, K_WIDTH)  # fmt: skip
     _store_side(value_ptr + token * VALUE.token + head * VALUE.head,
                 value_cache_ptr + block * V.stride_block + head * V.stride_head, row, stored, V, SIZE_V, V_SCALE,
-                BLOCK_R, BLOCK_DV, V_WIDTH, KEEP)  # fmt: skip
+                BLOCK_R, BLOCK_DV, V_WIDTH)  # fmt: skip
 
 
 _STORE = Kernel(
@@ -240,35 +316,24 @@ _STORE = Kernel(
 )
 
 
-def _width(side: Side, columns: int, keeps: bool) -> int:
-    """The columns that are rotated at once: half as many where other things take the registers.
-
-    Those are the tries of `fitted` rows, and long rows on GPUs that hold every row of an operand twice or have no
-    matrix units.
-    """
-    few = side.scale == "fitted" or (columns > _LONG and not keeps)
-    return min(STEP.value // 2 if few else STEP.value, columns)
-
-
 class _Code(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides."""
 
     dtype: torch.dtype
     num_kv_heads: int
     cache: Cache
-    nvidia: bool
-    # whether there are registers for a part of the Hadamard matrix
-    keeps: bool
-
-    @property
-    def rows(self) -> int:
-        return _ROWS
+    # of a program
+    rows: int
+    num_warps: int
+    # told of no limit, ptxas spills to keep one program more on a multiprocessor; told of one, without matrix units
+    max_registers: int | None
+    # columns of a matrix product
+    width: int
 
     @property
     def options(self) -> Mapping[str, int]:
-        warps = 4 if max(self.cache.head_size, self.cache.head_size_v) <= _LONG else 8
-        # told of no limit, ptxas spills to keep one program more on a multiprocessor; told of one, without matrix units
-        return {"num_warps": warps, "maxnreg": 128} if self.nvidia and self.keeps else {"num_warps": warps}
+        limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
+        return {"num_warps": self.num_warps} | limit
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         new_key, new_value, keys, values = key
@@ -288,9 +353,8 @@ class _Code(NamedTuple):
             "BLOCK_R": self.rows,
             "BLOCK_D": max(16, power_of_2(k.columns)),
             "BLOCK_DV": max(16, power_of_2(v.columns)),
-            "K_WIDTH": _width(packed.keys, k.columns, self.keeps),
-            "V_WIDTH": _width(packed.values, v.columns, self.keeps),
-            "KEEP": self.keeps,
+            "K_WIDTH": min(self.width, k.columns),
+            "V_WIDTH": min(self.width, v.columns),
         }
 
 
@@ -302,10 +366,34 @@ def store(spec: AttentionSpec, key: Tensor, value: Tensor, kv_cache: KVCache, sl
     if not num_tokens:
         return
     cache = Cache("NHD", spec.block_size, spec.head_size, spec.head_size_v, spec.cache_dtype, spec.packed)
-    target = target_of(key.device)
-    nvidia, keeps = target.backend == "cuda", target.matrix_units and not target.rdna
-    code = _Code(spec.dtype, spec.num_kv_heads, cache, nvidia, keeps)
+    code = _code(spec, cache, num_tokens, target_of(key.device))
     grid = (-(-num_tokens * spec.num_kv_heads // code.rows), 1, 1)
     variant_key = (key.stride(), value.stride(), kv_cache.key.stride(), kv_cache.value.stride())
     values = (key, value, *kv_cache, slots, num_tokens, kv_cache.key.shape[0] * spec.block_size)
     _STORE.variant(key.device, code).launch(variant_key, grid, values)
+
+
+def _code(spec: AttentionSpec, cache: Cache, num_tokens: int, target: Target) -> _Code:
+    """The code that stores so many tokens.
+
+    More rows share what a program computes once: on SM 9.0 four bits take 1,571 instructions of 4 warps for 16 rows,
+    and 2,527 of 8 for 64. A batch_invariant layer has one number of rows: two kinds of matrix products may round apart.
+    """
+    assert cache.packed is not None
+    long = max(cache.head_size, cache.head_size_v) > _LONG
+    fitted = "fitted" in (cache.packed.keys.scale, cache.packed.values.scale)
+    many = (
+        target.backend == "cuda"
+        and int(target.arch) // 10 == 9
+        and num_tokens * spec.num_kv_heads >= _MANY * target.num_sms
+        and not (long or fitted or "batch_invariant" in spec.features)
+    )
+    limited = target.backend == "cuda" and (fitted or target.matrix_units)
+    rows, num_warps = _MANY if many else _FEW, 8 if long or many else 4
+    return _Code(
+        spec.dtype, spec.num_kv_heads, cache, rows, num_warps,
+        # the tries of `fitted` rows take more
+        max_registers=(192 if fitted else 128) if limited else None,
+        # a warp of RDNA computes 16 columns: with fewer, several would hold the same ones
+        width=16 * num_warps if target.rdna else STEP.value,
+    )  # fmt: skip

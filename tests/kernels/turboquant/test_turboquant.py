@@ -13,6 +13,9 @@ from attnreg.conformance.claims import Claims
 from attnreg.conformance.proof import prove
 from attnreg.conformance.trial import Case, lengths_of, prepare
 from attnreg.kernels import reference
+from attnreg.kernels.triton.layout import Cache
+from attnreg.kernels.triton.target import target_for
+from attnreg.kernels.turboquant import store as storing
 from attnreg.kernels.turboquant.store import store
 from attnreg.language.packed import Packed, Side, packed_formats
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache, SpecError
@@ -111,6 +114,25 @@ def test_the_store_writes_the_bytes_of_the_codec(default: Registry, name: str) -
     expected = reference.attention(spec, batch, query, cache)
     assert torch.allclose(output.double(), expected.output, atol=5e-3)
     assert torch.allclose(lse.double(), expected.lse, atol=5e-3)
+
+
+@pytest.mark.parametrize("name", ["turboquant_3bit_ub", "turboquant_4bit_nc", "turboquant_k8v4"])
+def test_programs_of_many_rows_store_the_same_bytes(
+    default: Registry, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    packed = packed_formats(default.vocabulary.words["kv_dtypes"])[name]
+    generator = torch.Generator().manual_seed(5)
+    key, value = (torch.randn(40, 2, n, generator=generator).half() for n in (128, 64))
+    key[3], value[4] = 0.0, 2.0
+    few = stored(packed, key, value, list(range(40)))[1]
+    # one that 80 rows fill
+    monkeypatch.setattr(storing, "target_of", lambda device: target_for("cuda", 90, 1))
+    spec, many, *_ = stored(packed, key, value, list(range(40)))
+    cache = Cache("NHD", 16, 128, 64, torch.uint8, packed)
+    assert storing._code(spec, cache, 40, target_for("cuda", 90, 1)).rows == 64
+    assert all(torch.equal(x, y) for x, y in zip(few, many, strict=True))
+    invariant = replace(spec, features=spec.features | {"batch_invariant"})
+    assert storing._code(invariant, cache, 40, target_for("cuda", 90, 1)).rows == 16
 
 
 @pytest.mark.parametrize(("requests", "queries", "features", "rotates"), [
