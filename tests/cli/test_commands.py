@@ -50,7 +50,10 @@ BAD_INPUT = [
         ["--arch", "sm90", "--backend", "FLASH_ATTN/FA5"],
         "unknown variant 'FA5' of FLASH_ATTN\n  help: did you",
     ),
-    (["--arch", "sm90", "--backend", "FA3"], "unknown backend 'FA3'\n  help: it is a variant: FLASH_ATTN/FA3, "),
+    (
+        ["--arch", "sm90", "--backend", "FA3"],
+        "unknown backend 'FA3'\n  help: it is a variant: FLASHINFER/fa3, FLASH_ATTN/FA3, ",
+    ),
     (
         ["--arch", "sm90", "--deny", "FLASH_ATN"],
         "--deny: unknown backend `FLASH_ATN`\n  help: did you mean",

@@ -49,6 +49,8 @@ class Model(nn.Module):
 def model(make: Make) -> Iterator[Model]:
     torch.manual_seed(0)
     torch._dynamo.reset()
+    # a traceback of the test before may hold its layers, whose names are these
+    gc.collect()
     yield Model(make)
     torch._dynamo.reset()
 

@@ -154,10 +154,14 @@ def _existing(places: Places, keyless: Tensor | None) -> Places:
 
 
 def _window_hides(spec: AttentionSpec, batch: BatchMetadata, spans: list[_Span]) -> bool:
-    """Whether any gathered key is outside the window of any query; what causality hides is not looked at."""
+    """Whether any gathered key is outside the window of any query.
+
+    What causality hides of the queries' own tokens is not looked at, but keys behind the last query are: a
+    batch_invariant layer gathers some for another batch.
+    """
     left, right = spec.sides(causal=False)
     return any(
         (left >= 0 and s.queries.stop - 1 - s.keys.start > left)
-        or (right >= 0 and batch.causal is not True and s.keys.stop - 1 - s.queries.start > right)
+        or (s.keys.stop > s.queries.stop if batch.causal is True else 0 <= right < s.keys.stop - 1 - s.queries.start)
         for s in spans if s.queries
     )  # fmt: skip

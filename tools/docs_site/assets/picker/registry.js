@@ -367,8 +367,7 @@
         throw new RequestError(`extra names ${quoted(name)}, which ${why} and cannot be given`);
       }
       if (value === null) return null;
-      // in Python true is 1
-      if (facet.kind === "integer" && typeof value === "boolean") return Number(value);
+      // in Python 1 is true
       if (facet.kind === "boolean" && (value === 0 || value === 1)) return value === 1;
       const wrong = (expected) => new RequestError(`${name} is ${quoted(value)}; expected ${expected}`);
       if (facet.kind === "integer" && !(Number.isSafeInteger(value) && value >= 0)) throw wrong("an integer of at least 0");
