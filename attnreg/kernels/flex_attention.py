@@ -139,8 +139,11 @@ def _call(spec: AttentionSpec, mask: BlockMask, score_mod: ScoreMod | None, *pac
 
 
 def _kernel_options(query: Tensor, value: Tensor) -> Any:
-    """Smaller tiles where PyTorch's defaults do not fit into 227 KiB of shared memory: rows over 512 bytes."""
-    wide = max(query.shape[-1], value.shape[-1]) * query.itemsize > 512
+    """Smaller tiles where PyTorch's defaults do not fit into 227 KiB of shared memory.
+
+    That is for rows over 512 bytes, and for values wider than queries, by whose width PyTorch chooses.
+    """
+    wide = max(query.shape[-1], value.shape[-1]) * query.itemsize > 512 or value.shape[-1] > query.shape[-1]
     return {"BLOCK_M": 32, "BLOCK_N": 32, "num_stages": 1, "num_warps": 4} if wide else None
 
 

@@ -45,7 +45,7 @@ same memory, and ``v_scale`` is ``k_scale``. ``write_kv`` is given a key's two p
 **No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: the batch's CPU copies hold all that the
 host needs. Where they and the device differ, the device is right: ``seq_lens_cpu`` may be upper bounds.
 A layer that is ``batch_invariant`` gives a request the same bits whatever else is in its batch, and whatever bounds the
-host has.
+host has, of tensors with the same strides: a compiler may order sums by how wide it can load.
 
 **CUDA graphs.** A captured call computes with what the batch's tensors hold at each replay, for any lengths within
 ``max_query_len``, ``max_seq_len``, the number of requests and the rows of query: a dummy batch of one token a request

@@ -59,6 +59,16 @@ def test_what_rows_do_not_claim_is_refused(default: Registry, here: Platform, ba
     assert [problem for _, problem in refusals(claims, "cuda") if problem] == []
 
 
+@pytest.mark.parametrize("backend", ["FLEX_ATTENTION", "TRITON_ATTN"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_values_wider_than_keys(default: Registry, here: Platform, backend: str, dtype: str) -> None:
+    # what compilers choose tiles by is the width of keys alone
+    claims = Claims(backend, here, default)
+    case = claims._case({**claims._base, "dtype": dtype, "head_size": 64, "head_size_v": 192})
+    assert case is not None
+    assert prove(case, claims.select(case.request), "cuda").problem is None
+
+
 def test_verify_gathers_the_evidence(default: Registry, here: Platform) -> None:
     (evidence,) = verify(["TORCH_SDPA"], registry=default, platform=here, device="cuda", size="claims")
     assert evidence.proven

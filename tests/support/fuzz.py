@@ -355,12 +355,14 @@ class Stage:
             known |= {"graph": graph} if self.replayed is not None else {}
         return known
 
-    def alike(self, call: Call, memory: Memory, exact: BatchMetadata) -> Call:
+    def alike(self, name: str, call: Call, memory: Memory, exact: BatchMetadata) -> Call:
         """A call whose bits must be those of a plain call of the batch with its exact lengths."""
 
         def alike(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
             found = call(trial, batch, query)
-            plain = self.attend(memory, trial, exact, query)
+            # a replay has read a copy, with strides of its own
+            read = self.replayed.query[: len(query)] if name == "graph" and self.replayed is not None else query
+            plain = self.attend(memory, trial, exact, read)
             rows = batch.num_tokens
             assert torch.equal(bits(found[0][:rows]), bits(plain[0][:rows])), "other bits than those of a plain call"
             return found
@@ -381,7 +383,7 @@ class Stage:
         name = choices(f"call {number}", choices.random.choice(sorted(calls)), "call")
         call, exact = calls[name], trial.batch
         if "batch_invariant" in spec.features and getattr(self.layer.module, "CAPTURABLE", False):
-            call = self.alike(call, memory, exact)
+            call = self.alike(name, call, memory, exact)
         if name == "bounds":
             trial = replace(trial, batch=self.bounded(exact))
         if self.replayed is not None and name == "graph":
