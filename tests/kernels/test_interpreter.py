@@ -10,6 +10,7 @@ import triton.language as tl
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.proof import prove
 from attnreg.conformance.trial import Case
+from attnreg.kernels.interpreter.interpret import interpret
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.selection.selector import evaluate
 
@@ -69,3 +70,38 @@ def test_only_what_a_kernel_wrote_is_written_and_it_is_rounded() -> None:
     rest = torch.ones(24, dtype=torch.bool)
     rest[1:23:6] = False
     assert (memory.view(torch.int16)[rest] == 0x7FC5).all()
+
+
+@triton.jit
+def _spread(x, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    return x[:, None] * tl.full((N,), 3, tl.int32)[None, :]
+
+
+@triton.jit
+def _mixed_kernel(target_ptr, source_ptr, size, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    rows = tl.program_id(0) * N + tl.arange(0, N)
+    table = _spread(rows - 2, N) + tl.arange(0, N)
+    # int32 wraps; integers of 64 bits, halves and bools promote as they do elsewhere
+    wide = (table * 0x7FFFFFF) * 2 + rows[:, None].to(tl.int64) % 3
+    x = tl.load(source_ptr + table % size, mask=table < size, other=-1.0)
+    y = tl.where((wide > 0) & (x < 1), x * 0.5, wide / 7) - x.to(tl.float16)
+    tl.store(target_ptr + rows * 2, tl.sum(y, axis=1) / size)
+    tl.store(target_ptr + rows * 2 + 1, tl.max(y * 2, axis=1))
+
+
+def test_its_shorter_ways_change_no_bits_and_are_gone_afterwards() -> None:
+    source = torch.linspace(-3.0, 3.0, 64)
+    plain, quick = torch.zeros(32), torch.zeros(32)
+    before = tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__
+    _mixed_kernel[(2, 1, 1)](plain, source, 64, 8)
+    interpret(_mixed_kernel, (2, 1, 1), (quick, source, 64), (8,))
+    assert plain.abs().min() > 0
+    assert torch.equal(plain, quick)
+    with pytest.raises(triton.runtime.errors.InterpreterError, match="incompatible dimensions"):
+        interpret(_refused_kernel, (1, 1, 1), (quick,), (8,))
+    assert (tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__) == before
+
+
+@triton.jit
+def _refused_kernel(target_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    tl.store(target_ptr + tl.arange(0, N), tl.arange(0, N) + tl.arange(0, 2 * N))
