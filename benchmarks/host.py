@@ -23,14 +23,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import host_tokens
 import torch
 import triton  # type: ignore[import-untyped]
 
 import attnreg
+import attnreg.integrations.transformers as transformers_attention
 from attnreg import AttentionRequest, BatchMetadata, Platform, ops
 from attnreg.loader import default_registry
 from attnreg.runtime.interface import Call, KVCache
@@ -54,6 +57,7 @@ class Place(NamedTuple):
             sys.exit("benchmarks/host.py measures beside a GPU, and torch sees none; --stubbed needs none")
         vocabulary = default_registry().vocabulary
         platform = next(p for p in Platform.detect_all(vocabulary) if p.platform in ("cuda", "rocm"))
+        transformers_attention.register()
         return cls("cuda", platform, torch.cuda.synchronize)
 
     @classmethod
@@ -85,6 +89,10 @@ class Step:
         self.output = torch.empty_like(self.query)
         self._more = itertools.cycle(range(512))
         self.batch = self.build()
+
+    def around(self, calls: int) -> AbstractContextManager[None]:
+        """A block in which the ops find the batch."""
+        return ops.forward_context(self.batch)
 
     def build(self) -> BatchMetadata:
         """The batch of the next step, a token longer."""
@@ -147,22 +155,23 @@ class Step:
 
 
 class Figure(NamedTuple):
-    """A figure's name, its mark on an H200, the call, and the step that it belongs to."""
+    """A figure's name, its mark on an H200, the call, and what a burst of so many calls runs in."""
 
     name: str
     mark: float | None
     call: Callable[[], Any]
-    step: Step
+    around: Callable[[int], AbstractContextManager[None]]
 
     def burst(self, place: Place) -> float:
-        """The host's time for one call of a burst, in microseconds."""
-        with ops.forward_context(self.step.batch):
+        """The host's time for one call of a burst, in microseconds; of its own thread where no GPU is waited for."""
+        clock = time.thread_time if place.device == "meta" else time.perf_counter
+        with self.around(CALLS):
             place.wait()
             gc.disable()
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(CALLS):
                 self.call()
-            us = (time.perf_counter() - begin) / CALLS * 1e6
+            us = (clock() - begin) / CALLS * 1e6
             gc.enable()
         return us
 
@@ -170,20 +179,24 @@ class Figure(NamedTuple):
 def figures(place: Place) -> Iterator[Figure]:
     short, long, many, most = (Step(place, *one) for one in ((1, 64), (1, 4096), (64, 8192), (256, 2048)))
     for step in (short, many, most):
-        yield Figure(f"a step's batch, b{step.requests}", None, step.build, step)
-        yield Figure(f"a step's plan, b{step.requests}", None, step.plan, step)
-        yield Figure(f"a step's batch and plan, b{step.requests}", 40, step.step, step)
-    yield Figure("a batch and its first forward, b64", None, many.first_forward, many)
-    yield Figure("one launch", 12, short.launch, short)
-    yield Figure("attend, b1", None, short.attend, short)
-    yield Figure("cache update, b1", None, short.write, short)
-    yield Figure("forward with the cache's update, b1", 20, short.forward, short)
-    yield Figure("the same, output allocated", None, short.forward_allocating, short)
-    yield Figure("the same through the op for both", 30, short.one_op, short)
-    yield Figure("the same through the two ops", 30, short.two_ops, short)
-    yield Figure("the same through ops.attention", 30, short.attention_op, short)
-    yield Figure("a split decode", 20, long.launch, long)
-    yield Figure("attend, split", None, long.attend, long)
+        yield Figure(f"a step's batch, b{step.requests}", None, step.build, step.around)
+        yield Figure(f"a step's plan, b{step.requests}", None, step.plan, step.around)
+        yield Figure(f"a step's batch and plan, b{step.requests}", 40, step.step, step.around)
+    yield Figure("a batch and its first forward, b64", None, many.first_forward, many.around)
+    yield Figure("one launch", 12, short.launch, short.around)
+    yield Figure("attend, b1", None, short.attend, short.around)
+    yield Figure("cache update, b1", None, short.write, short.around)
+    yield Figure("forward with the cache's update, b1", 20, short.forward, short.around)
+    yield Figure("the same, output allocated", None, short.forward_allocating, short.around)
+    yield Figure("the same through the op for both", 30, short.one_op, short.around)
+    yield Figure("the same through the two ops", 30, short.two_ops, short.around)
+    yield Figure("the same through ops.attention", 30, short.attention_op, short.around)
+    yield Figure("a split decode", 20, long.launch, long.around)
+    yield Figure("attend, split", None, long.attend, long.around)
+    for case in host_tokens.CASES:
+        for implementation in ("sdpa", "attnreg"):
+            tokens = host_tokens.Tokens(case, implementation, place.device)
+            yield Figure(f"a token of 8 layers, {case.name}, {implementation}", None, tokens.token, tokens.prepared)
 
 
 def measure(place: Place, record: Path | None) -> None:

@@ -52,7 +52,15 @@ def install() -> None:
         # for tensors without memory the ops have nothing to do otherwise
         if function := getattr(ops, f"_{name}", None):
             ops._library.impl(f"unified_{name}", function, "Meta", allow_override=True)
-    # of tensors without memory these are written in Python, and take several times as long as of a GPU's
+    _quick()
+    _transformers()
+
+
+def _quick() -> None:
+    """Puts quick functions in the place of those that are written in Python for tensors without memory.
+
+    They take several times as long as of a GPU's tensors.
+    """
     split, new_empty = torch.Tensor.unsafe_split_with_sizes, torch.Tensor.new_empty
 
     def quick_split(whole: torch.Tensor, sizes: list[int]) -> Any:
@@ -60,7 +68,34 @@ def install() -> None:
             [torch.empty(n, dtype=whole.dtype, device=DEVICE) for n in sizes] if whole.is_meta else split(whole, sizes)
         )
 
-    def quick_empty(like: torch.Tensor, size: Any, **types: Any) -> torch.Tensor:
-        return torch.empty(size, device=DEVICE, **types) if like.is_meta else new_empty(like, size, **types)
+    def quick_empty(like: torch.Tensor, *size: Any, **types: Any) -> torch.Tensor:
+        if not like.is_meta:
+            return new_empty(like, *size, **types)
+        return torch.empty(*size, device=DEVICE, **{"dtype": like.dtype, **types})
 
     torch.Tensor.unsafe_split_with_sizes, torch.Tensor.new_empty = quick_split, quick_empty  # type: ignore[assignment]
+
+
+def _transformers() -> None:
+    """Registers attnreg, and leaves out what tensors without memory cannot tell: whether a mask hides nothing.
+
+    PyTorch's attention is left out as launches are: its choice of a kernel and its driver's calls.
+    """
+    from transformers import masking_utils
+
+    import attnreg.integrations.transformers as transformers_attention
+    from attnreg.integrations.transformers.fetched import Fetched
+    from attnreg.runtime import arguments
+
+    def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **more: Any) -> torch.Tensor:
+        size, heads, queries, _ = query.shape
+        return torch.empty(size, queries, heads, value.shape[3], dtype=query.dtype, device=DEVICE).transpose(1, 2)
+
+    # true, and a position in a static cache
+    yes: Any = torch.tensor(4096)
+    places: Any = arguments, masking_utils, torch.Tensor, Fetched, torch.nn.functional
+    names = "validate_device", "fast_all", "all", "get", "scaled_dot_product_attention"
+    answers: Any = lambda platform: None, lambda told: yes, lambda told: yes, lambda fetched: yes, attended
+    for place, name, answer in zip(places, names, answers, strict=True):
+        setattr(place, name, answer)
+    transformers_attention.register(platform=PLATFORM)

@@ -27,12 +27,17 @@ def platform_of(device: torch.device, registry: Registry) -> Platform:
     return platforms[0]
 
 
+def in_forward_mode() -> bool:
+    """Whether PyTorch differentiates in forward mode."""
+    return forward_ad._current_level >= 0
+
+
 def refuse_tangents(*inputs: Any, cure: str) -> None:
     """Raises `UnclaimedError` where an input carries a tangent of forward-mode differentiation.
 
     A kernel writes its output without one, and the derivative of everything after it would silently be another.
     """
-    if forward_ad._current_level < 0:
+    if not in_forward_mode():
         return
     unpack: Any = forward_ad.unpack_dual
     if any(isinstance(x, Tensor) and unpack(x).tangent is not None for x in inputs):

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KVCache, LayerParams, SpecError, paged_cache_shape
 from attnreg.runtime.states.memory import overlap_words, reach, share_memory
-from attnreg.runtime.tensors import Alike, Remembered, derivative_problems, tensor_problems
+from attnreg.runtime.tensors import NONE_FREE, Alike, Free, Remembered, derivative_problems, tensor_problems
 from attnreg.runtime.validation import Places, refuse, validate_batch
 
 
@@ -84,8 +84,11 @@ class Tensors(NamedTuple):
         return tuple(own) if self.kv_cache is None else (*own, "kv_cache.key", "kv_cache.value")
 
 
-# the lengths of batches, otherwise alike, that are remembered
+# the numbers of queries of batches, otherwise alike, that are remembered
 MOST_LENGTHS = 256
+# the rows of packed keys and of values that are only read: in each step of a decode they are others. By the number of
+# tensors before them
+_ROWS: tuple[Free, ...] = tuple({at: 0, at + 1: 0} for at in range(4))
 
 
 _address = Tensor.data_ptr
@@ -95,33 +98,38 @@ class Accepted:
     """Calls that fitted, whose tensors have the same facts. flat: heads and elements of some are one dimension.
 
     names: of the call's own tensors, which come first, ``count`` of them. pairs: the places among them of one that is
-    written and of one that is read meanwhile, or written too, each with the bytes that it reaches over. apart:
-    addresses of such tensors that have no memory in common, the last that were seen.
+    written and of one that is read meanwhile, or written too, each with the bytes that it reaches over; None for one
+    whose rows differ. apart: the places of such tensors that have no memory in common, the last that were seen.
     """
 
     __slots__ = ("apart", "count", "flat", "names", "pairs")
 
-    def __init__(self, flat: bool, given: Tensors, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, flat: bool, given: Tensors, tensors: Sequence[Tensor], free: Free) -> None:
         caches = () if given.kv_cache is None else ("kv_cache.key", "kv_cache.value")
         self.flat, self.names = flat, given.names
-        self.count, self.apart = len(self.names), tuple[int, ...]()
+        self.count, self.apart = len(self.names), tuple[Any, ...]()
         written = {"output", "lse", *(caches if given.write else ())}
         # without an output, a query is only looked at; a cache's two sides may lie in one another
         read = {name for name in self.names if name != "query" or given.output is not None} - written
-        among = [(i, name, reach(x)) for i, (name, x) in enumerate(zip(self.names, tensors, strict=False))]
+        among = [
+            (i, name, None if i in free else reach(x))
+            for i, (name, x) in enumerate(zip(self.names, tensors, strict=False))
+        ]
         self.pairs = tuple(
             (i, size, j, other_size)
             for i, name, size in among
             for j, other, other_size in among
-            if name in written and (other in read or (other in written and i < j and {name, other} != {*caches}))
+            if size is not None
+            and name in written
+            and (other in read or (other in written and i < j and {name, other} != {*caches}))
         )
 
-    def overlaps(self, tensors: Sequence[Tensor], places: tuple[int, ...]) -> list[str]:
-        """The problem of each pair of tensors, which begin at these addresses, that has memory in common."""
+    def overlaps(self, tensors: Sequence[Tensor], places: tuple[Any, ...]) -> list[str]:
+        """The problem of each pair of tensors, of these places, that has memory in common."""
         met = [
             (i, j)
-            for i, size, j, other_size in self.pairs
-            if places[i] < places[j] + other_size and places[j] < places[i] + size
+            for i, size, j, other in self.pairs
+            if places[j] < places[i] + size and places[i] < places[j] + (reach(tensors[j]) if other is None else other)
         ]
         return [
             overlap_words(self.names[i], self.names[j])
@@ -136,7 +144,8 @@ class Fit:
     """The shapes and types that every call with one batch must have.
 
     num_tokens, num_keys, num_slots: the fewest rows of queries, of packed keys and of keys to write. accepted: calls
-    that fitted, by their parts and by which tensors they have, so that only the first of its kind is looked at closely.
+    that fitted, by their parts and by which tensors they have, so that only the first of its kind is looked at closely;
+    shared with batches of as many queries.
     """
 
     spec: AttentionSpec
@@ -156,16 +165,18 @@ class Fit:
         """
         alike, like, tokens, places = validate_batch(spec, batch)
         keys = 0 if batch.paged else int(batch.host_lens.sum()) if batch.key_rows is None else batch.key_rows
-        fit: Fit | None = None if places is not None else like.fits.get((tokens, keys))
-        if fit is None:
-            slots = None if batch.slot_mapping is None else batch.slot_mapping.shape[0]
-            fit = cls(spec, batch.seq_lens.device, batch.paged, tokens, keys, slots, places, {})
-            # what a call must have does not depend on more than this, unless its places are known
-            if places is None:
-                if len(like.fits) >= MOST_LENGTHS:
-                    like.fits.clear()
-                fit = like.fits.setdefault((tokens, keys), fit)
-        return alike, fit
+        # which calls fit depends on no more than the queries, and on keys that each call compares, unless the places
+        # are known
+        accepted: Any = {}
+        if places is None:
+            known = like.accepted.get(tokens)
+            if known is None:
+                if len(like.accepted) >= MOST_LENGTHS:
+                    like.accepted.clear()
+                known = like.accepted.setdefault(tokens, accepted)
+            accepted = known
+        slots = None if batch.slot_mapping is None else batch.slot_mapping.shape[0]
+        return alike, cls(spec, batch.seq_lens.device, batch.paged, tokens, keys, slots, places, accepted)
 
     def call(
         self, write: bool, attend: bool, query: Any, output: Any, lse: Any, key: Any, value: Any, kv_cache: Any,
@@ -185,20 +196,31 @@ class Fit:
         tensors += params.tensors if kv_cache is None else (*kv_cache, *params.tensors)
         accepted = self.accepted.get(kind)
         known = None if accepted is None else accepted.find(tensors)
-        if known is None:
+        packed = attend and key is not None and not self.paged
+        # what is remembered is of any number of keys
+        if known is None or (packed and not self.num_keys <= key.shape[0] == value.shape[0]):
             given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
             refuse([*self._problems(given, params)])
+            before = sum(x is not None for x in (query, output, lse))
+            free = _ROWS[before] if packed and not write else NONE_FREE
             if accepted is None:
-                accepted = self.accepted.setdefault(kind, Remembered())
+                accepted = self.accepted.setdefault(kind, Remembered(free))
             flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
-            known = accepted.put(tensors, Accepted(flat, given, tensors))
-        fitting = known[1]
+            fitting = Accepted(flat, given, tensors, free)
+            # without a row, any stride of the elements fits
+            if not free or key.shape[0]:
+                accepted.put(tensors, fitting)
+        else:
+            fitting = known[1]
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
             refuse(derivative_problems(tensors, lambda: (*fitting.names, *params.names)))
         try:
-            places = tuple(map(_address, tensors[: fitting.count]))
+            places: tuple[Any, ...] = tuple(map(_address, tensors[: fitting.count]))
         except RuntimeError:  # tensors of a transform such as vmap have no address
             places = fitting.apart
+        else:
+            if packed:
+                places = (*places, key.shape, key.stride(), value.stride())
         if places != fitting.apart:
             refuse(fitting.overlaps(tensors, places))
             fitting.apart = places

@@ -252,16 +252,17 @@ def _reach(tensor: Tensor) -> int:
 
 
 def _plain(batch: BatchMetadata, given: tuple[Any, ...]) -> bool:
-    """Whether a batch that is a decode or a prefill of a cache has no problem, which takes less time to tell."""
+    """Whether a batch whose causality is one truth value has no problem, which takes less time to tell."""
     for x in given:
         if not isinstance(x, Tensor) or x.layout is not _STRIDED:
             return False
-    longest, most = batch.max_seq_len, batch.max_query_len
+    longest, most, rows = batch.max_seq_len, batch.max_query_len, batch.key_rows
+    placed = batch.key_start_loc is not None and batch.block_table is None
     return (
         type(longest) is int is type(most)
         and 0 <= most <= longest <= LONGEST
         and type(batch.causal) is bool
-        and batch.key_rows is None
+        and (rows is None or (type(rows) is int and 0 <= rows <= _INT32 and placed))
         and not (batch.query_start_loc is None or batch.seq_lens is None)
         and not (batch.query_start_loc_cpu is None or batch.seq_lens_cpu is None)
     )

@@ -171,7 +171,8 @@ class Call(NamedTuple):
     [num_keys, num_kv_heads, head_size] and value [num_keys, num_kv_heads, head_size_v] are given if and only if the
     batch is not paged; kv_cache is then None. lse [num_heads, tokens] float32 is contiguous, and is given only where
     the spec has ``lse``. alike: for ``run`` alone, the same object for calls that have the same tensors, of the
-    same shapes, strides, types and devices, so that a module may keep what it works out of these. indices
+    same shapes, strides, types and devices, so that a module may keep what it works out of these; but for the rows and
+    the strides of packed keys and values of a call that writes none, which grow from step to step. indices
     [tokens, topk] int32 are given if and only if the spec is ``sparse``.
     """
 

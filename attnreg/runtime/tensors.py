@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,16 +16,20 @@ T = TypeVar("T")
 _unpack: Any = forward_ad.unpack_dual
 # tells whether tensors are like some others
 Alike = Callable[..., bool]
+# tensors by their places among others, each with a dimension: its size is no fact, nor are strides but for the last one
+Free = Mapping[int, int]
+NONE_FREE: Free = MappingProxyType({})
 
 
 class Remembered(Generic[T]):
     """A dictionary whose keys are the facts about some tensors on which `tensor_problems` depends.
 
     The facts of a call's tensors take longer to read one by one than a short kernel runs. So tensors like recent ones
-    are recognised by PyTorch's own comparison, of all facts at once.
+    are recognised by PyTorch's own comparison, of all facts at once. free: facts that do not matter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, free: Free = NONE_FREE) -> None:
+        self._free = free
         self._values: dict[Any, T] = {}
         self._recent: tuple[tuple[Alike, T], ...] = ()
 
@@ -33,12 +38,12 @@ class Remembered(Generic[T]):
         for known in self._recent:
             if known[0](*tensors):
                 return known
-        value = self._values.get(_facts(tensors))
+        value = self._values.get(_facts(tensors, self._free))
         return None if value is None else self._put_first(tensors, value)
 
     def put(self, tensors: Sequence[Tensor], value: T) -> tuple[Alike, T]:
         """Keeps a value for tensors like these, unless one of them has no strides."""
-        facts = _facts(tensors)
+        facts = _facts(tensors, self._free)
         if facts is None:
             return _never, value
         if len(self._values) >= MOST_REMEMBERED:
@@ -47,7 +52,7 @@ class Remembered(Generic[T]):
         return self._put_first(tensors, value)
 
     def _put_first(self, tensors: Sequence[Tensor], value: T) -> tuple[Alike, T]:
-        known = comparison(tensors), value
+        known = comparison(tensors, self._free), value
         self._recent = (known, *self._recent[: MOST_RECENT - 1])
         return known
 
@@ -75,15 +80,29 @@ def signatures(tensors: Iterable[Any]) -> list[tuple[Any, ...] | None]:
     return [None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.layout, x.is_neg()) for x in tensors]
 
 
-def _facts(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
+def _without(free: Free, shapes: list[list[Any]], strides: list[list[Any]]) -> None:
+    """Puts None in the place of the sizes and strides that are no facts."""
+    for i, dimension in free.items():
+        # a tensor that is refused may have no dimension
+        shapes[i] = [None if d == dimension else size for d, size in enumerate(shapes[i])]
+        strides[i][:-1] = [None] * (len(strides[i]) - 1)
+
+
+def _facts(tensors: Sequence[Any], free: Free = NONE_FREE) -> tuple[Any, ...] | None:
     """The facts about tensors, None where one of them is no tensor or has no strides."""
     try:
-        return tuple(signatures(tensors))
+        facts: list[Any] = signatures(tensors)
     except (AttributeError, RuntimeError, TypeError):
         return None
+    if free:
+        shapes, strides = [[*x.shape] for x in tensors], [[*x.stride()] for x in tensors]
+        _without(free, shapes, strides)
+        facts = [(*a, *b, *more) for a, b, (_, _, *more) in zip(shapes, strides, facts, strict=True)]
+    # a subclass may have no memory
+    return (*facts, *map(type, tensors))
 
 
-def comparison(tensors: Sequence[Tensor]) -> Alike:
+def comparison(tensors: Sequence[Tensor], free: Free = NONE_FREE) -> Alike:
     """A function that tells whether the facts of as many other tensors are those of these, and holds none of them.
 
     It is the one by which torch.compile tests its inputs, where PyTorch has it and no tensor comes twice. That tells
@@ -91,6 +110,7 @@ def comparison(tensors: Sequence[Tensor]) -> Alike:
     """
     sizes: Any = [[*x.shape] for x in tensors]
     strides: Any = [[*x.stride()] for x in tensors]
+    _without(free, sizes, strides)
     try:
         alike: Alike = torch._C._dynamo.guards.TensorGuards(
             *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
@@ -99,8 +119,8 @@ def comparison(tensors: Sequence[Tensor]) -> Alike:
             return alike
     except (AttributeError, RuntimeError, TypeError):
         pass
-    facts = _facts(tensors)
-    return lambda *others: _facts(others) == facts
+    facts = _facts(tensors, free)
+    return lambda *others: _facts(others, free) == facts
 
 
 def _never(*tensors: Tensor) -> bool:

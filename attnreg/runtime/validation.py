@@ -8,7 +8,7 @@ processor is in host memory as it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from operator import gt, sub
 from typing import Any, NamedTuple
 
@@ -32,15 +32,21 @@ from attnreg.runtime.tensors import (
 class Like:
     """Batches whose tensors fit a layer, with the same facts.
 
-    capacity: the keys of a request for which the block table has room. fits: what calls with them must have, by their
-    queries and packed keys.
+    capacity: the keys of a request for which the block table has room. accepted: the calls with them that fitted, by
+    their queries.
     """
 
-    __slots__ = ("capacity", "fits")
+    __slots__ = ("accepted", "capacity")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.fits: dict[tuple[int, int], Any] = {}
+        self.accepted: dict[int, Any] = {}
+
+
+# os.environ takes microseconds to tell that it lacks a variable: it raises, twice. Where Python's own dictionary behind
+# it is not there, it is asked itself
+_VARIABLES: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+_DEBUG, _ONE = (DEBUG_VARIABLE, "1") if _VARIABLES is os.environ else map(os.environ.encodekey, (DEBUG_VARIABLE, "1"))
 
 
 # by all that a batch's validation depends on, apart from its tensors' facts and its lengths
@@ -273,7 +279,7 @@ def _places(spec: AttentionSpec, batch: BatchMetadata) -> Places:
 
 def debugging() -> bool:
     """Whether validation may read the device; not while a graph is captured, which allows no such copy."""
-    if os.environ.get(DEBUG_VARIABLE) != "1":
+    if _VARIABLES.get(_DEBUG) != _ONE:
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 

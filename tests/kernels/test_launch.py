@@ -70,12 +70,12 @@ def test_a_launcher_that_is_gone_around_would_do_the_same() -> None:
     vars(launcher).update(attributes)
     compiled = SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
     launcher(1, 2, 3, STREAM, "function", "metadata", None, None, None, 64, None, "constant")
-    launch.starter(compiled, (1, 2, 3), ("constant",))(STREAM, [64, None])
+    launch.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
     assert calls[0] == calls[1], LOOK
     # one with scratch memory is not gone around
     launcher.global_scratch_size, launcher.launch = 16, None
     with pytest.raises(RuntimeError, match="allocat"):
-        launch.starter(compiled, (1, 2, 3), ("constant",))(STREAM, [64, None])
+        launch.starter(compiled, (1, 2, 3))(STREAM, [64, None], ("constant",))
 
 
 def test_hooks_can_be_seen() -> None:

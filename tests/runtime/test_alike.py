@@ -267,7 +267,8 @@ def test_only_tensors_with_the_same_facts_are_alike(first: str) -> None:
             facts = signatures([other]) == signatures([tensor])
         except (AttributeError, RuntimeError, TypeError):
             facts = False
-        assert not alike(other, beside) or facts, name
+        # a subclass may have no memory
+        assert not alike(other, beside) or (facts and type(other) is type(tensor)), name
         assert not alike(beside, other)
 
 

@@ -272,9 +272,9 @@ def _launches(case: Case, target: Any) -> list[tuple[Any, dict[str, Any], dict[s
 
     launched: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
 
-    def record(bound: Any, tensors: tuple[Any, ...], scratch: Any = None) -> None:
+    def record(bound: Any, tensors: tuple[Any, ...], scratch: Any = None, numbers: Any = None) -> None:
         variant = bound.variant
-        values = (*tensors, *(() if scratch is None else scratch.tensors), *bound.numbers)
+        values = (*tensors, *(() if scratch is None else scratch.tensors), *(numbers or bound.numbers))
         arguments = zip(variant.function.arg_names, values, strict=False)
         launched.append((variant, dict(arguments), variant.code.constants(bound.key)))
 

@@ -54,8 +54,8 @@ def observed() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
 
     launches: list[tuple[Any, dict[str, Any]]] = []
 
-    def record(bound: Any, tensors: tuple[Any, ...], scratch: Any = None) -> None:
-        values = (*tensors, *(() if scratch is None else scratch.tensors), *bound.numbers)
+    def record(bound: Any, tensors: tuple[Any, ...], scratch: Any = None, numbers: Any = None) -> None:
+        values = (*tensors, *(() if scratch is None else scratch.tensors), *(numbers or bound.numbers))
         arguments = dict(zip(bound.variant.function.arg_names, values, strict=False))
         launches.append((bound.variant, arguments | bound.variant.code.constants(bound.key)))
 

@@ -56,19 +56,22 @@ def refuse_unknown(
         )
 
 
-def refuse_no_mask(module: torch.nn.Module, queries: int) -> None:
-    """Raises `UnclaimedError` for several queries without a mask in a module that is causal by its attribute alone.
+def causal_of(module: torch.nn.Module, mask: Any, queries: int) -> bool:
+    """Whether a module is causal by its attribute.
 
-    By eager such queries see every key, by PyTorch's attention no later key. attnreg's masks are never None, so such a
+    Raises `UnclaimedError` for several queries without a mask in a module that is causal by its attribute alone. By
+    eager such queries see every key, by PyTorch's attention no later key. attnreg's masks are never None, so such a
     class makes no mask.
     """
-    if queries > 1 and getattr(module, "is_causal", True):
+    causal: bool = getattr(module, "is_causal", True)
+    if mask is None and queries > 1 and causal:
         raise UnclaimedError(
             f"{type(module).__name__} passes no mask to its attention and is causal by its attribute: by eager it sees "
             "every key, by PyTorch's attention no later one; load it with the attn_implementation that is meant, or "
             "pass is_causal",
             "attnreg",
         )
+    return causal
 
 
 def refuse_sequences(module: torch.nn.Module, batch: int, boundaries: Tensor | None) -> None:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.masks import MaskSource
-from attnreg.integrations.transformers.meanings import Ranged, known_band
+from attnreg.integrations.transformers.meanings import Ranged
 from attnreg.runtime.interface import BatchMetadata, Repeated
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.masks import Band
-from attnreg.runtime.tensors import Alike, comparison
+from attnreg.runtime.tensors import Alike, Remembered
 
 
 class Rest(NamedTuple):
@@ -57,12 +57,23 @@ class Rest(NamedTuple):
 class Again(NamedTuple):
     """A call as other layers make it too. alike: whether a query, key and value are as there but for their memory.
 
-    shape: of the output. run: of the same call on a query, key, value and output.
+    It does not tell apart where keys and values are: spaced is `_spaced` of these. shape: of the output. run: of the
+    same call on a query, key, value and output.
     """
 
     alike: Alike
+    spaced: tuple[Any, ...]
     shape: tuple[int, int, int, int]
     run: Repeated
+
+
+# queries, keys and values of a call, whatever the number of keys: the calls of the next token are alike
+_CALLS: Remembered[bool] = Remembered({1: 2, 2: 2})
+
+
+def _spaced(key: Tensor, value: Tensor) -> tuple[Any, ...]:
+    """The sizes and strides of keys and of values."""
+    return key.shape, key.stride(), value.shape, value.stride()
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,16 +106,10 @@ class Packed:
 
     def attend(self, layer: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The output [batch, queries, heads, head_size_v] of query [batch, heads, queries, size], key and value."""
-        again = self.again.get(layer.kind)
-        if (
-            again is not None
-            and again.alike(query, key, value)
-            and not layer.params.tensors
-            and not (query.is_cuda and torch.cuda.is_current_stream_capturing())
-        ):
-            output = query.new_empty(again.shape)
-            again.run(query, key, value, output)
-            return output
+        if layer.kind in self.again and not layer.params.tensors:
+            repeated = self.repeated(layer.kind, query, key, value)
+            if repeated is not None:
+                return repeated
         size, _, queries, _ = query.shape
         q = packed_rows(query)
         places = self._places(layer, key, value)
@@ -125,12 +130,30 @@ class Packed:
                 layer.forward(q, k, v, None, batch, output)
             else:
                 run(q, k, v, output)
-                self.again[layer.kind] = Again(comparison((query, key, value)), (size, queries, heads, width), run)
+                given = query, key, value
+                alike, _ = _CALLS.find(given) or _CALLS.put(given, True)
+                self.again[layer.kind] = Again(alike, _spaced(key, value), (size, queries, heads, width), run)
         else:
             output.zero_()[self.queries] = layer.forward(q[self.queries], k, v, None, batch)
         output = output.view(size, queries, heads, width)
         if self.rest is not None:
             self.rest.attend(layer, query, key, value, output)
+        return output
+
+    def repeated(self, kind: object, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
+        """The output of the last call by layers of a kind, run on other memory; None for a call that is not alike.
+
+        The layer has no tensors of its own.
+        """
+        again = self.again[kind]
+        if (
+            not again.alike(query, key, value)
+            or again.spaced != _spaced(key, value)
+            or (query.is_cuda and torch.cuda.is_current_stream_capturing())
+        ):
+            return None
+        output = query.new_empty(again.shape)
+        again.run(query, key, value, output)
         return output
 
     def _places(self, layer: Attention, key: Tensor, value: Tensor) -> tuple[int, Tensor, Tensor] | None:
@@ -207,10 +230,15 @@ def packed_mask(source: MaskSource, *, crossed: bool) -> Packed | str:
 
     crossed: the layer may attend to another text.
     """
-    key = ("packed", crossed)
+    key = packed_key(crossed)
     if key not in source.memo:
         source.memo[key] = _pack(source, crossed)
     return source.memo[key]  # type: ignore[no-any-return]
+
+
+def packed_key(crossed: bool) -> tuple[str, bool]:
+    """What the batch of a mask is kept by in its memo, for layers that may attend to another text or not."""
+    return "packed", crossed
 
 
 def packed_plainly(size: int, queries: int, keys: int, band: Band, crossed: bool, device: torch.device) -> Packed:
@@ -219,7 +247,7 @@ def packed_plainly(size: int, queries: int, keys: int, band: Band, crossed: bool
 
 
 def _pack(source: MaskSource, crossed: bool) -> Packed | str:
-    if not crossed and known_band(source.arguments["mask_function"]) is None and source.seen_from is not None:
+    if not crossed and source.band is None and source.seen_from is not None:
         # whatever the function is for other queries, this one sees the last of its request's keys
         stop, seen_from = source.begin + 1, source.seen_from
         lengths = [stop - first for first in seen_from]
@@ -273,7 +301,7 @@ def _rest(source: MaskSource, meaning: Band | Ranged, padding: Tensor, omitted: 
     """The omitted queries ([batch, queries] bool) that see a key; None where no such query sees one."""
     keys = torch.arange(padding.shape[1], device="cpu")
     # a meaning that was fitted says nothing of rows of padding, which it was not compared with
-    if isinstance(meaning, Ranged) or known_band(source.arguments["mask_function"]) is None:
+    if isinstance(meaning, Ranged) or source.band is None:
         seen = source.dense()[:, 0, :, : len(keys)].cpu()
     else:
         queries = torch.arange(source.begin, source.begin + source.queries, device="cpu")

@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attnreg.integrations.tensors import platform_of, refuse_tangents, without_gradient
+from attnreg.integrations.tensors import in_forward_mode, platform_of, refuse_tangents, without_gradient
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
-    refuse_no_mask,
+    causal_of,
     refuse_sequences,
     refuse_unknown,
     validate_ignored,
@@ -105,10 +105,14 @@ class Engine:
         """
         if dropout or not more.keys() <= self._harmless:
             self.refuse_unknown(module, dropout, more)
+        plain = position_bias is indices is sinks is more.get("cu_seq_lens_q") is None
+        site = self.sites.of(module) if plain else None
+        if s_aux is None and self._repeats and site is not None:
+            repeated = site.repeated(query, key, value, attention_mask, scaling, softcap)
+            if repeated is not None:
+                return repeated, None
         if is_causal is None:
-            if attention_mask is None:
-                refuse_no_mask(module, query.shape[2])
-            is_causal = getattr(module, "is_causal", True)
+            is_causal = causal_of(module, attention_mask, query.shape[2])
         given = attention_mask, is_causal, scaling, sliding_window, softcap, s_aux, position_bias, indices, sinks
         if self.compressed is not None:
             out = self._compressed(self.compressed, module, query, key, value, given)
@@ -120,10 +124,8 @@ class Engine:
         kv = (key, value) if latents is None else (latents.latent, latents.rope)
         trained = query, *kv, attention_mask, s_aux, position_bias, sinks, scaling, softcap
         refuse_tangents(*trained, cure=_CURE)
-        site = question = None
-        plain = position_bias is None and indices is None and sinks is None and more.get("cu_seq_lens_q") is None
-        if plain and latents is None:
-            site = self.sites.of(module)
+        question = None
+        if site is not None and latents is None:
             numbers = scaling, sliding_window, softcap
             question = site.question(query, key, value, attention_mask, is_causal, numbers, s_aux is None)
             found = None if question is None else site.known(question)
@@ -134,7 +136,9 @@ class Engine:
                 assert batch is not None
                 if torch.is_grad_enabled():
                     return self._attend(found.layer, batch, query, key, value, trained), None
-                return batch.attend(found.layer, query, key, value), None
+                out = batch.attend(found.layer, query, key, value)
+                site.remember(found, batch, scaling, softcap)
+                return out, None
         call = TransformersCall(module, query, key, value, *given)
         packed = call.batch
         if isinstance(packed, Packed):
@@ -174,6 +178,11 @@ class Engine:
         with torch.no_grad():
             out = layers.attend(TransformersCall(module, query, key, value, *given), held)
         return without_gradient(out, *trained, cure=_CURE)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether a call may be one that another layer made: nothing is recorded of it, and no cache is packed."""
+        return self.compressed is None and not torch.is_grad_enabled() and not in_forward_mode()
 
     def _attend(
         self, layer: Attention, packed: Packed, query: Tensor, key: Tensor, value: Tensor, trained: tuple[Any, ...]

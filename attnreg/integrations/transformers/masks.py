@@ -35,8 +35,8 @@ LARGEST = 1 << 28
 class MaskSource:
     """transformers' description of a mask: ``arguments`` are those of its `sdpa_mask`, which computes the whole mask.
 
-    offset: the position of the first query. told: [batch, at most keys] of transformers' mask of tokens, None for none;
-    all_told: whether each of these keys is a token.
+    offset: the position of the first query. band: that of its function, where this is known. told: [batch, at most
+    keys] of transformers' mask of tokens, None for none; all_told: whether each of these keys is a token.
     """
 
     arguments: dict[str, Any]
@@ -45,6 +45,7 @@ class MaskSource:
     keys: int
     offset: int | Fetched
     device: torch.device
+    band: Band | None = None
     told: Tensor | None = None
     all_told: Fetched | None = None
     # values derived once for all layers that share the mask
@@ -143,9 +144,8 @@ class MaskSource:
         return self.memo["meaning"]  # type: ignore[no-any-return]
 
     def _meaning(self) -> Band | Ranged | None:
-        band = known_band(self.arguments["mask_function"])
-        if band is not None:
-            return band
+        if self.band is not None:
+            return self.band
         if self.batch * self.queries * self.keys > LARGEST:
             return None
         seen = self.dense()[:, 0].cpu()
@@ -380,8 +380,9 @@ def lazy_mask(
     if told is not None and (kv_offset or told.shape[1] > kv_length):
         told = told[:, kv_offset : kv_offset + kv_length]
     all_told = None if told is None else Fetched(told.all())
-    source = MaskSource(arguments, batch_size, q_length, kv_length, offset, torch.device(device), told, all_told)
-    if known_band(mask_function) is None:
+    band = known_band(mask_function)
+    source = MaskSource(arguments, batch_size, q_length, kv_length, offset, torch.device(device), band, told, all_told)
+    if band is None:
         # the function may read what changes later
         source.dense()
     return LazyMask(source)

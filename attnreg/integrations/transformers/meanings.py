@@ -73,13 +73,13 @@ _NEAR = 64
 
 def known_band(function: MaskFunction) -> Band | None:
     """The band of a function made of transformers' own parts alone; None for any other function."""
-    reach = _reach(function)
-    if reach is None:
-        return None
     key = _parts(function)
+    if key is None:
+        return None
     if key not in _bands:
-        band = reach.band
-        _bands[key] = band if band is not None and _agrees(function, band, reach) else None
+        reach = _reach(function)
+        band = None if reach is None else reach.band
+        _bands[key] = band if reach is not None and band is not None and _agrees(function, band, reach) else None
     return _bands[key]
 
 
@@ -109,9 +109,19 @@ def _reach(function: Any) -> Reach | None:
 
 
 def _parts(function: Any) -> Hashable:
-    """The code and the captured values of a function of known parts, as a key."""
-    values = (tuple(map(_parts, v)) if isinstance(v, tuple) else v for v in _captured(function))
-    return (function.__code__, *values)
+    """The code and what decides the reach of a function of known parts, as a key; None where a part is not known."""
+    if not isinstance(function, FunctionType):
+        return None
+    code, closure = function.__code__, function.__closure__
+    if code is _CAUSAL or code is _BIDIRECTIONAL:
+        return code
+    if closure is None or len(closure) != 1:
+        return None
+    captured = closure[0].cell_contents
+    if code is _AND and isinstance(captured, tuple):
+        parts = tuple([_parts(part) for part in captured])
+        return None if None in parts else (code, parts)
+    return (code, captured) if code in (_WINDOW, _WINDOW_BOTH) and type(captured) is int else None
 
 
 def _agrees(function: MaskFunction, band: Band, reach: Reach) -> bool:

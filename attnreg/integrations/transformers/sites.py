@@ -14,9 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attnreg.integrations.transformers.batches import Packed, packed_mask
+from attnreg.integrations.transformers.batches import Packed, packed_key, packed_mask
 from attnreg.integrations.transformers.calls import Asked, is_crossed
 from attnreg.integrations.transformers.masks import LazyMask
+from attnreg.runtime.masks import Band
 
 if TYPE_CHECKING:
     from attnreg.runtime.layer import Attention
@@ -62,6 +63,19 @@ class Question(NamedTuple):
     phase: str | None = None
 
 
+class Last(NamedTuple):
+    """The last call of a module by a layer that calls may repeat: the layer's kind, the call's numbers, the record.
+
+    band, crossed: those of its batch. numbers: its scale and its softcap, each behind its type.
+    """
+
+    kind: object
+    band: Band
+    crossed: bool
+    numbers: tuple[Any, ...]
+    run: Run
+
+
 class Site:
     """A module, as far as its attributes decide how its calls run, and what was found for them."""
 
@@ -70,6 +84,37 @@ class Site:
         self.config = module.__dict__.get("config")
         self.crossed = is_crossed(module)
         self.found: dict[tuple[Any, ...], Found] = {}
+        self._last: Last | None = None
+        self._packed = packed_key(self.crossed)
+
+    def repeated(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: Any, softcap: Any) -> Tensor | None:
+        """The output of a call that another layer made under the same mask, run on this call's memory.
+
+        It is for calls without sinks, of which no gradient is wanted. None: the call has to be looked at.
+        """
+        last = self._last
+        if last is None or mask.__class__ is not LazyMask:
+            return None
+        packed = mask.source.memo.get(self._packed)
+        if (
+            packed.__class__ is not Packed
+            or last.kind not in packed.again
+            or last.numbers != (scale.__class__, scale, softcap.__class__, softcap)
+            or last.band != packed.band
+            or last.crossed != packed.crossed
+        ):
+            return None
+        output: Tensor | None = packed.repeated(last.kind, query, key, value)
+        if output is not None:
+            last.run.calls += 1
+        return output
+
+    def remember(self, found: Found, packed: Packed, scale: Any, softcap: Any) -> None:
+        """Has later calls like the one that ``packed`` has just run be `repeated`, where its layer allows it."""
+        kind = found.layer.kind
+        if kind in packed.again and not found.layer.params.tensors:
+            numbers = scale.__class__, scale, softcap.__class__, softcap
+            self._last = Last(kind, packed.band, packed.crossed, numbers, found.run)
 
     def question(
         self,

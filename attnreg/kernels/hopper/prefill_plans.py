@@ -7,7 +7,7 @@ rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from attnreg.kernels.hopper.prefill import LOG2_E, prefill_kernel
 from attnreg.kernels.hopper.prefill_shared import GROUPS, ROWS, Code
 from attnreg.kernels.hopper.target import require
-from attnreg.kernels.triton.launch import starter
+from attnreg.kernels.triton.launch import Start, starter
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
 from attnreg.kernels.triton.splits import Run
 from attnreg.kernels.triton.target import target_of
@@ -116,7 +116,7 @@ class Prompts:
             0 if lse is None else lse.shape[1], 0 if sinks is None else sinks.stride(0),
             scale * LOG2_E.value, softcap * LOG2_E.value,
         )  # fmt: skip
-        self._start: Callable[[int, Sequence[Any]], None] | None = None
+        self._start: Start | None = None
 
     def run(self, call: Sequence[Any], batch: Sequence[Any]) -> None:
         """Computes the requests of the launch."""
@@ -137,10 +137,10 @@ class Prompts:
             if compiled is None:
                 self._compile(descriptors, tensors, sinks)
                 return
-            self._start = starter(compiled, self.grid, (*self.numbers, self.code))
+            self._start = starter(compiled, self.grid)
         stream = triton.runtime.driver.active.get_current_stream(self.device.index or 0)
         arguments: list[Any] = [*descriptors, *[x.data_ptr() for x in tensors]]
-        self._start(stream, arguments)
+        self._start(stream, arguments, (*self.numbers, self.code))
 
     def _taken(self, lengths: Tensor) -> Tensor:
         """The number of programs that were taken, of each run its own."""
@@ -224,11 +224,18 @@ class HopperPlan(TritonPlan):
     def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
         runs = super()._bind(tensors)
         for i, planned in enumerate(self.launches):
-            if planned.chosen.max_query_len > SHORT_QUERIES and planned.chosen.splits == 1:
+            if _is_of_prompts(planned.chosen):
                 prompts = self._prompts(planned.chosen, tensors)
                 if prompts is not None:
                     runs[i] = _either(prompts, runs[i])
         return runs
+
+    def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, tuple[int, int]]:
+        differing, heads = super()._differing(key, value)
+        if any(_is_of_prompts(planned.chosen) for planned in self.launches):
+            # the copy engine is told where rows and heads are
+            differing = differing, key.shape, key.stride(), value.shape, value.stride()
+        return differing, heads
 
     def _prompts(self, launch: Launch, tensors: Sequence[Any]) -> Prompts | None:
         """The kernel for a launch, None where it cannot run."""
@@ -250,12 +257,20 @@ class HopperPlan(TritonPlan):
         return Prompts(spec, code, launch, strides, keys, values, self._numbers, tensors)
 
 
+def _is_of_prompts(launch: Launch) -> bool:
+    """Whether a launch may go to the kernel for SM 9.0."""
+    return launch.max_query_len > SHORT_QUERIES and launch.splits == 1
+
+
 def _either(prompts: Prompts, portable: Run) -> Run:
     """Runs the kernel where the copy engine can address the call's memory, which it reads by 16 bytes."""
 
-    def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
+    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
         query, key, value, output, *_ = call
         address = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
-        (portable if address % 16 else prompts.run)(call, batch)
+        if address % 16:
+            portable(call, batch, varying)
+        else:
+            prompts.run(call, batch)
 
     return run

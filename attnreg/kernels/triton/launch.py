@@ -43,11 +43,12 @@ class Code(Protocol):
 class Kernel:
     """A Triton kernel and its variants.
 
-    names: the kernel's parameters that are no constants, in the order in which launches give their values. Raises
-    TypeError where these are not the kernel's.
+    names: the kernel's parameters that are no constants, in the order in which launches give their values. varying:
+    those that a `Bound` may be given anew, which follow each other in the kernel's order. Raises TypeError where these
+    are not the kernel's.
     """
 
-    def __init__(self, function: Any, names: Sequence[str]) -> None:
+    def __init__(self, function: Any, names: Sequence[str], varying: Sequence[str] = ()) -> None:
         kinds = function.fn.__annotations__
         self.function, self.names = function, tuple(names)
         own = [name for name in function.arg_names if kinds.get(name) is not tl.constexpr]
@@ -62,6 +63,12 @@ class Kernel:
         # so that a launch can tell them by their places
         if own[: len(self.pointers)] != self.pointers or self.pointers[: len(self.aligned)] != self.aligned:
             raise TypeError(f"{function.__name__} must take its pointers first, and of these the aligned ones")
+        numbers = own[len(self.pointers) :]
+        first = numbers.index(varying[0]) if varying else len(numbers)
+        # the place of the varying ones among the numbers
+        self.varying = slice(first, first + len(varying))
+        if numbers[self.varying] != [*varying]:
+            raise TypeError(f"{function.__name__} must take {', '.join(varying)} one behind the other")
         self._variants: dict[Hashable, Variant] = {}
 
     def variant(self, device: torch.device, code: Code) -> Variant:
@@ -160,13 +167,21 @@ class Bound:
         self.variant, self.key, self.grid, self.numbers = variant, key, grid, numbers
         self._aligned, self._device, self._on_gpu = len(variant.kernel.aligned), variant.device, variant.on_gpu
         # by facts about the pointers
-        self._starts: dict[Hashable, Callable[[int, Sequence[int | None]], None]] = {}
+        self._starts: dict[Hashable, Start] = {}
+        # the constants, which all of these share, and the numbers before them
+        self._constants: tuple[Any, ...] = ()
+        self._rest: tuple[Any, ...] = ()
 
-    def launch(self, tensors: Sequence[Tensor | None], scratch: Scratch | None = None) -> None:
-        """Runs the kernel on tensors in the order of its pointers, the last of which are those of ``scratch``."""
+    def launch(
+        self, tensors: Sequence[Tensor | None], scratch: Scratch | None = None, numbers: tuple[Any, ...] | None = None
+    ) -> None:
+        """Runs the kernel on tensors in the order of its pointers, the last of which are those of ``scratch``.
+
+        numbers: instead of the bound ones, as `given` makes them.
+        """
         if self._on_gpu and _current_device() != self._device:
             with torch.cuda.device(self._device):
-                self.launch(tensors, scratch)
+                self.launch(tensors, scratch, numbers)
             return
         # Triton takes an address as it is, and would ask the driver about every tensor
         addresses = [None if x is None else x.data_ptr() for x in tensors]
@@ -182,9 +197,10 @@ class Bound:
             facts = self.variant.pointer_facts(tensors if scratch is None else (*tensors, *scratch.tensors))
         start, hooks = self._starts.get(facts), knobs.runtime
         if start is not None and not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
-            start(triton.runtime.driver.active.get_current_stream(self._device), addresses)
+            rest = self._rest if numbers is None else (*numbers, *self._constants)
+            start(triton.runtime.driver.active.get_current_stream(self._device), addresses, rest)
             return
-        values = (*tensors, *(() if scratch is None else scratch.tensors), *self.numbers)
+        values = (*tensors, *(() if scratch is None else scratch.tensors), *(numbers or self.numbers))
         # other launches of the variant may have tensors of other types, this one has not
         typed = facts, dtypes_of(tensors)
         known = self.variant.compiled(self.key, typed)
@@ -195,24 +211,31 @@ class Bound:
             compiled, constants = known
             compiled[self.grid](*values, *constants)
         else:
-            compiled, constants = known
-            self._starts[facts] = starter(compiled, self.grid, (*self.numbers, *constants))
-            self.launch(tensors, scratch)
+            compiled, self._constants = known
+            self._rest = *self.numbers, *self._constants
+            self._starts[facts] = starter(compiled, self.grid)
+            self.launch(tensors, scratch, numbers)
+
+    def given(self, varying: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The numbers of the launch with others in the places of those that vary."""
+        place, numbers = self.variant.kernel.varying, self.numbers
+        return (*numbers[: place.start], *varying, *numbers[place.stop :])
 
 
-def starter(
-    compiled: Any, grid: tuple[int, int, int], numbers: tuple[Any, ...]
-) -> Callable[[int, Sequence[int | None]], None]:
-    """A function that starts a compiled kernel, of the stream and of its pointers' addresses.
+# starts a kernel on a stream, of its pointers' addresses and its other arguments
+Start = Callable[[int, Sequence[int | None], tuple[Any, ...]], None]
 
-    numbers: the kernel's arguments after the pointers. These are Triton's internal calls, which may change:
-    tests/kernels/test_launch.py compares them with Triton's own.
+
+def starter(compiled: Any, grid: tuple[int, int, int]) -> Start:
+    """A function that starts a compiled kernel.
+
+    These are Triton's internal calls, which may change: tests/kernels/test_launch.py compares them with Triton's own.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     x, y, z = grid
 
-    def plainly(stream: int, addresses: Sequence[int | None]) -> None:
-        run(x, y, z, stream, function, metadata, None, None, None, *addresses, *numbers)
+    def plainly(stream: int, addresses: Sequence[int | None], rest: tuple[Any, ...]) -> None:
+        run(x, y, z, stream, function, metadata, None, None, None, *addresses, *rest)
 
     if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
         return plainly
@@ -220,19 +243,19 @@ def starter(
     launch, cooperative, dependent = run.launch, run.launch_cooperative_grid, run.launch_pdl
     if not hasattr(run, "kernel_signature"):
 
-        def as_in_3_6(stream: int, addresses: Sequence[int | None]) -> None:
+        def as_in_3_6(stream: int, addresses: Sequence[int | None], rest: tuple[Any, ...]) -> None:
             launch(
                 x, y, z, stream, function, cooperative, dependent, None, None, metadata, None, None, None,
-                *addresses, *numbers,
+                *addresses, *rest,
             )  # fmt: skip
 
         return as_in_3_6
     annotations, signature = run.arg_annotations, run.kernel_signature
 
-    def as_in_3_7(stream: int, addresses: Sequence[int | None]) -> None:
+    def as_in_3_7(stream: int, addresses: Sequence[int | None], rest: tuple[Any, ...]) -> None:
         launch(
             x, y, z, stream, function, cooperative, dependent, metadata, None, None, None, None, None,
-            annotations, signature, (*addresses, *numbers),
+            annotations, signature, (*addresses, *rest),
         )  # fmt: skip
 
     return as_in_3_7

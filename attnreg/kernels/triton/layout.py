@@ -279,3 +279,8 @@ def value_dtype(dtype: torch.dtype, cache: Cache) -> torch.dtype:
     """The dtype of the products with values: that of other products, but levels may be larger than float16 holds."""
     levels = cache.packed is not None and cache.packed.values.code == "levels"
     return dtype if levels else compute_dtype(dtype, cache.dtype)
+
+
+def stride_of(tensor: Tensor | None, dim: int) -> int:
+    """A stride of a tensor, 0 where no element is that far from the first."""
+    return 0 if tensor is None or tensor.shape[dim] < 2 else tensor.stride(dim)

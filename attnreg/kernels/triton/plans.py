@@ -26,6 +26,7 @@ from attnreg.kernels.triton.layout import (
     compute_dtype,
     on_bytes,
     packed_strides,
+    stride_of,
     value_dtype,
 )
 from attnreg.kernels.triton.rows import Mask, Tile
@@ -55,7 +56,10 @@ _CALL_NUMBERS = ("stride_lse", "stride_key_head", "stride_value_head")
 _LAUNCH = (
     "min_query_len", "max_query_len", "min_split", "programs_at_once", "head_size", "softmax_scale", "softcap",
 )  # fmt: skip
-_ATTENTION = Kernel(_attention_kernel, (*_CALL, *_BATCH, *_PARTS, *_BATCH_NUMBERS, *_CALL_NUMBERS, *_LAUNCH, "slots"))
+_NAMES = (*_CALL, *_BATCH, *_PARTS, *_BATCH_NUMBERS, *_CALL_NUMBERS, *_LAUNCH, "slots")
+# packed keys and values of calls alike differ in these: a cache that grows has others in each step
+_HEADS = ("stride_key_head", "stride_value_head")
+_ATTENTION = Kernel(_attention_kernel, _NAMES, _HEADS)
 # no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
 _ALIKE = SMALLEST_SPLIT
 
@@ -70,10 +74,7 @@ class AttentionPlan:
         self, spec: AttentionSpec, batch: BatchMetadata, *, config: Config | None = None, splits: int | None = None,
         unrotated: int = 0,
     ) -> None:  # fmt: skip
-        """config, splits: override the chosen ones, for measurements.
-
-        unrotated: the elements that queries have before they are rotated, where keys are; see `rotates`.
-        """
+        """config, splits: override the chosen ones. unrotated: of queries' elements before they are `rotates`-ed."""
         starts, table = batch.query_start_loc, batch.block_table
         ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
         causal, by_request = (batch.causal, None) if isinstance(batch.causal, bool) else (None, batch.causal)
@@ -86,31 +87,31 @@ class AttentionPlan:
         # whether the launches take queries of `unrotated` elements, and rotate them when they are loaded
         self.rotates = self.launches.rotate
         self._numbers = (
-            batch.num_reqs, 0 if ranges is None else ranges.shape[1], _stride(table, 0), _stride(ranges, 0),
-            _stride(ranges, 1), _stride(tree, 0),
+            batch.num_reqs, 0 if ranges is None else ranges.shape[1], stride_of(table, 0), stride_of(ranges, 0),
+            stride_of(ranges, 1), stride_of(tree, 0),
         )  # fmt: skip
         self._paged = table is not None
         # layers follow each other with calls alike
-        self._recent: tuple[object, list[Run]] = (None, [])
+        self._recent: tuple[object, list[Run], tuple[int, int] | None] = (None, [], None)
         self._tensors = starts, batch.key_start_loc, batch.seq_lens, by_request, table, ranges, tree
         self._masked = by_request is not None or tree is not None
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
-        runs, tensors = self._prepared(call)
+        runs, tensors, heads = self._prepared(call)
         batch = self._batch()
         for run in runs:
-            run(tensors, batch)
+            run(tensors, batch, heads)
 
     def repeat(self, call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
         """`run` for a query, key, value and output of which only the addresses differ from the call's."""
-        runs, (_, _, _, _, *others) = self._prepared(call)
+        runs, (_, _, _, _, *others), heads = self._prepared(call)
         batch = self._batch()
 
         def again(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
             tensors = (query, key, value, output, *others)
             for run in runs:
-                run(tensors, batch)
+                run(tensors, batch, heads)
 
         return again
 
@@ -118,11 +119,11 @@ class AttentionPlan:
         """The tensors of the batch in the order of `_BATCH`; truth values as bytes, which kernels load."""
         if not self._masked:
             return self._tensors
-        # views are made anew, because other memory may have been put in the place of a tensor's
+        # made anew, because other memory may have been put in the place of a tensor's
         return tuple([x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x for x in self._tensors])
 
-    def _prepared(self, call: Call) -> tuple[list[Run], tuple[Any, ...]]:
-        """What runs the launches for a call, and the tensors of the call in the order of `_CALL`."""
+    def _prepared(self, call: Call) -> tuple[list[Run], tuple[Any, ...], tuple[int, int] | None]:
+        """What runs a call's launches, its tensors in the order of `_CALL`, and its `_HEADS`."""
         query, kv_cache, output, key, value, lse, params, alike, _ = call
         if self._paged and kv_cache is not None:
             key, value = kv_cache
@@ -137,21 +138,19 @@ class AttentionPlan:
         if alike is None:
             some = (query, key, value, output, *(() if lse is None else (lse,)), *params.tensors)
             alike = self.launches.kinds.of((lse is None, params.names), some)
-        known, runs = self._recent
-        if known is not alike:
-            runs = self._runs(alike, tensors)
-            self._recent = alike, runs
-        return runs, tensors
+        # calls alike may differ in the rows and the strides of packed keys and values
+        kind = alike if self._paged else (alike, key.shape, key.stride(), value.stride())
+        known, runs, heads = self._recent
+        if known != kind:
+            differing, heads = (None, None) if self._paged else self._differing(key, value)
+            runs = self.launches.of((type(self), alike, self._numbers, differing), lambda: self._bind(tensors))
+            self._recent = kind, runs, heads
+        return runs, tensors, heads
 
-    def _runs(self, alike: object, tensors: tuple[Any, ...]) -> list[Run]:
-        """What runs the launches for calls like this one, shared by the plans of alike batches."""
-        runs, known = self.launches.runs, (type(self), alike, self._numbers)
-        found = runs.get(known)
-        if found is None:
-            if len(runs) >= MOST_BOUND:
-                runs.clear()
-            found = runs[known] = self._bind(tensors)
-        return found
+    def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, tuple[int, int]]:
+        """What the runs of calls alike depend on of packed keys and values, and the numbers that these are given."""
+        (keys, key_head), (values, value_head) = packed_strides(key.stride()), packed_strides(value.stride())
+        return (keys, values), (key_head, value_head)
 
     def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
         """What runs each launch for calls whose tensors have the facts of these."""
@@ -251,13 +250,22 @@ class _PlannedLaunch:
 class _Launches(tuple[_PlannedLaunch, ...]):
     """The launches that batches alike share. kinds: tells the kinds of calls apart, for `runs`.
 
-    rotate: they rotate queries when they load them. runs: kind of plan, kind of call, numbers of the batch -> the
-    functions that launch.
+    rotate: they rotate queries when they load them. runs: kind of plan, kind of call, numbers of the batch, what packed
+    keys and values differ in -> the functions that launch.
     """
 
     kinds: Kinds
     rotate: bool
-    runs: dict[tuple[type, object, tuple[int, ...]], list[Run]]
+    runs: dict[Any, list[Run]]
+
+    def of(self, known: Any, make: Callable[[], list[Run]]) -> list[Run]:
+        """What runs such calls, made where it is not known."""
+        found = self.runs.get(known)
+        if found is None:
+            if len(self.runs) >= MOST_BOUND:
+                self.runs.clear()
+            found = self.runs[known] = make()
+        return found
 
 
 def _bound(
@@ -271,7 +279,7 @@ def _bound(
     if len(key_strides) == 3:
         key_strides, key_head = packed_strides(key_strides)
         value_strides, value_head = packed_strides(value_strides)
-    # all that the code depends on beyond the plan; `_Code.constants` reads the strides
+    # what the code depends on beyond the plan; `_Code.constants` reads the strides
     variant_key = (
         query.stride(), output.stride(), key_strides, value_strides,
         None if k_scale is None else k_scale.stride(0), None if v_scale is None else v_scale.stride(0),
@@ -288,21 +296,10 @@ def _bound(
 
 @functools.lru_cache(maxsize=1024)
 def _launches(
-    spec: AttentionSpec,
-    target: Target,
-    device: torch.device,
-    paged: bool,
-    own_key_starts: bool,
-    ranges: bool,
-    tree: bool,
-    causal: bool | None,
-    starts: bytes,
-    max_query_len: int,
-    max_seq_len: int,
-    config: Config | None,
-    splits: int | None,
-    unrotated: int,
-) -> _Launches:
+    spec: AttentionSpec, target: Target, device: torch.device, paged: bool, own_key_starts: bool, ranges: bool,
+    tree: bool, causal: bool | None, starts: bytes, max_query_len: int, max_seq_len: int, config: Config | None,
+    splits: int | None, unrotated: int,
+) -> _Launches:  # fmt: skip
     """The launches for every batch of which this is true. causal: None where requests differ.
 
     starts: the prefix sums of its queries, as int32.
@@ -392,8 +389,3 @@ def _launches(
     found = _Launches(planned)
     found.kinds, found.runs, found.rotate = Kinds(), {}, rotate
     return found
-
-
-def _stride(tensor: Tensor | None, dim: int) -> int:
-    """A stride of a tensor, 0 where no element is that far from the first."""
-    return 0 if tensor is None or tensor.shape[dim] < 2 else tensor.stride(dim)

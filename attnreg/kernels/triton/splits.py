@@ -134,8 +134,8 @@ _MERGE = Kernel(
     ("output_ptr", "lse_ptr", "sinks_ptr", "out_scale_ptr", "query_start_loc_ptr", "partial_ptr", "partial_lse_ptr",
      "num_reqs", "min_query_len", "max_query_len", "slots", "num_splits", "stride_lse"),
 )  # fmt: skip
-# runs a launch, of the tensors of a call and those of a batch
-Run = Callable[[Sequence[Any], Sequence[Any]], None]
+# what runs a launch, of the tensors of a call, those of a batch, and the numbers that calls alike differ in, if any
+Run = Callable[..., None]
 # the output, lse, sinks and out_scale of a call, of its tensors; None for what the call has not
 Merged = Callable[[Sequence[Any]], tuple[Any, Any, Any, Any]]
 
@@ -222,9 +222,9 @@ class PlannedMerge:
         sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
         elements = sums * self.head_size_v
 
-        def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
+        def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
             parts = self.parts(call[0], elements, sums)
-            first.launch((*call, *batch), parts)
+            first.launch((*call, *batch), parts, None if varying is None else first.given(varying))
             second.launch((*merged(call), batch[0]), parts)
 
         return run
@@ -254,7 +254,7 @@ def run_of(
         return merge.bind(attention, variant_key, grid, rows, numbers, merge_key, merged)
     bound = attention.bind(variant_key, grid, numbers)
 
-    def run(call: Sequence[Any], batch: Sequence[Any]) -> None:
-        bound.launch((*call, *batch, None, None))
+    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
+        bound.launch((*call, *batch, None, None), None, None if varying is None else bound.given(varying))
 
     return run

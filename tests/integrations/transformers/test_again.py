@@ -11,6 +11,7 @@ from support import small_models as models
 from support.small_models import by, tokens
 from support.transformers_calls import Layer
 from torch import Tensor
+from torch.autograd import forward_ad
 from transformers import AttentionInterface
 
 import attnreg.integrations.transformers as attention
@@ -18,7 +19,7 @@ from attnreg import Platform, Registry
 from attnreg.integrations.transformers import engine
 from attnreg.integrations.transformers.masks import lazy_mask
 from attnreg.kernels import triton_attn
-from attnreg.runtime.interface import Call
+from attnreg.runtime.interface import Call, UnclaimedError
 from attnreg.selection.selector import evaluate
 
 # numpy's, of the interpreter
@@ -79,6 +80,10 @@ def test_a_call_that_is_not_alike_is_looked_at(looked_at: list[Call]) -> None:
         (tensors(heads_last=True), {}, 1), (tensors(size=64), {}, 1), (tensors(), {"scaling": 0.5}, 1),
         ([torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) for x in tensors()], {"scaling": 0.5}, 0),
         (again[0], {}, 1), (again[1], {}, 0),
+        # the first keys of a longer cache: the same sizes, and other places
+        ([tensors()[0], *torch.randn(2, 2, 2, 9, 32)[:, :, :, :6]], {}, 1), (again[2], {}, 1), (again[1], {}, 0),
+        # what autograd records is looked at in full, and computed alike
+        ([x.clone().requires_grad_() for x in again[0]], {}, 1), (again[1], {}, 1),
     ]  # fmt: skip
     with torch.no_grad():
         for i, (given, more, calls) in enumerate(rows):
@@ -87,3 +92,33 @@ def test_a_call_that_is_not_alike_is_looked_at(looked_at: list[Call]) -> None:
             assert len(looked_at) - before == calls, i
             expected = expect(layers[i % 2], *given, None, **more)[0]
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+# PyTorch loads its rules for derivatives by torch.jit
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
+def test_derivatives_are_refused_after_repeated_calls(place: int, looked_at: list[Call]) -> None:
+    layer, mask = Layer(), lazy_mask(1, 1, 6, q_offset=5)
+    attend = AttentionInterface()["attnreg"]  # type: ignore[no-untyped-call]
+
+    def tensors() -> list[Tensor]:
+        return [torch.randn(1, 4, 1, 32), torch.randn(1, 4, 6, 32), torch.randn(1, 4, 6, 32)]
+
+    def repeats() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                before = len(looked_at)
+                attend(layer, *tensors(), mask)
+        assert len(looked_at) == before
+
+    for _ in range(2):
+        repeats()
+        given = tensors()
+        given[place].requires_grad_()
+        with pytest.raises(RuntimeError, match="attnreg computes no gradients"):
+            attend(layer, *given, mask)[0].sum().backward()
+        with torch.no_grad(), forward_ad.dual_level():
+            given = tensors()
+            given[place] = forward_ad.make_dual(given[place], torch.ones_like(given[place]))
+            with pytest.raises(UnclaimedError, match="no derivatives in forward mode"):
+                attend(layer, *given, mask)
