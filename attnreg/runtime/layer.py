@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -166,6 +167,13 @@ class Attention:
             ops.register(layer, name)
         return layer
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a copy plans anew, and has no name, which belongs to one layer
+        return type(self), (self.selection, self.spec, self.params)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(self.selection, self.spec, deepcopy(self.params, memo))
+
     def __repr__(self) -> str:
         return f"<Attention {self.name or ''} {self.backend} {self.selection.request}>"
 
@@ -197,10 +205,8 @@ class Attention:
             raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
         capturing = _capturing(batch.seq_lens)
         if capturing and not getattr(self.module, "CAPTURABLE", False):
-            problem = (
-                f"a CUDA graph is being captured, and {self.backend} computes from the host's lengths, which a replay "
-                "would keep; capture a backend that follows the device's (TRITON_ATTN, ROCM_ATTN)"
-            )
+            problem = f"a CUDA graph is being captured, and {self.backend} computes from the host's lengths, which a "
+            problem += "replay would keep; capture a backend that follows the device's (TRITON_ATTN, ROCM_ATTN)"
             raise BatchError([problem])
         if batch.key_rows is not None and not getattr(self.module, "KEYS_APART", False):
             raise BatchError([f"key_rows is given, and {self.backend} reads packed keys one behind the other"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -244,3 +246,22 @@ def test_layers_of_other_modules_under_one_name_share_no_plan(
     for _ in range(2):
         assert layer.plan(batch) != "other"
         assert second.plan(batch) == "other"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_of_a_layer_attends_alike_and_has_no_name(make: Make, copied: Callable[[Attention], Attention]) -> None:
+    sinks = torch.nn.Parameter(torch.randn(4), requires_grad=False)
+    layer = make(features={"sinks"}, sinks=sinks, name="copied")
+    q, k = torch.randn(3, 4, 16), torch.randn(3, 2, 16)
+    batch = BatchMetadata.build([3])
+    expected = layer(q, k, k, None, batch)
+    other = copied(layer)
+    assert (other.name, other.kind, other.backend, other.selection) == (None, layer.kind, "CPU_ATTN", layer.selection)
+    assert torch.equal(other(q, k, k, None, batch), expected)
+    # a module that holds a layer and its sinks has one tensor of sinks after a copy, too
+    held = copied(types.SimpleNamespace(layer=layer, sinks=sinks))  # type: ignore[arg-type]
+    assert held.layer.params.sinks is held.sinks  # type: ignore[attr-defined]
+    assert (held.sinks is sinks) == (copied is copy.copy)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        held.sinks.fill_(3.0)  # type: ignore[attr-defined]
+    assert torch.equal(layer(q, k, k, None, batch), expected) == (copied is not copy.copy)
