@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -23,7 +24,8 @@ os.environ["ATTNREG_PLUGINS"] = "off"
 
 # a registry is loaded within many an example
 _ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("attnreg", _ANY_TIME)
+# each run draws other examples, so two fifths of a property's number each time find what there is; ATTNREG_FULL=1: all
+settings.register_profile("attnreg", _ANY_TIME, max_examples=100 if os.environ.get("ATTNREG_FULL") else 40)
 # a tenth of the examples: make quick
 settings.register_profile("quick", _ANY_TIME, max_examples=10)
 # thirty times as many, by hand
@@ -37,3 +39,9 @@ attnreg.Registry._repr_pretty_ = lambda self, printer, _: printer.text(repr(self
 def default() -> attnreg.Registry:
     """The registry that ships with attnreg, whatever the environment says."""
     return attnreg.load_registry("default")
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector look seldom, and never at what stays: the modules and cases, a million objects of many."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)

@@ -109,8 +109,8 @@ def test_the_sdist_makes_the_same_wheel(tmp_path: Path, wheel: Path) -> None:
     subprocess.run([*command, "--target", "wheel"], cwd=source, check=True, capture_output=True)
     again = next(tmp_path.glob("*.whl"))
     assert again.name == wheel.name
-    contents = [{n: zipfile.ZipFile(w).read(n) for n in zipfile.ZipFile(w).namelist()} for w in (wheel, again)]
-    assert contents[0] == contents[1]
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
+        assert {n: one.read(n) for n in one.namelist()} == {n: other.read(n) for n in other.namelist()}
 
 
 def test_what_an_index_shows_is_complete(wheel: Path) -> None:

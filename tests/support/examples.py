@@ -1,8 +1,12 @@
-"""The number of examples that Hypothesis tries for a property."""
+"""How much of what could be tried the suite tries: a part each time, and with ATTNREG_FULL=1 everything."""
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import settings
+
+FULL = bool(os.environ.get("ATTNREG_FULL"))
 
 
 def examples(count: int) -> settings:

@@ -1,10 +1,11 @@
-"""A fourteenth of transformers' architectures, held against the record of all; the record, against its reasons."""
+"""Some of transformers' architectures, held against the record of all; the record, against its reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from support.examples import FULL
 from transformers_sweep.record import by_family, changes, exceptions, read_reasons, read_record, reason_of
 from transformers_sweep.sweep import families, versions
 from transformers_sweep.workers import Worker
@@ -22,8 +23,9 @@ def workers() -> Iterator[list[Worker]]:
         worker.stop()
 
 
-@pytest.mark.slow("models of a fourteenth of the architectures, built and run")
-@pytest.mark.parametrize("family", families(1, 14))
+# ATTNREG_FULL=1: a fourteenth of the architectures; make test-sweep: all
+@pytest.mark.slow("models of some of the architectures, built and run")
+@pytest.mark.parametrize("family", families(1, 14 if FULL else 42))
 def test_an_architecture_does_what_the_record_says(family: str, workers: list[Worker]) -> None:
     if not workers[-1].alive:
         workers.append(Worker())
