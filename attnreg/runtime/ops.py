@@ -265,7 +265,7 @@ for _schema, _function in (
     _name = _schema.partition("(")[0]
     _library.define(_schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
-    refuse_derivatives(_library, _name)
+    refuse_derivatives(_library, _name, _function)
     torch.library.register_fake(f"attnreg::{_name}", _write_nothing, lib=_library)
 
 unified_kv_cache_update = torch.ops.attnreg.unified_kv_cache_update

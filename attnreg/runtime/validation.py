@@ -8,12 +8,14 @@ processor is in host memory as it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Mapping
-from operator import gt, sub
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from operator import attrgetter, gt, sub
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from attnreg.environment import DEBUG_VARIABLE
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
@@ -46,6 +48,9 @@ class Like:
 # os.environ takes microseconds to tell that it lacks a variable: it raises, twice. Where Python's own dictionary behind
 # it is not there, it is asked itself
 _VARIABLES: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+# of a call whose tensors are no subclass of PyTorch's
+_PLAIN = frozenset({Tensor, str, int, float, bool, type(None)})
+_REQUIRES_GRAD, _IS_META = attrgetter("requires_grad"), attrgetter("is_meta")
 _DEBUG, _ONE = (DEBUG_VARIABLE, "1") if _VARIABLES is os.environ else map(os.environ.encodekey, (DEBUG_VARIABLE, "1"))
 
 
@@ -284,18 +289,34 @@ def debugging() -> bool:
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def refuse_derivatives(library: Any, name: str) -> None:
-    """Has an op refuse a gradient or a tangent that it would lose where a compiler traces it too."""
+def refuse_derivatives(library: Any, name: str, function: Callable[..., None]) -> None:
+    """Has an op refuse a gradient or a tangent that it would lose where a compiler traces it too.
+
+    function: what the op does with tensors that have data. It is called at once where nothing but it would see the
+    call: going through PyTorch's dispatcher a second time takes as long as an op does.
+    """
 
     def refusing(*args: Any, **kwargs: Any) -> None:
-        op = getattr(torch.ops.attnreg, name).default
-        named = {argument.name: x for argument, x in zip(op._schema.arguments, args, strict=False)} | kwargs
-        given = {argument: x for argument, x in named.items() if isinstance(x, Tensor)}
-        refuse(derivative_problems([*given.values()], lambda: [*given]))
+        given = (*args, *kwargs.values()) if kwargs else args
+        plain = _PLAIN.issuperset(map(type, given))
+        tensors = [x for x in given if type(x) is Tensor or (type(x) not in _PLAIN and isinstance(x, Tensor))]
+        if any(map(_REQUIRES_GRAD, tensors)) or forward_ad._current_level >= 0:
+            refuse(derivative_problems(tensors, lambda: _tensor_names(name, args, kwargs)))
+        if plain and not (
+            any(map(_IS_META, tensors)) or is_in_torch_dispatch_mode() or torch._C._functorch.peek_interpreter_stack()
+        ):
+            function(*args, **kwargs)
+            return
         with torch._C._AutoDispatchBelowAutograd():
-            op(*args, **kwargs)
+            getattr(torch.ops.attnreg, name)(*args, **kwargs)
 
     library.impl(name, refusing, "Autograd")
+
+
+def _tensor_names(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """The names of a call's arguments that are tensors."""
+    names = [argument.name for argument in getattr(torch.ops.attnreg, name).default._schema.arguments][: len(args)]
+    return [name for name, x in (*zip(names, args, strict=True), *kwargs.items()) if isinstance(x, Tensor)]
 
 
 def refuse(problems: list[str]) -> None:

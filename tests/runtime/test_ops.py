@@ -176,6 +176,23 @@ def test_a_gradient_that_a_model_would_lose_is_refused(model: Model, how: str) -
     assert all(tensor.isnan().all() for cache in model.caches for tensor in cache)
 
 
+@pytest.mark.parametrize("transform", ["functionalize", "vmap"])
+def test_functional_transforms_are_refused(model: Model, transform: str) -> None:
+    # their wrappers are plain tensors to Python, without numbers of their own
+    layer, cache = model.layers[0], model.caches[0]
+
+    def run(query: Tensor) -> Tensor:
+        output, key, value = torch.empty_like(query), torch.ones(6, 2, 16), torch.ones(6, 2, 16)
+        ops.unified_kv_cache_update_and_attention(query, key, value, cache.key, cache.value, output, layer.name)
+        return output
+
+    transformed = getattr(torch.func, transform)(run)
+    queries = torch.randn(*([3] if transform == "vmap" else []), 6, 4, 16)
+    with a_step(), torch.inference_mode(False), torch.no_grad(), pytest.raises(RuntimeError, match="attnreg::unified"):
+        transformed(queries)
+    assert all(tensor.isnan().all() for tensor in cache)
+
+
 def test_a_graph_is_cut_at_the_splitting_ops(model: Model) -> None:
     pieces: list[torch.fx.GraphModule] = []
 

@@ -284,5 +284,5 @@ for _schema, _function in ((_MERGE_TWO, _merge_attn_states), (_MERGE_MANY, _merg
     _name = _schema.partition("(")[0]
     _library.define(_schema)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
-    refuse_derivatives(_library, _name)
+    refuse_derivatives(_library, _name, _function)
     torch.library.register_fake(f"attnreg::{_name}", _write_nothing, lib=_library)
