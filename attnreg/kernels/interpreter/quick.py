@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -28,6 +29,7 @@ def quick() -> Iterator[None]:
     # as Triton 3.6 and 3.7 have them; another may do without
     quicker: list[tuple[Any, str, Callable[[Any], Any]]] = [
         (interpreter, "_patch_lang", _once),
+        (interpreter, "_patch_builtin", _without_looking),
         (interpreter, "_get_np_dtype", _kept),
         (TritonSemantic, "computation_type_impl", _by_identity),
         (TritonSemantic, "broadcast_impl_value", _as_they_are),
@@ -63,6 +65,22 @@ def _once(replace: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return replace(function)
 
     return first
+
+
+@cache
+def _without_looking(replace: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that replaces what a module or class has built in, without a look through it in each launch."""
+    known: dict[Any, list[tuple[str, Any]]] = {}
+
+    def quicker(place: Any, *how: Any) -> None:
+        if place not in known:
+            known[place] = [(name, x) for name, x in inspect.getmembers(place) if core.is_builtin(x)]
+        for name, member in known[place]:
+            # within a launch most are replaced already
+            if getattr(place, name) is member:
+                interpreter._patch_attr(place, name, member, *how)
+
+    return quicker
 
 
 @cache
