@@ -48,7 +48,7 @@ def host_block(root: Path) -> str:
         rows.append([figure["case"], _time(figure["us"]), met])
     machine = record["machine"]
     head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, Python {machine['python']}"
-    return f"{head}, {machine['date']}; µs.\n\n{table((('case', 40), ('attnreg', 11), ('mark', 12)), rows)}"
+    return f"{head}, {machine['date']}; µs.\n\n{table((('case', 46), ('time', 11), ('mark', 12)), rows)}"
 
 
 def engine_block(root: Path) -> str:
