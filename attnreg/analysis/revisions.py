@@ -36,13 +36,14 @@ def load_revision(source: str, overlays: Sequence[str] = ()) -> Registry:
     """The registry that ``source`` names: ``main:registry`` is the directory ``registry`` in the revision ``main``.
 
     Without a directory (``main:``) it is the data of attnreg's own checkout: the one that attnreg is imported from, or
-    for an installed attnreg the current directory. Overlays are laid over it.
+    for an installed attnreg the current directory. ``default:`` is the registry of that name, as every name of one that
+    comes with attnreg; a branch of that name is ``heads/default:``. Overlays are laid over it.
 
     Raises `RegistryError`, and `RequestError` where git has no such revision.
     """
     place = _place(source)
     if place is None:
-        return load_registry(source, overlays)
+        return load_registry(_registry_named(source), overlays)
     here, revision, directory = place
     with tempfile.TemporaryDirectory() as scratch:
         files = _git(here, "ls-tree", "-r", "--name-only", revision, "--", f"{directory.as_posix()}/").splitlines()
@@ -61,7 +62,7 @@ def family_texts(source: str) -> dict[str, str] | None:
     """The files of the model families of what ``source`` names, as `load_revision` takes it; None where it has none."""
     place = _place(source)
     if place is None:
-        folder = Path(bundled_registries().get(source, source), "models")
+        folder = Path(bundled_registries().get(_registry_named(source), source), "models")
         files = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
         return {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in files} or None
     here, revision, directory = place
@@ -78,11 +79,17 @@ def family_texts(source: str) -> dict[str, str] | None:
     return out or None
 
 
+def _registry_named(source: str) -> str:
+    """The name of a registry that comes with attnreg, where a source is that with a colon; else the source."""
+    name = source.removesuffix(":")
+    return name if name in bundled_registries() else source
+
+
 def _place(source: str) -> tuple[Path, str, Path] | None:
     """Where to run git, the revision, and the directory below there; None for a source that names no revision."""
     revision, colon, directory = source.partition(":")
     # a path may contain a colon, as on Windows
-    if not colon or not revision or Path(source).exists():
+    if not colon or not revision or Path(source).exists() or _registry_named(source) != source:
         return None
     if directory:
         return Path.cwd(), revision, Path(directory)

@@ -345,6 +345,8 @@ def test_two_revisions(run: Callable[..., Any], checkout: Path) -> None:
     assert wrong.status == 2
     assert "git ls-tree" in wrong.err
     assert "revision main has no YAML files in docs" in run("diff", "main:docs", "registry").err
+    # a registry that comes with attnreg is one with a colon too, and no revision
+    assert run("diff", "default:", "default", *HOPPER, "--model", LLAMA).status == 0
 
 
 def test_an_installed_attnreg_looks_for_revisions_here(

@@ -95,6 +95,16 @@ def test_the_kv_dtype_of_the_checkpoint(quantization: dict[str, Any], kv_dtype: 
     assert named.start.facts["kv_dtype"] == "fp8_e5m2"
 
 
+@pytest.mark.parametrize("release", ["0.33.0", "0.24.0"])
+@pytest.mark.parametrize(("version", "refused"), [(1, True), (2, False), (4, False), (99, True)])
+def test_versions_of_flash_attention_that_vllm_does_not_read(release: str, version: int, refused: bool) -> None:
+    registry = attnreg.load_registry(f"vllm-{release}", plugins=())
+    request = attnreg.AttentionRequest(head_size=128, extra={"flash_attn_version": version})
+    found = evaluate(request, attnreg.Platform(platform="cuda", arch="sm90"), registry)
+    assert found.start is not None
+    assert (found.start.refusal is not None) == refused
+
+
 def test_the_selector_alone_changes_nothing() -> None:
     (first, *_) = selections(CONFIGS / "gemma-2-9b", "sm90", REGISTRY.selector)
     assert first.start is None
