@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.altered import altered
+from support.examples import FULL
 from support.plugins import CPU, UNFIT, Install, install
 
 import attnreg
@@ -29,7 +30,7 @@ HOPPER = Platform(platform="cuda", arch="sm90")
 def test_what_runs_on_a_processor_does_what_its_row_claims(
     default: Registry, cpu: Platform, backend: str, unproven: list[str]
 ) -> None:
-    (evidence,) = verify([backend], registry=default, platform=cpu)
+    (evidence,) = verify([backend], registry=default, platform=cpu, size="pairs" if FULL else "claims")
     assert evidence.problems == []
     assert evidence.unproven == unproven
     assert all("dcp; ranks of a group share the cache" in line for line in [*evidence.lines()][1:])

@@ -232,6 +232,7 @@
       await idle();
       answer.render(told);
     }
+    document.body.dataset.prepared = name;
   }
 
   async function changeRegistry(name) {
