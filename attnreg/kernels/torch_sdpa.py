@@ -12,10 +12,12 @@ from attnreg.kernels.dense.cache import write_kv
 from attnreg.kernels.dense.pieces import DensePlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, paged_cache_shape
 
-__all__ = ["KEYS_APART", "forward", "kv_cache_shape", "plan", "write_kv"]
+__all__ = ["KEYS_APART", "REPEATABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
 kv_cache_shape = paged_cache_shape
 KEYS_APART = True
+# cuDNN's kernel is not, for decodes with a mask (seen on an H100)
+REPEATABLE = False
 forward = by_sdpa
 
 

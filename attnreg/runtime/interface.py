@@ -205,7 +205,8 @@ class KernelModule(Protocol):
     A module whose calls read all lengths on the device says so by ``CAPTURABLE = True``; the calls of others are
     refused while a CUDA graph is captured, because its replays would keep the lengths of the host. One that reads
     packed keys where ``key_start_loc`` says, whatever lies between them, says so by ``KEYS_APART = True``; other
-    modules get no batch with ``key_rows``.
+    modules get no batch with ``key_rows``. One whose library may round the same tensors otherwise in each call on a GPU
+    says so by ``REPEATABLE = False``, and claims no ``batch_invariant`` there.
 
     ``plan`` is an object of the module's own, made once per batch and spec. ``write_kv`` stores key [rows,
     num_kv_heads, head_size] and value [rows, num_kv_heads, head_size_v] in the batch's slots; the parts of latents.

@@ -48,12 +48,12 @@ class Like:
 # os.environ takes microseconds to tell that it lacks a variable: it raises, twice. Where Python's own dictionary behind
 # it is not there, it is asked itself
 _VARIABLES: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
-# of a call whose tensors are no subclass of PyTorch's
-_PLAIN = frozenset({Tensor, str, int, float, bool, type(None)})
-_REQUIRES_GRAD, _IS_META = attrgetter("requires_grad"), attrgetter("is_meta")
 _DEBUG, _ONE = (DEBUG_VARIABLE, "1") if _VARIABLES is os.environ else map(os.environ.encodekey, (DEBUG_VARIABLE, "1"))
 
 
+# of a call whose tensors are no subclass of PyTorch's
+_PLAIN = frozenset({Tensor, str, int, float, bool, type(None)})
+_REQUIRES_GRAD, _IS_META = attrgetter("requires_grad"), attrgetter("is_meta")
 # by all that a batch's validation depends on, apart from its tensors' facts and its lengths
 _LIKE: dict[Hashable, Remembered[Like]] = {}
 

@@ -45,6 +45,12 @@ def leave_empty_rows(batch: BatchMetadata, output: Tensor, *_: Any) -> None:
     output[: batch.num_tokens][empty] = torch.nan
 
 
+def last_bit_of_blocks(batch: BatchMetadata, output: Tensor, *_: Any) -> None:
+    if batch.block_table is not None and output.dtype == torch.float32 and int(batch.block_table[0, 0]) % 2:
+        rows = output[: batch.num_tokens]
+        rows.copy_(torch.where(rows == 0, rows, (rows.view(torch.int32) ^ 1).view(torch.float32)))
+
+
 kept: list[KVCache] = []
 FAULTS: dict[str, dict[str, Any]] = {
     "sinks are dropped": {"params": lambda p: replace(p, sinks=None)},
@@ -57,6 +63,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "slopes of other heads": {
         "params": lambda p: replace(p, alibi_slopes=None if p.alibi_slopes is None else p.alibi_slopes.roll(1))
     },
+    "where a block lies is in the last bit": {"after": last_bit_of_blocks},
     "a key too many": {"batch": past_the_end},
     "the scale is the default": {"spec": lambda s: replace(s, softmax_scale=1.01 * s.softmax_scale)},
     "values are not scaled": {"params": lambda p: replace(p, v_scale=None)},
