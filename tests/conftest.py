@@ -15,6 +15,8 @@ import attnreg
 # runs them
 if not Path("/dev/kfd").exists() and not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
+    # the workers share the cores, and so do the processes that tests start: threads of torch would wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # registries are kept beside the tests, and not in the cache of who runs them
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parent.parent / ".cache" / "tests")

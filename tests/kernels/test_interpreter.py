@@ -78,20 +78,31 @@ def _spread(x, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
 
 
 @triton.jit
+def _last_above(a, a_at, b, b_at):  # type: ignore[no-untyped-def]
+    # associative, and of which operand stands first
+    later = b > 0.5
+    return tl.where(later, b, a), tl.where(later, b_at, a_at)
+
+
+@triton.jit
 def _mixed_kernel(target_ptr, source_ptr, size, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     rows = tl.program_id(0) * N + tl.arange(0, N)
     table = _spread(rows - 2, N) + tl.arange(0, N)
     # int32 wraps; integers of 64 bits, halves and bools promote as they do elsewhere
     wide = (table * 0x7FFFFFF) * 2 + rows[:, None].to(tl.int64) % 3
-    x = tl.load(source_ptr + table % size, mask=table < size, other=-1.0)
+    x = tl.load(source_ptr + table % size, mask=(table >= 0) & (table < size), other=-1.0)
     y = tl.where((wide > 0) & (x < 1), x * 0.5, wide / 7) - x.to(tl.float16)
-    tl.store(target_ptr + rows * 2, tl.sum(y, axis=1) / size)
-    tl.store(target_ptr + rows * 2 + 1, tl.max(y * 2, axis=1))
+    tl.store(target_ptr + rows * 4, tl.sum(y, axis=1) / size)
+    tl.store(target_ptr + rows * 4 + 1, tl.max(y * 2, axis=1))
+    last, at = tl.reduce((x, wide), 1, _last_above)
+    first, _ = tl.reduce((x, wide), 0, _last_above)
+    tl.store(target_ptr + rows * 4 + 2, last + 4)
+    tl.store(target_ptr + rows * 4 + 3, first + at % 1000 + 4)
 
 
 def test_its_shorter_ways_change_no_bits_and_are_gone_afterwards() -> None:
     source = torch.linspace(-3.0, 3.0, 64)
-    plain, quick = torch.zeros(32), torch.zeros(32)
+    plain, quick = torch.zeros(64), torch.zeros(64)
     before = tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__
     _mixed_kernel[(2, 1, 1)](plain, source, 64, 8)
     interpret(_mixed_kernel, (2, 1, 1), (quick, source, 64), (8,))
