@@ -86,6 +86,8 @@ class Tensors(NamedTuple):
 
 # the numbers of queries of batches, otherwise alike, that are remembered
 MOST_LENGTHS = 256
+# the bytes at whose multiples pages of codes begin: kernels load no larger words but where they know that they can
+_WORD = 4
 # the rows of packed keys and of values that are only read: in each step of a decode they are others. By the number of
 # tensors before them
 _ROWS: tuple[Free, ...] = tuple({at: 0, at + 1: 0} for at in range(4))
@@ -97,16 +99,18 @@ _address = Tensor.data_ptr
 class Accepted:
     """Calls that fitted, whose tensors have the same facts. flat: heads and elements of some are one dimension.
 
-    names: of the call's own tensors, which come first, ``count`` of them. pairs: the places among them of one that is
-    written and of one that is read meanwhile, or written too, each with the bytes that it reaches over; None for one
-    whose rows differ. apart: the places of such tensors that have no memory in common, the last that were seen.
+    names: of the call's own tensors, which come first, ``count`` of them. codes: the places among them of a packed
+    cache. pairs: the places among them of one that is written and of one that is read meanwhile, or written too, each
+    with the bytes that it reaches over; None for one whose rows differ. apart: the places of such tensors that have no
+    memory in common, the last that were seen.
     """
 
-    __slots__ = ("apart", "count", "flat", "names", "pairs")
+    __slots__ = ("apart", "codes", "count", "flat", "names", "pairs")
 
-    def __init__(self, flat: bool, given: Tensors, tensors: Sequence[Tensor], free: Free) -> None:
+    def __init__(self, flat: bool, given: Tensors, tensors: Sequence[Tensor], free: Free, *, codes: bool) -> None:
         caches = () if given.kv_cache is None else ("kv_cache.key", "kv_cache.value")
         self.flat, self.names = flat, given.names
+        self.codes = tuple(map(self.names.index, caches)) if codes else ()
         self.count, self.apart = len(self.names), tuple[Any, ...]()
         written = {"output", "lse", *(caches if given.write else ())}
         # without an output, a query is only looked at; a cache's two sides may lie in one another
@@ -124,14 +128,19 @@ class Accepted:
             and (other in read or (other in written and i < j and {name, other} != {*caches}))
         )
 
-    def overlaps(self, tensors: Sequence[Tensor], places: tuple[Any, ...]) -> list[str]:
-        """The problem of each pair of tensors, of these places, that has memory in common."""
+    def problems(self, tensors: Sequence[Tensor], places: tuple[Any, ...]) -> list[str]:
+        """What is wrong with these places: of codes, which lie in words, and of each pair with memory in common."""
+        odd = [
+            f"{self.names[i]} begins {places[i] % _WORD} bytes past a multiple of {_WORD}; it is read by such words"
+            for i in self.codes
+            if places[i] % _WORD
+        ]
         met = [
             (i, j)
             for i, size, j, other in self.pairs
             if places[j] < places[i] + size and places[i] < places[j] + (reach(tensors[j]) if other is None else other)
         ]
-        return [
+        return odd + [
             overlap_words(self.names[i], self.names[j])
             for i, j in met
             # tensors without memory have no address
@@ -206,7 +215,7 @@ class Fit:
             if accepted is None:
                 accepted = self.accepted.setdefault(kind, Remembered(free))
             flat = any(x is not None and x.ndim == 2 for x in (query, output, key, value))
-            fitting = Accepted(flat, given, tensors, free)
+            fitting = Accepted(flat, given, tensors, free, codes=kv_cache is not None and self.spec.packed is not None)
             # without a row, any stride of the elements fits
             if not free or key.shape[0]:
                 accepted.put(tensors, fitting)
@@ -222,7 +231,7 @@ class Fit:
             if packed:
                 places = (*places, key.shape, key.stride(), value.stride())
         if places != fitting.apart:
-            refuse(fitting.overlaps(tensors, places))
+            refuse(fitting.problems(tensors, places))
             fitting.apart = places
         if fitting.flat:
             given = _by_head(self.spec, Tensors(write, attend, query, output, lse, key, value, kv_cache))
@@ -295,6 +304,12 @@ class Fit:
             )
         if problems and self.spec.packed is not None:
             problems.append(_preset_words(self.spec, kv_cache))
+        elif self.spec.packed is not None:
+            problems += [
+                f"kv_cache.{name} has strides {list(x.stride())}; pages, read by words, begin at multiples of {_WORD}"
+                for name, x in zip(("key", "value"), kv_cache, strict=True)
+                if any(stride % _WORD for stride in x.stride()[:2])
+            ]
         one = not problems and key.data_ptr() == kv_cache[1].data_ptr()
         if self.spec.latent and not problems and not (one and key.stride() == kv_cache[1].stride()):
             problems.append("kv_cache.value has memory of its own; of latents it is kv_cache.key[..., :head_size_v]")

@@ -71,7 +71,7 @@ SHAPES = {
     "float32 512": {**LONG, **FLOAT32, **WIDEST},
 }
 CHANGES = (
-    {}, {"codes": "nibbles", "pairs": 64}, {"codes": "levels"}, {"codes": "levels", "pairs": 64},
+    {}, {"codes": "nibbles", "pairs": 64}, {"codes": "levels"}, {"codes": "others", "pairs": 64},
     {"block_d": 64, "block_dv": 64}, WIDE, {"rows": 64}, LONG, {**LONG, **WIDE}, {**LONG, "codes": "others"},
 )  # fmt: skip
 PACKED = tuple({**FP8, "packed": True, **more} for more in CHANGES)

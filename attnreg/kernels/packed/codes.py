@@ -8,9 +8,12 @@ conversion, and every instruction serves two elements. A pair is of the columns 
 The columns of a tile have an order of their own (`column_of`), with which the thread of a matrix unit that takes one
 element of a word takes all of them, so that codes become operands in the registers that they are loaded into; queries
 are loaded, and outputs stored, in that order too. The products of a key take their columns in fours from a thread, so
-pairs stay beside each other; those of values have a column a thread, so the groups do. Of values that holds where one
-or two warps share a tile of 128 columns. Other tiles of values go through shared memory, into which a thread stores
-the columns of a word beside each other.
+pairs stay beside each other; those of values have a column a thread, so the groups do. Of values that holds for codes
+of 4 bits where one or two warps share a tile of 128 columns. Other tiles of values go through shared memory, into which
+a thread stores the columns of a word beside each other.
+
+Codes of 3 bits lie in three planes of bytes. Words of 4 bytes have those of four groups, which are put together by
+choosing bytes; of four threads that share a key, each takes neighbouring groups.
 
 The scales of keys stay out of their tile: they are factors of the scores.
 """
@@ -34,18 +37,6 @@ def level_of(x, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def words_at(page_ptr, LAYOUT: tl.constexpr):
-    """Returns pointers to the words of the codes of pages: a word has the largest power of 2 of bytes in `bits`."""
-    if LAYOUT.bits == 4:
-        words = page_ptr.to(tl.pointer_type(tl.uint32))
-    elif LAYOUT.bits == 2:
-        words = page_ptr.to(tl.pointer_type(tl.uint16))
-    else:
-        words = page_ptr
-    return words
-
-
-@triton.jit
 def numbers_at(page_ptr, LAYOUT: tl.constexpr):
     """Returns pointers to the scales of pages, which are behind the codes; the zeros are behind the scales."""
     CODES: tl.constexpr = LAYOUT.block_size * LAYOUT.columns * LAYOUT.bits // 8
@@ -58,7 +49,13 @@ def column_of(LAYOUT: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr):
     place = tl.arange(0, BLOCK)
     GROUPS: tl.constexpr = BLOCK // 8
     if LAYOUT.code == "levels" or LAYOUT.code == "uniform":
-        if SUMMED:
+        if SUMMED and LAYOUT.bits < 4 and GROUPS >= 4:
+            # of four threads, each takes neighbouring groups, by two columns of each in turn
+            SHARE: tl.constexpr = GROUPS // 4
+            turn = place // 16 * 2 + place % 4 // 2
+            group = place % 16 // 4 * SHARE + turn % SHARE
+            column = group * 8 + turn // SHARE + place % 2 * 4
+        elif SUMMED:
             column = place % (2 * GROUPS) // 2 * 8 + place // (2 * GROUPS) + place % 2 * 4
         elif LAYOUT.together:
             column = place // 8 * 8 + place % 8 // 2 + place % 2 * 4
@@ -72,7 +69,12 @@ def column_of(LAYOUT: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr):
 @triton.jit
 def _in_places(codes, LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, SUMMED: tl.constexpr):
     """Returns a tile [BLOCK_N, 8 * GROUPS] in the order of `column_of`; codes: as `_floats` returns them."""
-    if SUMMED:
+    if SUMMED and LAYOUT.bits < 4 and GROUPS >= 8:
+        codes = tl.reshape(codes, [BLOCK_N, 4, GROUPS // 8, 2, 2, 2, 2])
+        codes = tl.permute(codes, (0, 4, 5, 2, 1, 3, 6))
+    elif SUMMED and LAYOUT.bits < 4 and GROUPS == 4:
+        codes = tl.permute(codes, (0, 2, 1, 3, 4))
+    elif SUMMED:
         codes = tl.permute(codes, (0, 2, 3, 1, 4))
     elif not LAYOUT.together:
         codes = tl.permute(codes, (0, 4, 2, 3, 1))
@@ -100,31 +102,109 @@ def load_scales(
 
 
 @triton.jit
+def _load_words(pointers, exist, MASKED: tl.constexpr, SHAPE: tl.constexpr):
+    """Returns words as 32 bits, in a tile of this shape; 0 where none exist and MASKED."""
+    words = tl.load(pointers, mask=exist, other=0) if MASKED else tl.load(pointers)
+    words = words.to(tl.uint32)
+    if len(words.shape) == 4:
+        words = tl.reshape(tl.permute(words, (1, 0, 2, 3)), SHAPE)
+    return words
+
+
+@triton.jit
+def _at(words, PLACE: tl.constexpr, BITS: tl.constexpr):
+    """Returns a part of BITS bits of words, which has PLACE parts before it."""
+    return (words >> (PLACE * BITS)) & (2**BITS - 1)
+
+
+@triton.jit
+def _halves(first, second, third, PLACE: tl.constexpr, LAYOUT: tl.constexpr):
+    """Returns the group of 8 codes at PLACE in words of several: four in the lower half of a word, four in the upper.
+
+    second, third: the words of the other planes of codes of 3 bits. Other bits may be above the codes of a half.
+    """
+    if LAYOUT.bits == 4:
+        return first
+    if LAYOUT.bits == 2:
+        number = _at(first, PLACE, 16)
+        return number | (number << 8)
+    if LAYOUT.lop3:
+        # the bytes of a group beside each other, and in the upper half of the word the same half a byte further up
+        TWO: tl.constexpr = 0x40 + 0x11 * PLACE
+        THREE: tl.constexpr = 0x410 + 0x100 * PLACE
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b32 low, high;
+                prmt.b32 low, $1, $2, $4;
+                prmt.b32 low, low, $3, $5;
+                shl.b32 high, low, 4;
+                lop3.b32 $0, low, high, 0xffff, 0xe4;
+            }""",
+            "=r,r,r,r,r,r",
+            [first, second, third, tl.full([], TWO, tl.uint32), tl.full([], THREE, tl.uint32)],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=1,
+        )
+    number = _at(first, PLACE, 8) | (_at(second, PLACE, 8) << 8) | (_at(third, PLACE, 8) << 16)
+    return (number & 0xFFFF) | ((number << 4) & 0xFFFF0000)
+
+
+@triton.jit
 def _load_pairs(
     cache_ptr, block, start, stop, first_column,
-    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
+    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """Returns groups of 8 codes [BLOCK_N, BLOCK // 8]: the first four in the lower half of a word, then the others."""
-    WORDS: tl.constexpr = LAYOUT.bits // (LAYOUT.bits & -LAYOUT.bits)
-    WORD_BITS: tl.constexpr = 8 * (LAYOUT.bits & -LAYOUT.bits)
+    """Returns groups of 8 codes [BLOCK_N, BLOCK // 8]: the first four in the lower half of a word, then the others.
+
+    Words of several groups are loaded at once, of 4 bytes where rows are made of such.
+    """
+    WORD: tl.constexpr = LAYOUT.bits & -LAYOUT.bits
     GROUPS: tl.constexpr = LAYOUT.columns // 8
+    # groups that are loaded at once: a divisor of those of a row and of a tile
+    MOST: tl.constexpr = 4 // WORD
+    ROW: tl.constexpr = GROUPS & -GROUPS
+    TILE: tl.constexpr = max(BLOCK // 32, 1) if SUMMED else BLOCK // 8
+    TOGETHER: tl.constexpr = min(MOST, ROW, TILE)
     page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
-    offs_g = first_column // 8 + tl.arange(0, BLOCK // 8)
-    pointers = (words_at(page_ptr, LAYOUT) + row * GROUPS)[:, None] + offs_g[None, :]
-    if GROUPS % (BLOCK // 8) == 0:
-        number = tl.load(pointers).to(tl.uint32)
-        for word in tl.static_range(1, WORDS):
-            number |= tl.load(pointers + word * LAYOUT.block_size * GROUPS).to(tl.uint32) << (word * WORD_BITS)
+    if TOGETHER * WORD == 4:
+        page_ptr = page_ptr.to(tl.pointer_type(tl.uint32))
+    elif TOGETHER * WORD == 2:
+        page_ptr = page_ptr.to(tl.pointer_type(tl.uint16))
+    COUNT: tl.constexpr = BLOCK // 8 // TOGETHER
+    pointers = page_ptr + row * (GROUPS // TOGETHER)
+    first_word = first_column // 8 // TOGETHER
+    if SUMMED:
+        offs_w = first_word + tl.arange(0, COUNT)[None, :]
+        pointers = pointers[:, None] + offs_w
     else:
-        exist = (offs_g < GROUPS)[None, :]
-        number = tl.load(pointers, mask=exist, other=0).to(tl.uint32)
-        for word in tl.static_range(1, WORDS):
-            more = tl.load(pointers + word * LAYOUT.block_size * GROUPS, mask=exist, other=0).to(tl.uint32)
-            number |= more << (word * WORD_BITS)
-    if LAYOUT.bits < 4:
-        HALF: tl.constexpr = 4 * LAYOUT.bits
-        number = (number & (2**HALF - 1)) | ((number >> HALF) << 16)
-    return number
+        # with more dimensions than two, Triton copies rows to shared memory as they lie, 16 bytes at a time. Codes that
+        # are not in whole words go through it as numbers, which are stored by 16 bytes where two threads share a row:
+        # so a row has parts, over one of which any version of Triton spreads threads before the rows
+        PARTS: tl.constexpr = 2 if LAYOUT.bits < 4 and COUNT >= 4 else 1
+        SIZE: tl.constexpr = COUNT // PARTS // PARTS
+        half = tl.arange(0, PARTS)[:, None, None, None] * (COUNT // PARTS)
+        # a product would be known to lie together
+        quarter = tl.where(tl.arange(0, PARTS) == 1, SIZE, 0)[None, None, :, None]
+        offs_w = first_word + half + quarter + tl.arange(0, SIZE)[None, None, None, :]
+        pointers = pointers[None, :, None, None] + offs_w
+    exist = offs_w < GROUPS // TOGETHER
+    MASKED: tl.constexpr = GROUPS % (BLOCK // 8) != 0
+    SHAPE: tl.constexpr = (BLOCK_N, COUNT)
+    first = _load_words(pointers, exist, MASKED, SHAPE)
+    second, third = first, first
+    if LAYOUT.bits == 3:
+        PLANE: tl.constexpr = LAYOUT.block_size * (GROUPS // TOGETHER)
+        second = _load_words(pointers + PLANE, exist, MASKED, SHAPE)
+        third = _load_words(pointers + 2 * PLANE, exist, MASKED, SHAPE)
+    groups = _halves(first, second, third, 0, LAYOUT)
+    if TOGETHER == 2:
+        groups = tl.join(groups, _halves(first, second, third, 1, LAYOUT))
+    elif TOGETHER == 4:
+        even = tl.join(groups, _halves(first, second, third, 2, LAYOUT))
+        odd = tl.join(_halves(first, second, third, 1, LAYOUT), _halves(first, second, third, 3, LAYOUT))
+        groups = tl.join(even, odd)
+    return tl.reshape(groups, [BLOCK_N, BLOCK // 8])
 
 
 @triton.jit
@@ -170,7 +250,7 @@ def load_levels(
 ):  # fmt: skip
     """Returns the levels [BLOCK_N, BLOCK] of codes, without their scales, as float16 in the order of `column_of`."""
     BITS: tl.constexpr = LAYOUT.bits
-    words = _load_pairs(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK)
+    words = _load_pairs(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK, SUMMED)
     # 1 + code / 2**BITS, of which the middle is taken: twice the code less the largest one, as a part of UNIT
     UNIT: tl.constexpr = 2.0 ** (BITS + 1)
     MIDDLE: tl.constexpr = 1.0 + (2.0**BITS - 1.0) / UNIT
@@ -212,7 +292,7 @@ def load_scaled(
         WIDE: tl.constexpr = tl.float16 if tl.float16 == DTYPE else tl.float32
         tile = levels.to(WIDE) * scale.to(WIDE)[:, None]
     else:
-        words = _load_pairs(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK)
+        words = _load_pairs(cache_ptr, block, start, stop, first_column, LAYOUT, WHOLE, BLOCK_N, BLOCK, SUMMED)
         codes = _floats(words, 0, _1024S, LAYOUT) - tl.full([], 1024.0, tl.float16)
         page_ptr, row = _rows_of_pages(cache_ptr, block, start, stop, LAYOUT, WHOLE, BLOCK_N)
         scale_ptr = numbers_at(page_ptr, LAYOUT) + row

@@ -129,8 +129,8 @@ class Cache(NamedTuple):
         """
         if self.packed is not None:
             pages = self._pages(strides, self.packed.values, self.head_size_v)
-            # a tile that more warps share goes through shared memory, which takes whole words in fewer stores
-            return pages._replace(together=num_warps > _FEW_WARPS and pages.bits == _WORD_BITS)
+            # other tiles go through shared memory, which takes whole words in fewer stores
+            return pages._replace(together=num_warps > _FEW_WARPS or pages.bits != _WORD_BITS)
         return self._layout(strides, 1, self.head_size_v, stride_scale)
 
     def _layout(self, strides: Sequence[int], vector: int, size: int, stride_scale: int | None) -> CacheLayout:

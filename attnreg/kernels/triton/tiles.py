@@ -164,6 +164,7 @@ def _matcher(value: Any) -> Matcher:
 
 
 H200_21, H200_22, H200_23, H200_24 = (f"NVIDIA H200, 2026-11-{day}" for day in (21, 22, 23, 24))
+H100_26 = "NVIDIA H100, 2026-11-26"
 
 # scores go through a softcap or have slopes, and nothing else takes registers
 _SCORED: Mapping[str, Any] = {"sm": 90, "extras": True, "ranges": False, "mask": False, "quantised": False}
@@ -194,13 +195,13 @@ TABLE: tuple[Row, ...] = (
          Config(16, 32, 4, 2, programs_per_sm=4)),
     _row({"packed": True, "queries": "few", "rows": 16, "warpgroup_mma": False},
          Config(16, 32, 4, 3, programs_per_sm=4)),
-    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "nibbles",
+    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "others",
           "pairs": {"min": 64}},
-         Config(16, 32, 1, 3, programs_per_sm=12), H200_23,
+         Config(16, 32, 1, 3, programs_per_sm=8), H100_26,
+         because="as below; 3 bits take more registers, so that fewer programs are resident"),
+    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "pairs": {"min": 64}},
+         Config(16, 32, 1, 3, programs_per_sm=12), H200_24,
          because="one warp has all codes of a word: they become operands where they are, and nothing waits for others"),
-    _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "levels",
-          "pairs": {"min": 64}},
-         Config(16, 32, 1, 3, programs_per_sm=12), H200_24),
     _row({"packed": True, "queries": "few", "rows": 16, "sm": 90, "width": 128, "extras": False, "codes": "levels"},
          Config(16, 128, 4, 3, programs_per_sm=3), H200_23,
          because="with twice the keys, a row's largest score and its sum are found half as often"),

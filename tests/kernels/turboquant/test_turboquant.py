@@ -297,3 +297,29 @@ def test_both_views_of_one_tensor_hold_a_cache(default: Registry) -> None:
     assert trial.cache.key.stride() == trial.cache.value.stride()
     assert prove(case, selection).problem is None
     assert len(lengths_of("decode", 16, "decoder")) == trial.batch.num_reqs
+
+
+def test_pages_that_do_not_begin_at_words_are_refused_in_any_call(default: Registry) -> None:
+    """A GPU ends the process where a word is loaded from an address that is no multiple of it."""
+    request = small(default, "turboquant_3bit_nc", 32, None, set(), "decode").request
+    layer = Attention.from_selection(evaluate(request, SM90, default, "TURBOQUANT"))
+    whole = layer.new_kv_cache(2, "cpu")
+    table = torch.tensor([[0, 1]], dtype=torch.int32)
+    batch = BatchMetadata.build([1], [20], device="cpu", block_table=table)
+    query = torch.zeros(1, request.num_heads, 32, dtype=torch.float16)
+
+    def attend(offset: int, more: int) -> None:
+        sides = []
+        for side in whole:
+            blocks, heads, page = side.shape
+            memory = torch.zeros(side.numel() + 64 + blocks * more, dtype=torch.uint8)
+            sides.append(memory.as_strided(side.shape, (heads * page + more, page, 1), offset))
+        layer.attend(query, KVCache(*sides), batch, torch.empty_like(query))
+
+    attend(4, 8)
+    attend(0, 0)
+    with pytest.raises(BatchError, match=r"kv_cache\.key begins 2 bytes past a multiple of 4"):
+        attend(2, 0)
+    with pytest.raises(BatchError, match=r"kv_cache\.value has strides .*begin at multiples of 4"):
+        attend(0, 6)
+    attend(0, 0)
