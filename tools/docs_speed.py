@@ -17,14 +17,25 @@ _ENGINE_FIGURES = (
     ("1 of 32k, first token", "first token s", "seconds to the first token", "{:.2f}"),
     ("1 of 128k + 32", "first token s", "seconds to the first token", "{:.2f}"),
     ("1 of 128k + 32", "ms a token", "ms between tokens", "{:.2f}"),
+    ("1 of 128k + 32", "decode ms", "ms of a step that only decodes", "{:.2f}"),
 )
 # vLLM's name for what the record calls attnreg
 _ENGINE_BACKENDS = {"TRITON_ATTN": "`TRITON_ATTN`", "attnreg": "`ATTNREG`", "FLASH_ATTN": "`FLASH_ATTN`"}
 
 
-def speed_block(root: Path) -> str:
-    """The machine and its ceilings, and a table of the cases: figure, mark, and peers in the same run."""
-    record = json.loads((root / "benchmarks/results/attention.json").read_text(encoding="utf-8"))
+def _records(root: Path, benchmark: str) -> list[Any]:
+    """The records of a benchmark, one for each machine, the latest first."""
+    files = (root / "benchmarks/results").glob(f"{benchmark}*.json")
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(files)]
+    return sorted(records, key=lambda record: record["machine"]["date"], reverse=True)
+
+
+def speed_block(root: Path, benchmark: str) -> str:
+    """Of each record the machine, its ceilings, and a table of the cases: figure, mark, and peers in the same run."""
+    return "\n\n".join(_speed(record) for record in _records(root, benchmark))
+
+
+def _speed(record: dict[str, Any]) -> str:
     rows = []
     for figure in record["figures"]:
         peers = ", ".join(f"{name} {_time(value)}" for name, value in figure.get("peers", {}).items())
@@ -52,8 +63,11 @@ def host_block(root: Path) -> str:
 
 
 def engine_block(root: Path) -> str:
-    """The machine, and for each model a table of its loads: the figure with each backend, and the mark."""
-    record = json.loads((root / "benchmarks/results/vllm_engine.json").read_text(encoding="utf-8"))
+    """For each machine and model a table of the loads: the figure with each backend, and the mark."""
+    return "\n\n".join(_engines(record) for record in _records(root, "vllm_engine"))
+
+
+def _engines(record: dict[str, Any]) -> str:
     by = {(row["model"], row["load"], row["backend"]): row for row in record["figures"] if row["load"]}
     marks = {(mark["model"], mark["load"], mark["figure"]): mark for mark in record["marks"]}
     machine = record["machine"]
@@ -64,7 +78,8 @@ def engine_block(root: Path) -> str:
         for load, figure, words, form in _ENGINE_FIGURES:
             found = [by.get((model, load, backend)) for backend in _ENGINE_BACKENDS]
             cells = ["–" if row is None or figure not in row else form.format(row[figure]) for row in found]
-            rows.append([load.partition(",")[0], words, *cells, _mark(marks.get((model, load, figure)))])
+            if any(row is not None and figure in row for row in found):
+                rows.append([load.partition(",")[0], words, *cells, _mark(marks.get((model, load, figure)))])
         days = [
             f"{name} on {', '.join(sorted({row['date'] for key, row in by.items() if key[::2] == (model, backend)}))}"
             for backend, name in _ENGINE_BACKENDS.items()
@@ -80,5 +95,8 @@ def _mark(mark: dict[str, Any] | None) -> str:
     return f"{mark['ratio']:.3f} of `{mark['beside']}`, {bound} {mark['mark']:.3g}: {met}"
 
 
-def _time(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.1f}"
+def _time(value: float | str | None) -> str:
+    """A time; a peer that gave none says why."""
+    if value is None:
+        return "–"
+    return value.partition(":")[0] if isinstance(value, str) else f"{value:,.1f}"

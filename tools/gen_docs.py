@@ -118,7 +118,9 @@ def outputs(root: Path) -> dict[str, str]:
     pages["docs/engines/releases.md"] = {"releases": docs_releases.releases_block()}
     pages["docs/exactness.md"] = docs_exactness.exactness_block(root)
     pages["docs/speed.md"] = {
-        "speed": docs_speed.speed_block(root),
+        "speed": docs_speed.speed_block(root, "attention"),
+        "packed": docs_speed.speed_block(root, "turboquant"),
+        "latents": docs_speed.speed_block(root, "mla"),
         "host": docs_speed.host_block(root),
         "tiles": docs_tiles.tiles_block(),
     }
