@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
 
 WORKER = [sys.executable, str(HERE)]
 # of a hundred cases
-SHARES = {"TRITON_ATTN": 76, "ROCM_ATTN": 14, "TORCH_SDPA": 7, "FLEX_ATTENTION": 3}
+SHARES = {"TRITON_ATTN": 64, "ROCM_ATTN": 10, "TURBOQUANT": 16, "TORCH_SDPA": 7, "FLEX_ATTENTION": 3}
 # seconds in which a case ends, its compilation included
 PATIENCE = 240
 

@@ -34,7 +34,13 @@ def problems(backend: str, seed: str, *, plain: tuple[str, ...] = (), **faults: 
 
 @pytest.mark.parametrize(
     ("backend", "seeds"),
-    [("TRITON_ATTN", range(2)), ("ROCM_ATTN", range(1)), ("TORCH_SDPA", range(8)), ("CPU_ATTN", range(12))],
+    [
+        ("TRITON_ATTN", range(2)),
+        ("ROCM_ATTN", range(1)),
+        ("TURBOQUANT", range(4)),
+        ("TORCH_SDPA", range(8)),
+        ("CPU_ATTN", range(12)),
+    ],
 )
 def test_some_cases(backend: str, seeds: range) -> None:
     for seed in seeds:

@@ -28,6 +28,8 @@ from support.replaying import Replayed, bits
 
 # entries of block tables past a request's last block
 NOWHERE = (2**30, -1, 2**31 - 1, -(2**31))
+# on a processor, those whose kernels Triton's interpreter runs
+INTERPRETED = ("TRITON_ATTN", "ROCM_ATTN", "TURBOQUANT")
 # platforms whose rows are tried where this machine has none
 ELSEWHERE = (("cuda", "sm90"), ("rocm", "gfx942"), ("cpu", "x86_64"))
 Call = Callable[[Trial, Any, Tensor], tuple[Tensor, Tensor]]
@@ -241,6 +243,9 @@ class Stage:
             room = (max(tensor.shape[0], self.blocks), *room[1:]) if name.startswith("cache") else room
             shuffle = not name.startswith(("table", "ranges"))
             place = Place.draw(self.choices.random, room, shuffle=shuffle)
+            if name.startswith("cache") and spec.packed is not None:
+                # pages of codes begin at words
+                place = place.by(4)
             plain = Place(tuple(range(tensor.ndim - 1)), (0,) * (tensor.ndim - 1), 0, room)
             self.places[name] = self.choices(f"{name} placed", place, plain)
         place = self.places[name]
@@ -400,7 +405,7 @@ class Stage:
 def stage(choices: Choices, backend: str, device: str, scale: Scale) -> Stage:
     """The case of some choices, ready to run."""
     claims = claims_of(backend, device)
-    case = draw_case(choices, claims, scale, interpreted=device == "cpu" and backend in ("TRITON_ATTN", "ROCM_ATTN"))
+    case = draw_case(choices, claims, scale, interpreted=device == "cpu" and backend in INTERPRETED)
     where, random = torch.device(device), choices.random
     layer = draw_layer(choices, case, claims, Numbers(choices.seed, where), scale)
     halves = {name: halved(x) for name in ("sinks", "alibi_slopes") if (x := getattr(layer.params, name)) is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
@@ -33,6 +33,10 @@ class Place:
             random.shuffle(order)
         gaps = tuple(random.choice((0, 0, 0, 1, 8, 24)) for _ in order)
         return cls(tuple(order), gaps, random.choice((0, 0, 1, 3, 8)), room)
+
+    def by(self, unit: int) -> Place:
+        """The place with so many times the elements between and before, for tensors that are read by such words."""
+        return replace(self, gaps=tuple(unit * gap for gap in self.gaps), offset=unit * self.offset)
 
     def strides(self) -> tuple[int, ...]:
         """The strides of a tensor: the last dimension is contiguous."""

@@ -306,3 +306,15 @@ def load_scaled(
         numbers = _rounded_once(codes, scale[:, :, None, None, None], zero[:, :, None, None, None])
         tile = _in_places(numbers, LAYOUT, BLOCK_N, GROUPS, SUMMED)
     return tile.to(DTYPE)
+
+
+@triton.jit
+def words_at(page_ptr, LAYOUT: tl.constexpr):
+    """Returns pointers to the words of the codes of pages: a word has the largest power of 2 of bytes in `bits`."""
+    if LAYOUT.bits == 4:
+        words = page_ptr.to(tl.pointer_type(tl.uint32))
+    elif LAYOUT.bits == 2:
+        words = page_ptr.to(tl.pointer_type(tl.uint16))
+    else:
+        words = page_ptr
+    return words

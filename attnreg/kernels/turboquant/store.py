@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnreg.kernels.packed.codes import level_of, numbers_at
+from attnreg.kernels.packed.codes import level_of, numbers_at, words_at
 from attnreg.kernels.packed.rotation import STEP, hadamard, signs
 from attnreg.kernels.triton.fp8 import float32_to_fp8_bits
 from attnreg.kernels.triton.launch import Kernel
@@ -50,18 +50,6 @@ def _lesser(a, b):
 
 
 @triton.jit
-def _words_at(page_ptr, LAYOUT: tl.constexpr):
-    """Returns pointers to the words of the codes of pages: a word has the largest power of 2 of bytes in `bits`."""
-    if LAYOUT.bits == 4:
-        words = page_ptr.to(tl.pointer_type(tl.uint32))
-    elif LAYOUT.bits == 2:
-        words = page_ptr.to(tl.pointer_type(tl.uint16))
-    else:
-        words = page_ptr
-    return words
-
-
-@triton.jit
 def _store_codes(
     codes, page_ptr, row, stored, first_group, L: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -73,7 +61,7 @@ def _store_codes(
     number = tl.sum(parts << shifts[None, None, :], 2).to(tl.uint32)  # [BLOCK_R, BLOCK // 8]
     offs_g = first_group + tl.arange(0, BLOCK // 8)
     mask = stored[:, None] & (offs_g < GROUPS)[None, :]
-    words_ptr = _words_at(page_ptr, L)
+    words_ptr = words_at(page_ptr, L)
     DTYPE: tl.constexpr = words_ptr.dtype.element_ty
     pointers = (words_ptr + row * GROUPS)[:, None] + offs_g[None, :]
     for word in tl.static_range(0, L.bits // WORD):
