@@ -37,7 +37,7 @@ _HOME = {
     "bundled_registries": "loader",
     "detect": "machine.detect",
     "load_registry": "loader",
-    "ops": "runtime",
+    "ops": "ops",
     "requests_from_model": "models.reader",
     "select": "selection.refusal",
     "verify": "conformance.verify",
@@ -46,6 +46,7 @@ __all__ = list(_HOME)
 
 # the same names for type checkers; `as` marks each as public
 if TYPE_CHECKING:
+    from attnreg import ops as ops
     from attnreg.conformance.verify import verify as verify
     from attnreg.errors import RegistryError as RegistryError
     from attnreg.errors import RequestError as RequestError
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from attnreg.platforms import Platform as Platform
     from attnreg.registry import Registry as Registry
     from attnreg.request import AttentionRequest as AttentionRequest
-    from attnreg.runtime import ops as ops
     from attnreg.runtime.interface import AttentionSpec as AttentionSpec
     from attnreg.runtime.interface import BatchError as BatchError
     from attnreg.runtime.interface import BatchMetadata as BatchMetadata
@@ -83,8 +83,8 @@ else:
         import importlib
 
         home = importlib.import_module(f"attnreg.{_HOME[name]}")
-        # `ops` is not defined in its home: it is a module of that package
-        value = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
+        # `ops` is a module
+        value = home if name == "ops" else getattr(home, name)
         globals()[name] = value
         return value
 

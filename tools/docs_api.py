@@ -58,7 +58,7 @@ def api_blocks() -> dict[str, str]:
 
 def _module(name: str) -> str:
     """A module's docstring, then its public names."""
-    module = attnreg.ops if name == "attnreg.ops" else importlib.import_module(name)
+    module = importlib.import_module(name)
     entries = [_entry(f"{name}.{public}", getattr(module, public)) for public in module.__all__]
     return "\n\n".join([markdown(module), *entries])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,15 @@ from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache
 from attnreg.runtime.layer import Attention
 
 Make = Callable[..., Attention]
+
+
+def test_ops_are_a_module_to_import_from() -> None:
+    from attnreg.ops import merge_attn_states
+    from attnreg.runtime import ops as defined
+
+    assert importlib.import_module("attnreg.ops") is ops is attnreg.ops
+    assert merge_attn_states is defined.merge_attn_states
+    assert (ops.__all__, ops.__doc__) == (defined.__all__, defined.__doc__)
 
 
 class Model(nn.Module):
