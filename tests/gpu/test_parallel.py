@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.ranks import Failure, Ranks
-from support.sharded import Case, alone, replayed, sharded
+from support.sharded import Case, alone, own_heads, replayed, sharded
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use"),
@@ -64,8 +64,7 @@ def test_gpus_give_what_one_gives(ranks: Ranks, name: str) -> None:
     precision = 0.13 if "fp8_output" in case.request["features"] else 2e-2
     for rank, steps in enumerate(found):
         assert not isinstance(steps, Failure), steps
-        count = 32 // ranks.world_size if case.by_head else 32
-        own = slice(rank * count, (rank + 1) * count) if case.by_head else slice(0, 32)
+        own = own_heads(case, rank, ranks.world_size)
         for (output, lse), (exact, exact_lse) in zip(steps, expected, strict=True):
             torch.testing.assert_close(output, exact[:, own], rtol=precision, atol=precision)
             torch.testing.assert_close(lse, exact_lse[own], rtol=1e-3, atol=1e-3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import attnreg
@@ -26,6 +27,7 @@ class Case:
     numbers: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     interleave: int = 1
+    # each rank has an equal part of the heads of every KV head
     by_head: bool = False
     # of every step; None: as the request has it
     causal: Any = True
@@ -34,10 +36,21 @@ class Case:
     padding: int = 0
 
 
-def layer_of(case: Case, *, seed: int = 0) -> Attention:
-    """The layer of a case; its sinks are the same wherever they are made."""
-    plain = {"head_size": 16, "num_heads": 4, "num_kv_heads": 2, "dtype": "float32", "block_size": 4}
-    request = AttentionRequest(**{**plain, **case.request})
+PLAIN = {"head_size": 16, "num_heads": 4, "num_kv_heads": 2, "dtype": "float32", "block_size": 4}
+
+
+def own_heads(case: Case, rank: int, world: int) -> list[int]:
+    """The heads of the whole that a rank has."""
+    num_heads, kv_heads = ({**PLAIN, **case.request}[name] for name in ("num_heads", "num_kv_heads"))
+    if not case.by_head:
+        return list(range(num_heads))
+    each, group = num_heads // kv_heads // world, num_heads // kv_heads
+    return [kv * group + rank * each + i for kv in range(kv_heads) for i in range(each)]
+
+
+def layer_of(case: Case, *, seed: int = 0, heads: list[int] | None = None) -> Attention:
+    """The layer of a case, or of some of its heads; its sinks are the same wherever they are made."""
+    request = AttentionRequest(**{**PLAIN, **case.request, **({} if heads is None else {"num_heads": len(heads)})})
     registry = attnreg.load_registry("default")
     selection = attnreg.select(request, Platform(**case.platform), registry, case.backend)
     generator = torch.Generator().manual_seed(seed)
@@ -45,17 +58,27 @@ def layer_of(case: Case, *, seed: int = 0) -> Attention:
         name: torch.rand(value, generator=generator).to(case.device) if isinstance(value, tuple) else value
         for name, value in case.numbers.items()
     }
+    if heads is not None and "sinks" in made:
+        made["sinks"] = made["sinks"][heads]
     return Attention.from_selection(selection, **made)
 
 
-def inputs(case: Case, layer: Attention, step: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The query, key and value of a step, the same on every rank; of latents, the two parts of the key."""
+def inputs(
+    case: Case, layer: Attention, step: int, tokens: int, heads: list[int] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The query, key and value of a step, the same on every rank; of latents, the two parts of the key.
+
+    heads: of the whole, those whose queries are given.
+    """
     spec = layer.spec
     generator = torch.Generator().manual_seed(step)
     values = spec.head_size_v
     sizes = (values, spec.head_size - values) if spec.latent else (spec.head_size, values)
-    shapes = [(spec.num_heads, spec.head_size), *((spec.num_kv_heads, size) for size in sizes)]
+    num_heads = {**PLAIN, **case.request}["num_heads"]
+    shapes = [(num_heads, spec.head_size), *((spec.num_kv_heads, size) for size in sizes)]
     made = [torch.randn(tokens + case.padding, *shape, generator=generator) for shape in shapes]
+    if heads is not None:
+        made[0] = made[0][:, heads]
     return tuple(x.to(case.device, dtype=spec.dtype) for x in made)  # type: ignore[return-value]
 
 
@@ -106,7 +129,8 @@ def alone(case: Case) -> list[tuple[Tensor, Tensor]]:
 
 def sharded(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
     """The same on one rank of several. Rows past the batch's tokens must stay as they are."""
-    layer = layer_of(case)
+    heads = own_heads(case, rank, dist.get_world_size())
+    layer = layer_of(case, heads=heads)
     parallel = ContextParallel(layer, interleave=case.interleave, by_head=case.by_head)
     world = parallel.shards.world_size
     block = (layer.spec.block_size or 0) * world
@@ -115,11 +139,10 @@ def sharded(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
     found = []
     for step, (queries, keys) in enumerate(case.steps):
         batch = parallel.shard(batch_of(case, block, queries, keys, step=step, slots=False))
-        query, key, value = inputs(case, layer, step, sum(queries))
-        heads = parallel.heads.stop - parallel.heads.start
-        output = torch.full((len(query), heads, layer.spec.head_size_v), 7.0, device=case.device)
+        query, key, value = inputs(case, layer, step, sum(queries), heads)
+        output = torch.full((len(query), len(heads), layer.spec.head_size_v), 7.0, device=case.device)
         output = output.to(layer.spec.output_dtype)
-        lse = torch.full((heads, len(query)), 7.0, device=case.device)
+        lse = torch.full((len(heads), len(query)), 7.0, device=case.device)
         assert parallel(query, key, value, cache, batch, output, lse=lse) is output
         tokens = sum(queries)
         assert (output[tokens:].float() == 7).all()
@@ -133,7 +156,8 @@ def replayed(rank: int, case: Case) -> tuple[list[Tensor], list[Tensor]]:
 
     All steps have as many queries; a step's numbers are copied into the batch of the capture.
     """
-    layer = layer_of(case)
+    heads = own_heads(case, rank, dist.get_world_size())
+    layer = layer_of(case, heads=heads)
     parallel = ContextParallel(layer, interleave=case.interleave, by_head=case.by_head)
     block = (layer.spec.block_size or 0) * parallel.shards.world_size
     blocks = len(case.steps[0][1]) * -(-max(max(keys) for _, keys in case.steps) // block)
@@ -145,7 +169,7 @@ def replayed(rank: int, case: Case) -> tuple[list[Tensor], list[Tensor]]:
             x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(rank)))
         for step, (queries, keys) in enumerate(case.steps):
             batch = batch_of(case, block, queries, keys, step=step, slots=False)
-            tensors = inputs(case, layer, step, sum(queries))
+            tensors = inputs(case, layer, step, sum(queries), heads)
             if outputs is eager:
                 outputs.append(parallel(*tensors, cache, parallel.shard(batch)).float().cpu())
                 continue

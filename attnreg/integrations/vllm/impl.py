@@ -8,21 +8,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_dcp_group
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 from vllm.v1.attention.backend import AttentionImpl
 
 import attnreg
 from attnreg.integrations.vllm.kernels import select_kernel
 from attnreg.integrations.vllm.metadata import AttnregMetadata
+from attnreg.integrations.vllm.registries import NAME
 from attnreg.request import features_of
-from attnreg.runtime.interface import KVCache
+from attnreg.runtime.interface import KVCache, SpecError
 from attnreg.runtime.layer import Attention
+from attnreg.runtime.parallel.attention import ContextParallel, refuse_unshardable
 
 _PACKED = ("encoder", "encoder_only")
 
 
 class AttnregImpl(AttentionImpl):
     """A layer: the numbers that vLLM gives it, and the runtime's layer once the KV cache is known."""
+
+    # of decode context parallelism (DCP): the context of a request is on all ranks, this step's keys are on each
+    can_return_lse_for_decode = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
 
     def __init__(
         self,
@@ -57,8 +64,12 @@ class AttnregImpl(AttentionImpl):
         self._layer: Attention | None = None
         # what the runtime's layer was made for
         self._made_for: tuple[Any, ...] = ()
+        # the layer over a cache that ranks share
+        self._parallel: ContextParallel | None = None
         # an early refusal: before weights are loaded, and before there is a cache
-        self._new_layer(head_size, None)
+        early = self._new_layer(head_size, None)
+        if self.dcp_world_size > 1 and not self.packed:
+            self._refuse_ranks(early)
 
     def forward(
         self,
@@ -82,8 +93,8 @@ class AttnregImpl(AttentionImpl):
         if attn_metadata is None:
             # vLLM measures the memory of everything else
             return output.fill_(0)
-        batch = attn_metadata.batch(paged=not self.packed)
         if self.packed:
+            batch = attn_metadata.batch(paged=False)
             attend = self._runtime_layer(layer, output.shape[-1], None, output_scale)
             attend(query, key, value, None, batch, output)
             return output
@@ -92,6 +103,12 @@ class AttnregImpl(AttentionImpl):
         if runtime.spec.quantised:
             dtype = runtime.spec.cache_dtype
             cache = KVCache(cache.key.view(dtype), cache.value.view(dtype))
+        if attn_metadata.interleave:
+            parallel = self._over_ranks(runtime, attn_metadata.interleave)
+            # the runtime refuses a call without keys
+            parallel(query, key, value, cache, attn_metadata.shard(parallel), output)  # type: ignore[arg-type]
+            return output
+        batch = attn_metadata.batch(paged=True)
         if self.kv_sharing_target_layer_name is not None or key is None or value is None:
             runtime.attend(query, cache, batch, output)
         else:
@@ -128,6 +145,25 @@ class AttnregImpl(AttentionImpl):
             self._layer = self._new_layer(head_size_v, block_size, k_scale, v_scale, out_scale)
             self._made_for = made_for
         return self._layer
+
+    def _over_ranks(self, runtime: Attention, interleave: int) -> ContextParallel:
+        """The runtime's layer over the cache that the ranks of vLLM's group share. To make it is a collective call."""
+        if self._parallel is None or self._parallel.layer is not runtime:
+            group = get_dcp_group().device_group
+            self._parallel = ContextParallel(runtime, group, interleave=interleave, by_head=True)
+        return self._parallel
+
+    def _refuse_ranks(self, layer: Attention) -> None:
+        """Raises ValueError for a layer whose cache ranks cannot share."""
+        if self.kv_sharing_target_layer_name is not None:
+            other = self.kv_sharing_target_layer_name
+            raise ValueError(
+                f"attnreg ({NAME}): the layer has no keys of its own, but those of {other}, of which a rank has a part"
+            )
+        try:
+            refuse_unshardable(layer.spec)
+        except SpecError as e:
+            raise ValueError(f"attnreg ({NAME}): {e}") from e
 
     def _new_layer(
         self, head_size_v: int, block_size: int | None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_dcp_world_size_and_rank
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
 
 from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.parallel.attention import ContextParallel
+from attnreg.runtime.parallel.batch import ShardedBatch
 from attnreg.runtime.validation import debugging
 
 # vLLM's wrapper of a builder for prefills that leave layers out: it sends the queries' places to the host, and does not
@@ -37,7 +40,9 @@ class AttnregMetadata(AttentionMetadata):
     """One step of the layers of one group, as vLLM has it. The batch is made when the first layer asks for it.
 
     So a step that only replays a graph makes none, and vLLM may still replace ``slot_mapping``, as it does for cross
-    attention. ``seq_lens_cpu`` are upper bounds. Tensors may have more rows than requests, for padding.
+    attention. ``seq_lens_cpu`` are upper bounds. Tensors may have more rows than requests, for padding. interleave: the
+    tokens that each rank is dealt at a time of a cache that ranks share, 0 where none do; block_table and slot_mapping
+    are then of this rank's part, and lengths of the whole.
     """
 
     num_reqs: int
@@ -53,13 +58,26 @@ class AttnregMetadata(AttentionMetadata):
     causal: bool | Tensor
     mm_prefix: Tensor | None
     host: Host
+    interleave: int = 0
     made: BatchMetadata | None = None
+    shards: dict[tuple[object, ...], ShardedBatch] = field(default_factory=dict)
 
     def batch(self, *, paged: bool) -> BatchMetadata:
         """The batch of the step; paged: keys are in the cache, else they are the queries' own tokens."""
         made = self.made
         if made is None:
             made = self.made = self._batch(paged)
+        return made
+
+    def shard(self, parallel: ContextParallel) -> ShardedBatch:
+        """The part of the step that this rank has, for all layers of a kind.
+
+        It is computed on the device: a graph needs one of its own, which each replay computes anew.
+        """
+        kind = self.seq_lens.is_cuda and torch.cuda.is_current_stream_capturing(), *parallel.kind
+        made = self.shards.get(kind)
+        if made is None:
+            made = self.shards[kind] = parallel.shard(self.batch(paged=True), slots=True)
         return made
 
     def _batch(self, paged: bool) -> BatchMetadata:
@@ -115,11 +133,13 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
         """Whatever the lengths are, captured launches compute with those of the replay.
 
-        Not so the ranges of multimodal tokens, whose number differs: batches with prompts are not captured then.
+        Not so the ranges of multimodal tokens, whose number differs: batches with prompts are not captured then. Nor
+        are they where ranks share a cache, which exchange as much as the longest prompts of a capture may need.
         """
         model = vllm_config.model_config
         ranges = model is not None and model.is_mm_prefix_lm
-        return AttentionCGSupport.UNIFORM_BATCH if ranges else AttentionCGSupport.ALWAYS
+        shared = vllm_config.parallel_config.decode_context_parallel_size > 1
+        return AttentionCGSupport.UNIFORM_BATCH if ranges or shared else AttentionCGSupport.ALWAYS
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -133,6 +153,9 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
             longest=0 if drafts is None else vllm_config.model_config.max_model_len,
         )
         self._causal: Tensor | None = None
+        # vLLM replicates the caches of some draft models
+        ranks, _ = get_dcp_world_size_and_rank(kv_cache_spec.dcp_sharded)
+        self._interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size if ranks > 1 else 0
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnregMetadata:
         common = common_attn_metadata
@@ -151,10 +174,12 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
             causal=causal if isinstance(causal, bool) else self._by_request(causal),
             mm_prefix=_ranges(ranges, common.num_reqs, common.seq_lens.device) if ranges else None,
             host=self.host,
+            interleave=self._interleave,
         )
 
     def update_draft_decode_metadata(self, metadata: AttnregMetadata) -> None:
-        """Nothing to do: see ``supports_draft_decode_metadata_update``."""
+        """See ``supports_draft_decode_metadata_update``; what was computed of the lengths is computed anew."""
+        metadata.shards.clear()
 
     def _by_request(self, causal: Tensor) -> Tensor:
         """Causality by request as truth values.

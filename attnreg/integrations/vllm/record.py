@@ -93,7 +93,7 @@ NEEDED: dict[tuple[str, str], str] = {
         "attn_type get_head_size get_num_attention_heads get_num_kv_heads hf_text_config is_diffusion is_mm_prefix_lm "
         "max_model_len"
     ),
-    ("vllm.config", "ParallelConfig"): "decode_context_parallel_size",
+    ("vllm.config", "ParallelConfig"): "cp_kv_cache_interleave_size decode_context_parallel_size",
     ("vllm.config", "SchedulerConfig"): "max_num_seqs",
     ("vllm.config", "SpeculativeConfig"): "num_speculative_tokens",
     ("vllm.config", "VllmConfig"): (
@@ -102,8 +102,10 @@ NEEDED: dict[tuple[str, str], str] = {
     ("vllm.envs", ""): (
         "VLLM_BATCH_INVARIANT VLLM_ROCM_USE_AITER VLLM_ROCM_USE_AITER_MHA VLLM_ROCM_USE_AITER_MLA environment_variables"
     ),
+    ("vllm.distributed.parallel_state", ""): "get_dcp_group get_dcp_world_size_and_rank",
     ("vllm.logger", ""): "init_logger",
     ("vllm.utils.import_utils", ""): "resolve_obj_by_qualname",
+    ("vllm.v1.kv_cache_interface", "AttentionSpec"): "dcp_sharded",
     # whose builder is known by its name
     ("vllm.v1.attention.backends.utils", ""): "create_fast_prefill_custom_backend",
 }

@@ -25,6 +25,7 @@ from attnreg.runtime.layer import Attention
 from attnreg.runtime.parallel.batch import ShardedBatch, Window, shard
 from attnreg.runtime.parallel.exchange import Exchange, Message
 from attnreg.runtime.parallel.shards import Shards
+from attnreg.runtime.spec import AttentionSpec
 from attnreg.runtime.tensors import tensor_problems
 from attnreg.runtime.validation import refuse, validate_batch
 from attnreg.selection.refusal import NoBackendError
@@ -41,9 +42,10 @@ _ONCE = frozenset({
 class ContextParallel:
     """The attention of a layer over a KV cache that the ranks of a group share.
 
-    layer: the attention of the whole. group: of torch.distributed, None: all processes. interleave: tokens that a rank
-    is dealt at a time (`attnreg.runtime.parallel.shards`); it divides block_size. by_head: each rank gets the output of
-    its own heads alone, an equal part in the order of the ranks, instead of that of all heads.
+    layer: the attention of the whole; with by_head, as under tensor parallelism, of the heads of this rank alone, which
+    are as many on every rank and read the same KV heads, of which each has all. group: of torch.distributed, None: all
+    processes. interleave: tokens that a rank is dealt at a time (`attnreg.runtime.parallel.shards`); it divides
+    block_size.
 
     To make one is a collective call. Raises `SpecError` where ranks differ, or for what cannot be sharded;
     `NoBackendError` where the layer's backend has no lse.
@@ -62,38 +64,33 @@ class ContextParallel:
         spec = self.layer.spec
         self.shards = Shards(self.exchange.rank, self.exchange.world_size, interleave)
         self.block_size = self.shards.validate_block_size(spec.block_size)
-        self.heads = self.exchange.heads(spec.num_heads)
         self.left = spec.sides(causal=True)[0]
-        for feature in _REFUSED:
-            if feature in spec.features:
-                raise SpecError(
-                    f"the layer has {feature}, which compares queries with the positions of their context; ranks that "
-                    "share a cache have some of these each"
-                )
-        if spec.sparse:
-            raise SpecError(
-                "the layer is of sparse MLA, whose indices name tokens of the whole context; ranks have some each"
-            )
-        if spec.attn_type != "decoder":
-            raise SpecError(f"attn_type is {spec.attn_type}; ranks share the cache of a decoder")
+        refuse_unshardable(spec)
         if self.left >= 0 and spec.kv_layout == "SPLIT":
             raise SpecError("kv_layout is SPLIT, and the layer has a window, whose keys are copied in NHD or HND alone")
         self.step = _part(self.layer, (spec.features - {"fp8_output"}) | {"lse"}, "decoder")
+        ranks = self.exchange.world_size if self.exchange.by_head else 1
         features = (spec.features - _ONCE) | {"lse"}
         try:
             # several queries of a request meet its context at once where a backend serves keys of other tokens
-            self.context = _part(self.layer, features, "encoder_decoder")
+            self.context = _part(self.layer, features, "encoder_decoder", ranks)
         except (NoBackendError, SpecError):
-            self.context = _part(self.layer, features, "decoder")
+            self.context = _part(self.layer, features, "decoder", ranks)
         # a window's copies are of one query each
-        self.windows = _part(self.layer, features, "decoder") if self.left >= 0 else self.context
+        self.windows = _part(self.layer, features, "decoder", ranks) if self.left >= 0 else self.context
 
-    def shard(self, batch: BatchMetadata) -> ShardedBatch:
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Layers of which it is the same have the same shard of a batch."""
+        return self.shards, self.block_size, self.left, self.context.spec.attn_type
+
+    def shard(self, batch: BatchMetadata, *, slots: bool = False) -> ShardedBatch:
         """The batch of a step on this rank, for all layers of a KV-cache group.
 
         batch: that of the whole, with the block table that all ranks share, and ``seq_lens`` that count the
-        keys of all ranks. Its slot_mapping is not read: the slots of the new keys follow from their positions. The
-        device is not waited for. Raises `BatchError`.
+        keys of all ranks. slots: its slot_mapping says where the new keys go in this rank's cache, -1 for those of
+        other ranks; otherwise it is not read, and their positions say it. The device is not waited for. Raises
+        `BatchError`.
         """
         if not isinstance(batch, BatchMetadata):
             raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
@@ -104,8 +101,12 @@ class ContextParallel:
             raise BatchError(["mm_prefix is given; its ranges are of positions that other ranks have"])
         # a block stands for its like on every rank
         validate_batch(replace(self.layer.spec, block_size=self.block_size * self.shards.world_size), batch)
-        by_query = self.context.spec.attn_type == "decoder"
-        return shard(batch, table, self.shards, self.block_size, left=self.left, by_query=by_query)
+        by_query, mapping = self.context.spec.attn_type == "decoder", batch.slot_mapping if slots else None
+        if slots and mapping is None:
+            raise BatchError(["slot_mapping is None; with slots=True it says where this rank's new keys go"])
+        return shard(
+            batch, table, self.shards, self.block_size, left=self.left, by_query=by_query, slot_mapping=mapping
+        )
 
     def forward(
         self,
@@ -120,10 +121,10 @@ class ContextParallel:
     ) -> Tensor:
         """Writes the new keys and values that are this rank's, attends to those of all ranks, and returns the output.
 
-        query, key and value are those of the whole, alike on every rank, as `Attention.forward` takes them; kv_cache is
-        the rank's shard. output and lse have the heads that this rank gets. A collective call; one on CUDA can be
-        captured in a graph, if `shard` is captured with it. Compiled models call ``torch.compiler.disable(parallel)``.
-        Raises `BatchError`, also while a compiler traces.
+        query, key, value, output and lse are the layer's, as `Attention.forward` takes them, key and value alike on
+        every rank; kv_cache is the rank's shard. A collective call; one on CUDA can be captured in a graph, if `shard`
+        is captured with it. Compiled models call ``torch.compiler.disable(parallel)``. Raises `BatchError`, also while
+        a compiler traces.
         """
         if torch.compiler.is_compiling():
             # a compiler would move the collective, and keep the lengths of this step
@@ -131,7 +132,7 @@ class ContextParallel:
         problem: ValueError | None = None
         try:
             output = self._output(query, batch, output, lse)
-            calls = self._calls(query[: batch.tokens], key, value, kv_cache, batch)
+            calls = self._calls(query, key, value, kv_cache, batch, output, lse)
         except ValueError as e:
             problem = e
         device = query.device if isinstance(query, Tensor) else torch.device("cpu")
@@ -140,12 +141,18 @@ class ContextParallel:
         assert output is not None
         if batch.tokens == 0:
             return output
-        if batch.window is not None:
-            self._copy(kv_cache, calls.copies, batch.window)
-        calls.context.run()
-        # the states of the ranks are on their way while each does what is its own
-        pending = self.exchange.start(calls.message)
         calls.written.run()
+        if calls.shared is None:
+            calls.step.run()
+            return output
+        shared, kv_heads = calls.shared, self.layer.spec.num_kv_heads
+        if shared.query is not None:
+            self.exchange.gather(calls.step.given.query, shared.query, kv_heads)
+        if batch.window is not None:
+            self._copy(kv_cache, shared.copies, batch.window)
+        shared.context.run()
+        # the states of the ranks are on their way while each does what is its own
+        pending = self.exchange.start(shared.message, kv_heads)
         calls.step.run()
         merged, merged_lse = self._by_head(output)[: batch.tokens], None if lse is None else lse[:, : batch.tokens]
         pending.merge(merged, merged_lse, calls.own, calls.own_lse, self.layer.params.out_scale)
@@ -153,48 +160,65 @@ class ContextParallel:
 
     __call__ = forward
 
-    def _calls(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache, batch: ShardedBatch) -> _Calls:
+    def _calls(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: KVCache,
+        batch: ShardedBatch,
+        output: Tensor,
+        lse: Tensor | None,
+    ) -> _Calls:
         """The validated calls of this rank, with memory for their results."""
-        spec, device = self.layer.spec, query.device
-        sizes = batch.tokens, spec.num_heads, spec.head_size_v
-        message = Message.of(*sizes, spec.dtype, device)
-        states = message.output, message.lse
-        own = torch.empty(sizes, dtype=spec.dtype, device=device)
-        own_lse = torch.empty(sizes[1], sizes[0], device=device)
+        spec, device, tokens = self.layer.spec, query.device, batch.tokens
         written = _Call.of(self.context, batch.context, None, key, value, kv_cache)
-        copies = kv_cache
+        cache = self.step.new_kv_cache(batch.step_blocks, device)
+        # new keys without a context are all that there is, of which no other rank has to know
+        if batch.begins and spec.output_dtype == spec.dtype:
+            lse = torch.empty(spec.num_heads, query.shape[0], device=device) if lse is None else lse
+            step = _Call.of(self.step, batch.step, query, key, value, cache, output, lse)
+            return _Calls(written, step, output, lse, None)
+        query = query[:tokens]
+        own = torch.empty(tokens, spec.num_heads, spec.head_size_v, dtype=spec.dtype, device=device)
+        own_lse = torch.empty(spec.num_heads, tokens, device=device)
+        step = _Call.of(self.step, batch.step, query, key, value, cache, own, own_lse)
+        return _Calls(written, step, own, own_lse, self._shared(query, kv_cache, batch))
+
+    def _shared(self, query: Tensor, kv_cache: KVCache, batch: ShardedBatch) -> _Shared:
+        """The validated call for this rank's part of the context, with memory for what ranks send each other."""
+        spec, device, tokens = self.context.spec, query.device, batch.tokens
+        message = Message.of(tokens, spec.num_heads, spec.head_size_v, spec.dtype, device)
+        states, whole = (message.output, message.lse), None
+        if self.exchange.by_head:
+            query = whole = query.new_empty(tokens, spec.num_heads, spec.head_size)
         if batch.window is None:
-            context = _Call.of(self.context, batch.context, query, None, None, kv_cache, *states)
+            context, copies = _Call.of(self.context, batch.context, query, None, None, kv_cache, *states), kv_cache
         else:
             copies = self.windows.new_kv_cache(batch.window.num_blocks, device)
             context = _Call.of(self.windows, batch.window.batch, query, None, None, copies, *states)
-        cache = self.step.new_kv_cache(batch.step_blocks, device)
-        step = _Call.of(self.step, batch.step, query, key, value, cache, own, own_lse)
-        return _Calls(message, written, copies, context, step, own, own_lse)
+        return _Shared(whole, message, copies, context)
 
     def _output(self, query: Tensor, batch: Any, output: Tensor | None, lse: Tensor | None) -> Tensor:
-        """The output with the heads that this rank gets, validated, or memory for it."""
+        """The output, validated, or memory for it."""
         if not isinstance(batch, ShardedBatch):
             raise BatchError([f"batch is {tensor_words(batch)}; expected a ShardedBatch, as `shard` returns it"])
-        spec, count = self.layer.spec, self.heads.stop - self.heads.start
-        if output is None:
-            whole = self.layer.new_output(query)
-            sizes = (count, spec.head_size_v) if whole.ndim == 3 else (count * spec.head_size_v,)
-            output = whole if count == spec.num_heads else whole.new_empty(whole.shape[0], *sizes)
+        spec = self.layer.spec
+        output = self.layer.new_output(query) if output is None else output
         if not isinstance(query, Tensor) or not query.ndim:
             raise BatchError([f"query is {tensor_words(query)}; expected a tensor with a row for each token"])
         rows = query.shape[0]
         places: dict[str, Any] = {"device": query.device, "beside": "query", "dense": False, "written": True}
-        shape = rows, count, spec.head_size_v
+        shape = rows, spec.num_heads, spec.head_size_v
         problems = [*tensor_problems("output", self._by_head(output), shape, spec.output_dtype, **places)]
         if lse is not None:
-            problems += tensor_problems("lse", lse, (count, rows), torch.float32, **places)
+            problems += tensor_problems("lse", lse, (spec.num_heads, rows), torch.float32, **places)
         refuse(problems)
         return output
 
     def _by_head(self, output: Any) -> Any:
         """An output with heads apart; anything else as it is, for validation to report."""
-        count = self.heads.stop - self.heads.start
+        count = self.layer.spec.num_heads
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] % count:
             return output
         return output.view(output.shape[0], count, output.shape[1] // count)
@@ -207,6 +231,22 @@ class ContextParallel:
                 # PyTorch indexes bytes, and no 8-bit floats
                 source, target = source.view(torch.uint8), target.view(torch.uint8)
             target.copy_(source[window.blocks, window.offsets].view(target.shape))
+
+
+def refuse_unshardable(spec: AttentionSpec) -> None:
+    """Raises `SpecError` for a layer whose cache ranks cannot share, whatever its backend is."""
+    for feature in _REFUSED:
+        if feature in spec.features:
+            raise SpecError(
+                f"the layer has {feature}, which compares queries with the positions of their context; ranks that "
+                "share a cache have some of these each"
+            )
+    if spec.sparse:
+        raise SpecError(
+            "the layer is of sparse MLA, whose indices name tokens of the whole context; ranks have some each"
+        )
+    if spec.attn_type != "decoder":
+        raise SpecError(f"attn_type is {spec.attn_type}; ranks share the cache of a decoder")
 
 
 class _Call(NamedTuple):
@@ -239,29 +279,43 @@ class _Call(NamedTuple):
         self.layer._execute(self.planned, self.writes, self.given)
 
 
-class _Calls(NamedTuple):
-    """The calls of one rank: ``context`` writes the states of the message, ``step`` writes own and own_lse.
+class _Shared(NamedTuple):
+    """The call for this rank's part of the context, which writes the states of the message.
 
-    written: the new keys that are the rank's. copies: the cache that context reads.
+    query: memory for the queries of all ranks, None where each has all. copies: the cache that the call reads.
     """
 
+    query: Tensor | None
     message: Message
-    written: _Call
     copies: KVCache
     context: _Call
+
+
+class _Calls(NamedTuple):
+    """The calls of one rank: ``step`` writes own and own_lse.
+
+    written: the new keys that are the rank's. shared: of the context, None where there is none.
+    """
+
+    written: _Call
     step: _Call
     own: Tensor
     own_lse: Tensor
+    shared: _Shared | None
 
 
-def _part(layer: Attention, features: frozenset[str], attn_type: str) -> Attention:
-    """The layer with these features. Raises `NoBackendError` where its backend does not serve them."""
-    selection, params = layer.selection, layer.params
-    request = replace(selection.request, features=features, attn_type=attn_type)
+def _part(layer: Attention, features: frozenset[str], attn_type: str, ranks: int = 1) -> Attention:
+    """The layer with these features, and with the heads of so many ranks.
+
+    Raises `NoBackendError` where its backend does not serve them.
+    """
+    selection, params, num_heads = layer.selection, layer.params, layer.spec.num_heads * ranks
+    request = replace(selection.request, features=features, attn_type=attn_type, num_heads=num_heads)
     spec = replace(
         layer.spec,
         features=features,
         attn_type=attn_type,
+        num_heads=num_heads,
         sliding_window=layer.spec.sliding_window if "sliding_window" in features else None,
         asymmetric_window=layer.spec.asymmetric_window if "asymmetric_window" in features else None,
     )

@@ -31,6 +31,7 @@ class ShardedBatch:
 
     context: the rank's shard of the keys before this step, and the slots of the new keys that are the rank's own.
     window: None where queries see the whole context. step: all new keys, in a cache of ``step_blocks`` blocks.
+    begins: the host knows that no request has a key before this step, on any rank.
     """
 
     tokens: int
@@ -38,6 +39,7 @@ class ShardedBatch:
     window: Window | None
     step: BatchMetadata
     step_blocks: int
+    begins: bool = False
 
 
 class _Rows(NamedTuple):
@@ -49,22 +51,34 @@ class _Rows(NamedTuple):
 
 
 def shard(
-    batch: BatchMetadata, table: Tensor, shards: Shards, block_size: int, *, left: int, by_query: bool
+    batch: BatchMetadata,
+    table: Tensor,
+    shards: Shards,
+    block_size: int,
+    *,
+    left: int,
+    by_query: bool,
+    slot_mapping: Tensor | None,
 ) -> ShardedBatch:
     """The batch of a rank, computed on the device without waiting for it.
 
     batch: of the whole, valid, with a block table that all ranks share. left: the keys that a query sees before its
-    own, -1 for all. by_query: queries of a request meet its context one by one.
+    own, -1 for all. by_query: queries of a request meet its context one by one. slot_mapping: of the new keys in the
+    rank's cache, -1 for those of other ranks; None: by their positions.
     """
     starts = batch.query_start_loc
     row = torch.arange(batch.num_tokens, device=starts.device, dtype=starts.dtype)
     request = torch.searchsorted(starts[1:], row, right=True).clamp(max=max(batch.num_reqs - 1, 0))
     contexts, place = (batch.seq_lens - starts.diff()).clamp(min=0), row - starts[request]
     rows = _Rows(request, place, torch.where(batch.seq_lens[request] > 0, contexts[request] + place, -1))
-    slots = shards.slots(rows.position, request, table, block_size)
-    context = _context(batch, table, shards, contexts, rows, slots, windowed=left >= 0, by_query=by_query)
+    slots = shards.slots(rows.position, request, table, block_size) if slot_mapping is None else slot_mapping
+    # the host may know no more than upper bounds
+    host = (batch.host_lens.cpu() - batch.host_starts.cpu().diff()).clamp(min=0)
+    context = _context(batch, table, shards, contexts, host, rows, slots, windowed=left >= 0, by_query=by_query)
     window = _window(batch, table, shards, block_size, contexts, rows, left) if left >= 0 else None
-    return ShardedBatch(batch.num_tokens, context, window, *_step(batch, block_size, rows))
+    # a graph may be replayed with keys before it
+    begins = not (host.any() or (starts.is_cuda and torch.cuda.is_current_stream_capturing()))
+    return ShardedBatch(batch.num_tokens, context, window, *_step(batch, block_size, rows), begins)
 
 
 def _context(
@@ -72,6 +86,7 @@ def _context(
     table: Tensor,
     shards: Shards,
     contexts: Tensor,
+    host: Tensor,
     rows: _Rows,
     slots: Tensor,
     *,
@@ -79,8 +94,6 @@ def _context(
     by_query: bool,
 ) -> BatchMetadata:
     """The rank's part of the context, by request or by query, with the slots of the new keys."""
-    # the host may know no more than upper bounds
-    host = (batch.host_lens.cpu() - batch.host_starts.cpu().diff()).clamp(min=0)
     lens, bounds = shards.before(contexts), shards.before(host)
     if windowed:
         # the keys of windows are copied: only slots are of use, and blocks before a window may have been freed
@@ -98,20 +111,23 @@ def _context(
 
 
 def _step(batch: BatchMetadata, block_size: int, rows: _Rows) -> tuple[BatchMetadata, int]:
-    """The new keys alone, each request in blocks of its own, and how many blocks."""
-    each = max(1, -(-batch.max_query_len // block_size))
-    blocks = batch.num_reqs * each
-    device = rows.request.device
+    """The new keys alone, each request in blocks of its own, one request's behind another's, and how many blocks."""
+    device, queries = rows.request.device, batch.query_start_loc.diff()
+    # as many at most as full blocks, and one more for each request
+    blocks, each = batch.num_tokens // block_size + batch.num_reqs, max(1, -(-batch.max_query_len // block_size))
+    used = (queries + block_size - 1) // block_size
+    first = used.cumsum(0) - used
+    table = first[:, None] + torch.arange(each, device=device)
     step = BatchMetadata(
         query_start_loc=batch.query_start_loc,
         # padding has queries, and sees no key
-        seq_lens=torch.minimum(batch.seq_lens, batch.query_start_loc.diff()),
+        seq_lens=torch.minimum(batch.seq_lens, queries),
         max_query_len=batch.max_query_len,
         max_seq_len=batch.max_query_len,
         query_start_loc_cpu=batch.query_start_loc_cpu,
         seq_lens_cpu=torch.minimum(batch.host_lens.cpu(), batch.host_starts.cpu().diff()),
-        block_table=torch.arange(blocks, device=device, dtype=torch.int32).view(batch.num_reqs, each),
-        slot_mapping=rows.request * (each * block_size) + rows.place,
+        block_table=table.clamp(max=max(blocks - 1, 0)).to(torch.int32),
+        slot_mapping=first[rows.request] * block_size + rows.place,
         causal=batch.causal,
         tree_mask=batch.tree_mask,
     )

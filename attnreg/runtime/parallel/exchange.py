@@ -49,8 +49,8 @@ class Message:
 class Exchange:
     """The ranks of a process group that share a KV cache.
 
-    by_head: each rank gets the output of its own heads, an equal part of them in the order of the ranks; otherwise
-    each gets all. Raises `SpecError` without a process group.
+    by_head: each has the queries of heads of its own, as many as the others, and gets their output; otherwise each has
+    all queries, and gets all of the output. Raises `SpecError` without a process group.
     """
 
     def __init__(self, group: Any = None, *, by_head: bool = False) -> None:
@@ -61,17 +61,17 @@ class Exchange:
         if self.rank < 0:
             raise SpecError("this process is no rank of the group; only its ranks share a cache")
 
-    def heads(self, num_heads: int) -> slice:
-        """The heads whose output this rank gets. Raises `SpecError` where ranks cannot have equally many."""
-        if not self.by_head:
-            return slice(0, num_heads)
-        if num_heads % self.world_size:
-            raise SpecError(
-                f"num_heads is {num_heads}, and {self.world_size} ranks cannot have equally many of them; take a group "
-                "whose size divides it, or by_head=False"
-            )
-        each = num_heads // self.world_size
-        return slice(self.rank * each, (self.rank + 1) * each)
+    def gather(self, query: Tensor, whole: Tensor, kv_heads: int) -> None:
+        """Puts the queries [tokens, heads, size] of every rank into ``whole``, the heads of a KV head together.
+
+        Of all ranks' queries each KV head has its first rank's heads, then the next's.
+        """
+        tokens, heads, size = query.shape
+        sent = query.contiguous().view(torch.uint8)
+        received = sent.new_empty(self.world_size * tokens, *sent.shape[1:])
+        _all_gather(received, sent, group=self.group)
+        apart = received.view(query.dtype).view(self.world_size, tokens, kv_heads, heads // kv_heads, size)
+        whole.view(tokens, kv_heads, self.world_size, heads // kv_heads, size).copy_(apart.permute(1, 2, 0, 3, 4))
 
     def agree(self, facts: Mapping[str, Any], problem: Exception | None) -> None:
         """Raises this rank's problem, or `SpecError` for another's, or where ranks differ in a fact.
@@ -112,22 +112,23 @@ class Exchange:
         dist.all_gather_object(every, fact, group=self.group)
         return every
 
-    def start(self, message: Message) -> Pending:
+    def start(self, message: Message, kv_heads: int) -> Pending:
         """Sends the states of this rank to the others; work can be done until `Pending.merge` waits for theirs."""
         tokens, heads, size = message.output.shape
-        own = self.heads(heads)
-        count = own.stop - own.start
+        ranks, count = (self.world_size, heads // self.world_size) if self.by_head else (1, heads)
         kind = tokens, count, size, message.output.dtype, message.output.device
         received = Message.of(*kind, self.world_size)
         if self.by_head:
-            sent = Message.of(*kind, self.world_size)
-            sent.output.copy_(message.output.view(tokens, self.world_size, count, size).transpose(0, 1))
-            sent.lse.copy_(message.lse.view(self.world_size, count, tokens))
+            sent, each = Message.of(*kind, ranks), count // kv_heads
+            apart = message.output.view(tokens, kv_heads, ranks, each, size).permute(2, 0, 1, 3, 4)
+            sent.output.view(apart.shape).copy_(apart)
+            lse = message.lse.view(kv_heads, ranks, each, tokens).transpose(0, 1)
+            sent.lse.view(lse.shape).copy_(lse)
             work = dist.all_to_all_single(received.bytes, sent.bytes, group=self.group, async_op=True)
         else:
             sent = message
             work = _all_gather(received.bytes.view(-1), sent.bytes, group=self.group, async_op=True)
-        return Pending(work, received, sent, own)
+        return Pending(work, received, sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +138,11 @@ class Pending:
     work: Any
     received: Message
     sent: Message
-    heads: slice
 
     def merge(
         self, output: Tensor, output_lse: Tensor | None, own: Tensor, own_lse: Tensor, output_scale: Tensor | None
     ) -> None:
-        """Merges the states of all ranks, in their order, and then a state [tokens, heads, size] that every rank has.
-
-        output [tokens, heads, size], or the part of the heads that this rank gets, and output_lse likewise.
-        """
+        """Merges the states of all ranks, in their order, and then one of this rank's own, [tokens, heads, size]."""
         self.work.wait()
-        tensors = (
-            output, output_lse, self.received.output, self.received.lse, own[:, self.heads], own_lse[self.heads],
-            output_scale,
-        )  # fmt: skip
+        tensors = output, output_lse, self.received.output, self.received.lse, own, own_lse, output_scale
         kernel_of(output.device.type)(*tensors).run(*tensors, output.shape[0])

@@ -59,9 +59,9 @@ class Shards:
         return positions // self._turn * self.interleave + min(max(begun, 0), self.interleave)
 
     def slots(self, positions: Tensor, requests: Tensor, block_table: Tensor, block_size: int) -> Tensor:
-        """The slots of tokens in this rank's cache, -1 for those that other ranks have and those before position 0."""
-        places = self.before(positions.clamp(min=0))
-        # a position past the table is padding of a graph
-        columns = (places // block_size).clamp(max=max(block_table.shape[1] - 1, 0))
-        slots = block_table[requests, columns].long() * block_size + places % block_size
-        return torch.where(self.has(positions) & (positions >= 0), slots, -1)
+        """The slots of tokens in this rank's cache, -1 where they are not: for those of other ranks too."""
+        places, width = self.before(positions.clamp(min=0)), block_table.shape[1]
+        columns = places // block_size
+        slots = block_table[requests, columns.clamp(max=max(width - 1, 0))].long() * block_size + places % block_size
+        # padding of a graph has no position, or one that no block is there for
+        return torch.where(self.has(positions) & (positions >= 0) & (columns < width), slots, -1)

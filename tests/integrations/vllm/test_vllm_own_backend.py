@@ -95,9 +95,14 @@ def test_named_by_the_user_it_serves_every_layer_and_refuses_by_the_registrys_re
     assert on.backend() == on.backend(64, has_sink=True, has_sliding_window=True) == "ATTNREG"
     with pytest.raises(ValueError, match=r"head_size is 24; supported: 32 to 512"):
         on.backend(24)
-    on.config.parallel_config.decode_context_parallel_size = 2
-    with pytest.raises(ValueError, match=r"dcp is not supported"):
+    on.config.parallel_config.prefill_context_parallel_size = 2
+    with pytest.raises(ValueError, match=r"pcp is not supported"):
         on.backend(80)
+    on.config.parallel_config.prefill_context_parallel_size = 1
+    on.config.parallel_config.decode_context_parallel_size = 2
+    assert on.backend(80) == "ATTNREG"
+    with pytest.raises(ValueError, match=r"ranges of multimodal tokens compare positions in the whole context"):
+        on.backend(80, use_mm_prefix=True)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +150,8 @@ def test_every_answer_is_that_of_the_row(on: Engine) -> None:
     assert not Backend.supports_kv_cache_dtype("turboquant_k8v4")
     served = {method for method in claims.FEATURES if getattr(Backend, method)()}
     assert served == {
-        "supports_batch_invariance", "supports_kv_connector", "supports_mm_prefix", "supports_non_causal",
-        "supports_per_head_quant_scales", "supports_sink", "supports_sliding_window",
+        "supports_batch_invariance", "supports_dcp", "supports_kv_connector", "supports_mm_prefix",
+        "supports_non_causal", "supports_per_head_quant_scales", "supports_sink", "supports_sliding_window",
     }  # fmt: skip
     assert all(Backend.supports_attn_type(t) for t in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
 
@@ -170,9 +175,9 @@ def test_the_row_claims_what_the_kernels_row_does() -> None:
         # but for the blocks, of which the row leaves some out
         texts = {c.facet: c.matcher.text for c in left.claims if c.facet != "block_size"}
         assert texts == {c.facet: c.matcher.text for c in right.claims}
-        # and for what no layer of vLLM asks for
+        # and for what no layer of vLLM asks for; that ranks share a cache is no kernel's, but the runtime's
         asked = {*claims.FEATURES.values(), "alibi", "causal_by_request", "lse", "mm_prefix_in_window", "softcap"}
-        assert left.features.keys() == right.features.keys() & asked
+        assert left.features.keys() == right.features.keys() & asked | {"dcp"}
         assert left.open.keys() | {"block_sizes"} == right.open.keys()
         # the same holds of rules: vLLM's layers have no window of two sides
         rejects = {rule.reject for rule in right.rules if not rule.reject.startswith("a layer has one window")}
@@ -180,13 +185,19 @@ def test_the_row_claims_what_the_kernels_row_does() -> None:
     assert ours.platforms == kernels_row.platforms
 
 
-@pytest.mark.parametrize(("ranges", "support"), [(False, "ALWAYS"), (True, "UNIFORM_BATCH")])
-def test_graphs_hold_whatever_the_lengths_are_but_not_ranges(ranges: bool, support: str, engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("ranges", "ranks", "support"), [(False, 1, "ALWAYS"), (True, 1, "UNIFORM_BATCH"), (False, 2, "UNIFORM_BATCH")]
+)
+def test_graphs_hold_whatever_the_lengths_are_but_not_ranges(
+    ranges: bool, ranks: int, support: str, engine: Engine
+) -> None:
     from attnreg.integrations.vllm.metadata import AttnregMetadataBuilder
 
-    config = SimpleNamespace(model_config=SimpleNamespace(is_mm_prefix_lm=ranges))
+    parallel = SimpleNamespace(decode_context_parallel_size=ranks)
+    config = SimpleNamespace(model_config=SimpleNamespace(is_mm_prefix_lm=ranges), parallel_config=parallel)
     assert AttnregMetadataBuilder.get_cudagraph_support(config, None).name == support
-    assert AttnregMetadataBuilder.get_cudagraph_support(SimpleNamespace(model_config=None), None).name == "ALWAYS"
+    config.model_config = None
+    assert AttnregMetadataBuilder.get_cudagraph_support(config, None).name == ("ALWAYS" if ranks == 1 else support)
 
 
 # in other processes --------------------------------------------------------------------------------------------------

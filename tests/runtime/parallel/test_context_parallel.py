@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from support.ranks import Failure, Ranks
-from support.sharded import Case, alone, sharded
+from support.sharded import Case, alone, batch_of, inputs, layer_of, own_heads, poisoned_cache, sharded
+
+from attnreg.runtime.parallel.attention import ContextParallel
+from attnreg.runtime.parallel.exchange import Exchange
 
 WORLDS = pytest.mark.parametrize("world", [2, 4])
 # a prompt, another with few keys, then tokens one by one, and several at once; some ranks have no key of some requests
@@ -25,9 +30,15 @@ CASES = {
     "blocks": Case(interleave=4),
     "two at a time": Case(interleave=2),
     "padding": Case(padding=3),
-    "one query head a rank": Case(by_head=True),
+    "by head": Case(by_head=True, request={"num_heads": 8}),
+    "one KV head": Case(by_head=True, request={"num_kv_heads": 1}),
     "sinks": Case(request={"features": {"sinks"}}, numbers={"sinks": (4,)}),
-    "sinks by head": Case(by_head=True, request={"features": {"sinks"}}, numbers={"sinks": (4,)}),
+    "sinks by head": Case(
+        by_head=True, request={"features": {"sinks"}, "num_heads": 8}, numbers={"sinks": (8,)}
+    ),
+    "window by head": Case(
+        by_head=True, request={"features": {"sliding_window"}, "num_heads": 8}, numbers={"sliding_window": 5}
+    ),
     "softcap": Case(request={"features": {"softcap"}}, numbers={"softcap": 3.0}),
     "window": Case(request={"features": {"sliding_window"}}, numbers={"sliding_window": 5}),
     "window, blocks": Case(interleave=4, request={"features": {"sliding_window"}}, numbers={"sliding_window": 6}),
@@ -62,8 +73,6 @@ CASES = {
 
 
 def of(case: Case, **changes: Any) -> Case:
-    from dataclasses import replace
-
     features = {*case.request.get("features", ()), "lse"}
     return replace(case, **{"steps": STEPS, **changes, "request": {**case.request, "features": features}})
 
@@ -80,8 +89,48 @@ def test_ranks_give_what_one_device_gives(ranks: Callable[[int], Ranks], world: 
         precision = 0.13
     for rank, steps in enumerate(found):
         assert not isinstance(steps, Failure), steps
-        count = 4 // world if case.by_head else 4
-        own = slice(rank * count, (rank + 1) * count) if case.by_head else slice(0, 4)
+        own = own_heads(case, rank, world)
         for (output, lse), (exact, exact_lse) in zip(steps, expected, strict=True):
             torch.testing.assert_close(output, exact[:, own], rtol=precision, atol=precision)
             torch.testing.assert_close(lse, exact_lse[own], rtol=2e-5, atol=2e-5)
+
+
+def stored(rank: int, case: Case) -> tuple[list[bool], str]:
+    """The slots of a cache that a step writes, by the engine's mapping, where another rank has the last request's.
+
+    With it whether the queries of prompts alone went to other ranks.
+    """
+    layer = layer_of(case, heads=own_heads(case, rank, 2))
+    parallel = ContextParallel(layer, by_head=True)
+    batch = batch_of(case, 8, *case.steps[0], step=0, slots=False)
+    by_position = parallel.shard(batch).context.slot_mapping
+    assert by_position is not None
+    # an engine may leave tokens without a slot that have one by their positions
+    slots = by_position.clone()
+    slots[-1] = -1
+    cache = poisoned_cache(layer, 12, "cpu")
+    said = "nothing was sent"
+    with mock.patch.object(Exchange, "gather", side_effect=AssertionError("queries were sent")):
+        try:
+            shard = parallel.shard(replace(batch, slot_mapping=slots), slots=True)
+            tensors = inputs(case, layer, 0, sum(case.steps[0][0]), own_heads(case, rank, 2))
+            parallel(*tensors, cache, shard)
+        except AssertionError as e:
+            said = str(e)
+    untouched = poisoned_cache(layer, 12, "cpu").key
+    written = (cache.key != untouched).flatten(2).any(-1).flatten()
+    expected = torch.zeros_like(written)
+    expected[slots[slots >= 0]] = True
+    assert torch.equal(written, expected), (written, expected)
+    return written.tolist(), said
+
+
+def test_an_engine_says_where_new_keys_go_and_prompts_alone_send_nothing(ranks: Callable[[int], Ranks]) -> None:
+    prompts = replace(of(CASES["by head"]), steps=(((5, 3), (5, 3)),))
+    for found in ranks(2).run(stored, prompts):
+        assert not isinstance(found, Failure), found
+        assert found[1] == "nothing was sent"
+    later = replace(prompts, steps=(((5, 3), (5, 4)),))
+    for found in ranks(2).run(stored, later):
+        assert not isinstance(found, Failure), found
+        assert found[1] == "queries were sent"

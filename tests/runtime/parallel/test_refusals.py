@@ -42,10 +42,6 @@ def refused(group: Ranks, *cases: Case) -> list[Failure]:
         ),
         (Case(interleave=0, request=LSE), "SpecError", "interleave is 0; expected an integer of at least 1"),
         (
-            Case(by_head=True, request={**LSE, "num_heads": 3, "num_kv_heads": 1}), "SpecError",
-            "num_heads is 3, and 2 ranks cannot have equally many of them",
-        ),
-        (
             Case(request={"features": {"lse", "alibi"}}, numbers={"alibi_slopes": (4,)}), "SpecError",
             "the layer has alibi, which compares queries with the positions of their context",
         ),
@@ -73,7 +69,10 @@ def test_layers_that_differ_between_ranks(ranks: Callable[[int], Ranks]) -> None
         ),
         (replace(one, interleave=2), "interleave is 1 on rank 0, 2 on rank 1; ranks that share a cache must be alike"),
         (replace(one, numbers={"softmax_scale": 0.5}), "softmax_scale is 0.25 on rank 0, 0.5 on rank 1"),
-        (replace(one, by_head=True), "by_head is False on rank 0, True on rank 1"),
+        (
+            replace(one, by_head=True, request={**one.request, "num_heads": 8}),
+            "by_head is False on rank 0, True on rank 1",
+        ),
         (replace(one, interleave=3), "rank 1: interleave is 3 and block_size is 4"),
     ):
         first, second = refused(ranks(2), one, other)
@@ -152,7 +151,9 @@ def test_a_call_that_is_wrong_on_one_rank_is_refused_on_all(
 
 def shard(rank: int, case: Case, arguments: dict[str, Any]) -> Any:
     parallel = ContextParallel(layer_of(case))
-    return parallel.shard(BatchMetadata.build(**arguments)) if arguments else parallel.shard(None)  # type: ignore[arg-type]
+    slots = bool(arguments and arguments.pop("slots", False))
+    batch = BatchMetadata.build(**arguments) if arguments else None
+    return parallel.shard(batch, slots=slots)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,10 @@ def shard(rank: int, case: Case, arguments: dict[str, Any]) -> Any:
             {"query_lens": [1], "seq_lens": [2], "block_table": torch.zeros(1, 2, dtype=torch.int32),
              "mm_prefix": torch.zeros(1, 1, 2, dtype=torch.int32)},
             "mm_prefix is given; its ranges are of positions that other ranks have",
+        ),
+        (
+            {"query_lens": [1], "seq_lens": [2], "block_table": torch.zeros(1, 2, dtype=torch.int32), "slots": True},
+            "slot_mapping is None; with slots=True it says where this rank's new keys go",
         ),
     ],
 )  # fmt: skip

@@ -39,7 +39,7 @@ def test_every_token_is_on_one_rank_in_a_slot_of_its_own(world: int, interleave:
 
 def test_padding_has_no_slot() -> None:
     slots = Shards(0, 2).slots(torch.tensor([-1, 0, 40]), torch.tensor([0, 0, 0]), torch.tensor([[3]]), 4)
-    assert slots.tolist() == [-1, 12, 12]
+    assert slots.tolist() == [-1, 12, -1]
 
 
 @pytest.mark.parametrize(
