@@ -15,6 +15,7 @@ from attnreg.language.frozen import FrozenDict, frozen
 if TYPE_CHECKING:
     from attnreg.language.matchers import Matcher
     from attnreg.language.measured import Measured
+    from attnreg.language.pages import KernelBlocks, PageRules
     from attnreg.language.vocabulary import Vocabulary
     from attnreg.plugins import LeftOut
 
@@ -44,24 +45,6 @@ class Rule:
     source: str | None = None
 
 
-class KernelBlocks(NamedTuple):
-    """The blocks of the KV cache that a kernel reads, in tokens: these sizes, and every multiple of some numbers."""
-
-    sizes: tuple[int, ...]
-    multiples: tuple[int, ...]
-
-    def of(self, page: int) -> int | None:
-        """The block in which the kernel reads a page: the page, the largest of the sizes that divides it, or None."""
-        if any(page % number == 0 for number in self.multiples):
-            return page
-        return max((size for size in self.sizes if page % size == 0), default=None)
-
-    @property
-    def text(self) -> str:
-        """``16, 32, multiples of 64``."""
-        return ", ".join([*map(str, self.sizes), *(f"multiples of {number}" for number in self.multiples)])
-
-
 @dataclass(frozen=True, slots=True)
 class Consequence:
     """What follows where ``when`` holds once a variant is chosen; selection does not look at it.
@@ -69,7 +52,7 @@ class Consequence:
     ``fails`` is the reason why the engine then stops; ``runs`` the kernel that runs, of several; ``workspace`` the
     bytes that the backend takes on each GPU beside the KV cache, or ``per_query_element`` for each element of a step's
     queries, if that is more; ``kernel_blocks`` the blocks that the kernel reads: the largest that divides a page.
-    ``says`` is a remark on the last two.
+    ``prefers`` is the page that the backend asks for where it may. ``says`` is a remark on workspace and blocks.
     """
 
     when: Condition
@@ -79,6 +62,7 @@ class Consequence:
     workspace: int | None = None
     per_query_element: int | None = None
     kernel_blocks: KernelBlocks | None = None
+    prefers: int | None = None
     says: str = ""
     source: str | None = None
 
@@ -325,7 +309,8 @@ class Registry:
 
     ``fingerprint`` is a hash of the data: registries with the same one make the same selections. With ``imports`` false
     the modules are another engine's and are never imported. ``base`` is the source below the overlays, as it is named.
-    ``left_out`` are the plugins that have no part in it. ``steps`` are what the engine does before it chooses.
+    ``left_out`` are the plugins that have no part in it. ``steps`` are what the engine does before it chooses, ``page``
+    how it settles the block size of the KV cache after it.
     """
 
     name: str
@@ -346,6 +331,7 @@ class Registry:
     base: str = ""
     left_out: tuple[LeftOut, ...] = ()
     steps: tuple[Step, ...] = ()
+    page: PageRules | None = None
 
     def __post_init__(self) -> None:
         for name in ("backends", "orders", "derived", "sources"):
@@ -371,7 +357,7 @@ class Registry:
     @cached_property
     def selector(self) -> Registry:
         """The registry without the steps of the engine's start: its selector alone."""
-        return replace(self, name=f"{self.name}/selector", steps=()) if self.steps else self
+        return replace(self, name=f"{self.name}/selector", steps=(), page=None) if self.steps else self
 
     @property
     def title(self) -> str:

@@ -10,6 +10,7 @@ from attnreg.compile.parts import Parts, Reporter, RowData
 from attnreg.compile.schema import tables as schema
 from attnreg.compile.schema import values
 from attnreg.compile.stated import Statements
+from attnreg.compile.steps import blocks_of
 from attnreg.compile.validation import Part
 from attnreg.compile.yaml_source import Document, as_written, shown
 from attnreg.errors import Location, Problem, did_you_mean
@@ -17,7 +18,7 @@ from attnreg.language.conditions import ALWAYS, Condition
 from attnreg.language.facets import SAME_AS
 from attnreg.language.matchers import ANY, Matcher, all_of, any_of, equals, integer_range, negation, one_of
 from attnreg.language.vocabulary import Facet, Vocabulary
-from attnreg.registry import Backend, Claim, Consequence, KernelBlocks, Rule, Variant
+from attnreg.registry import Backend, Claim, Consequence, Rule, Variant
 
 
 @dataclass(slots=True)
@@ -307,6 +308,8 @@ class RowCompiler(Reporter):
                 continue
             if data.per_query_element is not None and data.workspace is None:
                 self.report(part, (*here, "per_query_element"), "is about a workspace, which is not stated", key=True)
+            if data.prefers is not None and data.kernel_blocks is None:
+                self.report(part, (*here, "prefers"), "is a page of the blocks, which are not stated", key=True)
             if data.says is not None and given[0] in ("fails", "runs"):
                 self.report(part, (*here, "says"), f"`{given[0]}` is the whole sentence", "put it there", key=True)
             self.source(part, data.source, *here)
@@ -317,7 +320,8 @@ class RowCompiler(Reporter):
                 runs=data.runs or "",
                 workspace=None if data.workspace is None else values.size_in_bytes(data.workspace),
                 per_query_element=data.per_query_element,
-                kernel_blocks=None if data.kernel_blocks is None else _blocks(data.kernel_blocks),
+                kernel_blocks=None if data.kernel_blocks is None else blocks_of(data.kernel_blocks),
+                prefers=data.prefers,
                 says=data.says or "",
                 source=data.source,
             )
@@ -368,11 +372,6 @@ class RowCompiler(Reporter):
             module_at=module.where,
             run_on_request=next((p.model.run_on_request for p in reversed(layers) if p.model.run_on_request), None),
         )
-
-
-def _blocks(stated: list[int | schema.MultipleData]) -> KernelBlocks:
-    sizes = tuple(sorted({size for size in stated if isinstance(size, int)}))
-    return KernelBlocks(sizes, tuple(size.multiple_of for size in stated if isinstance(size, schema.MultipleData)))
 
 
 def _both(a: Condition, b: Condition) -> Condition:

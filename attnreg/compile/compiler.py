@@ -87,6 +87,7 @@ class _Compiler(Reporter):
             trusted=self.trusted,
             imports=imports,
             steps=steps,
+            page=starts.page(self.parts),
         )
         self._fail()
         return registry

@@ -1,4 +1,4 @@
-"""steps.yaml -> `Step`: what an engine does before it chooses a backend, every facet and value looked up."""
+"""steps.yaml -> `Step`s and `PageRules`: what an engine does around its choice of backends, every word looked up."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
 from attnreg.compile.parts import Parts, Reporter
+from attnreg.compile.schema.pages import Blocks, MultipleData
 from attnreg.compile.schema.steps import EffectData, StepData, StepsFile
 from attnreg.compile.schema.values import FromData
 from attnreg.compile.validation import Part
 from attnreg.compile.yaml_source import Path_, shown
-from attnreg.errors import did_you_mean
+from attnreg.errors import Location, did_you_mean
 from attnreg.language.computed import Computed, From, Operation
+from attnreg.language.conditions import Condition
 from attnreg.language.facets import CORE
+from attnreg.language.pages import DefaultSize, KernelBlocks, OtherCache, PageRules, Raised, UnknownSize
 from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
 from attnreg.registry import Consequence, Effect, Step, Switched
 
@@ -36,6 +39,43 @@ class StepCompiler(Reporter):
             self.source(part, data.source, *path)
             when = self.condition(part, data.when, *path, "when")
             yield Consequence(when, part.at(*path), fails=data.fails, source=data.source)
+
+    def page(self, parts: Parts) -> PageRules | None:
+        """How the engine settles the block size of a run; None where no file says it."""
+        return next((self._page(part) for part in reversed(parts.steps) if part.model.page is not None), None)
+
+    def _page(self, part: Part[StepsFile]) -> PageRules:
+        data = part.model.page
+        assert data is not None
+        self.source(part, data.source, "page")
+        self.check_reachable(part, (size.when for size in data.default), ("page", "default"), "size")
+        if data.default[-1].when:
+            last = ("page", "default", len(data.default) - 1)
+            self.report(part, last, "no size is left where no `when` holds", "end the list with a size without `when`")
+
+        for i, item in enumerate(data.unknown):
+            if not item.when and not item.mixers:
+                self.report(part, ("page", "unknown", i), "is of every run", "say of which, by `when` or `mixers`")
+
+        def of(kind: str) -> Iterator[tuple[Any, Condition, Location]]:
+            for i, item in enumerate(getattr(data, kind)):
+                self.source(part, item.source, "page", kind, i)
+                yield item, self.condition(part, item.when, "page", kind, i, "when"), part.at("page", kind, i)
+
+        return PageRules(
+            agree=data.agree,
+            default=tuple(DefaultSize(when, d.tokens, at, d.source) for d, when, at in of("default")),
+            where=part.at("page"),
+            unknown=tuple(
+                UnknownSize(when, d.mixers or False, d.because, at, d.source) for d, when, at in of("unknown")
+            ),
+            beside=tuple(
+                OtherCache(when, d.name, blocks_of(d.kernel_blocks), at, d.source) for d, when, at in of("beside")
+            ),
+            raised=tuple(Raised(when, d.units, d.because, at, d.source) for d, when, at in of("raised")),
+            apart=frozenset(data.apart),
+            source=data.source,
+        )
 
     def _step(self, part: Part[StepsFile], index: int, data: StepData) -> Step:
         path: Path_ = ("steps", index)
@@ -160,6 +200,12 @@ class StepCompiler(Reporter):
             return frozenset()
         known = self.vocabulary.features
         return frozenset(w for i, w in enumerate(items) if self.name(part, (*path, i), w, known, "feature"))
+
+
+def blocks_of(stated: Blocks) -> KernelBlocks:
+    """The blocks that a kernel reads, as the data state them."""
+    sizes = tuple(sorted({size for size in stated if isinstance(size, int)}))
+    return KernelBlocks(sizes, tuple(size.multiple_of for size in stated if isinstance(size, MultipleData)))
 
 
 def copied(reporter: Reporter, part: Part[Any], name: str, data: FromData, path: Path_) -> From | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from attnreg.explain.pages import Page, pages_of
 from attnreg.explain.runs import run_lines, runs_of
 from attnreg.selection.refusal import full_dict
 from attnreg.selection.remedies import Remedy, remedy
@@ -74,7 +75,8 @@ class Answer:
 class Explanation:
     """The answers of one run of ``attnreg explain``, its assumptions (``notes``) and the KV cache of its model.
 
-    ``memory`` is the KV cache as the engine stores it: several where platforms differ, none without a model.
+    ``memory`` is the KV cache as the engine stores it: several where platforms differ, none without a model. ``pages``
+    are the block sizes of that cache, where the registry knows how the engine settles them.
     """
 
     registry: Registry
@@ -82,6 +84,7 @@ class Explanation:
     answers: tuple[Answer, ...]
     notes: tuple[str, ...] = ()
     memory: tuple[Memory, ...] = ()
+    pages: tuple[Page, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -101,6 +104,7 @@ class Explanation:
                 for a in self.answers
             ],
             **memory,
+            **({"block_sizes": [page.to_dict() for page in self.pages]} if self.pages else {}),
         }
 
 
@@ -154,7 +158,10 @@ def explain(
         answers.append(Answer(question, tuple(Verdict(tuple(g)) for g in groups.values())))
     notes = (*notes, *_idle_flags(questions, platforms, ask))
     caches = () if memory is None else _as_started(memory, platforms, registry, ask)
-    return Explanation(registry, title, tuple(answers), notes, caches)
+    pages: tuple[Page, ...] = ()
+    if memory is not None and memory.whole:
+        pages = pages_of(questions, platforms, registry, ask, memory.block_size)
+    return Explanation(registry, title, tuple(answers), notes, caches, pages)
 
 
 def title_of(

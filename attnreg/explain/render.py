@@ -54,6 +54,11 @@ def render(explanation: Explanation, console: Console, *, brief: bool = False) -
             for number in range(len(block.verdicts)):
                 lines += _verdict_lines(block, number, width)
             lines.append(Text())
+        for page in explanation.pages:
+            where = f" on {', '.join(arch_words(a, None, explanation.registry.vocabulary) for a in page.archs)}"
+            text = f"{page.sentence}{where if page.archs else ''} ({page.where.short})"
+            lines += _texts(wrapped(text, width, "  "))
+        lines += [Text()] if explanation.pages else []
         for memory in explanation.memory:
             if memory.models:
                 lines += [*_memory_lines(memory, width, explanation.registry.vocabulary), Text()]

@@ -66,7 +66,8 @@ class Memory(NamedTuple):
     """The KV caches of a model and of its draft on one of ``ranks`` ranks, counted at some request lengths.
 
     ``archs`` are the architectures on which an engine stores them so, where it stores them otherwise on others that
-    are asked about. ``phases`` are those that are asked about one by one.
+    are asked about. ``phases`` are those that are asked about one by one. ``whole`` is whether every layer of the model
+    is asked about, and ``block_size`` the tokens of a block, where the user gives them.
     """
 
     models: tuple[KvMemory, ...]
@@ -74,6 +75,8 @@ class Memory(NamedTuple):
     ranks: int = 1
     archs: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
+    whole: bool = True
+    block_size: int | None = None
 
     def after(self, start: Started, words: Mapping[str, Any]) -> Memory:
         """The same caches as an engine stores them; ``start`` says what it asks in place of a layer's request."""

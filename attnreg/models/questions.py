@@ -80,7 +80,14 @@ def model_questions(config: str, options: ModelOptions, registry: Registry) -> M
     stored = [(model, each.given.get("kv_dtype") or "auto") for _, model, each in asked]
     memories = [kv_memory(model, dtype, words) for model, dtype in stored if dtype == "auto" or dtype in words]
     asked_phases = () if "phase" in options.given else phases
-    memory = Memory(tuple(memories), options.lengths or _lengths(main), options.ranks, phases=tuple(asked_phases))
+    memory = Memory(
+        tuple(memories),
+        options.lengths or _lengths(main),
+        options.ranks,
+        phases=tuple(asked_phases),
+        whole=options.layer is None,
+        block_size=options.given.get("block_size"),
+    )
     notes = [*main.assumptions, *(f"draft: {note}" for d in drafts for note in d.assumptions)]
     return ModelQuestions(tuple(questions), main.name, _title(main, drafts, options), tuple(notes), memory)
 
@@ -209,15 +216,16 @@ def questions_of(
     questions = []
     for found in model.groups:
         layers = " · ".join(filter(None, (name, group_layers(found))))
+        kind = found.facts.kind
         members = frozenset((name, *_stack(found.facts), index) for index in found.layers)
         if phases and found.request is not None and found.prefill is None and "phase" not in options.given:
             for phase in phases:
                 request = dataclasses.replace(found.request, phase=phase)
-                questions.append(Question(request, f"{found.label} · {phase}", layers, members))
+                questions.append(Question(request, f"{found.label} · {phase}", layers, members, kind))
             continue
-        questions.append(Question(found.request, found.label, layers, members))
+        questions.append(Question(found.request, found.label, layers, members, kind))
         if found.prefill is not None and "phase" not in options.given:
-            questions.append(Question(*found.prefill, layers, members))
+            questions.append(Question(*found.prefill, layers, members, kind))
     return questions
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class Question:
     """One request to explain. ``label`` names it; ``layers`` says in words for how many layers of a model it stands.
 
-    ``members`` tells these layers apart from those of other questions; a layer that asks twice is in both.
+    ``members`` tells these layers apart from those of other questions; a layer that asks twice is in both. ``kind`` is
+    that of a model's layers: full, sliding, chunked, cross, ...
     ``request`` is None for layers without softmax attention: no backend is selected for them.
     """
 
@@ -21,3 +22,4 @@ class Question:
     label: str = ""
     layers: str = ""
     members: frozenset[object] = frozenset()
+    kind: str = ""

@@ -18,7 +18,7 @@ from attnreg.selection.wording import layer_words, platform_words, request_words
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
-    from attnreg.registry import Backend, Choice, Order, Registry
+    from attnreg.registry import Backend, Choice, Order, Registry, Variant
     from attnreg.request import AttentionRequest
 
 Kind = Literal["claim", "feature", "requires", "rule", "variant", "emulated", "order", "denied", "status", "module"]
@@ -166,16 +166,20 @@ class Selection:
     @cached_property
     def derived(self) -> Mapping[str, tuple[Any, Location]]:
         """Derived facet -> its value for this request, and the line of the case that gives it."""
-        point = self._point()
+        point = self.point()
         return FrozenDict({name: (point[name], d.case(point)) for name, d in self.registry.derived.items()})
 
     @cached_property
     def consequences(self) -> tuple[Following, ...]:
         """What follows from the choice, as far as the data knows: failures, workspaces, the kernel's block."""
-        if self.backend is None:
-            return ()
-        variant = next(v for v in self.backend.row.variants if v.name == self.backend.variant)
-        return tuple(following(variant, self._point())) if variant.consequences else ()
+        variant = self.variant
+        return tuple(following(variant, self.point())) if variant is not None and variant.consequences else ()
+
+    @property
+    def variant(self) -> Variant | None:
+        """The chosen backend's variant, with its claims and consequences."""
+        chosen = self.backend
+        return None if chosen is None else next(v for v in chosen.row.variants if v.name == chosen.variant)
 
     @property
     def fails(self) -> bool:
@@ -205,7 +209,7 @@ class Selection:
             return ""
         return f"{order.measured.text} ({order.measured.where.short})"
 
-    def _point(self) -> Point:
+    def point(self) -> Point:
         """The point at which the chosen backend was judged."""
         chosen, start = self.chosen, self.start
         point = point_of(self.request, self.platform, self.registry)

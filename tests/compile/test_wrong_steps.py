@@ -10,6 +10,40 @@ from support.starts import ask, load, vocabulary
 
 import attnreg
 
+PAGE = {
+    "no size where nothing holds": (
+        "{agree: first, default: [{when: {dtype: float16}, tokens: 16}]}",
+        "steps.yaml:1:32: page.default: no size is left where no `when` holds",
+    ),
+    "a default that is never reached": (
+        "{agree: first, default: [{tokens: 16}, {tokens: 32}]}",
+        "page.default: unreachable size: number 1 of the list has no `when`",
+    ),
+    "another way to agree": ("{agree: all, default: [{tokens: 16}]}", "page.agree"),
+    "no size": ("{agree: first, default: []}", "page.default"),
+    "a size of nothing": ("{agree: first, default: [{tokens: 0}]}", "page.default.tokens"),
+    "an unknown facet": (
+        "{agree: first, default: [{tokens: 16}], unknown: [{when: {dtyp: float16}, because: b}]}",
+        "page.unknown.when.dtyp: unknown facet `dtyp`",
+    ),
+    "every run": (
+        "{agree: first, default: [{tokens: 16}], unknown: [{because: b}]}",
+        "page.unknown: is of every run",
+    ),
+    "blocks of no size": (
+        "{agree: first, default: [{tokens: 16}], beside: [{when: {dtype: float16}, name: n, kernel_blocks: x}]}",
+        "page.beside.kernel_blocks: expected tokens",
+    ),
+    "a kind of layers that has no blocks": (
+        "{agree: first, default: [{tokens: 16}], apart: [mamba]}",
+        "page.apart",
+    ),
+    "a source of nowhere": (
+        "{agree: first, default: [{tokens: 16, source: here}]}",
+        "page.default.source: `here` is not <source>:<path>#<symbol>",
+    ),
+}
+
 
 def step(text: str) -> str:
     return f"steps:\n  - {text}\n"
@@ -114,3 +148,10 @@ def test_naming_needs_its_word(tmp_path: Path) -> None:
 def test_a_start_facet_cannot_be_given(tmp_path: Path) -> None:
     with pytest.raises(attnreg.RequestError, match="'prefill', which is set by steps alone"):
         ask(load(tmp_path, ""), prefill="A")
+
+
+@pytest.mark.parametrize(("text", "message"), PAGE.values(), ids=PAGE)
+def test_wrong_rules_for_a_page(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(attnreg.RegistryError) as error:
+        load(tmp_path, f"page: {text}\n")
+    assert message in str(error.value)

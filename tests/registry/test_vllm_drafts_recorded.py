@@ -70,6 +70,7 @@ def test_drafts_and_ranks_are_as_vllm_builds_them(arch: str, tmp_path: Path) -> 
         for layer in row["out"]["layers"]:
             stored[layer.get("draft", False)] += len(layer["layers"]) * layer["token_bytes"]
         assert counted == [stored[draft] for draft in (False, True)[: len(counted)]], row["in"]
+        assert [page.tokens for page in answer.pages] == [row["out"]["block_size"]], row["in"]
 
 
 def test_the_rows_have_drafts_of_each_kind_and_ranks() -> None:

@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import gzip
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT
+from support.recorded_starts import NEWEST, RELEASES, Row, questions, recorded, registry
 
 import attnreg
 from attnreg.explain import explain
-from attnreg.models.questions import ModelOptions, ModelQuestions, model_questions
 from attnreg.selection.selector import evaluate
 
-NEWEST = "0.33.0"
-RELEASES = (NEWEST, "0.32.0", "0.31.0", "0.30.0", "0.28.0", "0.26.0", "0.24.0")
-Row = dict[str, Any]
 # attention of vLLM's own, which asks no selector
 NOT_HELD = {"family-inkling_mm_model": "vLLM has attention of its own for it"}
 # layers that run several times in each step, with a cache for each: their number is not compared
 REPEATED = ("family-zamba2",)
-
-
-@functools.cache
-def registry(release: str) -> attnreg.Registry:
-    return attnreg.load_registry(f"vllm-{release}", plugins=())
-
-
-@functools.cache
-def recorded(release: str = NEWEST) -> tuple[dict[str, Row], list[Row]]:
-    """The configs by name, and the rows."""
-    with gzip.open(ROOT / f"tests/data/vllm/start-{release}.jsonl.gz", "rt") as file:
-        lines = [json.loads(line) for line in file]
-    models = {line["model"]: line["config"] for line in lines if "config" in line}
-    return models, [line for line in lines if "out" in line]
-
-
-def questions(asked: Row, directory: Path, release: str) -> tuple[ModelQuestions, attnreg.Platform]:
-    """What a row asks, and where."""
-    folder = directory / asked["model"]
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(recorded(release)[0][asked["model"]]))
-    names = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "block_size": "block_size"}
-    options = ModelOptions(
-        given={ours: asked[theirs] for theirs, ours in names.items() if theirs in asked},
-        features=frozenset({"batch_invariant"} if asked.get("batch_invariant") else ()),
-        extra=tuple(asked.get("attention_config", {}).items()),
-    )
-    platform = attnreg.Platform(
-        platform=registry(release).vocabulary.architectures[asked["arch"]].platform,
-        arch=asked["arch"],
-        flags={"aiter", "aiter_mha", "aiter_mla"} if asked.get("aiter") == "on" else set(),
-    )
-    return model_questions(str(folder), options, registry(release)), platform
 
 
 def selections(asked: Row, directory: Path, release: str) -> list[tuple[attnreg.Selection, int]]:

@@ -17,6 +17,7 @@ from attnreg.analysis.check import check
 from attnreg.compile.conditions import Parser
 from attnreg.compile.yaml_source import Document
 from attnreg.errors import Problem, RegistryError
+from attnreg.language.pages import PageRules
 from attnreg.loader import load_registry
 from attnreg.registry import Registry
 
@@ -49,7 +50,12 @@ def test_examples_load(kind: str, body: str, tmp_path: Path, registry: Registry)
         assert all(condition.describe() != "always" for condition in conditions)
         return
     if kind == "steps.yaml":
-        steps = load_registry(with_steps(body, tmp_path)).steps
+        loaded = load_registry(with_steps(body, tmp_path))
+        if body.startswith("page:"):
+            assert loaded.page is not None
+            assert all(getattr(loaded.page, key) for key in PageRules.__dataclass_fields__ if key != "source")
+            return
+        steps = loaded.steps
         words = {key for step in yaml.safe_load(body)["steps"] for key in step}
         assert {"step", "when", "cases", "sets", "refuses", "source"} <= words
         assert len(steps) == body.count("- step:")

@@ -55,11 +55,13 @@ _READ = {
     Consequence: "when where fails runs workspace per_query_element kernel_blocks says source",
 }
 _WITHOUT_EFFECT = {
-    Registry: "invariants known sources files trusted base left_out",
+    # the block size of a run, which is settled after the selections, is not answered by the evaluator
+    Registry: "invariants known sources files trusted base left_out page",
     Backend: "module phases source since notes only_on_request contract options",
     Variant: "source notes open module_at",
     Order: "source measured",
     Step: "source",
+    Consequence: "prefers",
 }
 
 

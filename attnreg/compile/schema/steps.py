@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from attnreg.compile.schema.pages import PageData
 from attnreg.compile.schema.values import Condition, DataModel, Sentence
 
 
@@ -40,3 +41,4 @@ class StepsFile(DataModel):
 
     steps: list[StepData] = []
     after: list[AfterData] = []
+    page: PageData | None = None

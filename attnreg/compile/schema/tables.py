@@ -15,15 +15,12 @@ from pydantic import (
     Field,
     RootModel,
     StrictInt,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    WrapValidator,
 )
 
+from attnreg.compile.schema.pages import Blocks
 from attnreg.compile.schema.spares import SpareData
 from attnreg.compile.schema.values import (
-    MAX_COUNT,
     WORDS_SCHEMA,
     Capabilities,
     CapabilityPatch,
@@ -45,14 +42,6 @@ def _legend_only(value: Any) -> Any:
     if not isinstance(value, str | dict):
         raise ValueError("expected a sentence, or a mapping with a `legend`")
     return {"legend": value} if isinstance(value, str) else value
-
-
-def _tokens(value: Any, valid: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return valid(value)
-    except ValidationError:
-        # one error, where the union would report one for each of its members
-        raise ValueError(f"expected tokens, 1 to {MAX_COUNT}, or {{multiple_of: 16}}") from None
 
 
 _LEGEND = "What it means: a sentence for the docs."
@@ -163,12 +152,6 @@ class RuleData(DataModel):
     source: str | None = None
 
 
-class MultipleData(DataModel):
-    multiple_of: Count
-
-
-_LISTED = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
-Blocks = Annotated[list[Annotated[Count | MultipleData, WrapValidator(_tokens)]], _LISTED, Field(min_length=1)]
 _KERNEL_BLOCKS = "The blocks that the kernel reads, where they are not the pages: the largest that divides the page."
 _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is this, where it is more."
 
@@ -185,6 +168,7 @@ class ConsequenceData(DataModel):
     workspace: Size | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
     per_query_element: Count | None = Field(default=None, description=_PER_ELEMENT)
     kernel_blocks: Blocks | None = Field(default=None, description=_KERNEL_BLOCKS)
+    prefers: Count | None = Field(default=None, description="The page that the backend asks for where it may choose.")
     says: Sentence | None = Field(default=None, description="What else is to be said of the workspace or the blocks.")
     source: str | None = None
 

@@ -1,0 +1,217 @@
+"""The block size of the KV cache that an engine settles for a whole model, once each layer has its backend."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnreg.errors import Location
+from attnreg.language.matchers import ANY, Matcher
+
+if TYPE_CHECKING:
+    from attnreg.language.pages import DefaultSize, KernelBlocks, PageRules
+    from attnreg.platforms import Platform
+    from attnreg.registry import Registry
+    from attnreg.request import AttentionRequest
+    from attnreg.selection.question import Question
+    from attnreg.selection.trace import Selection
+
+    Ask = Callable[[AttentionRequest, Platform], Selection]
+
+_WITH_BLOCKS = ("decoder", "encoder_decoder", "encoder_only")
+
+
+class Page(NamedTuple):
+    """The block size of a run in ``tokens``, None where it is not known, with the reason and its line of data.
+
+    ``archs`` are the architectures of which this is said, where it is not said of all that are asked about.
+    """
+
+    tokens: int | None
+    text: str
+    where: Location
+    source: str | None = None
+    archs: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """``KV cache in blocks of 16 tokens, which every backend of the model reads``."""
+        if self.tokens is None:
+            return f"KV cache in blocks of a size that is not known: {self.text}"
+        return f"KV cache in blocks of {self.tokens} token{'s' if self.tokens > 1 else ''}, {self.text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        values = {"tokens": self.tokens, "text": self.text, "where": str(self.where), "source": self.source}
+        return {**values, **({"archs": list(self.archs)} if self.archs else {})}
+
+
+class _Reader(NamedTuple):
+    """What reads the blocks of some layers: a backend of theirs, or that of a cache beside them.
+
+    ``prefers`` is the block size that it asks for where it is alone, in place of the engine's. ``pages`` tests a size
+    as the backend's claim does, and ``blocks`` are those of its kernel; None where these are the pages. ``kind``
+    is that of layers for which it counts as another backend.
+    """
+
+    name: str
+    blocks: KernelBlocks | None
+    pages: Matcher
+    where: Location
+    source: str | None = None
+    prefers: int | None = None
+    kind: str = ""
+
+    def reads(self, tokens: int) -> bool:
+        return self.pages.matches(tokens) and (self.blocks is None or self.blocks.of(tokens) is not None)
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """The sizes of which one that all read is made; 1 where there is no bound."""
+        return self.blocks.units if self.blocks else tuple(sorted(self.pages.constants | self.pages.moduli)) or (1,)
+
+    def own(self, default: int) -> int:
+        """The block size that it asks for where it is alone."""
+        return self.prefers or (default if self.reads(default) else min(self.units))
+
+
+def pages_of(
+    questions: Iterable[Question], platforms: Sequence[Platform], registry: Registry, ask: Ask, given: int | None
+) -> tuple[Page, ...]:
+    """The block sizes of a whole model's run; platforms that agree share one. None is said of where nothing starts.
+
+    The registry has rules for them, or its steps set them. given: the block size that the user asks for.
+    """
+    questions, found = tuple(questions), dict[Page, list[str]]()
+    mixers = any(question.request is None for question in questions)
+    for platform in platforms:
+        kept = [(q, ask(q.request, platform)) for q in questions if q.request is not None and _has_blocks(q)]
+        if any(selection.backend is None for _, selection in kept):
+            continue
+        page = _settled(_in_order(kept), registry.page, mixers, given) if registry.page else _written(kept)
+        if page is not None:
+            found.setdefault(page, []).append(platform.arch)
+    return tuple(p._replace(archs=tuple(archs)) for p, archs in found.items()) if len(found) > 1 else tuple(found)
+
+
+def _written(layers: Iterable[tuple[Question, Selection]]) -> Page | None:
+    """The block size that a step of the engine's start wrote, the same for all layers of the model."""
+    starts = [s.start for _, s in layers if s.request.role == "target" and s.start is not None]
+    taken = [start.decided_by("block_size") for start in starts]
+    sizes = {start.facts["block_size"] for start in starts}
+    if not taken or taken[0] is None or len(sizes) > 1:
+        return None
+    return Page(sizes.pop(), f"which {taken[0].name} sets", taken[0].where, taken[0].step.source)
+
+
+def _has_blocks(question: Question) -> bool:
+    """Whether the question is about layers for which the engine keeps a cache in blocks, or lays one out."""
+    request = question.request
+    assert request is not None
+    # of towers a decoder alone has a cache
+    of_tower = all(member[1] for member in question.members if isinstance(member, tuple))
+    return (
+        request.phase != "prefill"
+        and request.role in ("target", "draft")
+        and request.attn_type in (_WITH_BLOCKS[:2] if of_tower else _WITH_BLOCKS)
+    )
+
+
+def _in_order(layers: list[tuple[Question, Selection]]) -> list[tuple[Question, Selection]]:
+    """The questions as their first layers stand in the model; a draft's come after its target's."""
+
+    def place(layer: tuple[Question, Selection]) -> tuple[bool, int]:
+        indices = [member[-1] for member in layer[0].members if isinstance(member, tuple)]
+        return layer[1].request.role == "draft", min(indices, default=0)
+
+    return sorted(layers, key=place)
+
+
+def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers: bool, given: int | None) -> Page:
+    """The block size of a run. given: the one that the user asks for."""
+    points = [s.point() for _, s in layers]
+    fails = next((f for _, s in layers for f in s.consequences if f.kind == "fails"), None)
+    if fails is not None:
+        return Page(None, "the engine is known to stop with a backend that it chose", fails.where, fails.source)
+    for unknown in rules.unknown:
+        if (mixers or not unknown.mixers) and any(unknown.when.holds(point) for point in points):
+            return Page(None, unknown.because, unknown.where, unknown.source)
+    default = next((d for d in rules.default if points and d.when.holds(points[0])), rules.default[-1])
+    readers = _readers(layers, rules)
+    names = Counter((reader.name, reader.kind) for reader in readers)
+    torn = next((reader for reader in readers if names[reader.name, reader.kind] > 1), None)
+    if torn is not None:
+        text = f"{torn.name} reads other blocks in other layers, and the engine asks it once"
+        return Page(None, text, torn.where, torn.source)
+    # which steps of the start may have changed
+    given = next((size for point in points if (size := point["block_size"]) is not None), given)
+    if given is not None:
+        page = Page(given, "as asked for", rules.where, rules.source)
+    elif not readers:
+        page = Page(default.tokens, "which no layer reads", default.where, default.source)
+    else:
+        page = _agreed(readers, rules, default)
+    return _raised(page, readers, points, rules)
+
+
+def _readers(layers: Iterable[tuple[Question, Selection]], rules: PageRules) -> list[_Reader]:
+    """What reads the run's blocks, each once, in the order of the layers; a cache beside a layer comes before it.
+
+    A backend is there twice where its blocks are others in other layers.
+    """
+    found: dict[object, _Reader] = {}
+    for question, selection in layers:
+        point, variant = selection.point(), selection.variant
+        assert selection.backend is not None
+        assert variant is not None
+        for other in rules.beside:
+            if other.when.holds(point):
+                found.setdefault(other.name, _Reader(other.name, other.blocks, ANY, other.where, other.source))
+        known = next((c for c in variant.consequences if c.kernel_blocks is not None and c.when.holds(point)), None)
+        claim = next((c for c in variant.claims if c.facet == "block_size"), None)
+        blocks, prefers = (known.kernel_blocks, known.prefers) if known is not None else (None, None)
+        pages = claim.matcher if claim is not None else ANY
+        kind = question.kind if question.kind in rules.apart else ""
+        where = known.where if known is not None else claim.where if claim is not None else variant.where
+        source = known.source if known is not None else variant.source
+        reader = _Reader(selection.backend.name, blocks, pages, where, source, prefers, kind)
+        found.setdefault((reader.name, kind, blocks, pages, prefers), reader)
+    return list(found.values())
+
+
+def _agreed(readers: Sequence[_Reader], rules: PageRules, default: DefaultSize) -> Page:
+    """The block size that the engine takes by itself."""
+    if len(readers) == 1 or rules.agree == "first":
+        first = readers[0]
+        tokens = first.own(default.tokens)
+        if tokens == default.tokens:
+            return Page(tokens, f"the default, which {first.name} reads", default.where, default.source)
+        asks = f"which {first.name} asks for" if first.prefers else f"the smallest that {first.name} reads"
+        return Page(tokens, asks, first.where, first.source)
+    names = list(dict.fromkeys(reader.name for reader in readers))
+    all_of_them = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"all layers of {names[0]}"
+    if all(reader.reads(default.tokens) for reader in readers):
+        verb = "all read" if len(names) > 1 else "read"
+        return Page(default.tokens, f"the default, which {all_of_them} {verb}", default.where, default.source)
+    refusing = next(reader for reader in readers if not reader.reads(default.tokens))
+    for tokens in sorted({math.lcm(*units) for units in product(*(reader.units for reader in readers))}):
+        if all(reader.reads(tokens) for reader in readers):
+            return Page(tokens, f"the smallest that {all_of_them} read", refusing.where, refusing.source)
+    return Page(None, f"{all_of_them} read no blocks of one size, and the engine stops", refusing.where, rules.source)
+
+
+def _raised(page: Page, readers: Sequence[_Reader], points: Sequence[Any], rules: PageRules) -> Page:
+    """The page as it is after what makes the engine take larger blocks."""
+    for raised in rules.raised:
+        if page.tokens is None or not readers or not any(raised.when.holds(point) for point in points):
+            continue
+        smallest = min(readers[0].units)
+        step = max(smallest, page.tokens)
+        tokens = step * -(-raised.units * smallest // step)
+        if tokens > page.tokens:
+            text = f"raised from {page.tokens}: {raised.because}"
+            page = Page(tokens, text, raised.where, raised.source)
+    return page
