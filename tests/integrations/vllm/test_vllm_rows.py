@@ -69,7 +69,7 @@ def test_swept_configurations_get_the_same_backend(engine: Engine, switch_on: Sw
 
 
 @pytest.mark.parametrize(
-    ("arch", "aiter"), [("gfx942", "on"), ("gfx942", "pkg_missing"), ("gfx90a", "off"), ("gfx1201", "on")]
+    ("arch", "aiter"), sorted({(row["in"]["arch"], row["in"]["aiter"]) for row in recorded("rocm")})
 )
 def test_amd_gpus_get_the_same_backends(arch: str, aiter: str) -> None:  # noqa: A002
     if reason := missing():
