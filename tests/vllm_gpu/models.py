@@ -26,6 +26,11 @@ def llama(**changes: Any) -> transformers.PreTrainedConfig:
     return transformers.LlamaConfig(**COMMON | changes)
 
 
+def one_kv_head() -> transformers.PreTrainedConfig:
+    """Ranks that share a KV cache are more than there are KV heads."""
+    return llama(num_key_value_heads=1)
+
+
 def qwen3() -> transformers.PreTrainedConfig:
     return transformers.Qwen3Config(**COMMON | {"head_dim": 128})
 
@@ -82,7 +87,7 @@ def llama_fp8() -> transformers.PreTrainedConfig:
 
 MODELS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": llama, "qwen3": qwen3, "gpt-oss": gpt_oss, "gemma2": gemma2, "gemma3": gemma3, "bloom": bloom,
-    "draft": draft, "whisper": whisper, "llama-fp8": llama_fp8,
+    "draft": draft, "whisper": whisper, "llama-fp8": llama_fp8, "llama-one-kv-head": one_kv_head,
 }  # fmt: skip
 
 

@@ -53,7 +53,8 @@ class Case:
     """What is served, and how.
 
     lengths: of the prompts, in tokens; shared: how many of them every prompt begins with. counts: what vLLM has to have
-    counted at least once, with both. output: the dtype that attention writes, if it is not the model's.
+    counted at least once, with both. output: the dtype that attention writes, if it is not the model's. gpus: how many
+    it takes.
     """
 
     model: str
@@ -67,8 +68,15 @@ class Case:
     tolerance: float = TOLERANCE
     counts: tuple[str, ...] = ()
     output: str = ""
+    gpus: int = 1
 
 
+# the engine's functions are sent to its processes
+SEVERAL = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+# vLLM's Triton kernels serve no ranks that share a cache; FlashAttention's do
+RANKS = {
+    "tensor_parallel_size": 2, "decode_context_parallel_size": 2, "attention_config": {"backend": "FLASH_ATTN"}
+}  # fmt: skip
 OLDER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 MANY = tuple(16 + 37 * i % 900 for i in range(200))
 CASES = {
@@ -102,8 +110,15 @@ CASES = {
     ),
     "every decision checked": Case(model="gpt-oss", environment={"ATTNREG_DEBUG": "1"}),
     "an engine of several processes": Case(
-        model="llama",
-        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
+        model="llama", environment=SEVERAL | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    ),
+    "ranks that share a cache": Case(model="llama-one-kv-head", engine=RANKS, environment=SEVERAL, gpus=2),
+    "ranks that share a cache, dealt 16 tokens at a time": Case(
+        model="llama-one-kv-head", lengths=(3000, 3100, 3500, 2900, 40), shared=40, rounds=2, gpus=2,
+        engine=RANKS | {"cp_kv_cache_interleave_size": 16, "max_num_batched_tokens": 512}, environment=SEVERAL,
+    ),
+    "ranks that share a cache, without graphs": Case(
+        model="llama-one-kv-head", engine=RANKS | {"enforce_eager": True}, environment=SEVERAL, gpus=2
     ),
     "speculation by n-grams": Case(
         model="llama", max_tokens=96,
@@ -289,6 +304,8 @@ needs_vllm = pytest.mark.skipif(bool(_missing()), reason=_missing() or "unused")
 @pytest.mark.parametrize("name", CASES)
 def test_engine_serves_the_same(name: str, models: Path, tmp_path: Path) -> None:
     case = CASES[name]
+    if torch.cuda.device_count() < case.gpus:
+        pytest.skip(f"needs {case.gpus} GPUs")
     with ThreadPoolExecutor(2) as both:
         theirs, ours = both.map(lambda mine: run(name, mine, models, tmp_path), (False, True))
     assert not any(OURS in backend for backend in theirs["backends"].values())

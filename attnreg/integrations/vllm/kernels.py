@@ -9,30 +9,38 @@ from attnreg.integrations.vllm.layers import machine
 from attnreg.integrations.vllm.registries import NAME
 from attnreg.machine.detect import installed_packages
 
-# the row of attnreg's own registry by which the backend computes, for each platform
-KERNELS = {"cuda": "TRITON_ATTN", "rocm": "TRITON_ATTN"}
+# the rows of attnreg's own registry by which the backend computes, for each platform: the first that serves a layer;
+# the last serves whatever the backend claims
+KERNELS = {"cuda": ("HOPPER_ATTN", "TRITON_ATTN"), "rocm": ("TRITON_ATTN",)}
 
 
 def select_kernel(request: attnreg.AttentionRequest) -> attnreg.Selection:
-    """The selection of the row that computes a layer. Raises ValueError, with every reason, where it does not."""
-    registry, platform = _registry(), here()
-    try:
-        return attnreg.select(request, platform, registry, KERNELS.get(platform.platform), to_run=True)
-    except (attnreg.NoBackendError, attnreg.RequestError) as e:
-        raise ValueError(f"attnreg ({NAME}): {e}") from e
+    """The selection of the row that computes a layer. Raises ValueError, with every reason, where none does."""
+    return _first_of(request, to_run=True)
 
 
 def why_unusable() -> str:
     """Why attnreg's kernels cannot run in this process, or nothing. No device is initialised: vLLM may fork later."""
-    registry, platform = _registry(), here()
     plain = attnreg.AttentionRequest(head_size=128, num_heads=8, block_size=16)
     try:
-        selection = attnreg.select(plain, platform, registry, KERNELS.get(platform.platform))
+        selection = _first_of(plain)
         if selection.backend is not None:
             selection.backend.load()
-    except (ImportError, attnreg.NoBackendError, attnreg.RequestError) as e:
+    except (ImportError, ValueError) as e:
         return f"its kernels cannot run here: {e}"
     return ""
+
+
+def _first_of(request: attnreg.AttentionRequest, *, to_run: bool = False) -> attnreg.Selection:
+    registry, platform = _registry(), here()
+    refusals: list[Exception] = []
+    for name in KERNELS.get(platform.platform, (None,)):
+        try:
+            return attnreg.select(request, platform, registry, name, to_run=to_run)
+        except (attnreg.NoBackendError, attnreg.RequestError) as e:
+            refusals.append(e)
+    # the last row's: it has the fewest reasons
+    raise ValueError(f"attnreg ({NAME}): {refusals[-1]}") from refusals[-1]
 
 
 @functools.cache
