@@ -156,6 +156,8 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
         # vLLM replicates the caches of some draft models
         ranks, _ = get_dcp_world_size_and_rank(kv_cache_spec.dcp_sharded)
         self._interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size if ranks > 1 else 0
+        # a rank's part follows from the lengths of each step
+        self.supports_draft_decode_metadata_update = ranks == 1
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttnregMetadata:
         common = common_attn_metadata
@@ -178,8 +180,7 @@ class AttnregMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def update_draft_decode_metadata(self, metadata: AttnregMetadata) -> None:
-        """See ``supports_draft_decode_metadata_update``; what was computed of the lengths is computed anew."""
-        metadata.shards.clear()
+        """Nothing to do: see ``supports_draft_decode_metadata_update``."""
 
     def _by_request(self, causal: Tensor) -> Tensor:
         """Causality by request as truth values.

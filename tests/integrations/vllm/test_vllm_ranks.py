@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -74,21 +75,24 @@ class Shared(Layer):
         return torch.cat([*slots, torch.full((self.padding,), -1)])
 
 
+@functools.cache
+def platform() -> type:
+    """A rank's simulated GPU; before it is booted there is no vLLM to import."""
+    return vllm_engine.boot("sm90")
+
+
 def step(rank: int, given: dict[str, Any]) -> None:
     """A layer on one rank, held against its reference."""
+    engine = Engine(platform())
     import torch.distributed as dist
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.utils import torch_utils
 
     import attnreg
-
-    if "vllm.platforms.cuda" not in vllm_engine.sys.modules:
-        step.platform = vllm_engine.boot("sm90")  # type: ignore[attr-defined]
     from attnreg.integrations.vllm import kernels
 
     cpu = next(p for p in attnreg.Platform.detect_all() if p.platform == "cpu")
-    engine = Engine(step.platform)  # type: ignore[attr-defined]
     engine.config.parallel_config.decode_context_parallel_size = WORLD
     group = SimpleNamespace(world_size=WORLD, rank_in_group=rank, device_group=dist.group.WORLD)
     with (
@@ -145,5 +149,6 @@ def test_a_replicated_cache_is_no_cache_of_ranks(on_cpu: Engine) -> None:
             spec = layer.spec()
             object.__setattr__(spec, "dcp_sharded", shared)
             builder = AttnregMetadataBuilder(spec, ["layer"], layer.config, torch.device("cpu"))
-            found.append(builder.build(0, layer.common()).interleave)
-    assert found == [1, 0]
+            # what is computed of the lengths is computed anew for each step of a draft
+            found.append((builder.build(0, layer.common()).interleave, builder.supports_draft_decode_metadata_update))
+    assert found == [(1, False), (0, True)]
