@@ -49,7 +49,8 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     yield from ({**_BASE, "features": [word]} for word in words("features"))
     # prompts, which have an order of their own on Hopper
     prompts = {**_BASE, "phase": "prefill"}
-    yield from (prompts, *({**prompts, "features": [word]} for word in ("alibi", "mm_prefix", "softcap")))
+    features = ("alibi", "asymmetric_window", "mm_prefix", "softcap")
+    yield from (prompts, *({**prompts, "features": [word]} for word in features))
     yield from ({**prompts, "kv_dtype": word} for word in kv_dtypes)
     yield from ({**prompts, "head_size": size} for size in _SIZES)
     # gpt-oss, Gemma 2, Gemma 4, a diffusion draft on a quantised cache

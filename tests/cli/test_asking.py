@@ -70,9 +70,9 @@ def test_one_variant_of_a_backend_is_asked_for_preferred_and_denied(run: Callabl
     assert "▸ FLASH_ATTN/FA3   requested" in run(*hopper, "--backend", "FLASH_ATTN/FA3").out
     assert "▸ FLASH_ATTN/FA2   requested" in run(*hopper, "--backend", "FLASH_ATTN/FA2").out
     assert "▸ FLASH_ATTN/FA2   preferred" in run(*hopper, "--prefer", "FLASH_ATTN/FA2").out
-    assert "▸ FLASH_ATTN/FA3-engine   1st choice of 5" in run(*hopper, "--deny", "FLASH_ATTN/FA3").out
+    assert "▸ FLASH_ATTN/FA3-engine   1st choice of 6" in run(*hopper, "--deny", "FLASH_ATTN/FA3").out
     all_of_3 = [word for name in ("FA3", "FA3-engine", "FA3-hub") for word in ("--deny", f"FLASH_ATTN/{name}")]
-    assert "▸ FLASH_ATTN/FA4-Hopper   1st choice of 5" in run(*hopper, *all_of_3).out
+    assert "▸ FLASH_ATTN/FA4-Hopper   1st choice of 6" in run(*hopper, *all_of_3).out
     refused = run("explain", "--arch", "a100", "--head-size", "128", "--backend", "FLASH_ATTN/FA3")
     assert refused.status == 1
     assert "would accept it if asked for by name: FLASH_ATTN/FA2, FLASHINFER" in refused.out

@@ -46,7 +46,7 @@ def test_one_layer_that_stores_its_keys_unlike_the_others_says_so(run: Callable[
     status, out, _ = run("explain", *HOPPER, *asked, "--brief")
     assert status == 0
     _, title, answered, *runs, one, two = out.splitlines()
-    assert runs[0].startswith("  ▹ attnreg itself runs TRITON_ATTN: FLASH_ATTN/FA3 runs where it is named: ")
+    assert runs[0].startswith("  ▹ attnreg itself runs HOPPER_ATTN: FLASH_ATTN/FA3 runs where it is named: ")
     note = [one, two]
     assert title.endswith("default@" + title.rpartition("@")[2])
     assert answered == "FLASH_ATTN/FA3 for 1 layer (0)   32/8 heads of 128 · KV cache auto · cache_layout NHD"

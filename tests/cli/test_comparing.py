@@ -334,7 +334,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_revisions(run: Callable[..., Any], checkout: Path) -> None:
     file = checkout / "registry" / "priorities.yaml"
-    first, swapped = "order: [FLASH_ATTN, FLASHINFER, TRITON_ATTN", "order: [FLASHINFER, FLASH_ATTN, TRITON_ATTN"
+    first, swapped = "order: [FLASH_ATTN, FLASHINFER, HOPPER_ATTN", "order: [FLASHINFER, FLASH_ATTN, HOPPER_ATTN"
     file.write_text(file.read_text().replace(first, swapped))
     result = run("diff", "main:registry", "registry", *HOPPER, "--model", LLAMA)
     assert result.status == 1

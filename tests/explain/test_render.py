@@ -145,7 +145,7 @@ FP8 = Question(AttentionRequest(head_size=128, kv_dtype="fp8_e5m2"), "r", "1 lay
 MAMBA = Question(None, "Mamba", "9 layers")
 # what attnreg itself runs there
 FA3_RUNS = [
-    "  ▹ attnreg itself runs TRITON_ATTN: FLASH_ATTN/FA3 runs where it is named: TRITON_ATTN was measured",
+    "  ▹ attnreg itself runs HOPPER_ATTN: FLASH_ATTN/FA3 runs where it is named: TRITON_ATTN was measured",
     "    to be faster at decoding and with a window, FA3 at prompts (backends.yaml:*)",
 ]
 NATIVE_RUNS = [
@@ -232,7 +232,7 @@ def test_platforms_that_agree_share_a_verdict_with_all_their_values(default: Reg
 
 def test_one_platform_needs_no_heading(default: Registry) -> None:
     lines = shown(explain([Question(SINKS, "sinks")], [at("sm90", default)], default), 80)
-    assert lines[:2] == ["sinks", "▸ FLASH_ATTN/FA3   1st choice of 5 (order cuda/mha, priorities.yaml:*)"]
+    assert lines[:2] == ["sinks", "▸ FLASH_ATTN/FA3   1st choice of 6 (order cuda/mha, priorities.yaml:*)"]
     assert "  2 FLASHINFER/XQA  valid too, ranked lower  priorities.yaml:*" in lines
 
 
@@ -252,7 +252,7 @@ HOW: list[tuple[str, dict[str, Any], str | None, list[Any], list[str]]] = [
         None,
         [{"prefer": "FLEX_ATTENTION"}],
         [
-            "▸ FLASHINFER/XQA   3rd choice of 5 (order cuda/mha, priorities.yaml:*)",
+            "▸ FLASHINFER/XQA   3rd choice of 6 (order cuda/mha, priorities.yaml:*)",
             "  ▹ attnreg itself runs nothing here: FLASHINFER/XQA has no kernel module that attnreg can run",
             "    (backends.yaml:*)",
             "  ! FLEX_ATTENTION is preferred (<overlay>:*) but not chosen: kv_dtype is nvfp4; supported: auto,",

@@ -61,7 +61,7 @@ def test_prompts_and_tokens_have_orders_of_their_own(default: Registry) -> None:
     hopper = at("sm90", default)
     runs = runs_of(evaluate(plain, hopper, default))
     assert [(run.phase, run.title, run.alone) for run in runs] == [
-        ("any", "TRITON_ATTN", False),
+        ("any", "HOPPER_ATTN", False),
         ("prefill", "FLASH_ATTN/FA3", True),
     ]
     assert "runs where it is named" in runs[0].text

@@ -37,13 +37,13 @@ def test_to_run_asks_for_a_module_that_loads(monkeypatch: pytest.MonkeyPatch, de
     overlay = {
         "backends": {
             "FLASHINFER": {"module": "kernels_of_a_test.missing", "contract": 1},
-            "TRITON_ATTN": {"module": "kernels_of_a_test.good", "contract": 1},
+            "HOPPER_ATTN": {"module": "kernels_of_a_test.good", "contract": 1},
         }
     }
     registry = load_registry("default", [overlay], trust=["kernels_of_a_test"])
     request, platform = AttentionRequest(**BASE), at("sm90", default)
     answer = select(request, platform, registry, to_run=True)
-    assert answer.backend.name == "TRITON_ATTN"
+    assert answer.backend.name == "HOPPER_ATTN"
     assert answer.backend.load() is good
     unloaded = "FLASH_ATTN/FA3 runs where it is named: "
     missing = "No module named 'kernels_of_a_test.missing'; 'kernels_of_a_test' is not a package"

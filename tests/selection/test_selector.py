@@ -115,6 +115,7 @@ def test_prefer(default: Registry, change: dict[str, Any], backend: str, warning
         "TRITON_ATTN",
         "FLASH_ATTN",
         "FLASHINFER",
+        "HOPPER_ATTN",
         "FLEX_ATTENTION",
         "TURBOQUANT",
     ]
@@ -146,9 +147,9 @@ def test_a_denied_backend_is_refused_by_name_too(default: Registry) -> None:
         select(AttentionRequest(**BASE), at("sm90", default), registry, "FLASH_ATTN")
     assert caught.value.alternatives == (
         "FLASHINFER",
+        "HOPPER_ATTN",
         "TRITON_ATTN",
         "FLEX_ATTENTION",
-        "HOPPER_ATTN",
         "TORCH_SDPA",
         "TREE_ATTN",
     )
