@@ -1,7 +1,8 @@
 # Everything works from a fresh clone: each target makes the environment that it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/pip --quiet --disable-pip-version-check install --constraint constraints.txt
+# what nobody imports needs no bytecode; what is imported gets it then
+PIP := $(BIN)/pip --quiet --disable-pip-version-check install --no-compile --constraint constraints.txt
 MODEL ?= examples/configs/gpt-oss-120b
 SHELL := /bin/bash
 # many tests start Python: each start would compile attnreg anew
