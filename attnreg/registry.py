@@ -52,7 +52,8 @@ class Consequence:
     ``fails`` is the reason why the engine then stops; ``runs`` the kernel that runs, of several; ``workspace`` the
     bytes that the backend takes on each GPU beside the KV cache, or ``per_query_element`` for each element of a step's
     queries, if that is more; ``kernel_blocks`` the blocks that the kernel reads: the largest that divides a page.
-    ``prefers`` is the page that the backend asks for where it may. ``says`` is a remark on workspace and blocks.
+    ``prefers`` is the page that the backend asks for where it may. ``stores`` is the KV dtype of the cache, where it
+    is another than was asked for. ``says`` is a remark on workspace, blocks and KV dtype.
     """
 
     when: Condition
@@ -63,6 +64,7 @@ class Consequence:
     per_query_element: int | None = None
     kernel_blocks: KernelBlocks | None = None
     prefers: int | None = None
+    stores: str = ""
     says: str = ""
     source: str | None = None
 
@@ -250,6 +252,8 @@ class Switched(NamedTuple):
 class Effect:
     """What a step does where ``when`` holds: it sets facets, or refuses the run with a sentence, or does nothing.
 
+    With ``unknown`` the sentence says why the engine's answer is not in the table.
+
     ``sets`` maps a facet to its value, to a `From` or a `Computed`, or for features to what is `Switched`.
     """
 
@@ -257,6 +261,7 @@ class Effect:
     where: Location
     sets: Mapping[str, Any] = field(default_factory=FrozenDict)
     refuses: str = ""
+    unknown: bool = False
     because: str | None = None
 
     def __post_init__(self) -> None:

@@ -107,9 +107,9 @@ def _candidate(linked: str, variants: Sequence[Variant], condition: Condition) -
 
 
 def effect_words(effect: Effect) -> str:
-    """``sets attention_backend to fa3``, ``refuses: …``, with the reason."""
+    """``sets attention_backend to fa3``, ``refuses: …``, ``is not known: …``, with the reason."""
     if effect.refuses:
-        return f"refuses: {effect.refuses}"
+        return f"{'is not known' if effect.unknown else 'refuses'}: {effect.refuses}"
     sets = [f"`{facet}` to {_value(value)}" for facet, value in effect.sets.items()]
     because = f", because {effect.because}" if effect.because else ""
     return f"sets {', '.join(sets)}{because}" if sets else "leaves everything"

@@ -26,7 +26,12 @@ KV_CACHE = ("block_size", "cache_layout")
 # the fields of an outcome that are lists in JSON
 SETS = ("fails", "emulates", "unchecked", "needs")
 # what else follows from a choice, by the kind of its consequence
-FOLLOWS = {"runs": "kernel", "workspace": "workspace", "kernel_block": "block of the kernel"}
+FOLLOWS = {
+    "runs": "kernel",
+    "workspace": "workspace",
+    "kernel_block": "block of the kernel",
+    "stores": "stored KV dtype",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,7 @@ def decide(request: AttentionRequest, platform: Platform, registry: Registry) ->
 def _outcome(selection: Selection) -> Outcome:
     chosen = selection.chosen
     if chosen is None:
-        return Outcome()
+        return Outcome(problem=" ".join(selection.started) if selection.unknown else "")
     variant = variant_of(selection.registry, chosen.name, chosen.variant)
     assert variant is not None
     requirements = sorted(set(_requirements(variant)), key=str)

@@ -300,7 +300,7 @@ class RowCompiler(Reporter):
         out = []
         for i, data in enumerate(stated):
             here = ("consequences", i)
-            kinds = ("fails", "runs", "workspace", "kernel_blocks")
+            kinds = ("fails", "runs", "workspace", "kernel_blocks", "stores")
             given = [kind for kind in kinds if getattr(data, kind) is not None]
             if len(given) != 1:
                 message = f"states {' and '.join(given) or 'nothing that follows'}"
@@ -312,6 +312,8 @@ class RowCompiler(Reporter):
                 self.report(part, (*here, "prefers"), "is a page of the blocks, which are not stated", key=True)
             if data.says is not None and given[0] in ("fails", "runs"):
                 self.report(part, (*here, "says"), f"`{given[0]}` is the whole sentence", "put it there", key=True)
+            if data.stores is not None:
+                self.name(part, (*here, "stores"), data.stores, self.vocabulary.words["kv_dtypes"], "KV dtype")
             self.source(part, data.source, *here)
             consequence = Consequence(
                 when=self.condition(part, data.when, *here, "when"),
@@ -322,6 +324,7 @@ class RowCompiler(Reporter):
                 per_query_element=data.per_query_element,
                 kernel_blocks=None if data.kernel_blocks is None else blocks_of(data.kernel_blocks),
                 prefers=data.prefers,
+                stores=data.stores or "",
                 says=data.says or "",
                 source=data.source,
             )

@@ -20,6 +20,7 @@ from attnreg.language.vocabulary import ASKED, BY_MODEL, NAMED, Facet
 from attnreg.registry import Consequence, Effect, Step, Switched
 
 _SETS = ("features", "without")
+_EFFECTS = ("sets", "refuses", "unknown")
 
 
 class StepCompiler(Reporter):
@@ -79,7 +80,7 @@ class StepCompiler(Reporter):
 
     def _step(self, part: Part[StepsFile], index: int, data: StepData) -> Step:
         path: Path_ = ("steps", index)
-        own = data.sets is not None or data.refuses is not None
+        own = any(getattr(data, name) is not None for name in _EFFECTS)
         if own == bool(data.cases):
             help_ = "a step has `cases`, or one effect of its own"
             self.report(part, path, "states `cases` and an effect" if own else "does nothing", help_)
@@ -87,16 +88,18 @@ class StepCompiler(Reporter):
         self.check_reachable(part, (case.when for case in data.cases), (*path, "cases"), "case")
         cases = [self._effect(part, case, (*path, "cases", i)) for i, case in enumerate(data.cases)]
         if own:
-            cases = [self._effect(part, EffectData(**data.model_dump(include={"sets", "refuses", "because"})), path)]
+            cases = [self._effect(part, EffectData(**data.model_dump(include={*_EFFECTS, "because"})), path)]
         when = self.condition(part, data.when, *path, "when")
         return Step(data.step, when, tuple(cases), part.at(*path), data.source)
 
     def _effect(self, part: Part[StepsFile], data: EffectData, path: Path_) -> Effect:
-        if data.sets is not None and data.refuses is not None:
-            self.report(part, path, "states `sets` and `refuses`", "a run that is refused sets nothing: keep one")
+        given = [f"`{name}`" for name in _EFFECTS if getattr(data, name) is not None]
+        if len(given) > 1:
+            self.report(part, path, f"states {' and '.join(given)}", "a step has one effect: keep one")
         sets = self._sets(part, data.sets or {}, (*path, "sets"))
         when = self.condition(part, data.when, *path, "when")
-        return Effect(when, part.at(*path), sets, data.refuses or "", data.because)
+        said = data.refuses or data.unknown or ""
+        return Effect(when, part.at(*path), sets, said, data.unknown is not None, data.because)
 
     def _sets(self, part: Part[StepsFile], raw: Mapping[str, Any], path: Path_) -> dict[str, Any]:
         sets: dict[str, Any] = {}

@@ -137,7 +137,8 @@ def _of_model(registry: Registry, release: str, config: Path, architecture: str,
         if selection.backend is None or selection.fails:
             start = selection.start
             error = start.refusal.effect.refuses if start and start.refusal else "no backend accepts its layers"
-            return Default(release, arch, architecture, None, None, str(error))
+            error = f"not known: {error}" if selection.unknown else error
+            return Default(release, arch, architecture, None, None, error)
         # the prompts of MLA are a question of their own
         of_any = ["decode"] if request.attention.startswith("mla") else [*chosen]
         for phase in of_any if request.phase == "any" else [request.phase]:
@@ -167,5 +168,5 @@ def _usual(rows: Iterable[Mapping[str, Default]]) -> dict[str, str]:
 def _lane(default: Default) -> str:
     sm = default.arch.removeprefix("sm")
     if default.decode is None:
-        return f"# {sm}: refused: {default.error}"
+        return f"# {sm}: none: {default.error}"
     return f"{sm}: {default.decode}" + (f"  # prompts: {default.prefill}" if default.prefill != default.decode else "")

@@ -157,6 +157,8 @@ class _Launch:
         usual = [evaluate(request, self.platform, self.registry) for request in self._asked(without)]
         by_name = None if self.resolves else name
         named = [evaluate(request, self.platform, self.registry, by_name) for request in self._asked(self.given)]
+        if any(selection.unknown for selection in (*usual, *named)):
+            return
         chosen = {s.backend.name if s.backend else None for s in usual}
         here = f"for this model on {self.platform.arch}"
         default = "without it the run is refused too"

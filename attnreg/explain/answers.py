@@ -188,15 +188,17 @@ def _as_started(memory: Memory, platforms: Sequence[Platform], registry: Registr
     """The KV cache as the engine stores it once it has started, for each set of platforms that agree."""
     from attnreg.models.kv_memory import as_started
 
-    def on(platform: Platform) -> Callable[[AttentionRequest], AttentionRequest]:
-        def started(request: AttentionRequest) -> AttentionRequest:
-            start = ask(request, platform).start
-            return request if start is None else start.request(request, registry)
+    def on(platform: Platform) -> Callable[[AttentionRequest], AttentionRequest | None]:
+        def started(request: AttentionRequest) -> AttentionRequest | None:
+            selection = ask(request, platform)
+            if selection.unknown:
+                return None
+            stored = next((f.value for f in selection.consequences if f.kind == "stores"), None)
+            asked = request if selection.start is None else selection.start.request(request, registry)
+            return asked if stored is None else dataclasses.replace(asked, kv_dtype=str(stored))
 
         return started
 
-    if not registry.steps:
-        return (memory,)
     starts = [(platform.arch, on(platform)) for platform in platforms]
     return as_started(memory, starts, registry.vocabulary.words["kv_dtypes"])
 

@@ -89,7 +89,7 @@ def pages_of(
     mixers = any(question.request is None for question in questions)
     for platform in platforms:
         kept = [(q, ask(q.request, platform)) for q in questions if q.request is not None and _has_blocks(q)]
-        if any(selection.backend is None for _, selection in kept):
+        if any(s.backend is None and not (s.unknown and registry.page) for _, s in kept):
             continue
         page = _settled(_in_order(kept), registry.page, mixers, given) if registry.page else _written(kept)
         if page is not None:
@@ -133,6 +133,9 @@ def _in_order(layers: list[tuple[Question, Selection]]) -> list[tuple[Question, 
 def _settled(layers: list[tuple[Question, Selection]], rules: PageRules, mixers: bool, given: int | None) -> Page:
     """The block size of a run. given: the one that the user asks for."""
     points = [s.point() for _, s in layers]
+    said = next((s.start.refusal for _, s in layers if s.start and s.unknown), None)
+    if said is not None:
+        return Page(None, said.text, said.where, said.step.source)
     fails = next((f for _, s in layers for f in s.consequences if f.kind == "fails"), None)
     if fails is not None:
         return Page(None, "the engine is known to stop with a backend that it chose", fails.where, fails.source)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MIN_WIDTH = 24
 _MIN_REASON = 28
+# of what is printed in place of a backend
+_STYLES = {"no backend": "bold red", "not known": "bold yellow"}
 
 
 class _Winner(NamedTuple):
@@ -107,15 +109,14 @@ def _winners(answer: Answer) -> dict[_Winner, str]:
     """Each winner -> where it wins, "" if that is everywhere."""
     places: dict[_Winner, list[str]] = {}
     for verdict in answer.verdicts:
-        title = verdict.selection.chosen.title if verdict.selection.chosen else "no backend"
-        places.setdefault(_Winner(title, verdict.runs), []).extend(_platform_titles(verdict))
+        places.setdefault(_Winner(verdict.selection.title, verdict.runs), []).extend(_platform_titles(verdict))
     return {winner: f" on {', '.join(archs)}" if len(places) > 1 else "" for winner, archs in places.items()}
 
 
 def _brief_line(winner: _Winner, rest: str, width: int) -> list[Text]:
     name, runs = winner
     lines = _texts(wrapped(f"{name}{rest}", width, "  "))
-    lines[0].stylize("bold red" if name == "no backend" else "bold green", 0, len(name))
+    lines[0].stylize(_STYLES.get(name, "bold green"), 0, len(name))
     return [*lines, *_run_lines(runs, width)]
 
 
@@ -182,9 +183,8 @@ def _winner_lines(selection: Selection, width: int) -> list[Text]:
     """The winner and how it was chosen, on one line where there is room."""
     from rich.text import Text
 
-    chosen = selection.chosen
-    name = f"▸ {chosen.title}" if chosen else "✗ no backend"
-    line = Text(name, style="bold green" if chosen else "bold red")
+    name = f"{'▸' if selection.chosen else '?' if selection.unknown else '✗'} {selection.title}"
+    line = Text(name, style=_STYLES.get(selection.title, "bold green"))
     how = how_chosen(selection)
     if len(name) + 3 + len(how) <= width:
         return [line.append(f"   {how}", style="not bold default dim")]

@@ -12,8 +12,8 @@ from attnreg.request import AttentionRequest
 
 # the kinds of attention that keep no keys and values of earlier steps, whichever mask their layers have
 _WITHOUT_CACHE = ("encoder", "encoder_only")
-# what an engine asks in place of a request
-Started = Callable[[AttentionRequest], AttentionRequest]
+# what an engine asks in place of a request; None where nobody knows what it stores
+Started = Callable[[AttentionRequest], AttentionRequest | None]
 
 
 class GroupMemory(NamedTuple):
@@ -81,7 +81,7 @@ class Memory(NamedTuple):
     def after(self, start: Started, words: Mapping[str, Any]) -> Memory:
         """The same caches as an engine stores them; ``start`` says what it asks in place of a layer's request."""
 
-        def started(request: AttentionRequest) -> AttentionRequest:
+        def started(request: AttentionRequest) -> AttentionRequest | None:
             first = self.phases[:1] if request.phase == "any" else ()
             return start(dataclasses.replace(request, phase=first[0]) if first else request)
 
@@ -146,8 +146,10 @@ def kv_memory(model: ModelLayers, kv_dtype: str, words: Mapping[str, Any], start
         request = started(group.request) if started is not None and group.request is not None else group.request
         # what the engine computes in, where that is not what the model is asked for
         dtype = request.dtype if request and group.request and request.dtype != group.request.dtype else model.dtype
-        if request is None:
+        if group.request is None:
             groups.append(GroupMemory(group, 0, what="a state of fixed size, not counted"))
+        elif request is None:
+            groups.append(GroupMemory(group, 0, what="not known"))
         elif request.attn_type in _WITHOUT_CACHE:
             groups.append(GroupMemory(group, 0, what="no KV cache"))
         elif facts.kind == "cross":
@@ -171,7 +173,7 @@ def _layer_bytes(request: AttentionRequest, kv_dtype: str, dtype: str, words: Ma
     if request.attention.startswith("mla"):
         if packed is not None:
             return packed.keys.row_bytes(request.head_size)
-        if "latent_bytes" in stored and request.head_size == 576:
+        if "latent_bytes" in stored:
             return int(stored["latent_bytes"])
         elements, heads = request.head_size, 1
     else:

@@ -1,4 +1,4 @@
-"""What follows once a backend is chosen: a known failure, which kernel runs, its workspace, the blocks it reads."""
+"""What follows once a backend is chosen: a failure, which kernel runs, its workspace, its blocks, what it stores."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _WITHOUT_CACHE = ("encoder", "encoder_only")
 class Following(NamedTuple):
     """One thing that follows from a choice: a sentence, its line of data, and the number that the sentence states.
 
-    ``value`` is the bytes of a workspace, or the block in tokens that the kernel reads; None for a failure
-    and for the kernel that runs. ``fact`` is what two tables are compared by: the sentence in short, without remarks.
+    ``value`` is the bytes of a workspace, the block in tokens that the kernel reads, or the KV dtype that is stored;
+    None for a failure and for the kernel that runs. ``fact`` is what two tables are compared by: the sentence in short,
+    without remarks.
     """
 
-    kind: Literal["fails", "runs", "workspace", "kernel_block"]
+    kind: Literal["fails", "runs", "workspace", "kernel_block", "stores"]
     text: str
     where: Location
-    value: int | None = None
+    value: int | str | None = None
     source: str | None = None
     fact: str = ""
 
@@ -47,6 +48,10 @@ def following(variant: Variant, point: Mapping[str, Any]) -> Iterator[Following]
             yield Following("runs", consequence.runs, consequence.where, None, consequence.source, consequence.runs)
         elif consequence.workspace is not None:
             yield _workspace(consequence, consequence.workspace, point)
+        elif known := consequence.stores:
+            if point["attn_type"] not in _WITHOUT_CACHE and point["kv_dtype"] != known:
+                text = _with(f"the KV cache is stored as {known}", consequence)
+                yield Following("stores", text, consequence.where, known, consequence.source, known)
         elif not blocks_known:
             blocks_known = True
             if point["block_size"] is not None and point["attn_type"] not in _WITHOUT_CACHE:
@@ -63,6 +68,8 @@ def consequence_words(consequence: Consequence) -> str:
         each = consequence.per_query_element
         more = f", or of {each} B for each element of a step's queries, if that is more" if each is not None else ""
         return _with(f"takes a workspace of {readable(consequence.workspace)} on each GPU{more}", consequence)
+    if consequence.stores:
+        return _with(f"stores the KV cache as {consequence.stores}", consequence)
     assert consequence.kernel_blocks is not None
     return _with(f"reads blocks of {consequence.kernel_blocks.text} tokens", consequence)
 

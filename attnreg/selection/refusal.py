@@ -93,7 +93,8 @@ def refusal_text(selection: Selection, alternatives: tuple[str, ...]) -> str:
     order, nearest, start = selection.order, selection.nearest, selection.start
     refusal = start.refusal if start is not None else None
     if refusal is not None:
-        first = f"The run is refused on {where}: {refusal.text} ({refusal.name}, {refusal.where.short})"
+        what = "The answer is not known" if selection.unknown else "The run is refused"
+        first = f"{what} on {where}: {refusal.text} ({refusal.name}, {refusal.where.short})"
     elif start is not None and start.named is not None:
         named = f"{start.facts[NAMED]}, which {start.named.name} names ({start.named.where.short}),"
         first = f"{named} does not accept this request on {where}:"

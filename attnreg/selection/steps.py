@@ -63,7 +63,8 @@ class Taken(NamedTuple):
 class Start:
     """What an engine does with a request before it chooses a backend.
 
-    ``taken`` are the steps that wrote, in order; ``refusal`` is the one that refuses the run, if any. ``named`` is the
+    ``taken`` are the steps that wrote, in order; ``refusal`` is the one that refuses the run, or says that
+    its answer is not known, if any. ``named`` is the
     step that names the backend, if one does. ``facts`` has every facet as it is after the steps.
     """
 
@@ -94,7 +95,12 @@ class Start:
     def to_dict(self) -> dict[str, Any]:
         """The start as JSON-ready values."""
         refusal = self.refusal
-        refused = refusal and {"step": refusal.name, "text": refusal.effect.refuses, "where": str(refusal.where)}
+        refused = refusal and {
+            "step": refusal.name,
+            "text": refusal.effect.refuses,
+            "unknown": refusal.effect.unknown,
+            "where": str(refusal.where),
+        }
         return {"steps": [taken.to_dict() for taken in self.taken], "refused": refused or None}
 
 

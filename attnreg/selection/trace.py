@@ -187,6 +187,16 @@ class Selection:
         return any(follows.kind == "fails" for follows in self.consequences)
 
     @property
+    def unknown(self) -> bool:
+        """Whether the engine answers, and the registry does not know what."""
+        return self.start is not None and self.start.refusal is not None and self.start.refusal.effect.unknown
+
+    @property
+    def title(self) -> str:
+        """The backend that is chosen with its variant, ``no backend``, or ``not known``."""
+        return self.chosen.title if self.chosen else "not known" if self.unknown else "no backend"
+
+    @property
     def started(self) -> tuple[str, ...]:
         """What the engine's start changed of the request, or why it refuses the run, a sentence each."""
         start = self.start
@@ -247,7 +257,7 @@ def how_chosen(selection: Selection) -> str:
     """
     chosen, choice, order, start = selection.chosen, selection.choice, selection.order, selection.start
     if start is not None and start.refusal is not None:
-        return f"refused by {start.refusal.name}, {start.refusal.where.short}"
+        return f"{'said' if selection.unknown else 'refused'} by {start.refusal.name}, {start.refusal.where.short}"
     if start is not None and start.named is not None:
         return f"named by {start.named.name}, {start.named.where.short}"
     if selection.requested:
@@ -266,9 +276,8 @@ def answer_sentence(selection: Selection, subject: str = "") -> str:
 
     subject: what it is for in words; the layers of the request, if left out.
     """
-    title = selection.chosen.title if selection.chosen else "no backend"
     what = subject or layer_words(selection.request)
-    return f"{title} for {what}: {how_chosen(selection)}; {selection.registry.title}"
+    return f"{selection.title} for {what}: {how_chosen(selection)}; {selection.registry.title}"
 
 
 def verdict_words(candidate: Candidate, reasons: Iterable[Reason] | None = None) -> list[tuple[str, Location]]:

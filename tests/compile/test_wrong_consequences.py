@@ -13,13 +13,13 @@ WRONG = {
         "{when: {dtype: float16}}",
         """\
 10:7: backends.A.consequences: states nothing that follows
-  help: state one of fails, runs, workspace, kernel_blocks; the list may have several items""",
+  help: state one of fails, runs, workspace, kernel_blocks, stores; the list may have several items""",
     ),
     "two things at once": (
         '{fails: "it does", workspace: 1 MiB}',
         """\
 10:7: backends.A.consequences: states fails and workspace
-  help: state one of fails, runs, workspace, kernel_blocks; the list may have several items""",
+  help: state one of fails, runs, workspace, kernel_blocks, stores; the list may have several items""",
     ),
     "a size without a unit": (
         "{workspace: '394'}",
@@ -92,6 +92,12 @@ WRONG = {
         """\
 10:22: backends.A.consequences.when.dtype: unknown dtype 'float61'
   help: did you mean `float16`? (also: bfloat16)""",
+    ),
+    "a KV dtype that does not exist": (
+        "{stores: float61}",
+        """\
+10:16: backends.A.consequences.stores: unknown KV dtype `float61`
+  help: known: auto, fp8""",
     ),
     "a source that is pinned nowhere": (
         "{fails: it does, source: 't:p#q'}",

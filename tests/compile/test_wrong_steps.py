@@ -60,7 +60,7 @@ WRONG = {
     ),
     "sets and refuses": (
         "{step: s, sets: {pooling: true}, refuses: r}",
-        "steps.yaml:2:5: steps: states `sets` and `refuses`\n  help: a run that is refused sets nothing: keep one",
+        "steps.yaml:2:5: steps: states `sets` and `refuses`\n  help: a step has one effect: keep one",
     ),
     "an unknown facet": (
         "{step: s, sets: {dtyp: float16}}",

@@ -66,7 +66,7 @@ def test_aiconfigurators_form_has_the_usual_and_what_differs():
         },
     }
     assert "90: fa3  # prompts: flashinfer" in text
-    assert "# 100: refused: it is refused" in text
+    assert "# 100: none: it is refused" in text
 
 
 def test_the_command_prints_a_table_json_and_yaml(capsys):

@@ -91,6 +91,47 @@ def test_what_runs_is_not_said_to_fail(where: str, kv_dtype: str, vllm: Registry
     assert selection.warnings == ()
 
 
+SPARSE: dict[str, Any] = {
+    "attention": "mla_sparse",
+    "head_size": 576,
+    "num_kv_heads": 1,
+    "dtype": "bfloat16",
+    "block_size": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "kv_dtype", "stored"),
+    [
+        ("sm120", "auto", "fp8_ds_mla"),
+        ("sm120", "fp8_e4m3", "fp8_ds_mla"),
+        ("sm120", "fp8_ds_mla", None),
+        ("sm90", "fp8", "fp8_ds_mla"),
+        ("sm90", "auto", None),
+    ],
+)
+def test_what_is_stored_otherwise_than_asked_for_is_said(
+    where: str, kv_dtype: str, stored: str | None, vllm: Registry
+) -> None:
+    facts = [c for c in asked(vllm, where, kv_dtype=kv_dtype, **SPARSE).consequences if c.kind == "stores"]
+    assert [c.value for c in facts] == ([stored] if stored else [])
+    assert [c.text for c in facts] == ([f"the KV cache is stored as {stored}"] if stored else [])
+
+
+def test_what_the_table_does_not_hold_is_not_known(vllm: Registry) -> None:
+    selection = asked(vllm, "sm90", model="deepseek_v4", **{**SPARSE, "head_size": 512})
+    assert (selection.backend, selection.unknown, selection.title) == (None, True, "not known")
+    assert selection.start is not None
+    assert selection.start.to_dict()["refused"]["unknown"] is True
+    assert "not known for" in str(selection)
+    assert "said by DeepseekV4Attention, steps.yaml:" in str(selection)
+    with pytest.raises(
+        attnreg.NoBackendError, match="The answer is not known on cuda sm90: vLLM's code for this model"
+    ):
+        attnreg.select(selection.request, selection.platform, vllm)
+    assert not asked(vllm, "sm90", model="deepseek_v32", **SPARSE).unknown
+
+
 def test_what_the_start_refuses_is_not_said_to_fail_late(vllm: Registry) -> None:
     fields = {"kv_dtype": "bfloat16", "dtype": "float16"}
     started, chosen = (asked(registry, "sm75", "TRITON_ATTN", **fields) for registry in (vllm, vllm.selector))

@@ -39,7 +39,7 @@ def answer(request: AttentionRequest, platform: Platform, registry: Registry) ->
     if chosen is None:
         refusal = selection.start.refusal if selection.start else None
         if refusal:
-            return Answer("", "refused", refusal.text)
+            return Answer("", "not known" if selection.unknown else "refused", refusal.text)
         # a release whose processors nobody has read has no order for them
         return Answer("", "none" if selection.order or not registry.orders else "not stated")
     but = [f"slowly: {', '.join(chosen.emulates)}"] if chosen.emulates else []

@@ -50,9 +50,9 @@ _READ = {
     Order: "platform name when entries where because",
     Facet: "name of kind legend where words claim word_set config like unless known",
     Step: "name when effects where",
-    Effect: "when where sets refuses because",
+    Effect: "when where sets refuses unknown because",
     Derived: "name cases where",
-    Consequence: "when where fails runs workspace per_query_element kernel_blocks says source",
+    Consequence: "when where fails runs workspace per_query_element kernel_blocks stores says source",
 }
 _WITHOUT_EFFECT = {
     # the block size of a run, which is settled after the selections, is not answered by the evaluator
@@ -342,6 +342,7 @@ class _Writer:
             "where": self.where(effect.where),
             "sets": {facet: _set(value) for facet, value in effect.sets.items()},
             "refuses": effect.refuses,
+            "unknown": effect.unknown,
             "because": effect.because,
         }
 
@@ -355,6 +356,7 @@ class _Writer:
             "workspace": known.workspace,
             "perQueryElement": known.per_query_element,
             "blocks": None if blocks is None else [list(blocks.sizes), list(blocks.multiples), blocks.text],
+            "stores": known.stores,
             "says": known.says,
             "source": known.source,
         }

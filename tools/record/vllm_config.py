@@ -95,6 +95,7 @@ class Recorder:
         for name in ("Stream", "Event"):
             setattr(cuda, name, type(name, (), {"__init__": lambda self, *a, **k: None}))
         torch.accelerator.current_device_index = lambda: 0
+        torch.accelerator.empty_cache = lambda: None
         registry._run_in_subprocess = lambda run: run()
         self.selector = selector
         self.ranks = 0

@@ -49,7 +49,11 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
     model = Model(space, registry, begun=start(space, registry, unnamed=True))
     d, automatic = space.diagrams, space.possible
     for stage in model.begun.stages:
-        if stage.effect.refuses and _asks_for_a_backend(registry, stage.step.when, stage.effect.when):
+        if (
+            stage.effect.refuses
+            and not stage.effect.unknown
+            and _asks_for_a_backend(registry, stage.step.when, stage.effect.when)
+        ):
             message = f"a run is refused by {stage.step.name} although nobody names a backend: {stage.effect.refuses}"
             yield from _finding(model, d.conjoin([automatic, stage.where]), stage.effect.where, message)
     yield from _refused_rows(model, automatic)

@@ -11,16 +11,17 @@ from attnreg.compile.schema.values import Condition, DataModel, Sentence
 
 
 class EffectData(DataModel):
-    """What a step does where `when` holds: it sets facets, or refuses the run; with neither it does nothing."""
+    """What a step does where `when` holds: it sets facets, refuses the run, or says that the table ends here."""
 
     when: Condition | None = None
     sets: dict[str, Any] | None = Field(default=None, description="Facet -> value: the condition that then holds.")
     refuses: Sentence | None = Field(default=None, description="The sentence that a user reads: why nothing starts.")
+    unknown: Sentence | None = Field(default=None, description="Why the engine's answer is not in this table.")
     because: Sentence | None = None
 
 
 class StepData(EffectData):
-    """One step. It has `cases`, the first of which that holds speaks, or itself `sets` or `refuses`."""
+    """One step. It has `cases`, the first of which that holds speaks, or itself `sets`, `refuses` or `unknown`."""
 
     step: str = Field(description="Its name, as the engine has it.")
     name: str | None = Field(default=None, description="Its name in a release.yaml, where `step` names several.")

@@ -153,13 +153,14 @@ class RuleData(DataModel):
 
 
 _KERNEL_BLOCKS = "The blocks that the kernel reads, where they are not the pages: the largest that divides the page."
+_STORES = "The KV dtype in which the layers store their cache, where it is another than was asked for."
 _PER_ELEMENT = "Bytes for each element of a step's queries; the workspace is this, where it is more."
 
 
 class ConsequenceData(DataModel):
     """What follows once the backend is chosen, which selection does not look at.
 
-    One of `fails`, `runs`, `workspace` and `kernel_blocks`.
+    One of `fails`, `runs`, `workspace`, `kernel_blocks` and `stores`.
     """
 
     when: Condition | None = None
@@ -168,8 +169,9 @@ class ConsequenceData(DataModel):
     workspace: Size | None = Field(default=None, description="Memory on each GPU beside the KV cache, as 394 MiB.")
     per_query_element: Count | None = Field(default=None, description=_PER_ELEMENT)
     kernel_blocks: Blocks | None = Field(default=None, description=_KERNEL_BLOCKS)
+    stores: str | None = Field(default=None, description=_STORES)
     prefers: Count | None = Field(default=None, description="The page that the backend asks for where it may choose.")
-    says: Sentence | None = Field(default=None, description="What else is to be said of the workspace or the blocks.")
+    says: Sentence | None = Field(default=None, description="A remark on the workspace, the blocks or what is stored.")
     source: str | None = None
 
 

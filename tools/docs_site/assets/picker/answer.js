@@ -35,7 +35,9 @@
   function howChosen(selection) {
     const { choice, order, requested, candidates, start } = selection;
     const chosen = chosenOf(selection);
-    if (start?.refused) return `refused by ${start.refused.step}, ${short(start.refused.where)}`;
+    if (start?.refused) {
+      return `${start.refused.unknown ? "said" : "refused"} by ${start.refused.step}, ${short(start.refused.where)}`;
+    }
     const naming = start?.steps.findLast((step) => "named" in step.sets && step.sets.named.after !== null);
     // where a fallback lets the order decide, the step that named a backend does not speak
     if (naming && candidates.length === 1 && candidates[0].where === naming.where) {
@@ -132,10 +134,14 @@
     });
   }
 
+  /** What is said in place of a backend. */
+  const missing = ({ start }) => (start?.refused?.unknown ? "not known" : "no backend");
+
   function selectionElements(selection, ofModel, pending) {
     const chosen = chosenOf(selection);
-    const name = chosen ? title(chosen.name, chosen.variant) : "no backend";
-    const winner = element("strong", { class: chosen ? "good" : "bad" }, chosen ? `▸ ${name}` : `✗ ${name}`);
+    const name = chosen ? title(chosen.name, chosen.variant) : missing(selection);
+    const mark = chosen ? "▸" : name === "not known" ? "?" : "✗";
+    const winner = element("strong", { class: chosen ? "good" : "bad" }, `${mark} ${name}`);
     const out = [element("p", { class: "winner" }, winner, " ", element("span", { class: "muted" }, howChosen(selection)))];
     if (selection.alternatives.length > 0) {
       out.push(element("p", {}, `would accept it if asked for by name: ${selection.alternatives.join(", ")}`));
@@ -196,7 +202,7 @@
       for (const selection of selections) {
         const chosen = chosenOf(selection);
         const fails = selection.consequences.some((fact) => fact.kind === "fails") ? ", which then fails," : "";
-        const name = chosen ? `${title(chosen.name, chosen.variant)}${fails}` : "no backend";
+        const name = chosen ? `${title(chosen.name, chosen.variant)}${fails}` : missing(selection);
         const phase = / · (prefill|decode)$/.exec(label)?.[1] ?? "";
         winners.set(name, [...(winners.get(name) ?? []), `${layers} ${phase}`.trim()]);
       }

@@ -100,6 +100,9 @@
     return runs;
   }
 
+  // in place of what an engine asks: nobody knows what it stores
+  const UNKNOWN = "unknown";
+
   // the fields of every request that change no layer and no byte of a model; Python reads the model anew for others
   const HARMLESS = ["kv_dtype", "block_size", "phase"];
 
@@ -165,7 +168,7 @@
   function layerBytes(registry, request, kvDtype, dtype) {
     const [bits, ofHead, ofLatent] = registry.kvBytes[kvDtype === "auto" ? dtype : kvDtype] ?? [32, 0, null];
     const mla = request.attention.startsWith("mla");
-    if (mla && ofLatent !== null && request.head_size === 576) return ofLatent;
+    if (mla && ofLatent !== null) return ofLatent;
     const elements = mla ? request.head_size : request.head_size + (request.head_size_v || request.head_size);
     return Math.round((mla ? 1 : request.num_kv_heads ?? 0) * ((elements * bits) / 8 + ofHead));
   }
@@ -174,6 +177,9 @@
   function partStored(registry, part, pair, layers, found) {
     if (pair === null || pair[1] === null) return part;
     const [asked, started] = pair;
+    if (started === UNKNOWN) {
+      return { token_bytes: 0, keeps: null, compress: null, told: { ...part.told, kv_dtype: null, keeps_tokens: null, note: "not known" } };
+    }
     const named = ["attention", "dtype", "kv_dtype", "head_size", "head_size_v", "num_kv_heads"];
     if (named.every((name) => started[name] === asked[name])) return part;
     const { note, kv_dtype: before } = part.told;
@@ -257,8 +263,12 @@
     const pairs = answers.filter((a) => a.request !== null).map((a) => [a.request, a.selection]);
     const notes = [...(registry.silence ? [registry.silence] : []), ...asked.notes, ...idleFlags(pairs, ask, platform)];
     const started = (request) => {
-      const { start } = pairs.find(([other]) => other === request)[1];
-      return start && Object.assign({ ...request }, ...start.taken.map(changedBy));
+      const selection = pairs.find(([other]) => other === request)[1];
+      const { start } = selection;
+      if (start?.refusal?.unknown) return UNKNOWN;
+      const stored = consequences(selection).find((follows) => follows.kind === "stores");
+      const changes = [...(start?.taken ?? []).map(changedBy), ...(stored ? [{ kv_dtype: stored.value }] : [])];
+      return changes.length === 0 ? null : Object.assign({ ...request }, ...changes);
     };
     const memory = asked.memory && asked.memory(started);
     return { registry, title: title.filter(Boolean).join(" · "), notes, answers, memory };

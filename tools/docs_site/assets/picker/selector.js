@@ -295,7 +295,10 @@
       if (known.fails) add("fails", known.fails);
       else if (known.runs) add("runs", known.runs);
       else if (known.workspace !== null) add("workspace", says(workspaceWords(known, point)), known.workspace);
-      else if (!blocksKnown) {
+      else if (known.stores) {
+        const stored = !WITHOUT_CACHE.includes(point.get("attn_type")) && point.get("kv_dtype") !== known.stores;
+        if (stored) add("stores", says(`the KV cache is stored as ${known.stores}`), known.stores);
+      } else if (!blocksKnown) {
         blocksKnown = true;
         const page = point.get("block_size");
         if (page === null || WITHOUT_CACHE.includes(point.get("attn_type"))) continue;
@@ -348,7 +351,9 @@
       const effect = step.effects.find((e) => holds(e.when, point));
       if (effect === undefined) continue;
       const { where, because } = effect;
-      if (effect.refuses) return { taken, refusal: { step: step.name, text: effect.refuses, where }, named, point };
+      if (effect.refuses) {
+        return { taken, refusal: { step: step.name, text: effect.refuses, unknown: effect.unknown, where }, named, point };
+      }
       if (effect.sets.length === 0) continue;
       const after = Object.fromEntries(effect.sets.map(([facet, value]) => [facet, valueSet(value, facet, point)]));
       const sets = Object.entries(after).map(([facet, value]) => [facet, point.get(facet), value]);
