@@ -87,12 +87,16 @@ class Move:
 
 @dataclass(frozen=True)
 class Moves:
-    """The moves of some groups of layers on some platforms; ``notes`` say what a registry could not be asked."""
+    """The moves of some groups of layers on some platforms.
+
+    ``notes`` say what a registry could not be asked, ``unknown`` names the models of which it does not hold all layers.
+    """
 
     moves: tuple[Move, ...]
     asked: tuple[Asked, ...]
     platforms: tuple[Platform, ...]
     notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -108,6 +112,7 @@ class Moves:
             "moved": len(self.moves),
             "moves": [move.to_dict() for move in self.moves],
             "notes": list(self.notes),
+            "unknown": list(self.unknown),
         }
 
 
@@ -165,6 +170,8 @@ def _calls(question: Question) -> tuple[str, ...]:
 def compare(asked: Sequence[Asked], platforms: Sequence[Platform], before: Registry, after: Registry) -> Moves:
     """What moves between two registries. Raises `RequestError` for a word of a request that neither knows."""
     moves, notes = [], dict[str, None]()
+    # sentence -> the models of which a registry says it
+    unknown: dict[tuple[str, str], dict[str, None]] = {}
     for item in asked:
         for platform in platforms:
             old, new = (
@@ -180,9 +187,13 @@ def compare(asked: Sequence[Asked], platforms: Sequence[Platform], before: Regis
                         evaluate(request, platform, registry)
             for decided, registry in ((old, before), (new, after)):
                 notes |= dict.fromkeys(f"{registry.name} has no {w}: compared without it" for w in decided.ignored)
+                if decided.selection is not None and decided.selection.unknown:
+                    unknown.setdefault((registry.name, decided.outcome.problem), {})[item.model or "the request"] = None
             if moved(old.outcome, new.outcome):
                 moves.append(Move(item, platform, old.outcome, new.outcome, why(old, new), (how(old), how(new))))
-    return Moves(tuple(moves), tuple(asked), tuple(platforms), tuple(notes))
+    said = [f"not known of {', '.join(models)} in {name}: {text}" for (name, text), models in unknown.items()]
+    models = dict.fromkeys(model for of in unknown.values() for model in of)
+    return Moves(tuple(moves), tuple(asked), tuple(platforms), (*notes, *said), tuple(models))
 
 
 def without_renames(moves: Moves, before: Registry, after: Registry) -> Moves:

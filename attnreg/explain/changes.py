@@ -156,7 +156,7 @@ def _headline(moves: Moves, everywhere: Diff | str | None) -> str:
     others = () if everywhere is None or isinstance(everywhere, str) else everywhere.changes
     changed = {move.platform.arch for move in moves.moves} | {arch for change in others for arch in change.archs}
     if not changed:
-        return "nothing changes"
+        return "nothing is known to change" if moves.unknown else "nothing changes"
     compared = [platform.arch for platform in moves.platforms]
     names = [*(arch for arch in compared if arch in changed), *sorted(changed - set(compared))]
     if len(names) > _MOST_ARCHS:
@@ -171,7 +171,8 @@ def _summary(moves: Moves, known: bool) -> str:
     where = f"{archs} architecture{'s' * (archs != 1)} compared"
     if len(models) == 1:
         noun = models[0] or "the request"
-        return f"{noun} {'moves' if moving else 'does not move'} ({where})"
+        still = "is not known to move" if moves.unknown else "does not move"
+        return f"{noun} {'moves' if moving else still} ({where})"
     return f"{moving or 'none'} of {len(models)} {'known ' * known}models move{'s' * (moving < 2)} ({where})"
 
 

@@ -33,6 +33,9 @@ __all__ = [
 
 _ACCEPTED = "give the config of a transformer"
 _MAX_DEPTH = 4
+_NO_DTYPE = (
+    "The config names no dtype, and the weights, whose dtype an engine takes then, are not read; bfloat16 is assumed."
+)
 _DTYPES = {w: w for w in ("float16", "bfloat16", "float32")} | {"half": "float16", "float": "float32"}
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")
 _TOWERS = ("vision_config", "audio_config", "speech_config", "encoder_config")
@@ -293,5 +296,5 @@ def _dtype(parts: Sequence[ConfigFields], notes: list[str]) -> str:
         if word not in ("", "auto"):
             notes.append(f"{name} {show(word)} is no dtype that attention computes in; bfloat16 is assumed.")
             return "bfloat16"
-    notes.append("The config names no dtype; bfloat16 is assumed.")
+    notes.append(_NO_DTYPE)
     return "bfloat16"

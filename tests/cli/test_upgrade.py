@@ -45,6 +45,20 @@ def test_a_variant_that_the_data_call_otherwise_is_a_note_and_no_move(run):
     assert "note: FLASH_ATTN has variants of other names in the two releases, which are not compared" in done.out
 
 
+def test_what_neither_release_holds_is_not_said_to_stay(run, tmp_path):
+    config = {"model_type": "hy_v4", "architectures": ["HYV4ForCausalLM"], "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ("upgrade", "--from", "vllm-0.31", "--to", "vllm-0.33", "--arch", "sm90", "--model", str(tmp_path))
+    done = run(*asked)
+    assert (done.status, "nothing is known to change" in done.out, "is not known to move" in done.out) == (
+        0,
+        True,
+        True,
+    )
+    assert "in vllm-0.33.0: vLLM's code for this model has attention of its own" in " ".join(done.out.split())
+    assert json.loads(run(*asked, "--json").out)["unknown"] == [tmp_path.name]
+
+
 def test_json_has_both_sides(run):
     done = run("upgrade", *RELEASES, "--arch", "sm100", "--model", GEMMA, "--json")
     data = json.loads(done.out)

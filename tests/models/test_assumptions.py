@@ -25,7 +25,9 @@ def test_layers_that_slide_without_a_window_see_everything(config: dict[str, Any
     assert "there are sliding layers and no window for them; they see everything." in model.assumptions
 
 
-DTYPE = "The config names no dtype; bfloat16 is assumed."
+DTYPE = (
+    "The config names no dtype, and the weights, whose dtype an engine takes then, are not read; bfloat16 is assumed."
+)
 STRANGER = (
     "model_type 'newest' is not a known family; its layers are read as those of a Llama-like decoder: of one geometry, "
     "without attention sinks or score bias, and causal unless is_causal is false."

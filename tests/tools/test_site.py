@@ -240,7 +240,7 @@ def _said(selection: Selection) -> str:
     if selection.chosen:
         return selection.chosen.title
     silent = selection.registry.orders and not selection.registry.orders.get(selection.platform.platform)
-    return "refused" if refused else "not stated" if silent else "none"
+    return "not known" if selection.unknown else "refused" if refused else "not stated" if silent else "none"
 
 
 def _of_release(elements: list[Element], registry: str) -> str:

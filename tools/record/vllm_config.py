@@ -339,7 +339,7 @@ def check(tree: Path, recorded: Path) -> int:
         if was != row["out"]:
             differ += 1
             changed = {k: (was.get(k), row["out"].get(k)) for k in was | row["out"] if was.get(k) != row["out"].get(k)}
-            print(json.dumps(row["in"]), json.dumps(changed))
+            print(json.dumps(row["in"]), json.dumps(changed), flush=True)
     print(f"{len(before) - differ} of {len(before)} rows are as they were recorded")
     return differ
 

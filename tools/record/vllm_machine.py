@@ -241,8 +241,14 @@ def _processor(arch: str) -> type:
     import torch
 
     amx = arch.endswith("_amx")
-    for name in ("_is_amx_tile_supported", "_init_amx"):
-        setattr(torch.cpu, name, lambda: amx)
+    # of this machine's processor nothing is asked
+    for name, has in {
+        "_is_amx_tile_supported": amx,
+        "_init_amx": amx,
+        "_is_avx512_bf16_supported": amx,
+        "_is_avx512_supported": amx or arch.endswith("_avx512"),
+    }.items():
+        setattr(torch.cpu, name, lambda has=has: has)
     from vllm.platforms.cpu import CpuPlatform
 
     return type("SimulatedProcessor", (CpuPlatform,), {})
