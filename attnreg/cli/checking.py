@@ -103,19 +103,21 @@ def _print_lines(text: str) -> None:
 def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | None, as_json: bool) -> None:
     from pathlib import Path
 
-    from attnreg.engines.launches import check_recipe
+    from attnreg.engines.launches import check_recipe, not_judged
     from attnreg.engines.recipes import read_recipe
 
     if lock is not None or inputs.overlay or inputs.trust:
         raise BadInput("a recipe is checked with the tables of its engine alone", "leave --lock and --overlay out")
-    found = [p for file in files for recipe in read_recipe(Path(file)) for p in check_recipe(recipe, inputs.registry)]
+    recipes = [(file, recipe) for file in files for recipe in read_recipe(Path(file))]
+    found = [problem for _, recipe in recipes for problem in check_recipe(recipe, inputs.registry)]
     if as_json:
         print_json([{"where": str(p.where), "message": p.message, "help": p.help} for p in found])
     else:
         noun = f"{len(files)} recipe{'s' * (len(files) != 1)}"
         summary = f"{noun}: {len(found)} finding{'s' * (len(found) != 1)}"
         lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
-        _print_lines("\n".join([*lines, summary]))
+        notes = dict.fromkeys(f"note: {file}: {text}" for file, recipe in recipes if (text := not_judged(recipe)))
+        _print_lines("\n".join([*lines, *notes, summary]))
     raise click.exceptions.Exit(1 if found else 0)
 
 

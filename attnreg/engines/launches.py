@@ -48,6 +48,14 @@ def _problems(recipe: Recipe, release: str | None) -> Iterator[Problem]:
     yield from launch.problems
     for name, (option, value, where) in launch.named.items():
         yield from launch.of_backend(name, option, value, where)
+    if not launch.named and not launch.problems:
+        yield from launch.of_run()
+
+
+def not_judged(recipe: Recipe) -> str:
+    """Why nobody looked at what the run gets, in words; none where it was looked at."""
+    missing = [key for key in ("model", "arch") if not getattr(recipe, key)]
+    return f"what the run gets is not judged: the recipe states no {' and no '.join(missing)}" if missing else ""
 
 
 class _Launch:
@@ -175,6 +183,19 @@ class _Launch:
             yield Problem(where, message, "remove it: a later release may have a better default")
         elif facet == "attention_backend" and (changed := self._changed(name, named)):
             yield Problem(where, f"{option} {name}: {self.registry.name} takes {changed} in its place {here}", default)
+
+    def of_run(self) -> Iterator[Problem]:
+        """Why a run for which no backend is named does not start."""
+        if not self.recipe.model or self.platform is None:
+            return
+        for request in self._asked(self.given):
+            selection = evaluate(request, self.platform, self.registry)
+            if not selection.unknown and (reasons := _refusals(selection)):
+                message = (
+                    f"{self.registry.name} does not start this model on {self.platform.arch}: {'; '.join(reasons)}"
+                )
+                yield Problem(self.recipe.places["model"], message)
+                return
 
     def _changed(self, name: str, named: list[Selection]) -> str:
         """The backend that a step writes over one that is named for both phases; none where no step does."""

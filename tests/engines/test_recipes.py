@@ -170,3 +170,27 @@ def test_a_wrong_gpu_or_model_or_file_is_said_with_its_place(check, text, messag
     status, error = check(text)
     assert status == 2
     assert message in error
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("engine: vllm\nversion: '0.33'\narch: sm80\nargs: [--kv-cache-dtype, fp8_per_token_head]\n", "from SM 8.9"),
+        ("engine: vllm\nversion: '0.33'\narch: sm75\nargs: [--dtype, bfloat16]\n", "needs compute capability 8.0"),
+    ],
+)
+def test_a_run_that_does_not_start_is_found_without_a_backend_by_name(check, recipe, reason):
+    status, [(where, message)] = check(f"model: {LLAMA}\n{recipe}")
+    assert (status, where) == (1, "recipe.yaml:1:8")
+    assert "vllm-0.33.0 does not start this model on sm" in message
+    assert reason in message
+    started = recipe.replace("sm80", "sm90").replace("sm75", "sm90")
+    assert check(f"model: {LLAMA}\n{started}") == (0, [])
+
+
+def test_what_is_not_judged_is_said(tmp_path, capsys):
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve x --attention-backend FLASHMLA\n")
+    assert main(["check", str(script)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "what the run gets is not judged: the recipe states no model and no arch 1 recipe: 0 findings" in said
