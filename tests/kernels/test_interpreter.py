@@ -100,6 +100,16 @@ def _mixed_kernel(target_ptr, source_ptr, size, N: tl.constexpr):  # type: ignor
     tl.store(target_ptr + rows * 4 + 3, first + at % 1000 + 4)
 
 
+@triton.jit
+def _alike_kernel(target_ptr, source_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    x = tl.load(source_ptr + tl.arange(0, N))
+    # functions given one operand twice and then two of the same types, numbers of two types, and of two values
+    product = x * x
+    product += x * (x + 1)
+    both = tl.where(x > 1, x, x) + tl.where(x > 1, product, x)
+    tl.store(target_ptr + tl.arange(0, N), both * 1 + both * 1.5 + both * True + both * 2)
+
+
 def test_its_shorter_ways_change_no_bits_and_are_gone_afterwards() -> None:
     source = torch.linspace(-3.0, 3.0, 64)
     plain, quick = torch.zeros(64), torch.zeros(64)
@@ -111,6 +121,39 @@ def test_its_shorter_ways_change_no_bits_and_are_gone_afterwards() -> None:
     with pytest.raises(triton.runtime.errors.InterpreterError, match="incompatible dimensions"):
         interpret(_refused_kernel, (1, 1, 1), (quick,), (8,))
     assert (tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__) == before
+
+
+def test_operands_that_differ_are_told_apart() -> None:
+    source = torch.linspace(0.5, 2.0, 8)
+    both = torch.where(source > 1, source + source * source + source * (source + 1), source + source)
+    # the first launch records what the next one repeats
+    for scale in (1, 2, 3):
+        found = torch.zeros(8)
+        interpret(_alike_kernel, (1, 1, 1), (found, source * scale), (8,))
+        if scale == 1:
+            torch.testing.assert_close(found, both * 1 + both * 1.5 + both + both * 2)
+        plain = torch.zeros(8)
+        _alike_kernel[(1, 1, 1)](plain, source * scale, 8)
+        assert torch.equal(found, plain)
+
+
+@triton.jit
+def _shared_kernel(target_ptr, size, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    rows, columns = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    # the interpreter keeps the answer about a size as an integer, and that about a block as truth values
+    counted = ((rows > 2) + (size > 3)).to(tl.int32)
+    # it gives the operands of a shift other arrays, and what is in columns lies there in rows
+    turned = tl.trans(rows * 5 + columns)
+    shifted = turned >> 1
+    tl.store(target_ptr + rows * N + columns, counted + shifted * 10 + (turned + rows) * 1000)
+
+
+def test_operations_get_the_arrays_that_the_interpreter_gives_them() -> None:
+    for size in (2, 4, 8):
+        found, plain = (torch.zeros(64, dtype=torch.int32) for _ in range(2))
+        interpret(_shared_kernel, (1, 1, 1), (found, size), (8,))
+        _shared_kernel[(1, 1, 1)](plain, size, 8)
+        assert torch.equal(found, plain)
 
 
 @triton.jit
