@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.examples import FULL
@@ -15,6 +18,14 @@ from attnreg.cli import main
 from attnreg.registry import Registry
 
 CPU = ["--arch", "x86_64", "--size", "claims"]
+
+
+@pytest.fixture(scope="module")
+def sound() -> dict[str, Any]:
+    """What a proof of CPU_ATTN finds, one case after the other."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["verify", "CPU_ATTN", *CPU, "--json"]) == 0
+    return json.loads(out.getvalue())["CPU_ATTN"]  # type: ignore[no-any-return]
 
 
 def test_a_proof_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,12 +88,11 @@ def test_tritons_kernels_in_the_interpreter(default: Registry, backend: str, whe
     assert found["claims"]["features"].keys() == default.backends[backend].variants[0].served
 
 
-def test_cases_side_by_side_find_what_they_find_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
-    found = []
-    for jobs in ("1", "2"):
-        assert main(["verify", "CPU_ATTN", *CPU, "--jobs", jobs, "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[0] == found[1]
+def test_cases_side_by_side_find_what_they_find_one_by_one(
+    capsys: pytest.CaptureFixture[str], sound: dict[str, Any]
+) -> None:
+    assert main(["verify", "CPU_ATTN", *CPU, "--jobs", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"CPU_ATTN": sound}
 
 
 CRASHING = """
@@ -98,10 +108,8 @@ def plan(spec, batch):
 
 
 def test_a_case_that_crashes_its_process_is_refuted_and_the_others_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: dict[str, Any]
 ) -> None:
-    assert main(["verify", "CPU_ATTN", *CPU, "--json"]) == 0
-    sound = json.loads(capsys.readouterr().out)["CPU_ATTN"]
     proofs = {size: claim["cases"] for size, claim in sound["claims"]["head_size"].items()}
     size = min(proofs, key=proofs.__getitem__)
     (tmp_path / "crashing").mkdir()
