@@ -8,7 +8,7 @@ from functools import cache
 from docs_markdown import plain, table
 from docs_registries import bundled
 
-from attnreg.analysis.diff import diff
+from attnreg.analysis.diff import diff, words_of
 from attnreg.analysis.moves import Moves, compare, paired, without_renames
 from attnreg.compile.bundled import bundled_configs
 from attnreg.explain.changes import grouped
@@ -92,14 +92,13 @@ def _why(moves: Moves) -> Iterator[str]:
 
 def _words(old: Registry, new: Registry) -> str:
     """The backends and the words that only one of the registries has."""
-    difference = diff(old, new, within={"arch": ARCHS[:1]}, limit=0)
     lines = []
     for which, names in (
         ("gone", sorted(set(old.backends) - set(new.backends))),
         ("new", sorted(set(new.backends) - set(old.backends))),
     ):
         lines += [f"- backends {which}: {', '.join(names)}"] if names else []
-    for which, facets in (("only before", difference.gone), ("only after", difference.new)):
+    for which, facets in (("only before", words_of(old, new)), ("only after", words_of(new, old))):
         lines += [f"- {facet}, {which}: {', '.join(names)}" for facet, names in facets.items()]
     return "\n".join(lines)
 

@@ -290,7 +290,7 @@ def test_who_serves_what_is_what_selection_accepts(gen_docs: ModuleType, name: s
     """Whatever request a named backend accepts on an architecture, its words are among those that the pages give it."""
     site = gen_docs.docs_site.Site(ROOT)
     registry = site.registries[name]
-    places = site.serving[name].on
+    places = site.serving(name).on
     chance = random.Random(17)
     kv_dtypes, features = list(registry.vocabulary.words["kv_dtypes"]), list(registry.vocabulary.features)
     accepted = 0
@@ -324,7 +324,7 @@ def test_who_serves_what_is_what_selection_accepts(gen_docs: ModuleType, name: s
 def test_words_that_pages_give_a_backend_are_accepted(gen_docs: ModuleType) -> None:
     """For each word that a page says a variant serves on an architecture, some request with it is accepted there."""
     site = gen_docs.docs_site.Site(ROOT)
-    serving = site.serving["default"]
+    serving = site.serving("default")
     for arch, row, facet, word in (
         ("gfx942", "ROCM_ATTN", "features", "sinks"),
         ("sm90", "FLASH_ATTN", "kv_dtypes", "fp8"),

@@ -57,7 +57,7 @@ def pictures_of(root: Path) -> dict[str, str]:
     own = [figure for figure in figures if figure["backend"] == "TRITON_ATTN" and figure["peers"]]
     drawn = {
         "path": pictures.path("path", selection, title),
-        "evidence": pictures.heat_map(site.registries["default"], measured.proofs(), site.serving["default"]),
+        "evidence": pictures.heat_map(site.registries["default"], measured.proofs(), site.serving("default")),
         "speed": pictures.bars("speed", "TRITON_ATTN", machine, own),
     }
     return {f"docs/images/{name}.svg": pictures.standalone(picture) for name, picture in drawn.items()}

@@ -29,7 +29,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
 
 
 def _values(site: Site, name: str, registry: Registry, arch: Architecture) -> dict[str, Any]:
-    places = site.serving[name].on[arch.name]
+    places = site.serving(name).on[arch.name]
     platform = Platform(platform=arch.platform, arch=arch.name)
     title, request = next(iter(PLAIN.items()))
     drawn = evaluate(request, platform, registry)

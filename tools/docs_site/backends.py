@@ -166,7 +166,7 @@ def _places(site: Site, name: str, row: Backend) -> list[tuple[Any, list[str]]]:
     """Each architecture on which some request is accepted, with the variants that accept there."""
     archs = site.registries[name].vocabulary.architectures
     out = []
-    for arch, places in site.serving[name].on.items():
+    for arch, places in site.serving(name).on.items():
         titles = [place.title for place in places if place.row is row]
         if titles:
             out.append((archs[arch], titles))

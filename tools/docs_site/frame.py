@@ -111,10 +111,12 @@ class Site:
         environment.filters |= {"slug": slug, "breaks": breaks, "inline": self._inline}
         return environment
 
-    @cached_property
-    def serving(self) -> Mapping[str, Serving]:
-        """Where the variants of each registry accept."""
-        return {name: Serving(registry, self.space(name)) for name, registry in self.registries.items()}
+    def serving(self, name: str) -> Serving:
+        """Where the variants of a registry accept."""
+        if ("serving", name) not in self.kept:
+            self.kept["serving", name] = Serving(self.registries[name], self.space(name))
+        serving: Serving = self.kept["serving", name]
+        return serving
 
     def space(self, name: str) -> Space:
         """What a registry tells apart, the conditions of what follows from a choice included; kept for all sites."""

@@ -88,7 +88,7 @@ def pages(site: Site) -> Iterator[Page | Asset]:
     registry = site.registries["default"]
     values = {
         "machine": machine,
-        "map": heat_map(registry, proofs(), site.serving["default"]),
+        "map": heat_map(registry, proofs(), site.serving("default")),
         "bars": [(name, bars(f"speed-{name.lower()}", name, machine, some)) for name, some in by_backend.items()],
         "every": every,
         "runs": [(name, proof) for name, some in proofs().items() for proof in some],

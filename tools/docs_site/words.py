@@ -34,7 +34,7 @@ def _values(site: Site, name: str, facet: str, word: Word) -> dict[str, Any]:
         for arch in archs:
             serving = [
                 (place.row.name, place.title, place.how(facet, word.name))
-                for place in site.serving[name].on[arch.name]
+                for place in site.serving(name).on[arch.name]
                 if place.takes(facet, word.name)
             ]
             for row, _, _ in serving:
