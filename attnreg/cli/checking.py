@@ -110,14 +110,15 @@ def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | N
         raise BadInput("a recipe is checked with the tables of its engine alone", "leave --lock and --overlay out")
     recipes = [(file, recipe) for file in files for recipe in read_recipe(Path(file))]
     found = [problem for _, recipe in recipes for problem in check_recipe(recipe, inputs.registry)]
+    notes = list(dict.fromkeys(f"{file}: {text}" for file, recipe in recipes if (text := not_judged(recipe))))
     if as_json:
-        print_json([{"where": str(p.where), "message": p.message, "help": p.help} for p in found])
+        findings = [{"where": str(p.where), "message": p.message, "help": p.help} for p in found]
+        print_json({"findings": findings, "notes": notes})
     else:
         noun = f"{len(files)} recipe{'s' * (len(files) != 1)}"
         summary = f"{noun}: {len(found)} finding{'s' * (len(found) != 1)}"
         lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
-        notes = dict.fromkeys(f"note: {file}: {text}" for file, recipe in recipes if (text := not_judged(recipe)))
-        _print_lines("\n".join([*lines, *notes, summary]))
+        _print_lines("\n".join([*lines, *(f"note: {note}" for note in notes), summary]))
     raise click.exceptions.Exit(1 if found else 0)
 
 

@@ -20,6 +20,7 @@ _NAME = r"(?:AttentionBackendEnum\.)?(?P<backend>[A-Z][A-Z0-9_]+)"
 _VLLM = (
     rf"(?:Using|Overriding with) {_NAME}(?: attention)?(?: backend)? out of potential backends: \[(?P<others>[^\]]+)\]",
     rf"(?P<named>Using) {_NAME} backend(?: \(selected via --attention-backend\))?\.",
+    rf"Using (?P<stores>\w+) KV cache format for {_NAME} backend\.",
     rf"Selected backend {_NAME} is not valid for this configuration\. Reason: \[?(?P<reasons>[^\]]*)",
     r"No valid attention backend found for (?P<device>\w+) with AttentionSelectorConfig\((?P<config>[^)]*)\)",
     rf"--block-size (?P<block>\d+) precluded higher-priority backend\(s\) (?P<lost>[\w, ]+)\. Using {_NAME} instead",
@@ -76,6 +77,8 @@ def explained(said: Said, registry: Registry, arch: str | None = None) -> Iterat
         yield f"{name} was chosen because a block of {said.parts['block']} tokens rules out {said.parts['lost']}"
         for lost in said.parts["lost"].split(", "):
             yield from _claim(lost, "block_size", registry)
+    elif "stores" in said.parts:
+        yield from _of_stored(said, registry)
     elif "reasons" in said.parts:
         yield f"{name} was asked for by name, and its class refuses: {said.parts['reasons']}"
         yield f"what it serves: `attnreg show {name} --registry {registry.name}`"
@@ -102,6 +105,26 @@ def _of_order(said: Said, registry: Registry, arch: str | None) -> Iterator[str]
     lost = [n for o in orders for n in (e.backend for e in o.entries) if n not in accepted]
     if lost:
         yield f"why one refuses: `attnreg explain --registry {registry.name} --arch ARCH --model CONFIG`"
+
+
+def _of_stored(said: Said, registry: Registry) -> Iterator[str]:
+    """Where the data say that a backend stores the cache in the format of a line, whatever else was asked for."""
+    assert said.backend is not None
+    stored = said.parts["stores"]
+    known = {
+        consequence.where: consequence
+        for variant in registry.backends[said.backend].variants
+        for consequence in variant.consequences
+        if consequence.stores == stored
+    }
+    if not known:
+        yield (
+            f"{registry.title} does not say that {said.backend} stores a cache as {stored} where another format is "
+            "asked for: the line is of another release"
+        )
+    for where, consequence in known.items():
+        asked = f"where {consequence.when.describe()}" if consequence.when.facets else "whatever it is asked for"
+        yield f"{said.backend} stores the KV cache as {stored}, {asked} ({where.short})"
 
 
 def _names(step: Step, backend: str | None) -> bool:

@@ -58,6 +58,10 @@ def read_recipe(path: Path) -> list[Recipe]:
         except RegistryError as error:
             raise RecipeError(error.problems) from None
         return [_of_document(document)]
+    registry = release_name(str(path))
+    if registry in bundled_registries() and not path.exists():
+        help_ = f"{registry} is a bundled registry: `attnreg check --registry {registry}` checks it"
+        raise RecipeError([Problem(Location(str(path), 1, 1), "there is no such recipe", help_)])
     found = list(_of_script(read_text(path, _MAX_BYTES, str(path)), str(path)))
     if not found:
         commands = ", ".join(f"`{c}`" for about in known_engines().values() for c in about["commands"])

@@ -25,6 +25,7 @@ LINES = [
         "vllm",
         "TRITON_MLA",
     ),
+    ("INFO Using fp8_ds_mla KV cache format for FLASHMLA_SPARSE backend.", "vllm", "FLASHMLA_SPARSE"),
     ("Attention backend not specified. Use trtllm_mha backend by default.", "sglang", "trtllm_mha"),
     ("Attention backend not specified. Falling back to 'fa3' for deterministic inference. You", "sglang", "fa3"),
     ("Using fa3 as attention backend for Olmo2ForCausalLM.", "sglang", "fa3"),
@@ -61,6 +62,20 @@ def test_a_backend_that_is_named_may_be_named_by_the_code_of_a_model():
     assert "Gemma4Config (steps.yaml:" in text
     [text] = explained(read_line("Using AttentionBackendEnum.FLASHINFER backend."), load_registry("vllm-0.33"))
     assert text.endswith("by the user (--attention-backend)")
+
+
+@pytest.mark.parametrize(
+    ("backend", "stored", "said"),
+    [
+        ("FLASHMLA_SPARSE", "fp8_ds_mla", "the KV cache as fp8_ds_mla, where kv_dtype fp8 (backends.yaml:"),
+        ("FLASHINFER_MLA_SPARSE_SM120", "fp8_ds_mla", "fp8_ds_mla, whatever it is asked for (backends.yaml:"),
+        ("FLASHMLA_SPARSE", "fp8_e4m3", "does not say that FLASHMLA_SPARSE stores a cache as fp8_e4m3"),
+        ("FLASHMLA", "fp8_ds_mla", "the line is of another release"),
+    ],
+)
+def test_the_format_of_a_cache_is_explained_by_what_the_backend_stores(backend, stored, said):
+    [text] = explained(read_line(f"Using {stored} KV cache format for {backend} backend."), load_registry("vllm-0.33"))
+    assert said in text
 
 
 def test_a_line_without_a_backend_that_accepts_is_none_of_vllms():

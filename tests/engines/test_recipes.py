@@ -22,7 +22,7 @@ def check(tmp_path, capsys):
         captured = capsys.readouterr()
         if status == 2:
             return status, captured.err.replace(f"{tmp_path}/", "")
-        found = json.loads(captured.out)
+        found = json.loads(captured.out)["findings"]
         return status, [(Path(f["where"]).name, f["message"]) for f in found]
 
     return call
@@ -194,3 +194,17 @@ def test_what_is_not_judged_is_said(tmp_path, capsys):
     assert main(["check", str(script)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "what the run gets is not judged: the recipe states no model and no arch 1 recipe: 0 findings" in said
+    assert main(["check", str(script), "--json"]) == 0
+    note = f"{script}: what the run gets is not judged: the recipe states no model and no arch"
+    assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note]}
+
+
+def test_a_registry_in_place_of_a_recipe_is_told_its_option(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("vllm-0.33.0", "vllm-0.33"):
+        assert main(["check", name]) == 2
+        help_ = "help: vllm-0.33.0 is a bundled registry: `attnreg check --registry vllm-0.33.0` checks it"
+        assert help_ in capsys.readouterr().err
+    # a file of that name is a recipe
+    (tmp_path / "vllm-0.33.0").write_text("vllm serve x\n")
+    assert main(["check", "vllm-0.33.0"]) == 0
