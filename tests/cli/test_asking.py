@@ -53,20 +53,21 @@ def test_json_is_the_whole_trace(run: Callable[..., Any]) -> None:
     result = run("explain", "--arch", "sm90", "--model", GPT_OSS, "--json")
     data = json.loads(result.out)
     selection = data["answers"][0]["selections"][0]
-    assert selection["backend"] == {"name": "FLASH_ATTN", "variant": "FA3"}
+    assert selection["backend"] == {"name": "HOPPER_ATTN", "variant": None}
+    assert selection["candidates"][2]["variant"] == "FA3"
     assert {"rank", "name", "variant", "accepted", "reasons", "would_win"} <= set(selection["candidates"][0])
 
 
 def test_prefer_and_deny_are_choices_like_an_overlays(run: Callable[..., Any]) -> None:
     preferred = run("explain", "--arch", "sm90", "--head-size", "128", "--prefer", "TRITON_ATTN")
     assert "▸ TRITON_ATTN   preferred" in preferred.out
-    denied = run("explain", "--arch", "sm90", "--head-size", "128", "--deny", "FLASH_ATTN")
-    assert "▸ FLASHINFER" in denied.out
+    denied = run("explain", "--arch", "sm90", "--head-size", "128", "--deny", "HOPPER_ATTN")
+    assert "▸ FLASH_ATTN/FA3" in denied.out
     assert "denied" in denied.out
 
 
 def test_one_variant_of_a_backend_is_asked_for_preferred_and_denied(run: Callable[..., Any]) -> None:
-    hopper = ("explain", "--arch", "h100", "--head-size", "128")
+    hopper = ("explain", "--arch", "h100", "--head-size", "128", "--dtype", "float16")
     assert "▸ FLASH_ATTN/FA3   requested" in run(*hopper, "--backend", "FLASH_ATTN/FA3").out
     assert "▸ FLASH_ATTN/FA2   requested" in run(*hopper, "--backend", "FLASH_ATTN/FA2").out
     assert "▸ FLASH_ATTN/FA2   preferred" in run(*hopper, "--prefer", "FLASH_ATTN/FA2").out

@@ -62,7 +62,7 @@ def test_a_lock_holds_a_models_ranks_and_leaves_mixers_out(run: Callable[..., An
 
 def test_a_lock_is_compared_for_other_packages(run: Callable[..., Any], tmp_path: Path) -> None:
     file = str(tmp_path / "a.lock")
-    assert run("lock", *HOPPER, "--head-size", "128", "-o", file).status == 0
+    assert run("lock", *HOPPER, "--head-size", "128", "--dtype", "float16", "-o", file).status == 0
     assert run("check", "--lock", file, "--package", "flash-attn-3").status == 0
     result = run("check", "--lock", file, "--package", "torch")
     assert (result.status, result.err) == (1, "")

@@ -334,11 +334,14 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_revisions(run: Callable[..., Any], checkout: Path) -> None:
     file = checkout / "registry" / "priorities.yaml"
-    first, swapped = "order: [FLASH_ATTN, FLASHINFER, HOPPER_ATTN", "order: [FLASHINFER, FLASH_ATTN, HOPPER_ATTN"
+    first, swapped = (
+        "order: [HOPPER_ATTN, FLASH_ATTN/FA3, FLASHINFER",
+        "order: [FLASHINFER, HOPPER_ATTN, FLASH_ATTN/FA3",
+    )
     file.write_text(file.read_text().replace(first, swapped))
     result = run("diff", "main:registry", "registry", *HOPPER, "--model", LLAMA)
     assert result.status == 1
-    assert "\nFLASH_ATTN/FA3 → FLASHINFER/" in result.out
+    assert "\nHOPPER_ATTN → FLASHINFER/" in result.out
     assert ": 1st choice of" in result.out
     assert "model families" not in result.out
     wrong = run("diff", "nowhere:registry", "registry")
@@ -378,7 +381,7 @@ def test_a_family_that_changes_moves_the_layers_of_its_models(run: Callable[...,
         file.write("alibi: true\n")
     moved = json.loads(run("diff", "main:registry", "registry", *HOPPER, "--model", LLAMA, "--json").out)
     (move,) = moved["moves"]
-    assert (move["before"]["backend"], move["request"]["features"]) == ("FLASH_ATTN", ["alibi"])
+    assert (move["before"]["backend"], move["request"]["features"]) == ("HOPPER_ATTN", ["alibi"])
 
 
 def test_the_title_of_a_difference_is_the_question(run: Callable[..., Any]) -> None:

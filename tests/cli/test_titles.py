@@ -139,7 +139,7 @@ def test_the_command_has_the_registry_of_the_environment(
 def test_brief_is_for_people(run: Callable[..., Any]) -> None:
     result = run("explain", "--arch", "sm90", "--model", GPT_OSS, "--brief")
     assert result.status == 0
-    assert result.out.splitlines()[1] == "FLASH_ATTN/FA3 for all 36 layers"
+    assert result.out.splitlines()[1] == "HOPPER_ATTN for all 36 layers"
     status, out, err = run("explain", "--arch", "sm90", "--brief", "--json")
     assert (status, out) == (2, "")
     assert "--brief is for people, and --json prints everything" in err

@@ -91,7 +91,7 @@ def test_ascii_is_an_answer_and_not_an_error(monkeypatch: pytest.MonkeyPatch) ->
     lines = raw.getvalue().decode("ascii").splitlines()
     assert lines[0].startswith("gpt-oss-120b | 36 layers | bfloat16 | CUDA sm90 (H100) | every package assumed |")
     assert lines[2] == "18 layers (0, 2, ... 34)   64/8 heads of 64 | sliding window 128 | sinks"
-    assert lines[4].startswith("> FLASH_ATTN/FA3   1st choice of 6 (order cuda/mha, priorities.yaml:")
+    assert lines[4].startswith("> HOPPER_ATTN   1st choice of 4 (order cuda/hopper-sinks, priorities.yaml:")
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
@@ -122,4 +122,4 @@ def test_a_width_that_no_terminal_has_is_as_none(
     expected = run("explain", "--arch", "sm90", "--model", GPT_OSS, "--brief")
     monkeypatch.setenv("COLUMNS", columns)
     assert run("explain", "--arch", "sm90", "--model", GPT_OSS, "--brief") == expected
-    assert "FLASH_ATTN/FA3" in expected.out
+    assert "HOPPER_ATTN" in expected.out

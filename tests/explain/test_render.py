@@ -95,7 +95,7 @@ def test_a_plain_request_is_advised_of_its_features_too(default: Registry) -> No
 def test_the_title_of_a_request_is_its_label(default: Registry) -> None:
     explanation = explain([Question(SINKS, "q · r")], [at("sm90", default)], default, title="q · r · CUDA")
     assert shown(explanation, 80)[:3] == ["q · r · CUDA", "", shown(explanation, 80)[2]]
-    assert shown(explanation, 80)[2].startswith("▸ FLASH_ATTN/FA3")
+    assert shown(explanation, 80)[2].startswith("▸ HOPPER_ATTN")
 
 
 def test_a_narrow_terminal_gets_the_reasons_below_the_names(default: Registry) -> None:
@@ -145,7 +145,7 @@ FP8 = Question(AttentionRequest(head_size=128, kv_dtype="fp8_e5m2"), "r", "1 lay
 MAMBA = Question(None, "Mamba", "9 layers")
 # what attnreg itself runs there
 FA3_RUNS = [
-    "  ▹ attnreg itself runs HOPPER_ATTN: FLASH_ATTN/FA3 runs where it is named: TRITON_ATTN was measured",
+    "  ▹ attnreg itself runs TRITON_ATTN: FLASH_ATTN/FA3 runs where it is named: TRITON_ATTN was measured",
     "    to be faster at decoding and with a window, FA3 at prompts (backends.yaml:*)",
 ]
 NATIVE_RUNS = [
@@ -153,14 +153,19 @@ NATIVE_RUNS = [
     "    (backends.yaml:*)",
 ]
 BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
-    ("a request", [Question(SINKS, "q")], ["sm90"], ["FLASH_ATTN/FA3", *FA3_RUNS]),
+    ("a request", [Question(SINKS, "q")], ["sm90"], ["HOPPER_ATTN"]),
+    (
+        "another kernel runs",
+        [Question(AttentionRequest(head_size=96, phase="decode"), "q")],
+        ["sm90"],
+        ["FLASH_ATTN/FA3", *FA3_RUNS],
+    ),
     (
         "all alike",
         [GPT_OSS, Question(SINKS, "r", "18 layers (1, …)", frozenset(range(18, 36)))],
         ["sm90"],
         [
-            "FLASH_ATTN/FA3 for all 36 layers",
-            *FA3_RUNS,
+            "HOPPER_ATTN for all 36 layers",
         ],
     ),
     (
@@ -168,8 +173,7 @@ BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
         [GPT_OSS, MAMBA],
         ["sm90"],
         [
-            "FLASH_ATTN/FA3 for all 18 attention layers",
-            *FA3_RUNS,
+            "HOPPER_ATTN for all 18 attention layers",
         ],
     ),
     (
@@ -177,8 +181,7 @@ BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
         [GPT_OSS, FP8, MAMBA],
         ["sm90"],
         [
-            "FLASH_ATTN/FA3 for 18 layers (0, 2, … 34)   64/8 heads of 64 · sliding window 128 · sinks",
-            *FA3_RUNS,
+            "HOPPER_ATTN for 18 layers (0, 2, … 34)   64/8 heads of 64 · sliding window 128 · sinks",
             "FLASHINFER/native for 1 layer (3)   r",
             *NATIVE_RUNS,
             "9 layers   Mamba",
@@ -232,8 +235,8 @@ def test_platforms_that_agree_share_a_verdict_with_all_their_values(default: Reg
 
 def test_one_platform_needs_no_heading(default: Registry) -> None:
     lines = shown(explain([Question(SINKS, "sinks")], [at("sm90", default)], default), 80)
-    assert lines[:2] == ["sinks", "▸ FLASH_ATTN/FA3   1st choice of 6 (order cuda/mha, priorities.yaml:*)"]
-    assert "  2 FLASHINFER/XQA  valid too, ranked lower  priorities.yaml:*" in lines
+    assert lines[:2] == ["sinks", "▸ HOPPER_ATTN   1st choice of 4 (order cuda/hopper-sinks, priorities.yaml:*)"]
+    assert "  4 FLASHINFER/XQA  valid too, ranked lower  priorities.yaml:*" in lines
 
 
 HOW: list[tuple[str, dict[str, Any], str | None, list[Any], list[str]]] = [
@@ -244,7 +247,7 @@ HOW: list[tuple[str, dict[str, Any], str | None, list[Any], list[str]]] = [
         {},
         None,
         [{"prefer": "TRITON_ATTN"}],
-        ["▸ TRITON_ATTN   preferred by <overlay>:* (order cuda/mha, priorities.yaml:*)"],
+        ["▸ TRITON_ATTN   preferred by <overlay>:* (order cuda/hopper-prompts, priorities.yaml:*)"],
     ),
     (
         "preferred in vain",

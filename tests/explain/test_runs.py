@@ -57,18 +57,18 @@ def test_it_is_what_a_selection_to_run_takes(default: Registry) -> None:
 
 
 def test_prompts_and_tokens_have_orders_of_their_own(default: Registry) -> None:
-    plain = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8)
+    plain = AttentionRequest(head_size=96, num_heads=32, num_kv_heads=8)
     hopper = at("sm90", default)
     runs = runs_of(evaluate(plain, hopper, default))
     assert [(run.phase, run.title, run.alone) for run in runs] == [
-        ("any", "HOPPER_ATTN", False),
+        ("any", "TRITON_ATTN", False),
         ("prefill", "FLASH_ATTN/FA3", True),
     ]
     assert "runs where it is named" in runs[0].text
     assert runs[1].text.startswith(
         "attnreg itself runs FLASH_ATTN/FA3 for prompts alone (order cuda/hopper-mha-prefill"
     )
-    asked = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, phase="prefill")
+    asked = AttentionRequest(head_size=96, num_heads=32, num_kv_heads=8, phase="prefill")
     assert run_lines(evaluate(asked, hopper, default)) == ()
     # an encoder reads no cache, token by token
     encoder = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, attn_type="encoder_only")

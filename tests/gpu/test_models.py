@@ -58,7 +58,8 @@ def check_outputs(model: Any, inputs: dict[str, Tensor], read: Callable[[Any], T
             close(found, exact)
         # rounded as often, at other places
         assert error(found, exact) <= 2 * max(error(eager, exact), models.TOLERANCE)
-        assert {run.backend for run in attention.runs(model)} == {"TRITON_ATTN"}
+        # attnreg's own on any GPU, and on SM 9.0
+        assert {run.backend for run in attention.runs(model)} <= {"TRITON_ATTN", "HOPPER_ATTN"}
 
 
 @pytest.mark.parametrize("make", DECODERS)
@@ -161,7 +162,7 @@ def test_continuous_batching_gives_each_prompt_its_own_tokens(
 
 
 @pytest.mark.parametrize("arguments", [[], ["--embed"]], ids=["generate", "embed"])
-def test_the_example_says_triton_and_why(
+def test_the_example_says_what_ran_and_why(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if arguments:
@@ -170,7 +171,7 @@ def test_the_example_says_triton_and_why(
     monkeypatch.setenv("COLUMNS", "100")
     runpy.run_path(str(GENERATE))["main"](arguments)
     out = capsys.readouterr().out
-    assert "▸ TRITON_ATTN" in out
+    assert "▸ TRITON_ATTN" in out or "▸ HOPPER_ATTN" in out
     assert "bfloat16" in out
 
 

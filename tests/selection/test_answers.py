@@ -41,7 +41,8 @@ def test_to_run_asks_for_a_module_that_loads(monkeypatch: pytest.MonkeyPatch, de
         }
     }
     registry = load_registry("default", [overlay], trust=["kernels_of_a_test"])
-    request, platform = AttentionRequest(**BASE), at("sm90", default)
+    # an order that does not name FLASH_ATTN/FA3 itself
+    request, platform = AttentionRequest(**{**BASE, "dtype": "float16"}), at("sm90", default)
     answer = select(request, platform, registry, to_run=True)
     assert answer.backend.name == "HOPPER_ATTN"
     assert answer.backend.load() is good
@@ -157,4 +158,4 @@ def test_the_default_registry_is_used_where_none_is_given(monkeypatch: pytest.Mo
     monkeypatch.delenv("ATTNREG_REGISTRY", raising=False)
     answer = attnreg.select(AttentionRequest(**BASE), Platform(platform="cuda", arch="sm90"))
     assert answer.registry.name == "default"
-    assert answer.backend.name == "FLASH_ATTN"
+    assert answer.backend.name == "HOPPER_ATTN"

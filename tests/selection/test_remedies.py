@@ -41,7 +41,12 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("sm80", {**MLA, "kv_dtype": "int8_per_token_head"}, "TRITON_MLA", "with --kv-dtype auto"),
     # the nearest KV dtypes are FLASH_ATTN's too, which ranks higher
     ("sm90", {"kv_dtype": "int8_per_token_head"}, "FLASHINFER", "with --kv-dtype float16"),
-    ("sm90 -flash-attn-3 -flash-attn-4 -kernels -vllm", {}, "FLASH_ATTN", "with package flash-attn-3"),
+    (
+        "sm90 -flash-attn-3 -flash-attn-4 -kernels -vllm",
+        {"dtype": "float16"},
+        "FLASH_ATTN",
+        "with package flash-attn-3",
+    ),
     ("xe2", {"block_size": 16}, "FLASH_ATTN", "with --block-size 64"),
     ("gfx942 +aiter +aiter_mla", {**MLA, "num_heads": 12}, "ROCM_AITER_MLA", "for num_heads 16"),
     ("sm100", {**MLA, "qk_nope_head_dim": 96}, "FLASHINFER_MLA", "with --qk-nope-head-dim 128"),

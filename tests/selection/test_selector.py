@@ -92,7 +92,7 @@ def test_emulation_is_taken_where_nothing_is_native_and_warns(default: Registry)
 # a user's choice -----------------------------------------------------------------------------------------------------
 
 PREFERRED: list[tuple[str, dict[str, Any], str, str | None]] = [
-    ("valid", {}, "TRITON_ATTN", None),
+    ("valid", {"dtype": "float16"}, "TRITON_ATTN", None),
     (
         "refused, and saying why",
         {"kv_dtype": "turboquant_k8v4"},
@@ -137,7 +137,7 @@ def test_require_is_this_or_an_error_and_an_argument_speaks_last(default: Regist
     assert selection.backend.name == selection.requested == "FLASHINFER"
     with pytest.raises(NoBackendError, match=r"^FLASHINFER does not accept this request on cuda sm90:\n"):
         select(dataclasses.replace(draft, head_size=100), platform, registry)
-    assert select(AttentionRequest(**BASE), platform, registry).backend.name == "FLASH_ATTN"
+    assert select(AttentionRequest(**BASE), platform, registry).backend.name == "HOPPER_ATTN"
     assert select(draft, platform, registry, "TRITON_ATTN").backend.name == "TRITON_ATTN"
 
 
@@ -146,8 +146,8 @@ def test_a_denied_backend_is_refused_by_name_too(default: Registry) -> None:
     with pytest.raises(NoBackendError, match="denied: it crashes here") as caught:
         select(AttentionRequest(**BASE), at("sm90", default), registry, "FLASH_ATTN")
     assert caught.value.alternatives == (
-        "FLASHINFER",
         "HOPPER_ATTN",
+        "FLASHINFER",
         "TRITON_ATTN",
         "FLEX_ATTENTION",
         "TORCH_SDPA",

@@ -106,12 +106,12 @@ def asked(
 
 
 HOW: list[tuple[dict[str, Any], str]] = [
-    ({}, "1st choice of 6 (order cuda/mha, priorities.yaml)"),
+    ({}, "1st choice of 4 (order cuda/hopper-prompts, priorities.yaml)"),
     ({"change": {"kv_dtype": "nvfp4"}}, "2nd choice of 6 (order cuda/mha, priorities.yaml)"),
     ({"backend": "TRITON_ATTN"}, "requested"),
     ({"backend": "ROCM_ATTN"}, "ROCM_ATTN requested"),
     ({"choices": [{"require": "TRITON_ATTN"}]}, "required by <overlay>"),
-    ({"choices": [{"prefer": "TRITON_ATTN"}]}, "preferred by <overlay> (order cuda/mha, priorities.yaml)"),
+    ({"choices": [{"prefer": "TRITON_ATTN"}]}, "preferred by <overlay> (order cuda/hopper-prompts, priorities.yaml)"),
     # what is preferred stands first, and then the order
     (
         {"choices": [{"prefer": "FLEX_ATTENTION"}], "change": {"kv_dtype": "nvfp4"}},
@@ -140,7 +140,7 @@ def test_a_platform_without_an_order_has_none_to_name() -> None:
 def test_an_answer_is_one_sentence(default: Registry) -> None:
     layers = "target layers (32/8 heads of 128, bfloat16, KV cache auto, block_size 16)"
     assert timeless(answer_sentence(asked_of(default))) == (
-        f"FLASH_ATTN/FA3 for {layers}: 1st choice of 6 (order cuda/mha, priorities.yaml); default@"
+        f"HOPPER_ATTN for {layers}: 1st choice of 4 (order cuda/hopper-prompts, priorities.yaml); default@"
     )
     refused = answer_sentence(asked(backend="ROCM_ATTN"))
     assert refused.startswith(f"no backend for {layers}: ROCM_ATTN requested; ")
@@ -174,10 +174,10 @@ def test_a_trace_has_a_line_for_every_reason() -> None:
 
 def test_a_trace_of_some_backends_has_no_other(default: Registry) -> None:
     selection = asked_of(default)
-    lines = [timeless(line) for line in trace_lines(selection, {"FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN"})]
+    lines = [timeless(line) for line in trace_lines(selection, {"HOPPER_ATTN", "TRITON_ATTN", "ROCM_ATTN"})]
     assert lines == [
-        "FLASH_ATTN/FA3  1st choice of 6 (order cuda/mha, priorities.yaml)",
-        "TRITON_ATTN     valid too, ranked lower  [priorities.yaml]",
+        "HOPPER_ATTN  1st choice of 4 (order cuda/hopper-prompts, priorities.yaml)",
+        "TRITON_ATTN  valid too, ranked lower  [priorities.yaml]",
     ]
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import ROOT
 
+import attnreg
 from attnreg import AttentionRequest
+from attnreg.analysis.check.evidence import contradictions
 from attnreg.analysis.timings.samples import Cell, Samples, SamplesError, read_samples, signature
 from attnreg.tuning.journal import Journal
 
@@ -100,6 +103,22 @@ def test_contributed_measurements_are_files_of_samples() -> None:
     for file in files:
         assert file.suffix == ".jsonl"
         assert read_samples(file).date in file.name
+
+
+def test_no_contributed_measurement_contradicts_a_measured_order(default: attnreg.Registry) -> None:
+    """Those of a GPU's siblings too, which an order for their architecture serves."""
+    checked = 0
+    for file in sorted((ROOT / "registry/measurements").glob("*.jsonl")):
+        found = read_samples(file)
+        known = {name: found.machine[name] for name in ("platform", "arch")}
+        for order in (order for orders in default.orders.values() for order in orders):
+            if order.measured is not None and order.when.decided(known) is not False:
+                measured = replace(
+                    order.measured, file=f"measurements/{file.name}", device=found.machine["device"], date=found.date
+                )
+                assert [*contradictions(default, order, measured)] == []
+                checked += 1
+    assert checked >= 14
 
 
 def test_a_run_that_has_not_ended_is_no_contribution_and_is_gone_on_with(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def evidence(registry: Registry, here: Platform | None) -> Iterator[Finding]:
     for order in (order for orders in registry.orders.values() for order in orders):
         if order.measured is not None:
             yield from _stale(registry, order, order.measured, here)
-            yield from _contradicted(registry, order, order.measured)
+            yield from contradictions(registry, order, order.measured)
 
 
 def _stale(registry: Registry, order: Order, measured: Measured, here: Platform | None) -> Iterator[Finding]:
@@ -38,8 +38,9 @@ def _stale(registry: Registry, order: Order, measured: Measured, here: Platform 
     for name, then in measured.rows:
         if kernel_hash(registry, name) != then:
             yield stale(f"{name} has another kernel module, or other options, than on {measured.date}")
-    # what was measured elsewhere is evidence for that machine
-    if here is None or order.platform != here.platform or not _is_about(order, here):
+    # what was measured elsewhere is evidence for that machine, as is all that attnreg brings along
+    brought = _path(order, measured.file).resolve().is_relative_to(registry_root().resolve())
+    if here is None or brought or order.platform != here.platform or not _is_about(order, here):
         return
     then_device = registry.vocabulary.device(measured.device)
     if then_device != here.device:
@@ -57,7 +58,8 @@ def _is_about(order: Order, here: Platform) -> bool:
     return order.when.decided(known) is not False
 
 
-def _contradicted(registry: Registry, order: Order, measured: Measured) -> Iterator[Finding]:
+def contradictions(registry: Registry, order: Order, measured: Measured) -> Iterator[Finding]:
+    """What the samples of a measurement say against an order."""
     try:
         samples = read_samples(_path(order, measured.file), measured.file)
     except SamplesError as e:
@@ -76,20 +78,25 @@ def _contradicted(registry: Registry, order: Order, measured: Measured) -> Itera
         message = f"the samples of {order.title} are of no request that the registry knows: {e.message}"
         yield Finding("missing evidence", measured.where, message, _AGAIN)
         return
-    names = [entry.backend for entry in order.entries]
-    timed = rankable(samples, cells, names) if cells else []
-    if not timed:
+    if not any(rankable(samples, [cell], [e.backend for e in order.entries]) for cell in cells):
         message = f"no sample in {measured.file} is of a request that {order.title} takes"
         yield Finding("missing evidence", measured.where, message, _AGAIN)
-    for i, slow in enumerate(timed):
-        for fast in timed[i + 1 :]:
-            found = compared(samples, cells, fast, slow)
-            if found.differs:
+    yield from _misranked(order, samples, cells)
+    yield from _wrong(order, samples, cells)
+
+
+def _misranked(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding]:
+    """Those of two backends of which the later is faster in the cells in which both were timed."""
+    names = [entry.backend for entry in order.entries]
+    for i, slow in enumerate(names):
+        for fast in names[i + 1 :]:
+            both = [cell for cell in cells if len(rankable(samples, [cell], [slow, fast])) == 2]
+            found = compared(samples, both, fast, slow) if both else None
+            if found is not None and found.differs:
                 message = (
                     f"{order.title} ranks {slow} before {fast}, which its samples show to be {found.ratio:.2f}x as fast"
                 )
                 yield Finding("contradicted order", order.where, message, "order them as they were measured")
-    yield from _wrong(order, samples, cells)
 
 
 def _wrong(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding]:

@@ -158,32 +158,33 @@ def _without_numbers(request: AttentionRequest) -> AttentionRequest:
 def _entries(
     registry: Registry, platform: Platform, request: AttentionRequest, order: Sequence[str]
 ) -> tuple[str, ...]:
-    """The registry's order with those that were measured exchanged among their places, so that they follow each other.
+    """The registry's order, with those that were measured as the measurement has them.
 
-    What was not measured keeps its place: nothing is known of it. A backend is listed by its variants, those that would
-    accept were every package installed. Nothing for an order with an entry that is tried under a condition.
+    What was not measured keeps behind what it stood behind: nothing else is known of it. Variants of a backend that
+    were not measured are named together, by the backend: an entry that names one alone asks for it to be run. What the
+    registry's order does not have stands in it where it is faster than one of its own. Nothing for an order with an
+    entry that is tried under a condition.
     """
     everything = replace(platform, packages=None, flags=frozenset(registry.vocabulary.flags))
     base = evaluate(request, platform, registry).order
-    names: dict[str, None] = {}
+    first: list[str] = []
+    behind: dict[str, list[str]] = {}
+    here = first
     for entry in base.entries if base else ():
         row = registry.row(entry.backend)
         assert row is not None
         if entry.condition.describe() != "always":
             return ()
         titles = [f"{row.name}/{variant}" for variant in row.variant_names] or [row.name]
-        accepts = [t for t in titles if evaluate(request, everything, registry, t).backend is not None]
-        names |= dict.fromkeys(t for t in titles if t in order or t in accepts)
-    places = [name for name in names if name in order]
-    if not places:
-        return (*names, *order)
-    left, out = [*order], list[str]()
-    for name in names:
-        if name in places:
-            # those for which the registry's order has no place stand at the last
-            count = len(left) if name == places[-1] else 1
-            out += left[:count]
-            left = left[count:]
-        else:
-            out.append(name)
+        for title in titles:
+            if title in order and title not in behind:
+                here = behind[title] = []
+        if any(t not in order and evaluate(request, everything, registry, t).backend is not None for t in titles):
+            here.append(entry.backend)
+    out = [*first]
+    for name in order:
+        out += [name, *behind.get(name, ())]
+    own = {*first, *behind, *(name for names in behind.values() for name in names)}
+    while out and out[-1] not in own and len(own) > 0:
+        out.pop()
     return tuple(out)

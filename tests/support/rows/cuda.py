@@ -5,7 +5,8 @@ from __future__ import annotations
 from support.rows.words import Row, features
 
 CUDA: list[Row] = [
-    ("Hopper", "sm90", {}, "FLASH_ATTN/FA3", {"FLASHINFER": "", "TRITON_ATTN": "", "FLEX_ATTENTION": ""}),
+    ("Hopper", "sm90", {}, "HOPPER_ATTN", {"FLASH_ATTN": "", "FLASHINFER": "", "TRITON_ATTN": ""}),
+    ("what was not measured on Hopper", "sm90", {"dtype": "float16"}, "FLASH_ATTN/FA3", {"TRITON_ATTN": ""}),
     ("Ampere", "sm80", {}, "FLASH_ATTN/FA2", {}),
     ("Ada", "sm89", {}, "FLASH_ATTN/FA2", {}),
     ("data-centre Blackwell", "sm100", {}, "FLASHINFER/trtllm-gen", {"FLASH_ATTN": ""}),
@@ -63,8 +64,20 @@ CUDA: list[Row] = [
     ("mm_prefix on Hopper", "sm90", features("mm_prefix"), "TRITON_ATTN", {"FLASH_ATTN": "mm_prefix is not supported"}),
     ("head size 512 on Hopper is FA4's", "sm90", {"head_size": 512}, "FLASH_ATTN/FA4-wide", {}),
     ("fp8 on Hopper", "sm90", {"kv_dtype": "fp8"}, "FLASH_ATTN/FA3-engine", {}),
-    ("prompts on Hopper", "sm90", {"phase": "prefill"}, "FLASH_ATTN/FA3", {}),
-    ("pages of 128 on Hopper", "sm90", {"block_size": 128}, "FLASH_ATTN/FA3-engine", {}),
+    ("prompts on Hopper", "sm90", {"phase": "prefill"}, "HOPPER_ATTN", {}),
+    (
+        "prompts with a window on Hopper",
+        "sm90",
+        {"phase": "prefill", **features("sliding_window")},
+        "FLASH_ATTN/FA3",
+        {},
+    ),
+    ("prompts of wide heads on Hopper", "sm90", {"phase": "prefill", "head_size": 256}, "FLASH_ATTN/FA3", {}),
+    ("prompts of other heads on Hopper", "sm90", {"phase": "prefill", "head_size": 96}, "FLASH_ATTN/FA3", {}),
+    ("tokens of wide heads on Hopper", "sm90", {"phase": "decode", "head_size": 256}, "HOPPER_ATTN", {}),
+    ("sinks of gpt-oss on Hopper", "sm90", {"head_size": 64, **features("sinks")}, "HOPPER_ATTN", {}),
+    ("encoders on Hopper", "sm90", {"head_size": 64, "attn_type": "encoder_only"}, "HOPPER_ATTN", {}),
+    ("pages of 128 on Hopper", "sm90", {"block_size": 128, "dtype": "float16"}, "FLASH_ATTN/FA3-engine", {}),
     (
         "fp8_e5m2 on Hopper",
         "sm90",
@@ -114,7 +127,7 @@ CUDA: list[Row] = [
     (
         "FlashAttention is not installed",
         "sm90 -flash-attn-3 -flash-attn-4 -kernels -vllm",
-        {},
+        {"dtype": "float16"},
         "FLASHINFER/XQA",
         {"FLASH_ATTN": "needs package flash-attn-3 or package vllm"},
     ),
