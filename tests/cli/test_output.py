@@ -185,7 +185,7 @@ def test_an_encoding_that_lacks_characters_costs_no_answer(encoding: str) -> Non
     for arguments in (WRITERS[0], WRITERS[1], ["models", "llama"]):
         done = attnreg(*arguments, env={"PYTHONIOENCODING": encoding}, capture_output=True)
         assert (done.returncode, done.stderr) == (0, "")
-    assert "\n> FLASH_ATTN" in attnreg(*WRITERS[0], env={"PYTHONIOENCODING": "ascii"}, capture_output=True).stdout
+    assert "\n> HOPPER_ATTN" in attnreg(*WRITERS[0], env={"PYTHONIOENCODING": "ascii"}, capture_output=True).stdout
 
 
 FAULT = "attnreg: internal error: KeyError: 'lost'\n  help: please report it with the traceback, which "

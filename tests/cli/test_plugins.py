@@ -17,7 +17,7 @@ __all__ = ["install"]
 BROKEN = ACME | {"acme_attn/attnreg.yaml": PLUGIN.replace("contract: 1", "contract: 2")}
 FAULT = f"{PLACE}:6:15: backends.ACME_ATTN.contract: the module is made for contract 2, and this attnreg has contract 1"
 LEFT_OUT = f"left out: plugin acme is broken ({FAULT})"
-ASK = ("explain", "--arch", "sm90", "--head-size", "128")
+ASK = ("explain", "--arch", "sm80", "--head-size", "128")
 
 
 @pytest.fixture(autouse=True)

@@ -26,11 +26,13 @@ from attnreg.kernels.triton.splits import Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton_attn import TritonPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
-from attnreg.runtime.lengths import LONGEST
+from attnreg.runtime.lengths import LONGEST, content, queries_of
 
 # head sizes that the kernel computes, and the smallest box of keys that the copy engine can swizzle
 SIZES = (64, 128, 256)
 SMALLEST_BOX = 16
+# the share of the multiprocessors' time that tiles with all of their keys have to fill
+BUSY = 0.6
 _INT32 = 2**31
 
 
@@ -180,6 +182,12 @@ def blocks_of(code: Code) -> tuple[tuple[tuple[int, ...], Any], tuple[tuple[int,
     return (tile, gl.NVMMASharedLayout(128, 16, 3)), ((code.box, code.size), gl.NVMMASharedLayout(128, 16, 2))
 
 
+def pack_of(spec: AttentionSpec) -> int:
+    """The query heads of a tile: the largest power of 2 that divides those of a KV head."""
+    group = spec.num_heads // spec.num_kv_heads
+    return min(group & -group, ROWS.value)
+
+
 def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, lse: bool) -> Code:
     """The constants of the kernel for a layer; block_size: 0 without a cache."""
     group = spec.num_heads // spec.num_kv_heads
@@ -189,8 +197,7 @@ def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, 
     return Code(
         kv_heads=spec.num_kv_heads,
         group=group,
-        # the largest power of 2 that divides the group
-        pack=min(group & -group, ROWS.value),
+        pack=pack_of(spec),
         size=spec.head_size,
         block_n=block_n,
         box=min(block_size & -block_size, block_n) if block_size else block_n,
@@ -220,11 +227,12 @@ class HopperPlan(TritonPlan):
         require(batch.query_start_loc.device)
         super().__init__(spec, batch)
         self.spec, self.causal = spec, batch.causal
+        self.starts, self.device = batch.query_start_loc_cpu, batch.query_start_loc.device
 
     def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
         runs = super()._bind(tensors)
         for i, planned in enumerate(self.launches):
-            if _is_of_prompts(planned.chosen):
+            if self._takes(planned.chosen):
                 prompts = self._prompts(planned.chosen, tensors)
                 if prompts is not None:
                     runs[i] = _either(prompts, runs[i])
@@ -232,10 +240,24 @@ class HopperPlan(TritonPlan):
 
     def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, tuple[int, int]]:
         differing, heads = super()._differing(key, value)
-        if any(_is_of_prompts(planned.chosen) for planned in self.launches):
+        if any(planned.chosen.max_query_len > SHORT_QUERIES for planned in self.launches):
             # the copy engine is told where rows and heads are
             differing = differing, key.shape, key.stride(), value.shape, value.stride()
         return differing, heads
+
+    def _takes(self, launch: Launch) -> bool:
+        """Whether a launch is of prompts, and its keys are better not split, as this kernel never does.
+
+        Split keys keep all multiprocessors busy, but take TRITON_ATTN's kernel, and a merge: about 1.6 times the work.
+        """
+        if launch.max_query_len <= SHORT_QUERIES or launch.splits == 1:
+            return launch.max_query_len > SHORT_QUERIES
+        group, pack = self.spec.num_heads // self.spec.num_kv_heads, pack_of(self.spec)
+        block_q = GROUPS.value * ROWS.value // pack
+        members = (n for n in queries_of(content(self.starts)).each if launch.min_query_len <= n)
+        tiles = sum(-(-n // block_q) for n in members) * self.spec.num_kv_heads * (group // pack)
+        num_sms = target_of(self.device).num_sms
+        return bool(tiles >= BUSY * -(-tiles // num_sms) * num_sms > 0)
 
     def _prompts(self, launch: Launch, tensors: Sequence[Any]) -> Prompts | None:
         """The kernel for a launch, None where it cannot run."""
@@ -255,11 +277,6 @@ class HopperPlan(TritonPlan):
         code = code_of(spec, self.causal, block_size, sinks=sinks is not None, lse=lse is not None)
         code = code._replace(**self.changes)
         return Prompts(spec, code, launch, strides, keys, values, self._numbers, tensors)
-
-
-def _is_of_prompts(launch: Launch) -> bool:
-    """Whether a launch may go to the kernel for SM 9.0."""
-    return launch.max_query_len > SHORT_QUERIES and launch.splits == 1
 
 
 def _either(prompts: Prompts, portable: Run) -> Run:

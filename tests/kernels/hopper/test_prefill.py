@@ -57,6 +57,10 @@ def test_short_queries_and_split_keys_are_those_of_triton_attn(compiler: Compile
     assert launched([2048, 1], [4096, 9]) == ["_attention_kernel", "_merge_splits_kernel", "prefill_kernel"]
     assert launched([16, 1], [700, 9]) == ["_attention_kernel", "_merge_splits_kernel"]
     assert launched([32], [8192]) == ["_attention_kernel", "_merge_splits_kernel"]
+    # tiles that keep most multiprocessors busy compute all of their keys
+    assert launched([512] * 8, [8192] * 8) == ["prefill_kernel"]
+    assert launched([512] * 5, [8192] * 5) == ["prefill_kernel"]
+    assert launched([512] * 2, [8192] * 2) == ["_attention_kernel", "_merge_splits_kernel"]
 
 
 def test_another_target_is_refused_before_anything_is_compiled() -> None:

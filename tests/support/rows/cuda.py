@@ -65,13 +65,6 @@ CUDA: list[Row] = [
     ("head size 512 on Hopper is FA4's", "sm90", {"head_size": 512}, "FLASH_ATTN/FA4-wide", {}),
     ("fp8 on Hopper", "sm90", {"kv_dtype": "fp8"}, "FLASH_ATTN/FA3-engine", {}),
     ("prompts on Hopper", "sm90", {"phase": "prefill"}, "HOPPER_ATTN", {}),
-    (
-        "prompts with a window on Hopper",
-        "sm90",
-        {"phase": "prefill", **features("sliding_window")},
-        "FLASH_ATTN/FA3",
-        {},
-    ),
     ("prompts of wide heads on Hopper", "sm90", {"phase": "prefill", "head_size": 256}, "FLASH_ATTN/FA3", {}),
     ("prompts of other heads on Hopper", "sm90", {"phase": "prefill", "head_size": 96}, "FLASH_ATTN/FA3", {}),
     ("tokens of wide heads on Hopper", "sm90", {"phase": "decode", "head_size": 256}, "HOPPER_ATTN", {}),
