@@ -185,7 +185,7 @@ def blocks_of(code: Code) -> tuple[tuple[tuple[int, ...], Any], tuple[tuple[int,
 def pack_of(spec: AttentionSpec) -> int:
     """The query heads of a tile: the largest power of 2 that divides those of a KV head."""
     group = spec.num_heads // spec.num_kv_heads
-    return min(group & -group, ROWS.value)
+    return int(min(group & -group, ROWS.value))
 
 
 def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, lse: bool) -> Code:
