@@ -441,8 +441,9 @@ def test_words_of_an_overlay_that_no_row_accepts() -> None:
         registry = attnreg.load_registry(base, [{"vocabulary": words}])
         # of `check` the part that looks at words, a tenth of it
         unused = {f.message for f in _words(Model(Space([registry]), registry)) if f.kind == "unused word"}
-        assert {m for m in unused if not any(m.startswith(known.finding) for known in registry.known)} == {
-            "no backend accepts kv_dtype fp8_foo",
+        # in vLLM Falcon's layers keep a plain cache whatever the word, so that one request with it is served
+        refused = {"no backend accepts kv_dtype fp8_foo"} if base == "default" else set()
+        assert {m for m in unused if not any(m.startswith(known.finding) for known in registry.known)} == refused | {
             "no backend serves cascade",
             "nothing asks for the flag turbo",
             "nothing asks for the package turbolib",

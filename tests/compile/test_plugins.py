@@ -33,7 +33,9 @@ def test_an_installed_package_adds_its_backends(install: Install) -> None:
     registry = attnreg.load_registry("default")
     assert registry.name == "default+acme"
     assert registry.files[-1] == PLACE
-    selected = attnreg.select(AttentionRequest(head_size=128), HOPPER, registry).backend
+    # a request of the order in which it places its row
+    asked = AttentionRequest(head_size=128, dtype="float16")
+    selected = attnreg.select(asked, HOPPER, registry).backend
     assert selected is not None
     assert selected.name == "ACME_ATTN"
     # looking for the file imported nothing

@@ -83,6 +83,11 @@ def spacing(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int
     return (token, head, 1) if apart and fits else None
 
 
+def turned(tensors: Sequence[Tensor]) -> bool:
+    """Whether one has the tokens of a head side by side, [tokens, heads, size] by strides. No GPU has run such yet."""
+    return any(x.dim() == 3 and x.shape[1] > 1 and x.stride(1) > x.stride(0) for x in tensors)
+
+
 class Descriptor(NamedTuple):
     """The facts of a `TensorDescriptor` that a launch reads."""
 
@@ -268,6 +273,7 @@ class HopperPlan(TritonPlan):
             spec.head_size not in SIZES or spec.head_size_v != spec.head_size or spec.kv_layout == "SPLIT"
             or {query.dtype, key.dtype, value.dtype, output.dtype} not in ({torch.float16}, {torch.bfloat16})
             or block_size % SMALLEST_BOX or not isinstance(self.causal, bool)
+            or turned((query, key, value, output))
         ):  # fmt: skip
             return None
         strides = spacing(query.shape, query.stride()), spacing(output.shape, output.stride())

@@ -10,7 +10,7 @@ from support.compiler import Compiler
 from torch import Tensor
 
 from attnreg.kernels.hopper import attention as hopper_attn
-from attnreg.kernels.hopper.prefill_plans import code_of, rows_of, spacing
+from attnreg.kernels.hopper.prefill_plans import code_of, rows_of, spacing, turned
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError
 
 
@@ -144,6 +144,13 @@ def test_queries_and_outputs_by_their_strides(
     shape: Sequence[int], strides: Sequence[int], walked: tuple[int, ...] | None
 ) -> None:
     assert spacing(shape, strides) == walked
+
+
+def test_heads_that_lie_further_apart_than_tokens_are_left_to_triton_attn() -> None:
+    apart = torch.empty(8, 77, 64).transpose(0, 1)
+    assert turned([torch.empty(77, 8, 64), apart])
+    assert not turned([torch.empty(77, 8, 64), torch.empty(1, 77, 64).transpose(0, 1), torch.empty(5, 3, 32, 64)])
+    assert not turned([torch.empty(77, 24, 64)[:, 8:16]])
 
 
 @pytest.mark.parametrize(("heads", "pack"), [((8, 8), 1), ((32, 8), 4), ((28, 4), 1), ((24, 2), 4), ((128, 1), 64)])
