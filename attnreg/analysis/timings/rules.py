@@ -185,6 +185,6 @@ def _entries(
     for name in order:
         out += [name, *behind.get(name, ())]
     own = {*first, *behind, *(name for names in behind.values() for name in names)}
-    while out and out[-1] not in own and len(own) > 0:
+    while own and out[-1] not in own:
         out.pop()
     return tuple(out)
