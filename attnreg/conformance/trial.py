@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -156,20 +158,31 @@ class Draw:
         return torch.randperm(count, generator=self.generator)
 
 
-def make_layer(case: Case, selection: Selection, device: torch.device, *, draw: Draw | None = None) -> Attention:
-    """The layer of a case, with a value for every number that its features need."""
+def make_layer(
+    case: Case,
+    selection: Selection,
+    device: torch.device,
+    *,
+    draw: Draw | None = None,
+    numbers: Mapping[str, Any] = MappingProxyType({}),
+) -> Attention:
+    """The layer of a case, with a value for every number that its features need.
+
+    numbers: feature -> its number, for windows, chunks and softcap; those that are not there are drawn, and small.
+    """
     draw = draw or Draw(case.seed, device)
     features, heads, kv_heads = case.request.features, case.request.num_heads or 1, case.request.num_kv_heads or 1
     scales = draw.scales(kv_heads if "per_head_quant_scales" in features else 1)
     kv_dtype, latent = case.request.kv_dtype or "", case.request.attention in ("mla", "mla_sparse")
     quantised = kv_dtype.startswith("fp8") and kv_dtype != "fp8_ds_mla"
+    window = numbers.get("sliding_window") or numbers.get("asymmetric_window") or _window(features, _block(case), draw)
     return Attention.from_selection(
         selection,
         # a case does not say how wide expanded keys are
         softmax_scale=case.request.head_size**-0.5 if latent else None,
-        sliding_window=_window(features, _block(case), draw),
-        chunk=(3, _block(case), 40)[draw.integer(0, 3)] if "chunk" in features else None,
-        softcap=1.5 if "softcap" in features else None,
+        sliding_window=window,
+        chunk=numbers.get("chunk") or ((3, _block(case), 40)[draw.integer(0, 3)] if "chunk" in features else None),
+        softcap=numbers.get("softcap") or (1.5 if "softcap" in features else None),
         sinks=draw.sinks(heads).to(DTYPES[case.request.dtype]) if "sinks" in features else None,
         alibi_slopes=draw.slopes(heads) if "alibi" in features else None,
         k_scale=scales[0] if quantised else None,

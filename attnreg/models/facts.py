@@ -110,6 +110,18 @@ class LayerFacts:
     part: str = ""
     request: AttentionRequest | None = None
 
+    @property
+    def numbers(self) -> tuple[tuple[str, float], ...]:
+        """The numbers of its features as `attnreg.runtime.layer.Attention` takes them.
+
+        A window counts the keys from the query's own to the last that is seen on a side, both included.
+        """
+        window = self.sliding_window
+        if window is not None and not self.causal:
+            window += 1
+        named = {"chunk": self.chunk, "sliding_window": window, "softcap": self.softcap}
+        return tuple((name, number) for name, number in named.items() if number is not None)
+
 
 def request_of(facts: LayerFacts, attn_type: str, given: dict[str, Any]) -> AttentionRequest | None:
     """What a layer asks of a kernel; ``given`` holds the fields that do not come from the model."""

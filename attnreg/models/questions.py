@@ -216,16 +216,16 @@ def questions_of(
     questions = []
     for found in model.groups:
         layers = " · ".join(filter(None, (name, group_layers(found))))
-        kind = found.facts.kind
+        kind, numbers = found.facts.kind, found.facts.numbers
         members = frozenset((name, *_stack(found.facts), index) for index in found.layers)
         if phases and found.request is not None and found.prefill is None and "phase" not in options.given:
             for phase in phases:
                 request = dataclasses.replace(found.request, phase=phase)
-                questions.append(Question(request, f"{found.label} · {phase}", layers, members, kind))
+                questions.append(Question(request, f"{found.label} · {phase}", layers, members, kind, numbers))
             continue
-        questions.append(Question(found.request, found.label, layers, members, kind))
+        questions.append(Question(found.request, found.label, layers, members, kind, numbers))
         if found.prefill is not None and "phase" not in options.given:
-            questions.append(Question(*found.prefill, layers, members, kind))
+            questions.append(Question(*found.prefill, layers, members, kind, numbers))
     return questions
 
 

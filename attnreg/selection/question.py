@@ -14,7 +14,8 @@ class Question:
     """One request to explain. ``label`` names it; ``layers`` says in words for how many layers of a model it stands.
 
     ``members`` tells these layers apart from those of other questions; a layer that asks twice is in both. ``kind`` is
-    that of a model's layers: full, sliding, chunked, cross, ...
+    that of a model's layers: full, sliding, chunked, cross, ... ``numbers`` are those of its features that a model
+    states, which no condition may name: ``(("sliding_window", 4096),)``.
     ``request`` is None for layers without softmax attention: no backend is selected for them.
     """
 
@@ -23,3 +24,4 @@ class Question:
     layers: str = ""
     members: frozenset[object] = frozenset()
     kind: str = ""
+    numbers: tuple[tuple[str, float], ...] = ()

@@ -44,7 +44,7 @@ class Bench:
     def __init__(self, cell: Cell, selection: Selection, device: torch.device) -> None:
         case = Case(request=cell.request, lengths="mixed", storage="NHD" if cell.request.block_size else "packed")
         draw = DeviceDraw(case.seed, device)
-        self.layer = make_layer(case, selection, device, draw=draw)
+        self.layer = make_layer(case, selection, device, draw=draw, numbers=dict(cell.numbers))
         lengths = [(cell.queries, cell.queries + cell.context)] * cell.requests
         causal = cell.request.attn_type == "decoder" and "non_causal" not in cell.request.features
         self.trial = fill(self.layer, lengths, draw, storage=case.storage, causal=causal)

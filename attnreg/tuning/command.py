@@ -78,7 +78,7 @@ class Tuning:
         where = f"{self.platform.platform} {self.platform.arch}"
         yield f"{len(planned)} cells on {where}, about {seconds / 60:.1f} min{limit}"
         for each in planned:
-            yield f"  {each.cell.words}: {', '.join(each.backends)} · {layer_of(each)}"
+            yield f"  {each.cell.words}: {', '.join(each.backends)} · {each.cell.layer}"
         yield from not_timed(planned)
 
     def measure(self, planned: Sequence[Planned]) -> list[str]:
@@ -126,13 +126,6 @@ def not_timed(planned: Sequence[Planned]) -> Iterator[str]:
     yield from (f"  not timed: {name}: {why}" for name, why in refused.items() if name not in used)
 
 
-def layer_of(planned: Planned) -> str:
-    """The layer of a cell in words."""
-    from attnreg.selection.wording import request_words
-
-    return " · ".join(request_words(planned.cell.request))
-
-
 class _Lines:
     """Tells of a run in lines."""
 
@@ -140,7 +133,7 @@ class _Lines:
         self.console, self.advance = console, advance
 
     def cell(self, planned: Planned, number: int) -> None:
-        self.advance(number, f"{planned.cell.words} · {layer_of(planned)}")
+        self.advance(number, f"{planned.cell.words} · {planned.cell.layer}")
 
     def say(self, text: str) -> None:
         self.console.print(escaped(text), soft_wrap=True)

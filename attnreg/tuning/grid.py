@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.analysis.timings.rules import names_of
 from attnreg.analysis.timings.samples import Cell
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
     from attnreg.request import AttentionRequest
     from attnreg.selection.question import Question
 
+    # the numbers of a layer's features, as a cell has them
+    Numbers = tuple[tuple[str, Any], ...]
+
 # engines keep tokens in blocks of that many unless they are told otherwise; FlashMLA's kernels read 64
 BLOCK = {"mha": 16, "mla": 64}
+# what a layer has that no model states: it was asked about by its features alone
+USUAL: dict[str, Any] = {"asymmetric_window": (1023, 127), "chunk": 1024, "sliding_window": 1024, "softcap": 50.0}
 _WITHOUT_CACHE = ("encoder", "encoder_only")
 
 
@@ -65,20 +71,26 @@ def grid(
 
     unfit: backends and variants whose module cannot be imported, with the reason.
     """
-    kinds: dict[object, list[AttentionRequest]] = {}
-    for request in dict.fromkeys(_measurable(q.request) for q in questions if q.request is not None):
+    kinds: dict[object, dict[tuple[AttentionRequest, Numbers], None]] = {}
+    for question in questions:
+        request = None if question.request is None else _measurable(question.request)
         if request is not None:
             kind = replace(request, num_heads=None, num_kv_heads=None)
-            kinds.setdefault(kind, []).append(request)
-    # the other heads of a kind are timed when every kind was
-    depth = max(map(len, kinds.values()), default=0)
-    requests = [each[i] for i in range(depth) for each in kinds.values() if i < len(each)]
+            kinds.setdefault(kind, {})[request, _numbers(request, question)] = None
+    # the other heads and windows of a kind are timed when every kind was
+    layers = [layer for each in zip_longest(*kinds.values()) for layer in each if layer is not None]
     out = []
-    for request in requests:
+    for request, numbers in layers:
         names, refused = _usable(request, registry, platform, unfit)
-        cells = [Cell(request, *w) for w in workloads if _fits(request, w)]
+        cells = [Cell(request, *w, numbers) for w in workloads if _fits(request, w)]
         out += [Planned(cell, names, refused) for cell in cells]
     return out
+
+
+def _numbers(request: AttentionRequest, question: Question) -> Numbers:
+    """The numbers of a request's features: the model's, or the usual ones."""
+    stated = dict(question.numbers)
+    return tuple((name, stated.get(name, usual)) for name, usual in USUAL.items() if name in request.features)
 
 
 def _measurable(request: AttentionRequest) -> AttentionRequest | None:

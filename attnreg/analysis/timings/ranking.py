@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnreg.analysis.timings.samples import Samples
 from attnreg.language.measured import is_faster
@@ -37,7 +38,32 @@ class Compared(NamedTuple):
 
 
 def compared(samples: Samples, cells: Sequence[int], fast: str, slow: str) -> Compared:
-    """``fast`` beside ``slow`` over some cells, in all of which both have turns."""
+    """``fast`` beside ``slow`` over some cells, in all of which both have turns.
+
+    No condition tells windows apart: where a layer with another window shows the opposite of the mean, what lies
+    between the two is noise.
+    """
+    whole = _over(samples, cells, fast, slow)
+    parts = [_over(samples, group, fast, slow) for group in _windows(samples, cells)]
+    against = [part.ratio / whole.ratio for part in parts if _opposite(part, whole)]
+    return Compared(whole.ratio, max([whole.noise, *(max(apart, 1 / apart) - 1 for apart in against)]))
+
+
+def _windows(samples: Samples, cells: Sequence[int]) -> list[list[int]]:
+    """The cells by their layers' numbers, of those features for which there are several."""
+    groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for cell in cells:
+        groups.setdefault(samples.cells[cell].numbers, []).append(cell)
+    several = Counter(tuple(name for name, _ in numbers) for numbers in groups)
+    return [group for numbers, group in groups.items() if several[tuple(name for name, _ in numbers)] > 1]
+
+
+def _opposite(one: Compared, other: Compared) -> bool:
+    """Whether one says, beyond its noise, that what is slower in the other is faster."""
+    return is_faster(one.ratio if other.ratio < 1 else 1 / one.ratio, one.noise)
+
+
+def _over(samples: Samples, cells: Sequence[int], fast: str, slow: str) -> Compared:
     pairs = [(samples.turns[cell, fast], samples.turns[cell, slow]) for cell in cells]
     turns = min(min(len(a), len(b)) for a, b in pairs)
     logs = [
@@ -52,7 +78,9 @@ def compared(samples: Samples, cells: Sequence[int], fast: str, slow: str) -> Co
 
 
 def rankable(samples: Samples, cells: Sequence[int], names: Sequence[str]) -> list[str]:
-    """The backends that have turns in each of the cells, and no problem in any."""
+    """The backends that have turns in each of the cells, and no problem in any; none where a window is not known."""
+    if not all(samples.cells[cell].bounded for cell in cells):
+        return []
     return [
         name
         for name in names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import FileError, read_text
 from attnreg.request import AttentionRequest
+from attnreg.selection.wording import request_words
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
@@ -28,6 +29,15 @@ MAX_BYTES = 64 << 20
 MACHINE = ("platform", "arch", "device", "packages")
 # no machine moves more bytes or does more operations in a second
 _MOST_BYTES, _MOST_OPERATIONS = 50e12, 20e15
+# features with a number that is the layer's own -> whether a value can be it
+NUMBERED: Mapping[str, Callable[[Any], bool]] = {
+    "asymmetric_window": lambda n: isinstance(n, list) and len(n) == 2 and all(type(s) is int and s >= -1 for s in n),
+    "chunk": lambda n: type(n) is int and n > 0,
+    "sliding_window": lambda n: type(n) is int and n > 0,
+    "softcap": lambda n: type(n) in (int, float) and math.isfinite(n) and n > 0,
+}
+# those of them that bound the keys that a query sees
+_BOUNDS = frozenset({"asymmetric_window", "chunk", "sliding_window"})
 # a clock shows other times each time
 _LEAST_TURNS = 3
 
@@ -39,12 +49,17 @@ class SamplesError(RegistryError):
 
 
 class Cell(NamedTuple):
-    """One workload of one layer: ``requests`` requests of ``queries`` queries each, after ``context`` earlier keys."""
+    """One workload of one layer: ``requests`` requests of ``queries`` queries each, after ``context`` earlier keys.
+
+    ``numbers`` has the number of each feature of `NUMBERED` that the layer has, by name: a request has none, and no
+    condition may ask for one. Files that were written before it was recorded have none.
+    """
 
     request: AttentionRequest
     requests: int
     queries: int
     context: int
+    numbers: tuple[tuple[str, Any], ...] = ()
 
     @property
     def phase(self) -> str:
@@ -57,20 +72,52 @@ class Cell(NamedTuple):
         after = f" after {self.context}" if self.context and self.queries > 1 else ""
         return f"{self.phase} {self.requests} x {self.queries if self.queries > 1 else self.context + 1}{after}"
 
+    @property
+    def layer(self) -> str:
+        """The layer in words: ``64/8 heads of 64 · bfloat16 · KV cache auto · block_size 16 · sliding window 128``."""
+        numbers = dict(self.numbers)
+        if "sliding_window" in numbers and self.request.attn_type in ("encoder", "encoder_only"):
+            numbers["sliding_window"] = f"±{numbers['sliding_window'] - 1}"
+        return " · ".join(request_words(self.request, numbers))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it says how many keys the layer sees: kernels are as fast as their windows are short."""
+        return self.request.features & _BOUNDS <= dict(self.numbers).keys()
+
     def to_dict(self) -> dict[str, Any]:
-        return {**self._asdict(), "request": self.request.to_dict()}
+        out = {**self._asdict(), "request": self.request.to_dict()}
+        numbers = dict(out.pop("numbers"))
+        return {**out, "numbers": numbers} if numbers else out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cell:
+        """The cell that `to_dict` wrote. Raises ValueError for one that there cannot be."""
+        rest = {**_typed(data, dict, "a cell")}
+        request = AttentionRequest.from_dict(_typed(rest.pop("request", None), dict, "the request of a cell"))
+        numbers = _typed(rest.pop("numbers", {}), dict, "the numbers of a cell")
+        sizes: dict[str, Any] = {name: rest.get(name) for name in ("requests", "queries", "context")}
+        if not all(type(n) is int and n >= (name != "context") for name, n in sizes.items()) or len(rest) != 3:
+            raise ValueError(f"a cell has requests, queries and context, got {rest}")
+        for name, number in numbers.items():
+            if name not in request.features or name not in NUMBERED or not NUMBERED[name](number):
+                raise ValueError(f"the numbers of a cell are those of its request's features, got {name}: {number!r}")
+        pairs = [(name, tuple(n) if isinstance(n, list) else n) for name, n in sorted(numbers.items())]
+        return cls(request, **sizes, numbers=tuple(pairs))
 
     @property
     def least_us(self) -> float:
         """Microseconds below which no machine can be."""
-        r = self.request
-        if r.features & {"sliding_window", "asymmetric_window", "chunk", "sparse_blocks"} or r.attention != "mha":
+        r, window = self.request, dict(self.numbers).get("sliding_window")
+        unknown = {"asymmetric_window", "chunk", "sparse_blocks", *([] if window else ["sliding_window"])}
+        if r.features & unknown or r.attention != "mha":
             return 0.0
         heads, kv_heads, size = r.num_heads or 1, r.num_kv_heads or 1, r.head_size
         keys = self.context + self.queries
-        # half a byte for each element at least; about half of the pairs are seen
-        moved = self.requests * keys * kv_heads * size
-        pairs = self.requests * self.queries * (self.context + self.queries / 2)
+        # half a byte for each element at least; about half of the pairs are seen, and of those of windows the half
+        moved = self.requests * min(keys, window or keys) * kv_heads * size
+        seen = self.context + self.queries / 2
+        pairs = self.requests * self.queries * min(seen, (window or 2 * seen) / 2)
         return 1e6 * max(moved / _MOST_BYTES, 4 * heads * size * pairs / _MOST_OPERATIONS)
 
 
@@ -104,12 +151,7 @@ class Samples:
         """Add what a line says. Raises ValueError for one that there cannot be."""
         kind = next(iter(line), "")
         if kind == "cell":
-            data = {**_typed(line[kind], dict, "a cell")}
-            request = AttentionRequest.from_dict(_typed(data.pop("request", None), dict, "the request of a cell"))
-            numbers = [data.get(name) for name in ("requests", "queries", "context")]
-            if not all(type(n) is int and n >= 0 for n in numbers) or 0 in numbers[:2] or len(data) != 3:
-                raise ValueError(f"a cell has requests, queries and context, got {data}")
-            cell = Cell(request, *numbers)  # type: ignore[arg-type]
+            cell = Cell.from_dict(line[kind])
             if cell in self.cells:
                 raise ValueError("this cell is there already")
             self.cells.append(cell)
