@@ -151,6 +151,16 @@ after: [{when: {head_size: 96}, fails: no kernel}]
     assert ask(registry, mine="B", kv_dtype="fp8").start is not None
 
 
+def test_a_choice_that_fails_is_found_where_nothing_tells_who_named_it(tmp_path: Path) -> None:
+    """Of a registry without the facets of a selection too, whose rows are judged alike for an order and for a user."""
+    words = yaml.safe_load(vocabulary())
+    for part, name in (("facets", "asked"), ("facets", "named"), ("words", "asked")):
+        del words[part][name]
+    text = "after: [{when: {head_size: 96}, fails: no kernel}]\nsteps: [{step: one, sets: {page: 64}}]\n"
+    found = findings(load(tmp_path, text, vocabulary=yaml.safe_dump(words, sort_keys=False)))
+    assert "A is chosen automatically and then fails: no kernel" in found["refused choice"]
+
+
 def test_a_step_that_never_speaks(tmp_path: Path) -> None:
     text = """\
 steps:

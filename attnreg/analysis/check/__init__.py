@@ -192,7 +192,7 @@ def _unreachable(model: Model) -> Iterator[Finding]:
             message = f"the order {order.title} is never used: the orders before it take every request"
             yield Finding("unreachable order", order.where, message, "remove it, or move it up")
             continue
-        winners = d.terminals(d.ite(region, model.pick(list(enumerate(model.entries(order)))), d.terminal(None)))
+        winners = d.terminals(model.pick(enumerate(model.entries(order)), region))
         for i, entry in enumerate(order.entries):
             if i in winners:
                 alive.setdefault(entry.where, []).append(order.title)
@@ -252,7 +252,7 @@ def _rows(model: Model) -> Iterator[Finding]:
 def _variants(model: Model, row: Backend) -> Iterator[Finding]:
     d = model.d
     answers = [[m.variant(row, i) for i in range(len(row.variants))] for m in model.ways(row.name)]
-    used = {i for of_model in answers for i in d.terminals(model.pick(list(enumerate(of_model))))}
+    used = {i for of_model in answers for i in d.terminals(model.pick(enumerate(of_model), d.true))}
     for i, variant in enumerate(row.variants):
         if i not in used:
             title = f"{row.name}/{variant.name}" if variant.name else row.name

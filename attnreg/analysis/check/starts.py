@@ -72,7 +72,7 @@ def _failures(model: Model, automatic: Node, title: str) -> Iterator[Finding]:
         return
     chosen = d.conjoin([automatic, d.equals(model.titles(), title)])
     for consequence in failing:
-        holds = d.unite(m.condition(consequence.when) for m in model.ways(name) if m is not model.naming(name))
+        holds = d.unite(m.condition(consequence.when) for m in model.automatic(name))
         message = f"{title} is chosen automatically and then fails: {consequence.fails}"
         yield from _finding(model, d.conjoin([chosen, holds]), consequence.where, message)
 

@@ -75,9 +75,12 @@ class Model(Conditions):
 
     def ways(self, name: str) -> tuple[Model, ...]:
         """This model and, if they are others, those of a row that a user or a step names."""
-        by_name = self.naming(name)
+        return tuple(dict.fromkeys((*self.automatic(name), self.naming(name))))
+
+    def automatic(self, name: str) -> tuple[Model, ...]:
+        """This model and, if it is another, that of a row that a step names."""
         steps = any(NAMED in effect.sets for step in self.registry.steps for effect in step.effects)
-        return tuple(dict.fromkeys((self, by_name, *([self.judging(BY_MODEL, name)] if steps else []))))
+        return tuple(dict.fromkeys((self, *([self.judging(BY_MODEL, name)] if steps else []))))
 
     @cached_property
     def both(self) -> tuple[Model, ...]:
@@ -163,7 +166,7 @@ class Model(Conditions):
     def _title(self, name: str, model: Model) -> Node:
         """The title of what is named, wherever ``model`` accepts it."""
         d, row = self.d, self.named(name)
-        picked = self.pick(enumerate(self._accepting(name, model)))
+        picked = self.pick(enumerate(self._accepting(name, model)), d.true)
         out = d.terminal(None)
         for index, variant in enumerate(row.variants):
             title = d.terminal(f"{row.name}/{variant.name}" if variant.name else row.name)
@@ -182,7 +185,7 @@ class Model(Conditions):
             name, here = choice.backends[0], asked.condition(choice.when)
             if choice.strength == "require":
                 model = self.naming(name)
-                required = self.pick([((name, BY_NAME, name), self._undenied(name, model))])
+                required = self.pick([((name, BY_NAME, name), self._undenied(name, model))], here)
                 order = Model(self.space, self.registry, begun=model.begun)._by_order(None)
                 out = d.ite(here, model._begun(required, order, name), out)
             elif choice.strength == "prefer":
@@ -199,7 +202,7 @@ class Model(Conditions):
         named = d.ite(by_model, after.value(NAMED), d.terminal(None))
         for name in sorted(d.terminals(named) - {None}):
             judge = self.judging(BY_MODEL, name)
-            picked = self.pick([((name, BY_MODEL, given), self._undenied(name, judge))])
+            picked = self.pick([((name, BY_MODEL, given), self._undenied(name, judge))], d.equals(named, name))
             for fallback in self.registry.fallbacks:
                 gives_way = d.conjoin([judge.condition(fallback.when), judge.refused_about(name, fallback.only)])
                 picked = d.ite(gives_way, otherwise if order is None else order, picked)
@@ -273,13 +276,18 @@ class Model(Conditions):
             out.append((d.conjoin([accepts, condition]), d.conjoin([native, condition])))
         return out
 
-    def pick(self, candidates: Iterable[tuple[Hashable, tuple[Node, Node]]]) -> Node:
-        """The name of the first candidate that serves natively, else of the first that accepts."""
-        candidates, out = list(candidates), self.d.terminal(None)
+    def pick(
+        self, candidates: Iterable[tuple[Hashable, tuple[Node, Node]]], region: Node, elsewhere: Node | None = None
+    ) -> Node:
+        """In a region the name of the first candidate that serves natively, else of the first that accepts."""
+        candidates, d = list(candidates), self.d
+        nobody = d.terminal(None)
+        out = nobody if elsewhere is None else d.ite(region, nobody, elsewhere)
+        # within the region first: no part outside of it is built
         for name, (accepts, _) in reversed(candidates):
-            out = self.d.ite(accepts, self.d.terminal(name), out)
+            out = d.ite(d.conjoin([region, accepts]), d.terminal(name), out)
         for name, (_, native) in reversed(candidates):
-            out = self.d.ite(native, self.d.terminal(name), out)
+            out = d.ite(d.conjoin([region, native]), d.terminal(name), out)
         return out
 
     def _by_order(self, preferred: str | None) -> Node:
@@ -292,13 +300,11 @@ class Model(Conditions):
         first = []
         if preferred is not None:
             first = [((preferred, BY_NAME, None), self._undenied(preferred, self.judging(BY_NAME, preferred)))]
-        out = self.pick(first)
+        out = self.pick(first, self.d.true)
         for order, region in self.regions():
             rest = [(e.backend, where) for e, where in zip(order.entries, self.entries(order), strict=True)]
-            candidates = self.pick(
-                [*first, *(((name, AUTOMATIC, None), where) for name, where in rest if name != preferred)]
-            )
-            out = self.d.ite(region, candidates, out)
+            candidates = [*first, *(((name, AUTOMATIC, None), where) for name, where in rest if name != preferred)]
+            out = self.pick(candidates, region, out)
         return out
 
     def _undenied(self, name: str, model: Model | None = None) -> tuple[Node, Node]:
