@@ -254,12 +254,21 @@ def _check_words(
                 report(("words", group, word, "packed", *path), message, help_)
     devices = facets["device"].word_set if "device" in facets else None
     for name, data in model.words.get(devices or "", {}).items():
-        arch = (data.model_extra or {}).get("arch")
-        if not isinstance(arch, str) or arch not in vocabulary.architectures:
-            help_ = did_you_mean(str(arch), vocabulary.architectures) if arch else "say which: `arch: sm90`"
-            report(("words", str(devices), name), f"a device has an architecture, got {shown(arch)}", help_)
+        for path, message, help_ in _wrong_device(data.model_extra or {}, vocabulary):
+            report(("words", str(devices), name, *path), message, help_)
     for name in model.architectures.keys() - platforms.keys():
         report(("architectures", name), f"unknown platform `{name}`", did_you_mean(name, platforms))
     for name in model.words.get("platforms", {}):
         if not vocabulary.architectures_of(name):
             report(("words", "platforms", name), f"`{name}` has no architecture", "add one under `architectures`")
+
+
+def _wrong_device(facts: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """What is wrong with a device: the path below its word, the message and the help."""
+    arch = facts.get("arch")
+    if not isinstance(arch, str) or arch not in vocabulary.architectures:
+        help_ = did_you_mean(str(arch), vocabulary.architectures) if arch else "say which: `arch: sm90`"
+        yield (), f"a device has an architecture, got {shown(arch)}", help_
+    for name in ("gigabytes", "teraflops"):
+        if name in facts and (type(facts[name]) is not int or facts[name] < 1):
+            yield (name,), f"{name} are a number of at least 1, got {shown(facts[name])}", "leave out what is not known"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from attnreg.analysis.timings.machines import impossible, of_the_future
 from attnreg.analysis.timings.samples import read_samples
 from attnreg.errors import RequestError, escaped
 from attnreg.files import write_text
@@ -114,6 +115,8 @@ class Tuning:
     def write(self, file: Path) -> list[str]:
         """Writes the overlay that follows from a file of samples. Returns lines on it."""
         samples = read_samples(file)
+        if why := impossible(samples, self.registry.vocabulary) or of_the_future(samples):
+            raise RequestError(f"{file}: {why}", "such a file is written by `attnreg tune` alone")
         name = os.path.relpath(file, self.output.parent)
         write_text(self.output, overlay_text(samples, self.registry, name))
         return [f"wrote {self.output}: see what moves with `attnreg diff {self.registry.base} {self.output}`"]

@@ -29,8 +29,8 @@ def filled(path: Path, turns: int = 4) -> Journal:
     journal = Journal(path, samples())
     index = journal.index(CELL)
     for turn in range(turns):
-        journal.add({"us": [10.0 + turn, 11.0], "of": index, "backend": "A"})
-        journal.add({"us": [20.0 + turn, 21.0], "of": index, "backend": "B"})
+        journal.add({"us": [10.0 + turn, 11.0, 11.5], "of": index, "backend": "A"})
+        journal.add({"us": [20.0 + turn, 21.0, 21.5], "of": index, "backend": "B"})
     journal.add({"problem": "hangs", "of": index, "backend": "C"})
     return journal
 
@@ -55,10 +55,17 @@ def resigned(change: Callable[[list[dict[str, Any]]], Any], path: Path) -> Path:
     return path
 
 
+def times_of_another(lines: list[dict[str, Any]], factor: float) -> None:
+    """Give B the times of A, each times a number."""
+    of_a = [line["us"] for line in lines if line.get("backend") == "A"]
+    for line, times in zip([line for line in lines if line.get("backend") == "B"], of_a, strict=True):
+        line["us"] = [round(factor * us, 9) for us in times]
+
+
 MADE_UP: list[tuple[str, Callable[[list[dict[str, Any]]], Any], str]] = [
     (
         "no clock",
-        lambda ls: [line.update(us=[5.0]) for line in ls if line.get("backend") == "A"],
+        lambda ls: [line.update(us=[5.0, 5.0, 5.0]) for line in ls if line.get("backend") == "A"],
         "times are all 5.0 µs",
     ),
     ("few turns", lambda ls: [ls.remove(x) for x in [y for y in ls if "us" in y][:2]], "2 turns; 3 are the least"),
@@ -66,6 +73,16 @@ MADE_UP: list[tuple[str, Callable[[list[dict[str, Any]]], Any], str]] = [
     ("a text", lambda ls: ls[2].update(us=["1"]), "times in microseconds"),
     ("infinity", lambda ls: ls[2].update(us=[float("inf")]), "times in microseconds"),
     ("too fast", lambda ls: ls[1]["cell"].update(requests=4096, context=10**6), "no machine moves its bytes"),
+    ("a day", lambda ls: ls[2].update(us=[1.0, 2.0, 86400e6]), "waits for no kernel that long"),
+    ("one call", lambda ls: ls[2].update(us=[5.0]), "a turn of 1; 3 calls are the least of a turn"),
+    (
+        "turns again",
+        lambda ls: [x.update(us=[7.0, 8.0, 9.0]) for x in ls[7:] if x.get("backend") == "B"],
+        "2 of 4 turns",
+    ),
+    ("times of another", lambda ls: times_of_another(ls, 1), "B, decode 2 x 65: every time is that of A times 1"),
+    ("scaled times", lambda ls: times_of_another(ls, 1.3), "B, decode 2 x 65: every time is that of A times 1.3"),
+    ("no such row", lambda ls: ls[2].update(backend="D"), "D, decode 2 x 65: the first line names no such backend"),
     ("no cell", lambda ls: ls[2].update(of=7), "`of` which cell"),
     ("a request that cannot be", lambda ls: ls[1]["cell"]["request"].update(head_size=0), "head_size is 0"),
     ("no packages", lambda ls: ls[0]["machine"].update(packages={}), "machine has platform, arch, device, packages"),

@@ -102,15 +102,15 @@ def test_evidence_that_does_not_hold_is_found(
 
 def test_an_order_against_its_samples_is_found(tuned: Path, tmp_path: Path) -> None:
     def reversed_(order: dict[str, Any]) -> None:
-        order["order"] = ["TORCH_SDPA", "CPU_ATTN"]
+        order["order"] = ["TORCH_SDPA/gathered", "CPU_ATTN"]
 
     copy = changed(tuned, tmp_path, reversed_)
     samples = copy.with_suffix(".samples.jsonl")
     lines = [json.loads(line) for line in samples.read_text().splitlines()][:-1]
-    times = {"CPU_ATTN": 10.0, "TORCH_SDPA": 1000.0}
+    times = {"CPU_ATTN": 10.0, "TORCH_SDPA/gathered": 1000.0}
     head = [line for line in lines if "us" not in line]
     turns = [
-        {"us": [us + turn / 7, us], "of": cell, "backend": name}
+        {"us": [us + turn / 7, us, us + 1], "of": cell, "backend": name}
         for cell in (0, 1)
         for turn in range(8)
         for name, us in times.items()
@@ -118,7 +118,9 @@ def test_an_order_against_its_samples_is_found(tuned: Path, tmp_path: Path) -> N
     text = "".join(json.dumps(line) + "\n" for line in [*head, *turns])
     samples.write_text(text + json.dumps(signature(head[0]["machine"], text.encode())) + "\n")
     messages = [f.message for f in check(attnreg.load_registry(None, [copy])) if f.kind == "contradicted order"]
-    assert any("ranks TORCH_SDPA before CPU_ATTN, which its samples show to be" in m for m in messages), messages
+    assert any("ranks TORCH_SDPA/gathered before CPU_ATTN, which its samples show to be" in m for m in messages), (
+        messages
+    )
 
 
 def test_orders_follow_from_a_file_of_samples_alone(

@@ -166,10 +166,10 @@ def test_numbers_that_no_such_layer_has_are_refused(numbers: dict[str, Any]) -> 
 
 
 def test_the_least_time_counts_the_keys_of_the_window() -> None:
-    whole = Cell(replace(LAYER, features=frozenset()), 64, 1, 8191).least_us
-    sliding = Cell(LAYER, 64, 1, 8191, (("sliding_window", 128),)).least_us
+    whole = Cell(replace(LAYER, features=frozenset()), 64, 1, 8191).least_us()
+    sliding = Cell(LAYER, 64, 1, 8191, (("sliding_window", 128),)).least_us()
     assert whole / sliding == pytest.approx(64)
-    assert Cell(LAYER, 64, 1, 8191).least_us == 0
+    assert Cell(LAYER, 64, 1, 8191).least_us() == 0
     # a window that is longer than all keys bounds none
     long = (("sliding_window", 1 << 20),)
-    assert Cell(LAYER, 4, 2048, 0, long).least_us == Cell(replace(LAYER, features=frozenset()), 4, 2048, 0).least_us
+    assert Cell(LAYER, 4, 2048, 0, long).least_us() == Cell(replace(LAYER, features=frozenset()), 4, 2048, 0).least_us()

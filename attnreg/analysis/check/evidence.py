@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnreg.analysis.check.finding import Finding
+from attnreg.analysis.timings.machines import impossible
 from attnreg.analysis.timings.ranking import compared, rankable
 from attnreg.analysis.timings.samples import Samples, SamplesError, kernel_hash, read_samples
 from attnreg.compile.bundled import registry_root
@@ -66,6 +67,11 @@ def contradictions(registry: Registry, order: Order, measured: Measured) -> Iter
         problem = e.problems[0]
         message = f"{measured.file}, the evidence of {order.title}: {problem.message}"
         yield Finding("missing evidence", measured.where, message, problem.help or _AGAIN)
+        return
+    if why := impossible(samples, registry.vocabulary):
+        yield Finding(
+            "missing evidence", measured.where, f"{measured.file}, the evidence of {order.title}: {why}", _AGAIN
+        )
         return
     if (samples.machine["device"], samples.date) != (measured.device, measured.date):
         theirs = f"{samples.machine['device']}, {samples.date}"

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 FORMAT = 1
 MAX_BYTES = 64 << 20
 MACHINE = ("platform", "arch", "device", "packages")
-# no machine moves more bytes or does more operations in a second
-_MOST_BYTES, _MOST_OPERATIONS = 50e12, 20e15
+# no machine moves more gigabytes, or does more 16-bit teraflops, in a second
+_GIGABYTES, _TERAFLOPS = 50_000.0, 10_000.0
+# bytes of an element; of other types half a byte at least
+_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
 # features with a number that is the layer's own -> whether a value can be it
 NUMBERED: Mapping[str, Callable[[Any], bool]] = {
     "asymmetric_window": lambda n: isinstance(n, list) and len(n) == 2 and all(type(s) is int and s >= -1 for s in n),
@@ -39,7 +42,9 @@ NUMBERED: Mapping[str, Callable[[Any], bool]] = {
 # those of them that bound the keys that a query sees
 _BOUNDS = frozenset({"asymmetric_window", "chunk", "sliding_window"})
 # a clock shows other times each time
-_LEAST_TURNS = 3
+_LEAST_TURNS, _LEAST_CALLS = 3, 3
+# a kernel that takes longer is said to hang
+_LONGEST_US = 600e6
 
 
 class SamplesError(RegistryError):
@@ -105,20 +110,25 @@ class Cell(NamedTuple):
         pairs = [(name, tuple(n) if isinstance(n, list) else n) for name, n in sorted(numbers.items())]
         return cls(request, **sizes, numbers=tuple(pairs))
 
-    @property
-    def least_us(self) -> float:
-        """Microseconds below which no machine can be."""
+    def least_us(self, gigabytes: float = _GIGABYTES, teraflops: float = _TERAFLOPS) -> float:
+        """Microseconds below which no machine can be that moves so many gigabytes a second, and does as many teraflops.
+
+        teraflops: of 16-bit numbers. 0 where it is not known how many keys a query sees.
+        """
         r, window = self.request, dict(self.numbers).get("sliding_window")
         unknown = {"asymmetric_window", "chunk", "sparse_blocks", *([] if window else ["sliding_window"])}
-        if r.features & unknown or r.attention != "mha":
+        if r.features & unknown or r.attention == "mla_sparse":
             return 0.0
-        heads, kv_heads, size = r.num_heads or 1, r.num_kv_heads or 1, r.head_size
-        keys = self.context + self.queries
-        # half a byte for each element at least; about half of the pairs are seen, and of those of windows the half
-        moved = self.requests * min(keys, window or keys) * kv_heads * size
+        latent, wide = r.attention == "mla", r.head_size + (r.head_size_v or r.head_size)
+        keys, kv_dtype = self.context + self.queries, r.kv_dtype or "auto"
+        # keys and values; of a latent the value is a part. What is stored in fewer bits may be computed in fewer
+        element = _BYTES.get(r.dtype if kv_dtype == "auto" else kv_dtype, 0.5)
+        moved = self.requests * min(keys, window or keys) * (r.num_kv_heads or 1) * (r.head_size if latent else wide)
+        # about half of the pairs are seen, and of those of windows the half
         seen = self.context + self.queries / 2
         pairs = self.requests * self.queries * min(seen, (window or 2 * seen) / 2)
-        return 1e6 * max(moved / _MOST_BYTES, 4 * heads * size * pairs / _MOST_OPERATIONS)
+        done = 2 * (r.num_heads or 1) * wide * pairs / (1 if element > 1 else 4)
+        return max(moved * element / gigabytes / 1e3, done / teraflops / 1e6)
 
 
 @dataclass
@@ -175,12 +185,33 @@ class Samples:
         for (index, backend), turns in self.turns.items():
             times = [t for turn in turns for t in turn]
             what = f"{backend}, {self.cells[index].words}"
+            if backend not in self.rows:
+                return f"{what}: the first line names no such backend"
             if len(turns) < _LEAST_TURNS:
                 return f"{what}: {len(turns)} turns; {_LEAST_TURNS} are the least from which noise is known"
+            if min(map(len, turns)) < _LEAST_CALLS:
+                return f"{what}: a turn of {min(map(len, turns))}; {_LEAST_CALLS} calls are the least of a turn"
             if len(set(times)) == 1:
                 return f"{what}: {len(times)} times are all {times[0]} µs; a clock shows no such thing"
-            if min(times) < self.cells[index].least_us:
+            if 2 * (differ := len(set(map(tuple, turns)))) <= len(turns):
+                return f"{what}: {differ} of {len(turns)} turns differ; a clock does not repeat itself"
+            if min(times) < self.cells[index].least_us():
                 return f"{what}: {min(times)} µs; no machine moves its bytes or does its operations in that time"
+            if max(times) > _LONGEST_US:
+                return f"{what}: {max(times):.0f} µs; `attnreg tune` waits for no kernel that long"
+        return self._copied
+
+    @property
+    def _copied(self) -> str:
+        """Which times are another's in the same cell, each times one number; "" if none are."""
+        cells: dict[int, dict[str, list[float]]] = {}
+        for (index, backend), turns in self.turns.items():
+            cells.setdefault(index, {})[backend] = [t for turn in turns for t in turn]
+        for index, backends in cells.items():
+            for (a, one), (b, other) in combinations(backends.items(), 2):
+                ratios = [x / y for x, y in zip(one, other, strict=False)]
+                if max(ratios) <= min(ratios) * (1 + 1e-6):
+                    return f"{b}, {self.cells[index].words}: every time is that of {a} times {1 / ratios[0]:.4g}"
         return ""
 
 
