@@ -142,7 +142,8 @@ class _Lines:
         self.console.print(escaped(text), soft_wrap=True)
 
     def problem(self, planned: Planned, backend: str, text: str) -> None:
-        self.console.print(f"{backend}, {planned.cell.words}: {escaped(text)}", soft_wrap=True)
+        where = f"{planned.cell.words} · {planned.cell.layer}"
+        self.console.print(f"{backend}, {where}: {escaped(text)}", soft_wrap=True)
 
 
 @contextmanager

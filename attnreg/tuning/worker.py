@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     Make = Callable[[Cell, str, Registry, Platform, str], Any]
 
 
+# seconds that a process has to end once it was killed
+_ENDING = 10.0
 # how errors begin after which a process can use its device no more
 _LOST = ("CUDA error", "HIP error", "UR error", "No CUDA GPUs are available", "No HIP GPUs are available")
 
@@ -124,7 +126,7 @@ class Process:
         return f"crashed: its process ended with {how}"
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does. One that its driver holds is not waited for long."""
         self.process.kill()
-        self.process.join()
+        self.process.join(_ENDING)
         self.pipe.close()

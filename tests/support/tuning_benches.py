@@ -51,6 +51,20 @@ class Hangs(FakeBench):
         return []
 
 
+class Stalls(FakeBench):
+    """Hangs at the third turn of the shortest cell, and is sound in others."""
+
+    def __init__(self, keys: int) -> None:
+        super().__init__(0.1)
+        self.left = 3 if keys == 64 else 1000
+
+    def turn(self) -> list[float]:
+        self.left -= 1
+        while not self.left:
+            time.sleep(600)
+        return super().turn()
+
+
 def make(cell: Any, backend: str, registry: Any, platform: Any, device: str) -> FakeBench:
     """The bench that a backend's name asks for."""
     kinds: dict[str, Any] = {
@@ -60,6 +74,7 @@ def make(cell: Any, backend: str, registry: Any, platform: Any, device: str) -> 
         "WRONG": lambda: FakeBench(0.1, "output[0, 0, 0] is 1, exactly 2; 9 times what rounding explains"),
         "DIES": lambda: Dies(0.1),
         "HANGS": lambda: Hangs(0.1),
+        "STALLS": lambda: Stalls(cell.context),
         "LOST": lambda: Lost(0.1),
     }
     if backend == "RAISES":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from attnreg.tuning.grid import Planned, workloads_of
 from attnreg.tuning.journal import Journal
 from attnreg.tuning.run import LEAST_TURNS, Run, device_name, new_samples, tune, without_few_turns
 
-BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS", "LOST")
+BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS", "LOST", "STALLS")
 LAYER = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2)
 HERE = Platform(platform="gpu", arch="g1", packages={"lib": "1"})
 
@@ -49,12 +50,18 @@ def run(path: Path, plan: list[Planned], told: Told, seconds: float = 60.0) -> J
     journal = Journal(path, new_samples(registry, HERE, plan, "a device"))
     # a busy machine takes seconds to start a process; the one that hangs is waited for in vain
     running = Run(registry, HERE, "cpu", 60.0, tuning_benches.make)
-    if "HANGS" in plan[0].backends:
-        running.process("HANGS").timeout = 1.0
+    hung = [running.process(name) for name in ("HANGS", "STALLS") if name in plan[0].backends]
+    for process in hung:
+        if "STALLS" in plan[0].backends:
+            # it has started, however busy the machine is
+            process.ask(plan[0].cell)
+            process.answer()
+        process.timeout = 2.0
     try:
         tune(running, plan, journal, seconds=seconds, report=told)
     finally:
         assert not running.processes
+    assert all(process.process.exitcode == -signal.SIGKILL for process in hung)
     return journal
 
 
@@ -65,7 +72,7 @@ def test_what_fails_is_said_and_not_ranked_and_the_others_are_timed(tmp_path: Pa
     assert problems["LOST"] == "RuntimeError: CUDA error: the device is lost"
     assert problems["WRONG"].startswith("wrong: output[0, 0, 0] is 1")
     assert problems["DIES"] == "crashed: its process ended with signal 11 (SIGSEGV)"
-    assert problems["HANGS"] == "hangs: no answer within 1 s"
+    assert problems["HANGS"] == "hangs: no answer within 2 s"
     assert problems["RAISES"] == "RuntimeError: CUDA error: the launch timed out and was terminated"
     assert problems["EXITS"] == "crashed: its process ended with exit status 3"
     assert ranked(journal.samples, [0], BACKENDS) == ["FAST", "SLOW"]
@@ -75,6 +82,32 @@ def test_what_fails_is_said_and_not_ranked_and_the_others_are_timed(tmp_path: Pa
     assert found.problems.keys() == {(0, name) for name in problems}
     assert all(len(turns) >= LEAST_TURNS for turns in found.turns.values())
     assert {name for _, name in found.turns} == {"FAST", "SLOW"}
+
+
+def test_a_kernel_that_hangs_is_ended_and_the_run_goes_on_with_another_process(tmp_path: Path) -> None:
+    """It hung between two turns: of that cell nothing of it is ranked, and the next cell has it whole."""
+    told = Told()
+    journal = run(tmp_path / "s.jsonl", planned("FAST", "STALLS", cells=2), told)
+    assert told.problems == [("STALLS", "hangs: no answer within 2 s")]
+    assert told.cells == [0, 1]
+    assert len(journal.samples.turns[0, "FAST"]) >= LEAST_TURNS
+    assert all(len(journal.samples.turns[1, name]) >= LEAST_TURNS for name in ("FAST", "STALLS"))
+    without_few_turns(journal.samples)
+    journal.sign()
+    assert read_samples(tmp_path / "s.jsonl").problems == {(0, "STALLS"): "hangs: no answer within 2 s"}
+
+
+def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may hold one in the kernel of the system, where no signal reaches it."""
+    monkeypatch.setattr(worker, "_ENDING", 0.1)
+    process = worker.Process(tuning_benches.make, "HANGS", None, HERE, "cpu", timeout=60.0)
+    with monkeypatch.context() as held:
+        held.setattr("multiprocessing.context.SpawnProcess.kill", lambda self: None)
+        process.ask(planned("HANGS")[0].cell)
+        process.end()
+        assert process.alive
+    process.process.kill()
+    process.process.join()
 
 
 def test_a_backend_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> None:
