@@ -19,7 +19,7 @@ from attnreg.tuning.grid import Planned, workloads_of
 from attnreg.tuning.journal import Journal
 from attnreg.tuning.run import LEAST_TURNS, Run, device_name, new_samples, tune, without_few_turns
 
-BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS", "LOST", "STALLS")
+BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS", "LOST")
 LAYER = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2)
 HERE = Platform(platform="gpu", arch="g1", packages={"lib": "1"})
 
@@ -46,7 +46,7 @@ def planned(*backends: str, cells: int = 1) -> list[Planned]:
 
 
 def run(path: Path, plan: list[Planned], told: Told, seconds: float = 60.0) -> Journal:
-    registry = tiny.load({name: tiny.row() for name in BACKENDS})
+    registry = tiny.load({name: tiny.row() for name in (*BACKENDS, "STALLS")})
     journal = Journal(path, new_samples(registry, HERE, plan, "a device"))
     # a busy machine takes seconds to start a process; the one that hangs is waited for in vain
     running = Run(registry, HERE, "cpu", 60.0, tuning_benches.make)
