@@ -102,6 +102,22 @@ def test_a_made_up_file_is_refused(tmp_path: Path, change: Any, message: str) ->
     assert "s.jsonl:" in str(caught.value)
 
 
+@pytest.mark.parametrize("turn", [[12.288, 13.312, 12.288], [12.288, 12.288, 12.288]])
+def test_a_clock_with_wide_steps_may_repeat_itself(tmp_path: Path, turn: list[float]) -> None:
+    """Of some GPUs it has steps of a microsecond: a short kernel falls on one of two, or always on the same."""
+    filled(tmp_path / "s.jsonl").sign()
+
+    def coarse(lines: list[dict[str, Any]], times: list[float] = turn, other: float = 102.4) -> None:
+        lines[0]["machine"] = {"platform": "cuda", "arch": "sm80", "device": "a GPU", "packages": {"torch": "2.11"}}
+        for number, line in enumerate(line for line in lines if "us" in line):
+            line["us"] = times if line["backend"] == "A" else [other, other + 1.024, other + 1.024 * number]
+
+    assert read_samples(resigned(coarse, tmp_path / "s.jsonl")).turns[0, "A"] == [turn] * 4
+    # a long one does not
+    with pytest.raises(SamplesError, match=r"12 times are all 204\.8 µs"):
+        read_samples(resigned(lambda lines: coarse(lines, [204.8] * 3, 512.0), tmp_path / "s.jsonl"))
+
+
 def test_a_changed_number_or_device_breaks_the_signature(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     filled(path).sign()
