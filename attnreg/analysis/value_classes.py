@@ -91,9 +91,10 @@ def variables(registries: tuple[Registry, ...], more: Iterable[Condition] = ()) 
 def _beside(facets: dict[str, Facet], registries: tuple[Registry, ...]) -> list[Facet]:
     """The facets, those that a model's config states beside the facet that steps write by them.
 
-    A diagram stays small where what belongs together stands together.
+    A diagram stays small where what belongs together stands together: the sizes of heads that a row takes depend on the
+    model, and vLLM 0.33's space has a quarter fewer parts where it comes before them.
     """
-    beside: dict[str, str] = {}
+    beside = {"model": "head_size"}
     for step in (step for registry in registries for step in registry.steps):
         read = dict.fromkeys((*step.when.facets, *(f for e in step.effects for f in e.when.facets)))
         copied = (f for e in step.effects for v in e.sets.values() for f in taken_from(v))

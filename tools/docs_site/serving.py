@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from attnreg.analysis.diagram import Node
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
 from attnreg.language.vocabulary import Architecture
@@ -62,22 +63,29 @@ class Serving:
             out[name] = alike[number]
         return out
 
+    @cached_property
+    def _accepting(self) -> list[tuple[Backend, Variant, Node]]:
+        """Each variant, and where it accepts a request of the order or one that names its row."""
+        d, model = self.space.diagrams, self._model
+        return [
+            (row, variant, d.unite(each.variant(row, index)[0] for each in model.ways(row.name)))
+            for row in self.registry.backends.values()
+            for index, variant in enumerate(row.variants)
+        ]
+
     def _places(self, arch: Architecture) -> list[Place]:
-        model, space = self._model, self._model.space
-        d = space.diagrams
+        space, d = self.space, self.space.diagrams
         level = space.level["arch", None]
         here = d.among(level, [_class_of(space, level, (arch.platform, arch.name))])
         out = []
-        for row in self.registry.backends.values():
-            for index, variant in enumerate(row.variants):
-                accepts = d.unite(each.variant(row, index)[0] for each in model.both)
-                where = d.conjoin([accepts, here])
-                if where != d.false and arch.platform in row.platforms:
-                    out.append(self._place(row, variant, d.bounds(where)))
+        for row, variant, accepts in self._accepting:
+            where = d.conjoin([accepts, here])
+            if where != d.false and arch.platform in row.platforms:
+                out.append(self._place(row, variant, d.bounds(where)))
         return out
 
     def _place(self, row: Backend, variant: Variant, bounds: dict[int, frozenset[int]]) -> Place:
-        space = self._model.space
+        space = self.space
         features = {str(v.word) for i, v in enumerate(space.variables) if v.facet == "features" and 1 in bounds[i]}
         stored = space.level.get(("kv_dtype", None))
         words = self.registry.vocabulary.words_of("kv_dtype")
