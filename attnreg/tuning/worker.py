@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ def serve(pipe: Connection, make: Make, backend: str, registry: Registry, platfo
     """Answer what the other end of a pipe asks: to prepare a cell, or for a turn of samples of it."""
     # an interrupt is for the run, which ends its processes itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (run := parent_process()) is not None:
+        Thread(target=_end_with, args=(run.sentinel,), daemon=True).start()
     bench: Any = None
     while True:
         try:
@@ -74,6 +78,12 @@ def serve(pipe: Connection, make: Make, backend: str, registry: Registry, platfo
         # after such an error nothing runs on the device in this process any more, whatever is asked
         if isinstance(answer, str) and lost(answer):
             return
+
+
+def _end_with(run: int) -> None:
+    """End this process with the run of a sentinel. A kernel that hangs would keep the device of a killed run."""
+    wait([run])
+    os._exit(1)
 
 
 class Process:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +111,29 @@ def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.M
         assert process.alive
     process.process.kill()
     process.process.join()
+
+
+KILLED_RUN = """
+import os, signal
+from support import tuning_benches
+from attnreg.tuning.worker import Process
+if __name__ == "__main__":
+    processes = [Process(tuning_benches.make, name, None, None, "cpu", timeout=60.0) for name in ("FAST", "HANGS")]
+    for process in processes:
+        process.ask(object())
+    processes[0].answer()
+    print("started", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kernel_that_hangs_ends_with_a_run_that_was_killed(tmp_path: Path) -> None:
+    """Both processes hold the end of the pipe that is read here to its end."""
+    script = tmp_path / "killed_run.py"
+    script.write_text(KILLED_RUN)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, env=environment, timeout=60, check=False)
+    assert (found.stdout, found.returncode) == (b"started\n", -signal.SIGKILL)
 
 
 def test_a_backend_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> None:
