@@ -42,6 +42,7 @@ class Case:
     context: int
     heads: tuple[int, int] = (32, 8)
     head_size: int = 128
+    head_size_v: int | None = None
     kv_dtype: str = "auto"
     block_size: int | None = 16
     causal: bool = True
@@ -54,6 +55,11 @@ class Case:
         return self.context + self.queries
 
     @property
+    def values(self) -> int:
+        """The size of a head's values."""
+        return self.head_size_v or self.head_size
+
+    @property
     def work(self) -> tuple[float, float]:
         """Bytes to move and floating-point operations to do, at least."""
         heads, kv_heads = self.heads
@@ -61,16 +67,16 @@ class Case:
         seen = self.keys if self.window is None else min(self.keys, self.queries + self.window - 1)
         pairs = sum(self._visible(i) for i in range(self.queries)) * self.requests
         element = 1 if self.kv_dtype.startswith("fp8") else 2
-        moved = 2 * self.requests * seen * kv_heads * self.head_size * element + 4 * tokens * heads * self.head_size
-        return moved, 4 * pairs * heads * self.head_size
+        both = self.head_size + self.values
+        return self.requests * seen * kv_heads * both * element + 2 * tokens * heads * both, 2 * pairs * heads * both
 
     @property
     def request(self) -> AttentionRequest:
         """What a layer of this case asks for."""
         features = {"sinks": self.sinks, "sliding_window": self.window, "non_causal": not self.causal}
         return AttentionRequest(
-            head_size=self.head_size, num_heads=self.heads[0], num_kv_heads=self.heads[1], dtype="bfloat16",
-            kv_dtype=self.kv_dtype, block_size=self.block_size,
+            head_size=self.head_size, head_size_v=self.values, num_heads=self.heads[0], num_kv_heads=self.heads[1],
+            dtype="bfloat16", kv_dtype=self.kv_dtype, block_size=self.block_size,
             features=frozenset(name for name, asked in features.items() if asked),
         )  # fmt: skip
 
@@ -122,15 +128,15 @@ class Data:
         self.case, self.module = case, module
         features = {"sliding_window"} if case.window else set()
         self.spec = AttentionSpec(
-            num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=case.head_size,
+            num_heads=heads, num_kv_heads=kv_heads, head_size=case.head_size, head_size_v=case.values,
             dtype=torch.bfloat16, softmax_scale=case.head_size**-0.5, kv_dtype=case.kv_dtype,
             block_size=case.block_size, sliding_window=case.window,
             features=frozenset(features | ({"sinks"} if case.sinks else set())), kv_layout=layout,
         )  # fmt: skip
         tokens, keys = case.requests * case.queries, case.requests * case.keys
         self.query = _random(tokens, heads, case.head_size)
-        self.key, self.value = _random(keys, kv_heads, case.head_size), _random(keys, kv_heads, case.head_size)
-        self.output = torch.full_like(self.query, math.nan)
+        self.key, self.value = _random(keys, kv_heads, case.head_size), _random(keys, kv_heads, case.values)
+        self.output = self.query.new_full((tokens, heads, case.values), math.nan)
         scale = torch.tensor([0.01], device="cuda").expand(kv_heads) if self.spec.quantised else None
         sinks = torch.randn(heads, device="cuda") if case.sinks else None
         self.params = LayerParams(sinks=sinks, k_scale=scale, v_scale=scale)

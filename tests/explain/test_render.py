@@ -156,7 +156,7 @@ BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [
     ("a request", [Question(SINKS, "q")], ["sm90"], ["HOPPER_ATTN"]),
     (
         "another kernel runs",
-        [Question(AttentionRequest(head_size=96, phase="decode"), "q")],
+        [Question(AttentionRequest(head_size=72, phase="decode"), "q")],
         ["sm90"],
         ["FLASH_ATTN/FA3", *FA3_RUNS],
     ),

@@ -57,7 +57,7 @@ def test_it_is_what_a_selection_to_run_takes(default: Registry) -> None:
 
 
 def test_prompts_and_tokens_have_orders_of_their_own(default: Registry) -> None:
-    plain = AttentionRequest(head_size=96, num_heads=32, num_kv_heads=8)
+    plain = AttentionRequest(head_size=72, num_heads=32, num_kv_heads=8)
     hopper = at("sm90", default)
     runs = runs_of(evaluate(plain, hopper, default))
     assert [(run.phase, run.title, run.alone) for run in runs] == [

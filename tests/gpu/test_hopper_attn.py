@@ -12,7 +12,7 @@ import torch
 from support.kernel_trials import Case, check, trial_of
 
 from attnreg.conformance.proof import attend, compare
-from attnreg.runtime.interface import Layout
+from attnreg.runtime.interface import Call, Layout
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
     from attnreg.kernels.hopper import attention as hopper_attn
@@ -46,9 +46,55 @@ def verify(case: Case, launches: list[Prompts]) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 192, 256])
 def test_head_sizes(head_size: int, dtype: torch.dtype, case: Case, causal: bool, launches: list[Prompts]) -> None:
     verify(replace(case, head_size=head_size, dtype=dtype, causal=causal), launches)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
+@pytest.mark.parametrize(
+    "sizes",
+    [(192, 128), (256, 64), (128, 64), (128, 80), (96, 64), (256, 192), (256, 96), (64, 256), (192, 256), (128, 192)],
+)
+def test_values_narrower_than_keys(sizes: tuple[int, int], case: Case, causal: bool, launches: list[Prompts]) -> None:
+    size, size_v = sizes
+    verify(replace(case, head_size=size, head_size_v=size_v, causal=causal), launches)
+    verify(replace(case, head_size=size, head_size_v=size_v, heads=(8, 8), layout="HND", window=100), launches)
+
+
+@pytest.mark.parametrize("head_size", [80, 96, 192])
+def test_features_of_heads_in_parts(head_size: int, launches: list[Prompts]) -> None:
+    case = replace(PAGED, head_size=head_size)
+    verify(replace(case, window=100, features=frozenset({"sinks"})), launches)
+    verify(replace(case, softcap=20.0, layout="HND", block_size=48), launches)
+    verify(replace(case, queries=[2000, 37], keys=[5000, 4001], heads=(24, 2)), launches)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
+def test_heads_further_apart_than_tokens(size: tuple[int, int], launches: list[Prompts]) -> None:
+    """A dynamic cache of transformers is [heads, tokens, size]."""
+    trial = trial_of(replace(PACKED, head_size=size[0], head_size_v=size[1]), "cuda", module=hopper_attn, splits=1)
+    query, key, value = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (trial.query, trial.key, trial.value))
+    for apart in (replace(trial, key=key, value=value), replace(trial, query=query, key=key, value=value)):
+        output, lse = attend(apart, apart.batch, apart.query)
+        assert compare(apart, output, lse)[2] is None
+    assert launches
+
+
+def test_a_call_is_repeated_on_tensors_of_other_dimensions(launches: list[Prompts]) -> None:
+    trial = trial_of(replace(PACKED, queries=[300], keys=[300]), "cuda", module=hopper_attn, splits=1)
+    expected, _ = attend(trial, trial.batch, trial.query)
+    layer, given = trial.layer, (trial.query, trial.key, trial.value)
+    call = Call(trial.query, None, torch.empty_like(expected), trial.key, trial.value, params=layer.params)
+    again = hopper_attn.repeat(layer.spec, layer.plan(trial.batch), call)
+    for _ in range(2):
+        output = torch.zeros_like(expected)
+        # [1, heads, tokens, size], as transformers has them
+        again(*(x[None].transpose(1, 2) for x in given), output[None])
+        tokens = trial.batch.num_tokens
+        assert torch.equal(output[:tokens].view(torch.int16), expected[:tokens].view(torch.int16))
+    assert len(launches) == 3
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (12, 4), (16, 1), (24, 2), (64, 8), (128, 1), (71, 1)])

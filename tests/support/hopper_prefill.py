@@ -32,6 +32,8 @@ CASES = {
         **LENGTHS, heads=(64, 8), head_size=64, dtype=torch.float16, window=100, features=frozenset({"sinks"})
     ),
     "256, softcap": Case(**LENGTHS, **{**BF16, "head_size": 256}, softcap=20.0, layout="HND", block_size=48),
+    "96": Case(**LENGTHS, **{**BF16, "head_size": 96}),
+    "192, values of 128": Case(**PACKED, **{**BF16, "head_size": 192}, head_size_v=128),
 }
 
 

@@ -1,5 +1,5 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index"
-# ruff: noqa: N803, N806 (constexprs are written in capitals)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
+# ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
 """The attention kernel for prompts on SM 9.0, in Gluon: wgmma fed by TMA, with a warp that loads and two that compute.
 
 A block of threads stays on its multiprocessor and takes tiles until none is left. Its last warp (`prefill_loads`) finds
@@ -7,9 +7,9 @@ them: it looks up the request, tells the consumers through shared memory what to
 the queries, and keys and values block by block, some blocks ahead. Two warpgroups compute 64 rows each (`_consume`). A
 row is one query of one head; heads that share a KV head are rows of the same tile, so that their keys are loaded once.
 
-Keys are walked from the last block to the first: so the blocks with hidden keys come first, and of these only the very
-first can hold keys past the request's end, whose memory may hold anything. In each step the products of a block with
-the queries are under way, and those of the block before with its values; the block's softmax overlaps the latter.
+Keys are walked from the last block to the first: so blocks with hidden keys come first, and only the very first can
+hold keys past the request's end, whose memory may hold anything. In each step the products of a block with the queries
+are under way, and those of the block before with its values, which the block's softmax overlaps.
 
 Arguments in capitals are constants.
 """
@@ -34,7 +34,9 @@ from attnreg.kernels.hopper.prefill_shared import (
     Outputs,
     Places,
     Shared,
+    columns_of,
     next_tile,
+    parts_of,
 )
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -68,6 +70,71 @@ def _give_turn(W: gl.constexpr, C: gl.constexpr):
     """Lets the other warpgroup issue its products."""
     if C.take_turns:
         _turn(9 - W, False)
+
+
+@gluon.jit
+def _columns(memory, SIZE: gl.constexpr, PART: gl.constexpr, PLACE: gl.constexpr):
+    """Returns the columns of a part that a head has, of memory [rows, PART]."""
+    COLUMNS: gl.constexpr = columns_of(SIZE, PART, PLACE)
+    return memory if COLUMNS == PART else memory.slice(0, COLUMNS, 1)
+
+
+@gluon.jit
+def _multiply_keys(shared, at, stage, nothing, C: gl.constexpr):
+    """Has the products of a tile's queries with a block of keys computed; one commit for each part of the head."""
+    PARTS: gl.constexpr = parts_of(C.size, C.part)
+    s = nothing
+    for i in gl.static_range(PARTS):
+        q = _columns(shared.q.index(at * PARTS + i).reshape([ROWS, C.part]), C.size, C.part, i)
+        k = _columns(shared.k.index(stage * PARTS + i), C.size, C.part, i)
+        s = warpgroup_mma(q, k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
+    return s
+
+
+@gluon.jit
+def _multiply_values(weights, shared, stage, acc, C: gl.constexpr):
+    """Has the products of weights with a block of values added to acc, which has a tensor for each part."""
+    PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
+    found = ()
+    for i in gl.static_range(PARTS):
+        v = _columns(shared.v.index(stage * PARTS + i), C.size_v, C.part_v, i)
+        operand = gl.convert_layout(weights, gl.DotOperandLayout(0, _output_layout(C, i), 2))
+        found = found + (warpgroup_mma(operand, v, acc[i], is_async=True),)
+    return found
+
+
+@gluon.constexpr_function
+def _output_layout(C, i):
+    """The layout of part i of the output, [ROWS, columns]."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns_of(C.size_v, C.part_v, i), 16])
+
+
+@gluon.jit
+def _no_output(C: gl.constexpr):
+    """Returns zeros [ROWS, columns] for each part of the output."""
+    acc = ()
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        acc = acc + (gl.zeros([ROWS, columns_of(C.size_v, C.part_v, i)], gl.float32, _output_layout(C, i)),)
+    return acc
+
+
+@gluon.jit
+def _awaited(acc, C: gl.constexpr):
+    """Returns the parts of the output when their products are there, and no others are under way."""
+    found = ()
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        found = found + (warpgroup_mma_wait(0, [acc[i]]),)
+    return found
+
+
+@gluon.jit
+def _scaled(acc, factor, C: gl.constexpr):
+    """Returns the parts of the output times a factor of each row."""
+    found = ()
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        of_rows = gl.convert_layout(factor, gl.SliceLayout(1, acc[i].type.layout))
+        found = found + (acc[i] * of_rows[:, None],)
+    return found
 
 
 @gluon.jit
@@ -115,49 +182,52 @@ def _lane_sums(p, C: gl.constexpr):
 
 
 @gluon.jit
-def _clear_past(v, keys, C: gl.constexpr):
+def _clear_past(shared, stage, keys, C: gl.constexpr):
     """Zeroes the values of a block from its row ``keys`` on: a weight of 0 times NaN would be NaN.
 
     Both warpgroups do so; rows before stay as they are.
     """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // (C.size // 8), C.size // 8], [4, 1], [1, 0])
+    PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
+    LANES: gl.constexpr = C.part_v // 8
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     for x in gl.static_range(C.block_n // 16):
         if keys < x * 16 + 16:
-            part = v.slice(x * 16, 16, 0)
             rows = x * 16 + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
-            part.store(gl.where((rows < keys)[:, None], part.load(LAYOUT), 0.0))
+            for i in gl.static_range(PARTS):
+                part = shared.v.index(stage * PARTS + i).slice(x * 16, 16, 0)
+                part.store(gl.where((rows < keys)[:, None], part.load(LAYOUT), 0.0))
     fence_async_shared()
 
 
 @gluon.jit
-def _store_part(o, outputs, tile, first, queries, C: gl.constexpr):
-    """Stores the rows of the first queries of a warpgroup, which begins at ``first``; the others are not the tile's."""
-    LANES: gl.constexpr = C.size // 8
+def _store_some(o, outputs, tile, first, queries, PLACE: gl.constexpr, C: gl.constexpr):
+    """Stores a part of the first queries of a warpgroup, which begins at ``first``; the others are not the tile's."""
+    LANES: gl.constexpr = C.part_v // 8
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-    SIZE: gl.constexpr = C.size
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     token = (tile.row + first + rows // C.pack).to(gl.int64)
     offs = token * outputs.stride_token + (tile.head + rows % C.pack) * outputs.stride_head
-    offs_d = gl.arange(0, SIZE, gl.SliceLayout(0, LAYOUT))
-    exists = (rows // C.pack < queries)[:, None] & (offs_d >= 0)[None, :]
+    offs_d = PLACE * C.part_v + gl.arange(0, C.part_v, gl.SliceLayout(0, LAYOUT))
+    exists = (rows // C.pack < queries)[:, None] & (offs_d < C.size_v)[None, :]
     gl.store(outputs.output + offs[:, None] + offs_d[None, :], o.load(LAYOUT), mask=exists)
 
 
 @gluon.jit
 def _finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, C: gl.constexpr):
-    """Stores the rows of a warpgroup; acc [ROWS, size], row_max and total, the sums of their weights, [ROWS]."""
+    """Stores the rows of a warpgroup; acc by parts, row_max and total, the sums of their weights, [ROWS]."""
+    PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
+    STORED: gl.constexpr = parts_of(C.size, C.part) if C.output_in_query else PARTS
     QUERIES: gl.constexpr = ROWS // C.pack
     rows = gl.arange(0, ROWS, row_max.type.layout)
     queries = tile.queries - W * QUERIES
-    exists = rows // C.pack < queries
-    token = tile.row + W * QUERIES + rows // C.pack
+    exists, token = rows // C.pack < queries, tile.row + W * QUERIES + rows // C.pack
     head = tile.head + rows % C.pack
     factor = gl.full([ROWS], 1.0, gl.float32, row_max.type.layout)
     if C.sinks:
         sink = gl.load(outputs.sinks + head * outputs.stride_sink, mask=exists, other=0.0).to(gl.float32) * LOG2_E
         new_max = gl.maximum(row_max, sink)
         factor = gl.exp2(row_max - new_max)
-        total = total * factor + gl.exp2(sink - new_max)
+        total = total * factor + gl.where(sink == new_max, 1.0, gl.exp2(sink - new_max))
         row_max = new_max
     # a sum of NaN has to be seen
     has_keys = total != 0
@@ -165,33 +235,34 @@ def _finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs,
     if C.lse:
         lse = gl.where(has_keys, (row_max + gl.log2(total)) * LN_2, float("-inf"))
         gl.store(outputs.lse + head.to(gl.int64) * outputs.stride_lse + token, lse, mask=exists)
-    acc = acc * gl.convert_layout(factor / total, gl.SliceLayout(1, acc.type.layout))[:, None]
-    o = shared.o.index(W).reshape([ROWS, C.size])
+    acc = _scaled(acc, factor / total, C)
     tma.store_wait(0)
-    o.store(acc.to(o_desc.dtype))
+    for i in gl.static_range(PARTS):
+        o = shared.o.index(W * STORED + i).reshape([ROWS, C.part_v])
+        _columns(o, C.size_v, C.part_v, i).store(acc[i].to(o_desc.dtype))
     fence_async_shared()
-    if queries >= QUERIES:
-        tma.async_copy_shared_to_global(o_desc, [tile.row + W * QUERIES, tile.head, 0], shared.o.index(W))
-        if C.output_in_query:
-            tma.store_wait(0)
-    else:
-        _store_part(o, outputs, tile, W * QUERIES, queries, C)
+    for i in gl.static_range(PARTS):
+        o = shared.o.index(W * STORED + i)
+        if queries >= QUERIES:
+            # columns past the head are cut off
+            tma.async_copy_shared_to_global(o_desc, [tile.row + W * QUERIES, tile.head, i * C.part_v], o)
+        else:
+            _store_some(o.reshape([ROWS, C.part_v]), outputs, tile, W * QUERIES, queries, i, C)
     if C.output_in_query:
+        tma.store_wait(0)
         mbarrier.arrive(shared.q_empty.index(W))
 
 
 @gluon.jit
 def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.constexpr):
     """Computes the rows of warpgroup W of every tile."""
-    SIZE: gl.constexpr = C.size
     BLOCK_N: gl.constexpr = C.block_n
+    PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
     QUERIES: gl.constexpr = ROWS // C.pack
     DTYPE: gl.constexpr = o_desc.dtype
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIZE, 16])
-    LP: gl.constexpr = gl.DotOperandLayout(0, LO, 2)
+    LP: gl.constexpr = gl.DotOperandLayout(0, _output_layout(C, 0), 2)
     LR: gl.constexpr = gl.SliceLayout(1, LS)
-    LRO: gl.constexpr = gl.SliceLayout(1, LO)
     nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, LS)
     unit = 1.0 if C.softcap else scale
     taken = 0
@@ -204,7 +275,6 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
         first = tile.position + W * QUERIES
         position = first + rows // C.pack
         at = taken % C.q_stages * GROUPS + W
-        q = shared.q.index(at).reshape([ROWS, SIZE])
         mbarrier.wait(shared.q_full.index(at), (taken // C.q_stages) & 1)
 
         stage = used % C.stages
@@ -212,10 +282,10 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
         key = tile.begin + (tile.blocks - 1) * BLOCK_N
         if key + BLOCK_N > tile.keys:
             mbarrier.wait(shared.v_full.index(stage), phase)
-            _clear_past(shared.v.index(stage), tile.keys - key, C)
+            _clear_past(shared, stage, tile.keys - key, C)
         mbarrier.wait(shared.k_full.index(stage), phase)
         _take_turn(W, C)
-        s = warpgroup_mma(q, shared.k.index(stage).permute([1, 0]), nothing, use_acc=False, is_async=True)
+        s = _multiply_keys(shared, at, stage, nothing, C)
         _give_turn(W, C)
         s = warpgroup_mma_wait(0, [s])
         mbarrier.arrive(shared.k_empty.index(stage))
@@ -224,7 +294,7 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
         p = gl.exp2(s * unit - row_max[:, None])
         row_sum = _lane_sums(p, C)
         weights = gl.convert_layout(p.to(DTYPE), LP)
-        acc = gl.zeros([ROWS, SIZE], gl.float32, LO)
+        acc = _no_output(C)
         for _ in range(1, tile.blocks):
             stage_v = stage
             phase_v = phase
@@ -234,11 +304,11 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
             key -= BLOCK_N
             mbarrier.wait(shared.k_full.index(stage), phase)
             _take_turn(W, C)
-            s = warpgroup_mma(q, shared.k.index(stage).permute([1, 0]), nothing, use_acc=False, is_async=True)
+            s = _multiply_keys(shared, at, stage, nothing, C)
             mbarrier.wait(shared.v_full.index(stage_v), phase_v)
-            acc = warpgroup_mma(weights, shared.v.index(stage_v), acc, is_async=True)
+            acc = _multiply_values(weights, shared, stage_v, acc, C)
             _give_turn(W, C)
-            s = warpgroup_mma_wait(1, [s])
+            s = warpgroup_mma_wait(PARTS_V, [s])
             mbarrier.arrive(shared.k_empty.index(stage))
             s = _scores(s, scale, softcap, C.softcap)
             if _hides(key, first, tile.keys, C):
@@ -249,15 +319,14 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
             row_sum = row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, row_sum.type.layout))[:, None]
             row_sum += _lane_sums(p, C)
             row_max = new_max
-            acc = warpgroup_mma_wait(0, [acc])
+            acc = _awaited(acc, C)
             mbarrier.arrive(shared.v_empty.index(stage_v))
-            acc = acc * gl.convert_layout(alpha, LRO)[:, None]
+            acc = _scaled(acc, alpha, C)
             weights = gl.convert_layout(p.to(DTYPE), LP)
         if not C.output_in_query:
             mbarrier.arrive(shared.q_empty.index(at))
         mbarrier.wait(shared.v_full.index(stage), phase)
-        acc = warpgroup_mma(weights, shared.v.index(stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, [acc])
+        acc = _awaited(_multiply_values(weights, shared, stage, acc, C), C)
         mbarrier.arrive(shared.v_empty.index(stage))
         used += 1
 
@@ -300,15 +369,17 @@ def prefill_kernel(
     Strides are of 64 bits: one widened in the kernel would be widened at its beginning, and be spilled.
     """
     DTYPE: gl.constexpr = q_desc.dtype
-    q = gl.allocate_shared_memory(DTYPE, [C.q_stages * GROUPS, ROWS // C.pack, C.pack, C.size], q_desc.layout)
+    PARTS: gl.constexpr = parts_of(C.size, C.part)
+    PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
+    q = gl.allocate_shared_memory(DTYPE, [C.q_stages * GROUPS * PARTS, ROWS // C.pack, C.pack, C.part], q_desc.layout)
     if C.output_in_query:
         o = q
     else:
-        o = gl.allocate_shared_memory(DTYPE, [GROUPS, ROWS // C.pack, C.pack, C.size], o_desc.layout)
+        o = gl.allocate_shared_memory(DTYPE, [GROUPS * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
     shared = Shared(
         q,
-        gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n, C.size], k_desc.layout),
-        gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n, C.size], v_desc.layout),
+        gl.allocate_shared_memory(DTYPE, [C.stages * PARTS, C.block_n, C.part], k_desc.layout),
+        gl.allocate_shared_memory(DTYPE, [C.stages * PARTS_V, C.block_n, C.part_v], v_desc.layout),
         o,
         gl.allocate_shared_memory(gl.int32, [AHEAD, FACTS], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         _barriers(C.q_stages * GROUPS, 1), _barriers(C.q_stages * GROUPS, 1), _barriers(C.stages, 1),

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from attnreg.kernels.hopper.prefill_shared import AHEAD, GROUPS, ROWS, Tile, tell
+from attnreg.kernels.hopper.prefill_shared import AHEAD, GROUPS, ROWS, Tile, parts_of, tell
 
 
 @gluon.jit
@@ -41,17 +41,23 @@ def _pages(table_ptr, key, last_page, C: gl.constexpr):
 
 
 @gluon.jit
-def _load_block(desc, buffer, full, empty, phase, key, pages, first_row, kv_head, places, C: gl.constexpr):
+def _load_block(
+    desc, buffers, stage, full, empty, phase, key, pages, first_row, kv_head, places, PART: gl.constexpr,
+    PARTS: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
     """Has the keys, or values, of a block loaded, once its memory is free."""
     mbarrier.wait(empty, phase ^ 1)
-    mbarrier.expect(full, C.block_n * C.size * 2)
+    mbarrier.expect(full, C.block_n * PART * PARTS * 2)
     row = first_row + kv_head * places.head
     for x in gl.static_range(C.block_n // C.box):
         if C.block_size > 0:
             at = row + pages[x] * places.block + (key + x * C.box) % C.block_size
         else:
             at = row + key + x * C.box
-        tma.async_copy_global_to_shared(desc, [at, kv_head * places.column], full, buffer.slice(x * C.box, C.box, 0))
+        for i in gl.static_range(PARTS):
+            # what a last part has beside its columns is another head's, or 0, and is not read
+            buffer = buffers.index(stage * PARTS + i).slice(x * C.box, C.box, 0)
+            tma.async_copy_global_to_shared(desc, [at, kv_head * places.column + i * PART], full, buffer)
 
 
 @gluon.jit
@@ -59,6 +65,8 @@ def produce(q_desc, k_desc, v_desc, shared, batch, k_places, v_places, C: gl.con
     """Finds tiles, tells the consumers, and loads what they need."""
     BLOCK_Q: gl.constexpr = GROUPS * ROWS // C.pack
     HEAD_TILES: gl.constexpr = C.group // C.pack
+    PARTS: gl.constexpr = parts_of(C.size, C.part)
+    PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
     PROGRAMS: gl.constexpr = C.kv_heads * HEAD_TILES
     told = 0
     loaded = 0
@@ -96,11 +104,12 @@ def produce(q_desc, k_desc, v_desc, shared, batch, k_places, v_places, C: gl.con
             for w in gl.static_range(GROUPS):
                 at = told % C.q_stages * GROUPS + w
                 mbarrier.wait(shared.q_empty.index(at), ((told // C.q_stages) & 1) ^ 1)
-                mbarrier.expect(shared.q_full.index(at), ROWS * C.size * 2)
-                tma.async_copy_global_to_shared(
-                    q_desc, [first_token + first + w * (ROWS // C.pack), head, 0], shared.q_full.index(at),
-                    shared.q.index(at),
-                )  # fmt: skip
+                mbarrier.expect(shared.q_full.index(at), ROWS * C.part * PARTS * 2)
+                for x in gl.static_range(PARTS):
+                    tma.async_copy_global_to_shared(
+                        q_desc, [first_token + first + w * (ROWS // C.pack), head, x * C.part],
+                        shared.q_full.index(at), shared.q.index(at * PARTS + x),
+                    )  # fmt: skip
             first_row = 0
             table_ptr = batch.block_table
             last_page = 0
@@ -119,10 +128,10 @@ def produce(q_desc, k_desc, v_desc, shared, batch, k_places, v_places, C: gl.con
                     pages = _pages(table_ptr, gl.maximum(key - C.block_n, 0), last_page, C)
                 stage = loaded % C.stages
                 phase = (loaded // C.stages) & 1
-                _load_block(k_desc, shared.k.index(stage), shared.k_full.index(stage), shared.k_empty.index(stage),
-                            phase, key, here, first_row, kv_head, k_places, C)  # fmt: skip
-                _load_block(v_desc, shared.v.index(stage), shared.v_full.index(stage), shared.v_empty.index(stage),
-                            phase, key, here, first_row, kv_head, v_places, C)  # fmt: skip
+                _load_block(k_desc, shared.k, stage, shared.k_full.index(stage), shared.k_empty.index(stage), phase,
+                            key, here, first_row, kv_head, k_places, C.part, PARTS, C)  # fmt: skip
+                _load_block(v_desc, shared.v, stage, shared.v_full.index(stage), shared.v_empty.index(stage), phase,
+                            key, here, first_row, kv_head, v_places, C.part_v, PARTS_V, C)  # fmt: skip
                 loaded += 1
             told += 1
         if C.dynamic:

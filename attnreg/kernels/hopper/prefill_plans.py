@@ -28,8 +28,10 @@ from attnreg.kernels.triton_attn import TritonPlan
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
 from attnreg.runtime.lengths import LONGEST, content, queries_of
 
-# head sizes that the kernel computes, and the smallest box of keys that the copy engine can swizzle
-SIZES = (64, 128, 256)
+# head sizes that the kernel computes, of keys and of values; the columns that the copy engine can swizzle
+SIZES = (64, 80, 96, 128, 192, 256)
+COPIED = 64
+# the smallest box of keys
 SMALLEST_BOX = 16
 # the share of the multiprocessors' time that tiles with all of their keys have to fill
 BUSY = 0.6
@@ -83,11 +85,6 @@ def spacing(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int
     return (token, head, 1) if apart and fits else None
 
 
-def turned(tensors: Sequence[Tensor]) -> bool:
-    """Whether one has the tokens of a head side by side, [tokens, heads, size] by strides. No GPU has run such yet."""
-    return any(x.dim() == 3 and x.shape[1] > 1 and x.stride(1) > x.stride(0) for x in tensors)
-
-
 class Descriptor(NamedTuple):
     """The facts of a `TensorDescriptor` that a launch reads."""
 
@@ -108,6 +105,8 @@ class Prompts:
         """strides: of query and output. numbers: those of the batch, of `plans`. tensors: like those of the calls."""
         query, _, _, _, lse, sinks, *_ = tensors
         self.code, self.strides, self.keys, self.values, self.device = code, strides, keys, values, query.device
+        # calls that repeat another may give tensors of other shapes, in memory that is spaced alike
+        self.shapes = query.shape, tensors[3].shape
         requests, rows = numbers[0], query.shape[0]
         head_tiles = code.group // code.pack
         tiles = rows // (GROUPS.value * ROWS.value // code.pack) + requests
@@ -159,19 +158,18 @@ class Prompts:
     def _descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Descriptor, ...]:
         keys, values = self.keys, self.values
         return (
-            Descriptor(query, query.shape, self.strides[0]),
+            Descriptor(query, self.shapes[0], self.strides[0]),
             Descriptor(key, keys.shape, (keys.stride, 1)),
             Descriptor(value, values.shape, (values.stride, 1)),
-            Descriptor(output, output.shape, self.strides[1]),
+            Descriptor(output, self.shapes[1], self.strides[1]),
         )
 
     def _compile(self, descriptors: Sequence[Descriptor], tensors: Sequence[Tensor], sinks: Tensor | None) -> None:
         """Runs the kernel through Triton, which compiles it."""
         query = descriptors[0].base
-        tiles, boxes = blocks_of(self.code)
         described = [
             TensorDescriptor(x.base, [*x.shape], [*x.strides], [*block], layout)
-            for x, (block, layout) in zip(descriptors, (tiles, boxes, boxes, tiles), strict=True)
+            for x, (block, layout) in zip(descriptors, blocks_of(self.code), strict=True)
         ]
         compiled = prefill_kernel[self.grid](*described, *tensors, *self.numbers, self.code, num_warps=4)
         _compiled[self._kind(query, sinks)] = compiled
@@ -181,10 +179,12 @@ class Prompts:
 _compiled: dict[Any, Any] = {}
 
 
-def blocks_of(code: Code) -> tuple[tuple[tuple[int, ...], Any], tuple[tuple[int, ...], Any]]:
-    """The block and the layout in shared memory of a warpgroup's rows, and of the keys of one copy."""
-    tile = (ROWS.value // code.pack, code.pack, code.size)
-    return (tile, gl.NVMMASharedLayout(128, 16, 3)), ((code.box, code.size), gl.NVMMASharedLayout(128, 16, 2))
+def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
+    """The block of one copy of queries, keys, values and outputs, and its layout in shared memory."""
+    rows = ROWS.value // code.pack, code.pack
+    queries, outputs = ((*rows, part) for part in (code.part, code.part_v))
+    keys, values = ((code.box, part) for part in (code.part, code.part_v))
+    return [(block, gl.NVMMASharedLayout(128, 16, len(block))) for block in (queries, keys, values, outputs)]
 
 
 def pack_of(spec: AttentionSpec) -> int:
@@ -198,12 +198,20 @@ def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, 
     group = spec.num_heads // spec.num_kv_heads
     left, right = spec.sides(causal)
     narrow = left >= 0 and right >= 0 and left + right < 256
-    block_n = 64 if spec.head_size > 128 or narrow else 128
+    size, size_v = spec.head_size, spec.head_size_v
+    block_n = 64 if max(size - 64, size_v) > 128 or narrow else 128
+    wide = size > 128
+    output_in_query = size_v <= size and wide
+    # parts of the output are those of the queries then
+    whole = size == size_v or not output_in_query
     return Code(
         kv_heads=spec.num_kv_heads,
         group=group,
         pack=pack_of(spec),
-        size=spec.head_size,
+        size=size,
+        size_v=size_v,
+        part=_part(size) if whole else COPIED,
+        part_v=_part(size_v) if whole else COPIED,
         block_n=block_n,
         box=min(block_size & -block_size, block_n) if block_size else block_n,
         block_size=block_size,
@@ -214,11 +222,16 @@ def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, 
         softcap=bool(spec.softcap),
         sinks=sinks,
         lse=lse,
-        q_stages=1 if spec.head_size > 128 else 2,
-        output_in_query=spec.head_size > 128,
+        q_stages=1 if wide else 2,
+        output_in_query=output_in_query,
         take_turns=True,
         dynamic=True,
     )
+
+
+def _part(size: int) -> int:
+    """The columns of a part: all where they are a power of 2."""
+    return COPIED if size & (size - 1) else size
 
 
 class HopperPlan(TritonPlan):
@@ -270,10 +283,9 @@ class HopperPlan(TritonPlan):
         spec = self.spec
         block_size = (spec.block_size or 0) if self._paged else 0
         if (
-            spec.head_size not in SIZES or spec.head_size_v != spec.head_size or spec.kv_layout == "SPLIT"
+            spec.head_size not in SIZES or spec.head_size_v not in SIZES or spec.kv_layout == "SPLIT"
             or {query.dtype, key.dtype, value.dtype, output.dtype} not in ({torch.float16}, {torch.bfloat16})
             or block_size % SMALLEST_BOX or not isinstance(self.causal, bool)
-            or turned((query, key, value, output))
         ):  # fmt: skip
             return None
         strides = spacing(query.shape, query.stride()), spacing(output.shape, output.stride())

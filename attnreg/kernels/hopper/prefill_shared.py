@@ -93,7 +93,8 @@ class Shared(NamedTuple):
 class Code(NamedTuple):
     """The constants of the kernel.
 
-    group: query heads of a KV head. pack: of them in a tile, a power of 2. size: of a head. block_n: keys of a block.
+    group: query heads of a KV head. pack: of them in a tile, a power of 2. size, size_v: of a head's keys and values.
+    part, part_v: their columns that lie together, a power of 2; the last part may hold fewer. block_n: keys of a block.
     box: keys that are copied at once. block_size: of the cache, 0 without one. stages: blocks of keys under way.
     q_stages: tiles whose queries are there or under way. output_in_query: the output goes through their memory.
     take_turns: the warpgroups issue by turns. dynamic: a block of threads takes its next tile when it is free.
@@ -103,6 +104,9 @@ class Code(NamedTuple):
     group: int
     pack: int
     size: int
+    size_v: int
+    part: int
+    part_v: int
     block_n: int
     box: int
     block_size: int
@@ -116,6 +120,18 @@ class Code(NamedTuple):
     output_in_query: bool
     take_turns: bool
     dynamic: bool
+
+
+@gluon.constexpr_function
+def parts_of(size, part):
+    """The parts of a head."""
+    return -(-size // part)
+
+
+@gluon.constexpr_function
+def columns_of(size, part, i):
+    """The columns of part i that a head has."""
+    return min(part, size - i * part)
 
 
 @gluon.jit

@@ -10,7 +10,10 @@ from support.compiler import Compiler
 from torch import Tensor
 
 from attnreg.kernels.hopper import attention as hopper_attn
-from attnreg.kernels.hopper.prefill_plans import code_of, rows_of, spacing, turned
+from attnreg.kernels.hopper.prefill_plans import SIZES, Prompts, code_of, rows_of, spacing
+from attnreg.kernels.triton.schedule import Launch
+from attnreg.kernels.triton.target import target_for
+from attnreg.kernels.triton.tiles import Config
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError
 
 
@@ -28,23 +31,29 @@ def spec(**changes: object) -> AttentionSpec:
 
 
 # products: those of the first block and of a loop's step with keys, and of the step and of the last block with values,
-# by two warpgroups. loads: of queries by two, and of keys and values by boxes, each in parts of 64 columns
+# by two warpgroups. loads: of queries by two, and of keys and values by boxes, each in parts of 64 columns. stores: of
+# two warpgroups, each a part of the output
 @pytest.mark.parametrize(
-    ("name", "products", "loads"),
+    ("name", "products", "loads", "stores"),
     [
-        ("paged", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8)),
-        ("packed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1)),
-        ("full", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1)),
-        ("window of 64", 2 * (2 * 4 + 2 * 4), 2 + 4 + 4),
-        ("256, softcap", 2 * (2 * 16 + 2 * 4), 4 * (2 + 4 + 4)),
+        ("paged", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
+        ("packed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
+        ("full", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
+        ("window of 64", 2 * (2 * 4 + 2 * 4), 2 + 4 + 4, 2),
+        ("256, softcap", 2 * (2 * 16 + 2 * 4), 4 * (2 + 4 + 4), 2),
+        # 32 columns of the second part are multiplied; products with values are two
+        ("96", 2 * (2 * (4 + 2) + 2 * 2 * 8), 2 * (2 + 8 + 8), 4),
+        ("192, values of 128", 2 * (2 * 12 + 2 * 2 * 8), 3 * (2 + 1) + 2, 4),
     ],
 )
-def test_the_kernel_keeps_its_products_in_flight(compiler: Compiler, name: str, products: int, loads: int) -> None:
+def test_the_kernel_keeps_its_products_in_flight(
+    compiler: Compiler, name: str, products: int, loads: int, stores: int
+) -> None:
     kernel = compiler.call("hopper_prefill", "compiled", name)
     assert not kernel.spills
     assert not kernel.serialised
     assert kernel.shared <= 232448
-    assert (kernel.products, kernel.loads, kernel.stores) == (products, loads, 2)
+    assert (kernel.products, kernel.loads, kernel.stores) == (products, loads, stores)
     # of each thread when the kernel starts; the warpgroups then share all registers out
     assert kernel.registers <= 168
 
@@ -146,11 +155,37 @@ def test_queries_and_outputs_by_their_strides(
     assert spacing(shape, strides) == walked
 
 
-def test_heads_that_lie_further_apart_than_tokens_are_left_to_triton_attn() -> None:
-    apart = torch.empty(8, 77, 64).transpose(0, 1)
-    assert turned([torch.empty(77, 8, 64), apart])
-    assert not turned([torch.empty(77, 8, 64), torch.empty(1, 77, 64).transpose(0, 1), torch.empty(5, 3, 32, 64)])
-    assert not turned([torch.empty(77, 24, 64)[:, 8:16]])
+@pytest.mark.parametrize("values", SIZES)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_pair_of_sizes_fits_into_shared_memory(size: int, values: int) -> None:
+    code = code_of(spec(head_size=size, head_size_v=values), True, 16, sinks=False, lse=False)
+    assert code.part_v * -(-values // code.part_v) <= 256
+    columns, columns_v = (part * -(-n // part) for n, part in ((size, code.part), (values, code.part_v)))
+    assert columns >= size
+    assert columns_v >= values
+    rows = 128 * columns * code.q_stages + code.stages * code.block_n * (columns + columns_v)
+    if code.output_in_query:
+        assert (code.part_v, columns_v) <= (code.part, columns)
+    else:
+        rows += 128 * columns_v
+    # barriers and facts take less than 1 KiB
+    assert 2 * rows <= 232448 - 1024
+
+
+def test_a_repeated_call_is_described_as_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is repeated on tensors of other dimensions, whose memory is spaced alike."""
+    monkeypatch.setattr("attnreg.kernels.hopper.prefill_plans.target_of", lambda device: target_for("cuda", 90, 132))
+    q, k, v, out = (torch.empty(heads, 32, 128, dtype=torch.bfloat16).transpose(0, 1) for heads in (8, 2, 2, 8))
+    keys, values = (rows_of(x.shape, x.stride(), "NHD") for x in (k, v))
+    strides = spacing(q.shape, q.stride()), spacing(out.shape, out.stride())
+    code = code_of(spec(block_size=None), True, 0, sinks=False, lse=False)
+    launch = Launch(Config(64, 64, 4, 2), 17, 32, 4, False, 1, 256, 1)
+    assert keys is not None
+    assert values is not None
+    prompts = Prompts(spec(), code, launch, strides, keys, values, (1, 0, 0), (q, k, v, out, None, None))
+    described = [x[1:] for x in prompts._descriptors(q, k, v, out)]
+    again = [x[None].transpose(1, 2) for x in (q, k, v, out)]
+    assert [x[1:] for x in prompts._descriptors(*again)] == described
 
 
 @pytest.mark.parametrize(("heads", "pack"), [((8, 8), 1), ((32, 8), 4), ((28, 4), 1), ((24, 2), 4), ((128, 1), 64)])

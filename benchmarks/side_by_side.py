@@ -1,0 +1,106 @@
+"""Measure backends side by side on a GPU of SM 9.0: in turns, in one process, on the same numbers.
+
+python benchmarks/side_by_side.py                    HOPPER_ATTN beside its peers that load here
+python benchmarks/side_by_side.py --case head        only the cases with this word in their names
+python benchmarks/side_by_side.py --backend TRITON_ATTN   another peer; repeatable
+python benchmarks/side_by_side.py --record           write benchmarks/results/side_by_side.json too
+
+Rounds go through all backends; in each, a backend's figure is the median as in attention.py, of a captured call where
+it may be captured. The figure of a case is the median of the rounds. Every output is compared with float64.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import torch
+from attention import Case, Data
+from measuring import Figures, machine, parser_of, require_gpus, time_us
+from peers import module_of
+
+OURS = "HOPPER_ATTN"
+PEERS = ("TRITON_ATTN", "FLASH_ATTN/FA3", "TORCH_SDPA/cuDNN", "FLASHINFER")
+ROUNDS = 3
+
+PROMPTS = Case(name="prefill 4k b4 packed", mark=790, requests=4, queries=4096, context=0, block_size=None)
+PAGED = replace(PROMPTS, name="prefill 4k b4", mark=850, block_size=16)
+ON_8K = replace(PAGED, name="prefill 2k on 8k b8", mark=3600, requests=8, queries=2048, context=8192)
+GPT_OSS = replace(PAGED, name="gpt-oss 4k b4", mark=1180, heads=(64, 8), head_size=64, sinks=True)
+CASES = (
+    PROMPTS,
+    PAGED,
+    replace(PAGED, name="prefill 4k b4, not causal", mark=1600, causal=False),
+    replace(PAGED, name="prefill 1k b16", mark=260, requests=16, queries=1024),
+    ON_8K,
+    replace(ON_8K, name="prefill 2k on 8k b8, pages of 128", mark=math.inf, block_size=128),
+    replace(ON_8K, name="prefill 512 on 8k b8", mark=860, queries=512),
+    GPT_OSS,
+    replace(GPT_OSS, name="gpt-oss 4k b4, window of 128", mark=160, window=128),
+    *(
+        replace(PROMPTS, name=f"prefill 4k b4 packed, heads of {size}", mark=mark, head_size=size)
+        for size, mark in ((64, 570), (80, math.inf), (96, 680), (192, math.inf), (256, 730))
+    ),
+    replace(PROMPTS, name="prefill 4k b4 packed, heads of 192, values of 128", mark=math.inf, head_size=192,
+            head_size_v=128, heads=(32, 32)),
+    replace(ON_8K, name="prefill 2k on 8k b4, heads of 256", mark=1600, requests=4, head_size=256),
+)  # fmt: skip
+
+
+def measure(case: Case, backends: list[str]) -> dict[str, Any]:
+    """The figures of a case by backend, or why there is none, and how the first one's compare with the best peer's."""
+    torch.cuda.empty_cache()
+    found: dict[str, Any] = {}
+    running = {}
+    for title in backends:
+        module = module_of(title, case.request)
+        if isinstance(module, str):
+            found[title] = f"refused: {module[:90]}"
+            continue
+        try:
+            data = Data(case, module=module)
+            captured = case.block_size is not None and getattr(module, "CAPTURABLE", False)
+            time_us(data.forward, 3, captured=captured)
+            error = data.error()
+        except (RuntimeError, ValueError) as problem:
+            found[title] = f"refused: {str(problem).splitlines()[0][:90]}"
+            continue
+        if error <= case.max_error:
+            running[title] = data, captured
+        else:
+            found[title] = f"wrong: error {error:.2g}"
+    rounds = [
+        {title: time_us(data.forward, 20, captured=captured) for title, (data, captured) in running.items()}
+        for _ in range(ROUNDS)
+    ]
+    found |= {title: round(statistics.median(times[title] for times in rounds), 1) for title in running}
+    row: dict[str, Any] = {"case": case.name, "mark": case.mark if math.isfinite(case.mark) else None, "us": found}
+    peers = [found[title] for title in running if title != backends[0]]
+    if backends[0] in running and peers:
+        row |= {"ratio": round(found[backends[0]] / min(peers), 3), "met": found[backends[0]] <= case.mark}
+    return row
+
+
+def main() -> None:
+    parser = parser_of("side_by_side", __doc__)
+    parser.add_argument("--case", default="", help="only the cases with this word in their names")
+    parser.add_argument("--backend", action="append", default=[], help="a further backend or variant; repeatable")
+    options = parser.parse_args()
+    require_gpus("side_by_side")
+    figures = Figures(options.record, machine())
+    backends = [*dict.fromkeys((OURS, *PEERS, *options.backend))]
+    for case in CASES:
+        if options.case in case.name:
+            figures.add(measure(case, backends))
+    ratios = [row["ratio"] for row in figures.rows if "ratio" in row]
+    if ratios:
+        mean, ahead = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
+        print(
+            f"{OURS} takes {mean:.3f} of the best peer's time (geometric mean), and leads in {ahead} of {len(ratios)}"
+        )
+
+
+if __name__ == "__main__":
+    main()
