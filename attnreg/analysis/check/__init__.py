@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attnreg.analysis.diagram import Node
     from attnreg.language.vocabulary import Facet, Vocabulary, Word
     from attnreg.platforms import Platform
-    from attnreg.registry import Backend, Entry, Invariant, Registry
+    from attnreg.registry import Backend, Entry, Invariant, Order, Registry
 
 SNAPSHOT = "selections.yaml"
 
@@ -192,7 +192,7 @@ def _unreachable(model: Model) -> Iterator[Finding]:
             message = f"the order {order.title} is never used: the orders before it take every request"
             yield Finding("unreachable order", order.where, message, "remove it, or move it up")
             continue
-        winners = d.terminals(model.pick(enumerate(model.entries(order)), region))
+        winners = _winners(model, order, region)
         for i, entry in enumerate(order.entries):
             if i in winners:
                 alive.setdefault(entry.where, []).append(order.title)
@@ -203,6 +203,18 @@ def _unreachable(model: Model) -> Iterator[Finding]:
         titles = ", ".join(alive.get(entry.where, ()))
         help_ = f"name the other orders beside its place: `orders: [{titles}]`" if titles else ""
         yield Finding("unreachable entry", entry.where, message, help_ or "remove it from the order, or move it up")
+
+
+def _winners(model: Model, order: Order, region: Node) -> set[int]:
+    """The entries of an order that are chosen somewhere in a region, as `Model.pick` chooses."""
+    d, left, winners = model.d, region, set[int]()
+    entries = model.entries(order)
+    natives, others = ([parts[i] for parts in entries] for i in (1, 0))
+    for index, where in (*enumerate(natives), *enumerate(others)):
+        if d.conjoin([left, where]) != d.false:
+            winners.add(index)
+            left = d.ite(where, d.false, left)
+    return winners
 
 
 def _why_never(model: Model, entry: Entry, region: Node) -> str:
