@@ -122,6 +122,7 @@ def outputs(root: Path) -> dict[str, str]:
         "packed": docs_speed.speed_block(root, "turboquant"),
         "latents": docs_speed.speed_block(root, "mla"),
         "host": docs_speed.host_block(root),
+        "peers": docs_speed.side_by_side_block(root),
         "tiles": docs_tiles.tiles_block(),
     }
     pages["docs/vllm.md"] = {"engine": docs_speed.engine_block(root)}

@@ -149,7 +149,7 @@ FA3_RUNS = [
     "    to be faster at decoding and with a window, FA3 at prompts (backends.yaml:*)",
 ]
 NATIVE_RUNS = [
-    "  ▹ attnreg itself runs TRITON_ATTN: FLASHINFER/native has no kernel module that attnreg can run",
+    "  ▹ attnreg itself runs HOPPER_ATTN: FLASHINFER/native has no kernel module that attnreg can run",
     "    (backends.yaml:*)",
 ]
 BRIEF: list[tuple[str, list[Question], list[str], list[str]]] = [

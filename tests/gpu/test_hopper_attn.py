@@ -16,7 +16,9 @@ from attnreg.runtime.interface import Call, Layout
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
     from attnreg.kernels.hopper import attention as hopper_attn
+    from attnreg.kernels.hopper import prefill_plans
     from attnreg.kernels.hopper.prefill_plans import Prompts
+    from attnreg.kernels.triton import plans
 else:
     pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
 
@@ -26,7 +28,9 @@ PACKED = replace(PAGED, queries=[300, 17, 129, 64, 1], keys=[300, 17, 129, 64, 1
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Prompts]:
-    """The launches of the kernel during a test."""
+    """The launches of the kernel during a test, which takes the tiles of a narrow window however few they are."""
+    monkeypatch.setattr(prefill_plans, "SEVERAL", 0)
+    plans._launches.cache_clear()
     seen: list[Prompts] = []
     run = Prompts.run
 

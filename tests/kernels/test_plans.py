@@ -139,7 +139,7 @@ def test_lengths_that_plans_take_for_alike_are_split_alike(
 ) -> None:  # fmt: skip
     shape = Shape(0, False, group, wide, wide, 2, 1 if quantised else 2, True, False, window, extras)
     bounds = {"num_kv_heads": 8, "max_query_len": max(queries), "batch_invariant": invariant}
-    most = -(-keys // plans._ALIKE) * plans._ALIKE
+    most = -(-keys // plans.ALIKE) * plans.ALIKE
     of_keys, of_most = (schedule(target, shape, queries, max_seq_len=n, **bounds) for n in (keys, most))
     if invariant:
         assert of_most == of_keys

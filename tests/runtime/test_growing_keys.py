@@ -65,7 +65,7 @@ def planned(layer: Attention, keys: int) -> Fit:
 def test_a_step_with_more_keys_is_looked_at_and_bound_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer = make(block_size=None)
-    looked_at, bound = counted(Fit, "_problems", monkeypatch), counted(plans, "_bound", monkeypatch)
+    looked_at, bound = counted(Fit, "_problems", monkeypatch), counted(plans, "bound_launches", monkeypatch)
     for keys in (5, 6, 7, 30, 6):
         k, v = torch.randn(2, REQUESTS, KV_HEADS, keys, SIZE)
         query, batch = torch.randn(REQUESTS, HEADS, SIZE), step(keys)

@@ -125,3 +125,25 @@ def test_what_a_device_can_do_is_a_number(most: str, tmp_path: Path) -> None:
     )
     with pytest.raises(attnreg.RegistryError, match="gigabytes are a number of at least 1, got"):
         load_registry(None, [overlay])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, None),
+        # three digits are stated
+        ({"ratio": 1.104}, None),
+        ({"ratio": 1.31}, "its samples show HOPPER_ATTN to be 1.10x as fast as FLASH_ATTN/FA3, not 1.31x"),
+        ({"of": "FLASH_ATTN/FA3", "over": "HOPPER_ATTN"},
+         "its samples show FLASH_ATTN/FA3 to be 0.91x as fast as HOPPER_ATTN, not 1.10x"),
+        ({"over": "TORCH_SDPA/cuDNN"},
+         "in no sample of a request that it takes were HOPPER_ATTN and TORCH_SDPA/cuDNN timed side by side"),
+    ],
+)  # fmt: skip
+def test_an_order_that_states_what_was_not_measured(
+    default: attnreg.Registry, changes: dict[str, Any], says: str | None
+) -> None:
+    (order,) = (order for order in default.orders["cuda"] if order.name == "hopper-prompts")
+    assert order.measured is not None
+    found = [finding.message for finding in contradictions(default, order, replace(order.measured, **changes))]
+    assert found == ([] if says is None else [f"cuda/hopper-prompts says what was not measured: {says}"])

@@ -135,7 +135,7 @@ def test_cells_of_an_unknown_window_rank_nothing(default: attnreg.Registry) -> N
 
 
 def test_files_of_before_are_read() -> None:
-    found = read_samples(ROOT / "registry/measurements/nvidia_h200_2026-11-26.jsonl")
+    found = read_samples(ROOT / "tests/data/samples_without_numbers.jsonl")
     assert any("sliding_window" in cell.request.features for cell in found.cells)
     assert {cell.bounded for cell in found.cells if "sliding_window" in cell.request.features} == {False}
 

@@ -13,6 +13,7 @@ from attnreg.analysis.timings.ranking import compared, rankable
 from attnreg.analysis.timings.samples import Samples, SamplesError, kernel_hash, read_samples
 from attnreg.compile.bundled import registry_root
 from attnreg.errors import RequestError
+from attnreg.language.measured import LEAST
 from attnreg.platforms import Platform
 from attnreg.selection.point import point_of
 
@@ -87,8 +88,26 @@ def contradictions(registry: Registry, order: Order, measured: Measured) -> Iter
     if not any(rankable(samples, [cell], [e.backend for e in order.entries]) for cell in cells):
         message = f"no sample in {measured.file} is of a request that {order.title} takes"
         yield Finding("missing evidence", measured.where, message, _AGAIN)
+    yield from _misstated(order, measured, samples, cells)
     yield from _misranked(order, samples, cells)
     yield from _wrong(order, samples, cells)
+
+
+def _misstated(order: Order, measured: Measured, samples: Samples, cells: list[int]) -> Iterator[Finding]:
+    """A ratio that the samples do not give, or of backends of which they have none."""
+    names = [measured.of, measured.over]
+    both = [cell for cell in cells if len(rankable(samples, [cell], names)) == 2]
+    if not both:
+        says = f"in no sample of a request that it takes were {measured.of} and {measured.over} timed side by side"
+    else:
+        found = compared(samples, both, *names).ratio
+        if abs(found / measured.ratio - 1) < LEAST:
+            return
+        says = (
+            f"its samples show {measured.of} to be {found:.2f}x as fast as {measured.over}, not {measured.ratio:.2f}x"
+        )
+    message = f"{order.title} says what was not measured: {says}"
+    yield Finding("contradicted order", measured.where, message, "state what its samples show, or " + _AGAIN)
 
 
 def _misranked(order: Order, samples: Samples, cells: list[int]) -> Iterator[Finding]:

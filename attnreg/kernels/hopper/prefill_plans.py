@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""Plans of HOPPER_ATTN: those of TRITON_ATTN, whose launches for prompts go to the kernel in `prefill` where it can.
+"""The launch of the kernel in `prefill`, in place of one of TRITON_ATTN's for prompts.
 
 It can where the copy engine reads the tensors as they lie: addresses and strides are multiples of 16 bytes, and the
 rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
@@ -8,7 +8,6 @@ rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,14 +18,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from attnreg.kernels.hopper.prefill import LOG2_E, prefill_kernel
 from attnreg.kernels.hopper.prefill_shared import GROUPS, ROWS, Code
-from attnreg.kernels.hopper.target import require
 from attnreg.kernels.triton.launch import Start, starter
-from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
-from attnreg.kernels.triton.splits import Run
+from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.target import target_of
-from attnreg.kernels.triton_attn import TritonPlan
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata
-from attnreg.runtime.lengths import LONGEST, content, queries_of
+from attnreg.runtime.interface import AttentionSpec
+from attnreg.runtime.lengths import LONGEST
 
 # head sizes that the kernel computes, of keys and of values; the columns that the copy engine can swizzle
 SIZES = (64, 80, 96, 128, 192, 256)
@@ -35,6 +31,8 @@ COPIED = 64
 SMALLEST_BOX = 16
 # the share of the multiprocessors' time that tiles with all of their keys have to fill
 BUSY = 0.6
+# the tiles of each, in a narrow window
+SEVERAL = 4
 _INT32 = 2**31
 
 
@@ -124,7 +122,7 @@ class Prompts:
         )  # fmt: skip
         self._start: Start | None = None
 
-    def run(self, call: Sequence[Any], batch: Sequence[Any]) -> None:
+    def run(self, call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
         """Computes the requests of the launch."""
         if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):
@@ -197,9 +195,8 @@ def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, 
     """The constants of the kernel for a layer; block_size: 0 without a cache."""
     group = spec.num_heads // spec.num_kv_heads
     left, right = spec.sides(causal)
-    narrow = left >= 0 and right >= 0 and left + right < 256
     size, size_v = spec.head_size, spec.head_size_v
-    block_n = 64 if max(size - 64, size_v) > 128 or narrow else 128
+    block_n = 64 if max(size - 64, size_v) > 128 or _is_narrow(spec, causal) else 128
     wide = size > 128
     output_in_query = size_v <= size and wide
     # parts of the output are those of the queries then
@@ -234,78 +231,46 @@ def _part(size: int) -> int:
     return COPIED if size & (size - 1) else size
 
 
-class HopperPlan(TritonPlan):
-    """A plan of TRITON_ATTN whose prompts go to the kernel for SM 9.0."""
-
-    # constants in place of those that are chosen, for measurements
-    changes: Mapping[str, Any] = MappingProxyType({})
-
-    def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
-        """Raises `SpecError` for another GPU."""
-        require(batch.query_start_loc.device)
-        super().__init__(spec, batch)
-        self.spec, self.causal = spec, batch.causal
-        self.starts, self.device = batch.query_start_loc_cpu, batch.query_start_loc.device
-
-    def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
-        runs = super()._bind(tensors)
-        for i, planned in enumerate(self.launches):
-            if self._takes(planned.chosen):
-                prompts = self._prompts(planned.chosen, tensors)
-                if prompts is not None:
-                    runs[i] = _either(prompts, runs[i])
-        return runs
-
-    def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, tuple[int, int]]:
-        differing, heads = super()._differing(key, value)
-        if any(planned.chosen.max_query_len > SHORT_QUERIES for planned in self.launches):
-            # the copy engine is told where rows and heads are
-            differing = differing, key.shape, key.stride(), value.shape, value.stride()
-        return differing, heads
-
-    def _takes(self, launch: Launch) -> bool:
-        """Whether a launch is of prompts, and its keys are better not split, as this kernel never does.
-
-        Split keys keep all multiprocessors busy, but take TRITON_ATTN's kernel, and a merge: about 1.6 times the work.
-        """
-        if launch.max_query_len <= SHORT_QUERIES or launch.splits == 1:
-            return launch.max_query_len > SHORT_QUERIES
-        group, pack = self.spec.num_heads // self.spec.num_kv_heads, pack_of(self.spec)
-        block_q = GROUPS.value * ROWS.value // pack
-        members = (n for n in queries_of(content(self.starts)).each if launch.min_query_len <= n)
-        tiles = sum(-(-n // block_q) for n in members) * self.spec.num_kv_heads * (group // pack)
-        num_sms = target_of(self.device).num_sms
-        return bool(tiles >= BUSY * -(-tiles // num_sms) * num_sms > 0)
-
-    def _prompts(self, launch: Launch, tensors: Sequence[Any]) -> Prompts | None:
-        """The kernel for a launch, None where it cannot run."""
-        query, key, value, output, lse, sinks, *_ = tensors
-        spec = self.spec
-        block_size = (spec.block_size or 0) if self._paged else 0
-        if (
-            spec.head_size not in SIZES or spec.head_size_v not in SIZES or spec.kv_layout == "SPLIT"
-            or {query.dtype, key.dtype, value.dtype, output.dtype} not in ({torch.float16}, {torch.bfloat16})
-            or block_size % SMALLEST_BOX or not isinstance(self.causal, bool)
-        ):  # fmt: skip
-            return None
-        strides = spacing(query.shape, query.stride()), spacing(output.shape, output.stride())
-        keys, values = (rows_of(x.shape, x.stride(), spec.kv_layout) for x in (key, value))
-        if keys is None or values is None or None in strides:
-            return None
-        code = code_of(spec, self.causal, block_size, sinks=sinks is not None, lse=lse is not None)
-        code = code._replace(**self.changes)
-        return Prompts(spec, code, launch, strides, keys, values, self._numbers, tensors)
+def prompts_of(
+    spec: AttentionSpec, causal: bool, launch: Launch, numbers: Sequence[int], tensors: Sequence[Any],
+    changes: Mapping[str, Any],
+) -> Prompts | None:  # fmt: skip
+    """The kernel for a launch, None where it cannot run. numbers: of the batch. changes: of the chosen constants."""
+    query, key, value, output, lse, sinks, *_ = tensors
+    block_size = (spec.block_size or 0) if key.dim() == 4 else 0
+    if (
+        spec.head_size not in SIZES or spec.head_size_v not in SIZES or spec.kv_layout == "SPLIT"
+        or {query.dtype, key.dtype, value.dtype, output.dtype} not in ({torch.float16}, {torch.bfloat16})
+        or block_size % SMALLEST_BOX
+    ):  # fmt: skip
+        return None
+    strides = spacing(query.shape, query.stride()), spacing(output.shape, output.stride())
+    keys, values = (rows_of(x.shape, x.stride(), spec.kv_layout) for x in (key, value))
+    if keys is None or values is None or None in strides:
+        return None
+    code = code_of(spec, causal, block_size, sinks=sinks is not None, lse=lse is not None)
+    return Prompts(spec, code._replace(**changes), launch, strides, keys, values, numbers, tensors)
 
 
-def _either(prompts: Prompts, portable: Run) -> Run:
-    """Runs the kernel where the copy engine can address the call's memory, which it reads by 16 bytes."""
+def takes(spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], num_sms: int) -> bool:
+    """Whether this kernel is better at a launch of prompts than TRITON_ATTN's, which can split keys.
 
-    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-        query, key, value, output, *_ = call
-        address = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
-        if address % 16:
-            portable(call, batch, varying)
-        else:
-            prompts.run(call, batch)
+    Split keys keep all multiprocessors busy, but take a merge, and TRITON_ATTN's kernel about 1.6 times the work. In a
+    narrow window a tile takes less than it costs to begin, until each multiprocessor has several.
+    """
+    # the tiles of a batch may not decide a request's result
+    narrow = _is_narrow(spec, causal) and "batch_invariant" not in spec.features
+    if launch.splits == 1 and not narrow:
+        return True
+    group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
+    block_q = GROUPS.value * ROWS.value // pack
+    members = (n for n in queries if launch.min_query_len <= n)
+    tiles = sum(-(-n // block_q) for n in members) * spec.num_kv_heads * (group // pack)
+    busy = tiles >= BUSY * -(-tiles // num_sms) * num_sms > 0
+    return bool((busy or launch.splits == 1) and (tiles >= SEVERAL * num_sms or not narrow))
 
-    return run
+
+def _is_narrow(spec: AttentionSpec, causal: bool) -> bool:
+    """Whether a row sees so few keys that blocks of 64 are better than those of 128."""
+    left, right = spec.sides(causal)
+    return bool(left >= 0 and right >= 0 and left + right < 256)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.triton.attention import _attention_kernel
-from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
+from attnreg.kernels.triton.launch import MOST_BOUND, Kernel, Variant
 from attnreg.kernels.triton.layout import (
     FP8,
     TL_DTYPES,
@@ -56,12 +56,12 @@ _CALL_NUMBERS = ("stride_lse", "stride_key_head", "stride_value_head")
 _LAUNCH = (
     "min_query_len", "max_query_len", "min_split", "programs_at_once", "head_size", "softmax_scale", "softcap",
 )  # fmt: skip
-_NAMES = (*_CALL, *_BATCH, *_PARTS, *_BATCH_NUMBERS, *_CALL_NUMBERS, *_LAUNCH, "slots")
+NAMES = (*_CALL, *_BATCH, *_PARTS, *_BATCH_NUMBERS, *_CALL_NUMBERS, *_LAUNCH, "slots")
 # packed keys and values of calls alike differ in these: a cache that grows has others in each step
-_HEADS = ("stride_key_head", "stride_value_head")
-_ATTENTION = Kernel(_attention_kernel, _NAMES, _HEADS)
+HEADS = ("stride_key_head", "stride_value_head")
+_ATTENTION = Kernel(_attention_kernel, NAMES, HEADS)
 # no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
-_ALIKE = SMALLEST_SPLIT
+ALIKE = SMALLEST_SPLIT
 
 
 class AttentionPlan:
@@ -82,7 +82,7 @@ class AttentionPlan:
         self.launches = _launches(
             spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
             ranges is not None, tree is not None, causal, content(batch.query_start_loc_cpu), batch.max_query_len,
-            -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits, unrotated,
+            -(-batch.max_seq_len // ALIKE) * ALIKE, config, splits, unrotated,
         )  # fmt: skip
         # whether the launches take queries of `unrotated` elements, and rotate them when they are loaded
         self.rotates = self.launches.rotate
@@ -123,7 +123,7 @@ class AttentionPlan:
         return tuple([x.view(torch.uint8) if x is not None and x.dtype == torch.bool else x for x in self._tensors])
 
     def _prepared(self, call: Call) -> tuple[list[Run], tuple[Any, ...], tuple[int, int] | None]:
-        """What runs a call's launches, its tensors in the order of `_CALL`, and its `_HEADS`."""
+        """What runs a call's launches, its tensors in the order of `_CALL`, and its `HEADS`."""
         query, kv_cache, output, key, value, lse, params, alike, _ = call
         if self._paged and kv_cache is not None:
             key, value = kv_cache
@@ -154,7 +154,7 @@ class AttentionPlan:
 
     def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
         """What runs each launch for calls whose tensors have the facts of these."""
-        return _bound(self.launches, self._numbers, *tensors)
+        return bound_launches(self.launches, self._numbers, *tensors)
 
 
 class _Code(NamedTuple):
@@ -217,23 +217,20 @@ class _Code(NamedTuple):
         }
 
 
-class _PlannedLaunch:
+class PlannedLaunch:
     """One launch of the attention kernel, without tensors, and the merge if its keys are split."""
 
     def __init__(
-        self, spec: AttentionSpec, chosen: Launch, shape: Shape, requests: int, device: torch.device, code: _Code
+        self, spec: AttentionSpec, chosen: Launch, requests: int, variant: Variant, merge: PlannedMerge | None
     ) -> None:
-        self.chosen, self.requests = chosen, requests
-        self.merge: PlannedMerge | None = None
-        if code.split:
-            self.merge = PlannedMerge(spec, chosen, shape.block_dv, requests, device, code.dependent_launch)
-        self.programs = spec.num_kv_heads * -(-shape.group // chosen.heads)
+        """variant: of a kernel that takes `NAMES`."""
+        self.chosen, self.requests, self.variant, self.merge = chosen, requests, variant, merge
+        self.programs = spec.num_kv_heads * -(-spec.num_heads // (spec.num_kv_heads * chosen.heads))
         self.values = (
             chosen.min_query_len, chosen.max_query_len, chosen.min_split,
             chosen.kv_heads_at_once * (self.programs // spec.num_kv_heads), spec.head_size, spec.softmax_scale,
             spec.softcap or 0.0,
         )  # fmt: skip
-        self.variant = _ATTENTION.variant(device, code)
 
     def bind(self, variant_key: tuple[Any, ...], rows: int, numbers: Mapping[str, Any]) -> Run:
         """What computes the requests of this launch, of calls with so many rows of queries, padding included.
@@ -247,7 +244,7 @@ class _PlannedLaunch:
         return run_of(self.variant, self.merge, variant_key, grid, rows, numbers, merge_key, _MERGED)
 
 
-class _Launches(tuple[_PlannedLaunch, ...]):
+class _Launches(tuple[PlannedLaunch, ...]):
     """The launches that batches alike share. kinds: tells the kinds of calls apart, for `runs`.
 
     rotate: they rotate queries when they load them. runs: kind of plan, kind of call, numbers of the batch, what packed
@@ -268,8 +265,8 @@ class _Launches(tuple[_PlannedLaunch, ...]):
         return found
 
 
-def _bound(
-    launches: _Launches, batch: Sequence[int], query: Tensor, key: Tensor, value: Tensor, output: Tensor,
+def bound_launches(
+    launches: Sequence[PlannedLaunch], batch: Sequence[int], query: Tensor, key: Tensor, value: Tensor, output: Tensor,
     lse: Tensor | None, sinks: Tensor | None, slopes: Tensor | None, q_scale: Tensor | None, k_scale: Tensor | None,
     v_scale: Tensor | None, out_scale: Tensor | None,
 ) -> list[Run]:  # fmt: skip
@@ -385,7 +382,10 @@ def _launches(
             split=one.splits > 1,
             dependent_launch=one.splits > 1 and target.dependent_launch,
         )
-        planned.append(_PlannedLaunch(spec, one, shape, len(queries), device, code))
+        merge = None
+        if code.split:
+            merge = PlannedMerge(spec, one, shape.block_dv, len(queries), device, code.dependent_launch)
+        planned.append(PlannedLaunch(spec, one, len(queries), _ATTENTION.variant(device, code), merge))
     found = _Launches(planned)
     found.kinds, found.runs, found.rotate = Kinds(), {}, rotate
     return found

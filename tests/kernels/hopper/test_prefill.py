@@ -49,7 +49,7 @@ def spec(**changes: object) -> AttentionSpec:
 def test_the_kernel_keeps_its_products_in_flight(
     compiler: Compiler, name: str, products: int, loads: int, stores: int
 ) -> None:
-    kernel = compiler.call("hopper_prefill", "compiled", name)
+    kernel = compiler.call("hopper_attn", "compiled", name)
     assert not kernel.spills
     assert not kernel.serialised
     assert kernel.shared <= 232448
@@ -59,8 +59,8 @@ def test_the_kernel_keeps_its_products_in_flight(
 
 
 def test_short_queries_and_split_keys_are_those_of_triton_attn(compiler: Compiler) -> None:
-    def launched(queries: list[int], keys: list[int]) -> list[str]:
-        names: list[str] = compiler.call("hopper_prefill", "launched_for", queries, keys)
+    def launched(queries: list[int], keys: list[int], **facts: object) -> list[str]:
+        names: list[str] = compiler.call("hopper_attn", "launched_for", queries, keys, facts)
         return names
 
     assert launched([2048, 1], [4096, 9]) == ["_attention_kernel", "_merge_splits_kernel", "prefill_kernel"]
@@ -70,6 +70,12 @@ def test_short_queries_and_split_keys_are_those_of_triton_attn(compiler: Compile
     assert launched([512] * 8, [8192] * 8) == ["prefill_kernel"]
     assert launched([512] * 5, [8192] * 5) == ["prefill_kernel"]
     assert launched([512] * 2, [8192] * 2) == ["_attention_kernel", "_merge_splits_kernel"]
+    # in a narrow window a tile is soon done: each multiprocessor has to have several, or one result whatever the batch
+    assert "prefill_kernel" not in launched([2048], [2048], window=128)
+    assert launched([2048] * 8, [2048] * 8, window=128) == ["prefill_kernel"]
+    assert launched([2048], [2048], window=300) == ["prefill_kernel"]
+    invariant = frozenset({"batch_invariant"})
+    assert launched([300], [300], window=128, features=invariant)[-1] == "prefill_kernel"
 
 
 def test_another_target_is_refused_before_anything_is_compiled() -> None:

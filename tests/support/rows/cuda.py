@@ -68,6 +68,7 @@ CUDA: list[Row] = [
     ("prompts of wide heads on Hopper", "sm90", {"phase": "prefill", "head_size": 256}, "FLASH_ATTN/FA3", {}),
     ("prompts of other heads on Hopper", "sm90", {"phase": "prefill", "head_size": 96}, "FLASH_ATTN/FA3", {}),
     ("tokens of wide heads on Hopper", "sm90", {"phase": "decode", "head_size": 256}, "HOPPER_ATTN", {}),
+    ("half-precision heads of 64 on Hopper", "sm90", {"head_size": 64, "dtype": "float16"}, "HOPPER_ATTN", {}),
     ("sinks of gpt-oss on Hopper", "sm90", {"head_size": 64, **features("sinks")}, "HOPPER_ATTN", {}),
     ("encoders on Hopper", "sm90", {"head_size": 64, "attn_type": "encoder_only"}, "HOPPER_ATTN", {}),
     ("pages of 128 on Hopper", "sm90", {"block_size": 128, "dtype": "float16"}, "FLASH_ATTN/FA3-engine", {}),
@@ -128,7 +129,7 @@ CUDA: list[Row] = [
         "values of another width",
         "sm90",
         {"head_size_v": 64},
-        "TRITON_ATTN",
-        {"FLEX_ATTENTION": "", "TORCH_SDPA": ""},
+        "HOPPER_ATTN",
+        {"TRITON_ATTN": "", "FLEX_ATTENTION": "", "TORCH_SDPA": ""},
     ),
 ]

@@ -49,7 +49,8 @@ OTHERS: list[Row] = [
     ),
     ("CPU, PyTorch is not installed", "x86_64 -torch", {}, None, {"CPU_ATTN": "package torch is not installed"}),
     ("vision, Turing", "sm75", VISION, "TORCH_SDPA/efficient", {}),
-    ("vision, Hopper", "sm90", VISION, "FLASH_ATTN/FA3", {}),
+    ("vision, Hopper", "sm90", VISION, "HOPPER_ATTN", {}),
+    ("vision of 72, Hopper", "sm90", {**VISION, "head_size": 72}, "FLASH_ATTN/FA3", {}),
     ("vision, Blackwell", "sm100", VISION, "FLASH_ATTN/FA4", {}),
     (
         "vision, a width of its own",

@@ -1,0 +1,380 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
+# ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
+"""The attention kernel for few queries over a cache of 8-bit floats, in Gluon: codes become operands in registers.
+
+A program computes the rows of a request and a KV head over a share of its keys. Each of its four warps walks keys of
+its own, 16 and more at a time, so that the loop has no barrier and no shared memory: every tensor begins with a
+dimension of warps. Products are computed transposed, scores [keys, rows] and outputs [columns, rows], because the
+matrix unit takes 16 by 8: a group of 8 query heads or fewer fills the 8.
+
+Codes are loaded in words of four. A conversion takes the same byte of two words, and gives a pair of halves that is a
+register of the operand. So the order of a head's columns in a product with keys, and of the output's in one with
+values, is one in which loads are 16 bytes wide; queries and outputs are addressed in that order.
+
+Arguments in capitals are constants.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
+
+WARPS = gl.constexpr(4)
+# keys whose rows lie in one block, which a warp loads together
+PAGE = gl.constexpr(16)
+# codes of a word
+CODES = gl.constexpr(4)
+
+
+class Decode(NamedTuple):
+    """The constants of the kernel.
+
+    rows: of a tile, a power of 2: ``group`` query heads of each query. pages: that a warp loads at once. Strides are in
+    elements. code: "e4m3" or "e5m2". left, right: the keys that a row sees
+    before its own and after it, -1: all.
+    """
+
+    kv_heads: int
+    group: int
+    rows: int
+    size: int
+    block_size: int
+    pages: int
+    code: str
+    left: int
+    right: int
+    softcap: bool
+    split: bool
+    q_token: int
+    q_head: int
+    out_token: int
+    out_head: int
+    k_block: int
+    k_token: int
+    k_head: int
+    v_block: int
+    v_token: int
+    v_head: int
+    k_scale: int
+    v_scale: int
+    sink: int
+
+
+@gluon.constexpr_function
+def _widening(code):
+    """The assembly that converts the bytes of two words to four pairs of halves."""
+    pairs = "prmt.b32 x, $4, $5, 0x5140; prmt.b32 y, $4, $5, 0x7362; mov.b32 {a, b}, x; mov.b32 {c, d}, y;"
+    to_halves = "; ".join(f"cvt.rn.f16x2.{code}x2 ${i}, {pair}" for i, pair in enumerate("abcd"))
+    return f"{{ .reg .b32 x, y; .reg .b16 a, b, c, d; {pairs} {to_halves}; }}"
+
+
+@gluon.constexpr_function
+def _words_layout(words, pages, values, paired):
+    """The layout of a tile's words [WARPS, pages, PAGE, words]; paired: the halves of a pair are of two keys."""
+    registers = [[0, 0, 8, 0], *([0, 1 << i, 0, 0] for i in range(pages.bit_length() - 1))]
+    warps = [[1, 0, 0, 0], [2, 0, 0, 0]]
+    if values:
+        lane = words // 8
+        wide = [[0, 0, 0, 1 << i] for i in range(lane.bit_length() - 1)]
+        key = [[0, 0, 1, 0]]
+        registers = (key + wide if paired else wide + key) + registers
+        lanes = [[0, 0, 2, 0], [0, 0, 4, 0], [0, 0, 0, lane], [0, 0, 0, 2 * lane], [0, 0, 0, 4 * lane]]
+    else:
+        registers = [[0, 0, 0, 1], [0, 0, 0, 2], *([[0, 0, 0, 16]] if words > 16 else []), *registers]
+        lanes = [[0, 0, 0, 4], [0, 0, 0, 8], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [WARPS.value, pages, PAGE.value, words])
+
+
+@gluon.jit
+def _halves(words, C: gl.constexpr):
+    """Returns the codes of words as float16: one tensor for each of a word's CODES."""
+    ASM: gl.constexpr = _widening(C.code)
+    return gl.inline_asm_elementwise(
+        ASM, "=r,=r,=r,=r,r,r", [words], dtype=(gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def _keys_operand(x, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns one column of each word [WARPS, pages, PAGE, words] as an operand [WARPS, keys, words], words reordered.
+
+    Word 16a + 4b + 2c + d is at 16a + 8c + 2b + d, so that a lane's four words are of one load.
+    """
+    KEYS: gl.constexpr = C.pages * PAGE
+    WORDS: gl.constexpr = C.size // CODES
+    x = x.reshape([WARPS, KEYS, WORDS // 16, 4, 2, 2]).permute([0, 1, 2, 4, 3, 5]).reshape([WARPS, KEYS, WORDS])
+    return gl.convert_layout(x, gl.DotOperandLayout(0, LAYOUT, 2))
+
+
+@gluon.jit
+def _values_operand(x, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns one column of each word [WARPS, pages, PAGE, words] as an operand [WARPS, words, keys], words reordered.
+
+    Word (words / 8) a + b is at 8b + a.
+    """
+    KEYS: gl.constexpr = C.pages * PAGE
+    WORDS: gl.constexpr = C.size // CODES
+    x = x.reshape([WARPS, KEYS, 8, WORDS // 8]).permute([0, 3, 2, 1]).reshape([WARPS, WORDS, KEYS])
+    return gl.convert_layout(x, gl.DotOperandLayout(0, LAYOUT, 2))
+
+
+@gluon.jit
+def _blocks(table_ptr, page, end, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the rows of blocks at which the warps' pages from ``page`` on begin [WARPS, pages]: block, and row.
+
+    Pages from ``end`` on are those of block 0, which no row sees.
+    """
+    w = gl.arange(0, WARPS, gl.SliceLayout(1, LAYOUT))
+    pages = page + w[:, None] * C.pages + gl.arange(0, C.pages, gl.SliceLayout(0, LAYOUT))[None, :]
+    PER_BLOCK: gl.constexpr = C.block_size // PAGE
+    block = gl.load(table_ptr + pages // PER_BLOCK, mask=pages < end, other=0).to(gl.int64)
+    return block, (pages % PER_BLOCK * PAGE).to(gl.int64)
+
+
+@gluon.jit
+def _load_words(ptr, block, row, BLOCK: gl.constexpr, TOKEN: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the words of pages [WARPS, pages, PAGE, words]."""
+    PAGES: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))
+    t = gl.arange(0, PAGE, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))
+    x = gl.arange(0, C.size // CODES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))))
+    begin = gl.convert_layout(block * (BLOCK // CODES) + row * (TOKEN // CODES), PAGES)
+    return gl.load(ptr + begin[:, :, None, None] + t[None, None, :, None] * (TOKEN // CODES) + x[None, None, None, :])
+
+
+@gluon.jit
+def _zero_past(words, key, end, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the words of values with those of keys from ``end`` on zeroed: a weight of 0 times NaN would be NaN."""
+    t = gl.arange(0, PAGE, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))
+    w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
+    p = gl.arange(0, C.pages, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
+    at = key + (w[:, None, None, None] * C.pages + p[None, :, None, None]) * PAGE + t[None, None, :, None]
+    return gl.where(at < end, words, 0)
+
+
+@gluon.jit
+def _lane_sums(p, C: gl.constexpr):
+    """Returns the sums of the weights [WARPS, keys, rows] that a lane holds itself; its 8 lanes meet after the loop."""
+    return gl.sum(p.reshape([WARPS, C.pages * 2, 8, C.rows]), 1)
+
+
+@gluon.jit
+def _load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the queries as operands [WARPS, words, rows], one for each code of a word, words as `_keys_operand`'s."""
+    LW: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))
+    x = gl.arange(0, C.size // CODES, LW)
+    word = x // 16 * 16 + x // 2 % 4 * 4 + x // 8 % 2 * 2 + x % 2
+    r = gl.arange(0, C.rows, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
+    w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    head = kv_head * C.group + r % C.group
+    row = (first_token + r // C.group).to(gl.int64) * C.q_token + head.to(gl.int64) * C.q_head
+    offs = row[None, None, :] + (word * CODES)[None, :, None] + w[:, None, None] * 0
+    exists = (r // C.group < query_len)[None, None, :] & (offs >= 0)
+    q = ()
+    for i in gl.static_range(CODES):
+        some = gl.load(query_ptr + offs + i, mask=exists, other=0.0)
+        if some.dtype != gl.float16:
+            some = gl.minimum(gl.maximum(some.to(gl.float32), -65504.0), 65504.0)
+        q = q + (some.to(gl.float16),)
+    return q
+
+
+@gluon.jit
+def _scale(softmax_scale, softcap, k_scale_ptr, kv_head, C: gl.constexpr):
+    """Returns the factor of products and the softcap of scores, in powers of 2."""
+    scale = softmax_scale * LOG2_E
+    if C.softcap:
+        # the argument of the hyperbolic tangent, which is made of powers of 2
+        scale = softmax_scale / softcap * LOG2_E
+        softcap = softcap * LOG2_E
+    if k_scale_ptr is not None:
+        scale *= gl.load(k_scale_ptr + kv_head * C.k_scale)
+    return scale, softcap
+
+
+@gluon.jit
+def _finish(
+    acc, row_max, row_sum, req, first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
+    partial_ptr, partial_lse_ptr, slots, stride_lse, LAYOUT: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
+    """Puts together what the warps found, and stores it: as the output, or as a part for TRITON_ATTN's merge.
+
+    acc: a tensor [WARPS, words, rows] for each code of a word. row_max [WARPS, rows]. row_sum: `_lane_sums`.
+    """
+    LAYOUT_O: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    LH: gl.constexpr = gl.SliceLayout(0, LAYOUT_O)
+    ROWS: gl.constexpr = C.rows
+    most = gl.max(row_max, 0)
+    share_of = gl.exp2(row_max - gl.expand_dims(most, 0))
+    total = gl.sum(gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, LAYOUT)) * share_of, 0)
+    most = gl.convert_layout(most, LH)
+    total = gl.convert_layout(total, LH)
+    r = gl.arange(0, C.rows, LH)
+    token = first_token + r // C.group
+    head = kv_head * C.group + r % C.group
+    exists = r // C.group < query_len
+    factor = gl.full([ROWS], 1.0, gl.float32, LH)
+    if not C.split and sinks_ptr is not None:
+        sink = gl.load(sinks_ptr + head * C.sink, mask=exists, other=0.0).to(gl.float32) * LOG2_E
+        new_max = gl.maximum(most, sink)
+        factor = gl.exp2(most - new_max)
+        total = total * factor + gl.where(sink == new_max, 1.0, gl.exp2(sink - new_max))
+        most = new_max
+    # a sum of NaN has to be seen
+    has_keys = total != 0
+    total = gl.where(has_keys, total, 1.0)
+    factor = factor / total
+    if v_scale_ptr is not None:
+        factor *= gl.load(v_scale_ptr + kv_head * C.v_scale)
+    y = gl.arange(0, C.size // CODES, gl.SliceLayout(1, LAYOUT_O))
+    column = (y % 8 * (C.size // CODES // 8) + y // 8) * CODES
+    if C.split:
+        # parts as TRITON_ATTN's kernel stores them, for its merge
+        slot = gl.where(slots > 0, req.to(gl.int64) * slots + r // C.group, token.to(gl.int64))
+        part = (slot * (C.kv_heads * C.group) + head) * gl.num_programs(1) + gl.program_id(1)
+        target = partial_ptr + part[None, :] * C.size + column[:, None]
+        stored = (exists & has_keys)[None, :] & (column >= 0)[:, None]
+        gl.store(partial_lse_ptr + part, gl.where(has_keys, most + gl.log2(total), float("-inf")), mask=exists)
+    else:
+        offs = token.to(gl.int64) * C.out_token + head.to(gl.int64) * C.out_head
+        target = output_ptr + offs[None, :] + column[:, None]
+        stored = exists[None, :] & (column >= 0)[:, None]
+        if lse_ptr is not None:
+            lse = gl.where(has_keys, (most + gl.log2(total)) * LN_2, float("-inf"))
+            gl.store(lse_ptr + head.to(gl.int64) * stride_lse + token, lse, mask=exists)
+    for i in gl.static_range(CODES):
+        o = gl.sum(acc[i] * share_of[:, None, :], 0) * factor[None, :]
+        gl.store(target + i, o.to(target.dtype.element_ty), mask=stored)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "head_size",
+        "programs_at_once", "stride_table", "stride_ranges", "stride_range", "stride_tree", "stride_lse",
+        "stride_key_head", "stride_value_head", "softmax_scale", "softcap",
+    ],
+    do_not_specialize_on_alignment=[
+        "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
+        "causal_ptr", "block_table_ptr", "ranges_ptr", "tree_ptr", "sinks_ptr", "slopes_ptr", "q_scale_ptr",
+        "k_scale_ptr", "v_scale_ptr", "out_scale_ptr",
+    ],
+)  # fmt: skip
+def decode_kernel(
+    query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, sinks_ptr, slopes_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr,
+    out_scale_ptr, query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
+    tree_ptr, partial_ptr, partial_lse_ptr,
+    num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, programs_at_once,
+    stride_table: gl.int64, stride_ranges, stride_range, stride_tree, stride_lse: gl.int64, stride_key_head,
+    stride_value_head, softmax_scale, softcap, C: gl.constexpr,
+):  # fmt: skip
+    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+
+    Grid: (num_reqs * kv_heads, splits). The arguments are those of TRITON_ATTN's `_attention_kernel`, some unused.
+    """
+    if C.split:
+        # the merge is set up meanwhile, and waits for the parts itself
+        gdc_launch_dependents()
+    WORDS: gl.constexpr = C.size // CODES
+    KEYS: gl.constexpr = C.pages * PAGE
+    STEP: gl.constexpr = WARPS * KEYS
+    ROWS: gl.constexpr = C.rows
+    LS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    LB: gl.constexpr = gl.DotOperandLayout(1, LS, 2)
+    LK: gl.constexpr = _words_layout(WORDS, C.pages, False, False)
+    LV: gl.constexpr = _words_layout(WORDS, C.pages, True, False)
+    LVP: gl.constexpr = _words_layout(WORDS, C.pages, True, True)
+    LT: gl.constexpr = gl.BlockedLayout([1, C.pages], [1, 32], [WARPS, 1], [1, 0])
+    req = gl.program_id(0) // C.kv_heads
+    kv_head = gl.program_id(0) % C.kv_heads
+    first_token = gl.load(query_start_loc_ptr + req)
+    query_len = gl.load(query_start_loc_ptr + req + 1) - first_token
+    if (query_len < min_query_len) | (query_len > max_query_len):
+        return
+    kv_len = gl.load(seq_lens_ptr + req)
+    context = kv_len - query_len
+    start = 0
+    if C.left >= 0:
+        start = gl.maximum(context - C.left, 0)
+    first_page = start // PAGE
+    steps = (kv_len - first_page * PAGE + STEP - 1) // STEP
+    share = gl.maximum((steps + gl.num_programs(1) - 1) // gl.num_programs(1), (min_split + STEP - 1) // STEP)
+    first = gl.program_id(1) * share
+    last = gl.minimum(first + share, steps)
+
+    q = _load_queries(query_ptr, first_token, query_len, kv_head, LB, C)
+    scale, softcap = _scale(softmax_scale, softcap, k_scale_ptr, kv_head, C)
+    unit = 1.0 if C.softcap else scale
+
+    # the rows' keys [begin, end) and the keys of a step, where scores are
+    LR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LS))
+    position = context + gl.arange(0, ROWS, LR) // C.group
+    begin = position * 0
+    end = position * 0 + kv_len
+    if C.right >= 0:
+        end = gl.minimum(end, position + (C.right + 1))
+    if C.left >= 0:
+        begin = gl.maximum(position - C.left, 0)
+    k_w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
+    k_t = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, LS)))
+    offs_n = (k_w[:, None] * KEYS + k_t[None, :])[:, :, None]
+
+    row_max = gl.full([WARPS, ROWS], LOWEST, gl.float32, gl.SliceLayout(1, LS))
+    row_sum = _lane_sums(gl.zeros([WARPS, KEYS, ROWS], gl.float32, LS), C)
+    LL: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
+    acc = ()
+    for _ in gl.static_range(CODES):
+        acc = acc + (gl.zeros([WARPS, WORDS, ROWS], gl.float32, LS),)
+
+    table_ptr = block_table_ptr + req.to(gl.int64) * stride_table
+    k_ptr = key_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + kv_head.to(gl.int64) * (C.k_head // CODES)
+    v_ptr = value_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + kv_head.to(gl.int64) * (C.v_head // CODES)
+    last_page = (kv_len + PAGE - 1) // PAGE
+    PAGES: gl.constexpr = WARPS * C.pages
+    if first < last:
+        page = first_page + first * PAGES
+        block, at = _blocks(table_ptr, page, last_page, LT, C)
+        next_k = _load_words(k_ptr, block, at, C.k_block, C.k_token, LK, C)
+        next_v = _load_words(v_ptr, block, at, C.v_block, C.v_token, LV, C)
+        block, at = _blocks(table_ptr, page + PAGES, last_page, LT, C)
+        for step in range(first, last):
+            k = next_k
+            v = next_v
+            # the next step's keys and values are on their way meanwhile, and the blocks of the one after it
+            next_k = _load_words(k_ptr, block, at, C.k_block, C.k_token, LK, C)
+            next_v = _load_words(v_ptr, block, at, C.v_block, C.v_token, LV, C)
+            page = first_page + step * PAGES
+            block, at = _blocks(table_ptr, page + 2 * PAGES, last_page, LT, C)
+            s = gl.zeros([WARPS, KEYS, ROWS], gl.float32, LS)
+            codes = _halves(k, C)
+            for i in gl.static_range(CODES):
+                s = mma_v2(_keys_operand(codes[i], LS, C), q[i], s)
+            if C.softcap:
+                # tanh(x) = 1 - 2 / (exp(2x) + 1)
+                s = softcap * (1.0 - 2.0 / (gl.exp2(s * (scale * 2.0)) + 1.0))
+            key = page * PAGE
+            visible = key + offs_n < end[None, None, :]
+            if C.left >= 0:
+                visible = visible & (key + offs_n >= begin[None, None, :])
+            s = gl.where(visible, s, float("-inf"))
+            new_max = gl.maximum(row_max, gl.max(s, 1) * unit)
+            p = gl.exp2(s * unit - new_max[:, None, :])
+            alpha = gl.exp2(row_max - new_max)
+            row_max = new_max
+            row_sum = row_sum * gl.convert_layout(alpha, LL)[:, None, :] + _lane_sums(p, C)
+            weights = gl.convert_layout(p.to(gl.float16), LB)
+            if key + STEP > kv_len:
+                v = _zero_past(v, key, kv_len, LV, C)
+            codes = _halves(gl.convert_layout(v, LVP), C)
+            added = ()
+            for i in gl.static_range(CODES):
+                so_far = acc[i] * alpha[:, None, :]
+                added = added + (mma_v2(_values_operand(codes[i], LS, C), weights, so_far),)
+            acc = added
+
+    _finish(
+        acc, row_max, row_sum, req, first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
+        partial_ptr, partial_lse_ptr, slots, stride_lse, LS, C,
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+# mypy: disable-error-code="import-untyped"
+"""The launch of the kernel in `decode`, in place of one of TRITON_ATTN's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from attnreg.kernels.hopper.decode import PAGE, WARPS, Decode, decode_kernel
+from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.plans import HEADS, NAMES, PlannedLaunch
+from attnreg.kernels.triton.schedule import SHORT_QUERIES, SMALLEST_SPLIT, Launch, choose_splits
+from attnreg.kernels.triton.splits import PlannedMerge
+from attnreg.kernels.triton.target import target_of
+from attnreg.kernels.triton.tiles import power_of_2
+from attnreg.runtime.interface import AttentionSpec
+from attnreg.runtime.lengths import LONGEST
+
+# the formats of a cache that the kernel reads
+FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+# by head size and rows: the pages that a warp loads at once, and the programs that a multiprocessor holds
+SHAPES = {(64, 8): (1, 4), (64, 16): (1, 3), (128, 8): (2, 2), (128, 16): (1, 2)}
+# the bytes of a load
+_LOADED = 16
+
+_DECODE = Kernel(decode_kernel, NAMES, HEADS)
+
+
+class _Code(NamedTuple):
+    """The facts that the kernel's code depends on, apart from strides and optional tensors."""
+
+    spec: AttentionSpec
+    rows: int
+    pages: int
+    sides: tuple[int, int]
+    split: bool
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        return {"num_warps": WARPS.value}
+
+    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
+        query, output, keys, values, k_scale, v_scale, sinks, *_ = key
+        spec = self.spec
+        token, head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
+        left, right = (min(side, LONGEST) for side in self.sides)
+        return {
+            "C": Decode(
+                kv_heads=spec.num_kv_heads,
+                group=spec.num_heads // spec.num_kv_heads,
+                rows=self.rows,
+                size=spec.head_size,
+                block_size=spec.block_size or 0,
+                pages=self.pages,
+                code=FORMATS[spec.cache_dtype],
+                left=left,
+                right=right,
+                softcap=bool(spec.softcap),
+                split=self.split,
+                q_token=query[0],
+                q_head=query[1],
+                out_token=output[0],
+                out_head=output[1],
+                k_block=keys[0],
+                k_token=keys[token],
+                k_head=keys[head],
+                v_block=values[0],
+                v_token=values[token],
+                v_head=values[head],
+                k_scale=k_scale or 0,
+                v_scale=v_scale or 0,
+                sink=sinks[0] if sinks else 1,
+            )
+        }
+
+
+def planned(
+    spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], max_seq_len: int, tensors: Sequence[Any],
+    splits: int | None = None,
+) -> PlannedLaunch | None:  # fmt: skip
+    """The launch in place of ``chosen``, None where the kernel cannot compute it.
+
+    queries: of each request. tensors: those of a call. splits: overrides the chosen ones, for measurements.
+    """
+    query, key, value, *_ = tensors
+    group = spec.num_heads // spec.num_kv_heads
+    invariant = "batch_invariant" in spec.features
+    # of the class of queries, where it may not depend on the batch
+    longest = SHORT_QUERIES if invariant and chosen.max_query_len > 1 else chosen.max_query_len
+    rows = max(8, power_of_2(longest * group))
+    if (
+        chosen.max_query_len > SHORT_QUERIES or (spec.head_size, rows) not in SHAPES
+        or spec.cache_dtype not in FORMATS or spec.head_size_v != spec.head_size or spec.kv_layout == "SPLIT"
+        or not spec.block_size or spec.block_size % PAGE.value
+        or not all(_walked(x.shape, x.stride()) for x in (key, value))
+    ):  # fmt: skip
+        return None
+    target = target_of(query.device)
+    pages, per_sm = SHAPES[spec.head_size, rows]
+    if not invariant:
+        members = [n for n in queries if chosen.min_query_len <= n <= chosen.max_query_len] or [1]
+        sides = spec.sides(causal)
+        keys = min(max_seq_len, sum(sides) + 1 + longest) if min(sides) >= 0 else max_seq_len
+        capacity, step = target.num_sms * per_sm, WARPS.value * PAGE.value * pages
+        best = choose_splits(len(members) * spec.num_kv_heads, keys, SMALLEST_SPLIT, step, capacity)
+        # parts of rows without a program have memory too
+        parts = min(sum(queries), longest * len(queries)) * spec.num_heads
+        best = max(1, min(best, 4 * capacity * rows // max(parts, 1)))
+        chosen = chosen._replace(splits=best, min_split=SMALLEST_SPLIT)
+    if splits is not None:
+        chosen = chosen._replace(splits=splits, min_split=PAGE.value)
+    chosen = chosen._replace(heads=group, one_tile=True)
+    variant = _DECODE.variant(query.device, _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1))
+    merge = None
+    if chosen.splits > 1:
+        merge = PlannedMerge(spec, chosen, power_of_2(spec.head_size), len(queries), query.device, dependent=True)
+    return PlannedLaunch(spec, chosen, len(queries), variant, merge)
+
+
+def _walked(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the words of a cache's rows are loaded by 16 bytes."""
+    apart = (stride for size, stride in zip(shape[:-1], strides, strict=False) if size > 1)
+    return strides[-1] == 1 and all(stride % _LOADED == 0 for stride in apart)

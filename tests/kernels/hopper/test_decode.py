@@ -1,0 +1,94 @@
+"""HOPPER_ATTN's kernel for few queries on a machine without a GPU: compiled, and for which launches it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.compiler import Compiler
+from support.kernel_trials import Case
+
+from attnreg.kernels.hopper import decode_plans
+from attnreg.kernels.triton.schedule import Launch
+from attnreg.kernels.triton.target import target_for
+from attnreg.kernels.triton.tiles import Config
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler()
+    yield compiler
+    compiler.close()
+
+
+# a product is of 16 keys, or words, by 16 columns, or keys, by 8 rows; a load is of 16 bytes a lane,
+# but those of values of 64, which are not counted
+@pytest.mark.parametrize(
+    ("name", "products", "loads", "registers"),
+    [
+        # two pages a warp; two programs a multiprocessor have 255 registers, three 168, five 96
+        ("8 rows", 2 * (8 + 8), 2 * (4 + 4), 255),
+        ("16 rows, e5m2, HND", 2 * (8 + 8), 4 + 4, 255),
+        ("heads of 64, window, sinks", 4 + 4, 2, 96),
+        ("heads of 64, 16 rows, softcap", 2 * (4 + 4), 2, 168),
+    ],
+)
+def test_the_loop_waits_for_no_other_warp(
+    compiler: Compiler, name: str, products: int, loads: int, registers: int
+) -> None:
+    kernel = compiler.call("hopper_attn", "compiled_decode", name)
+    assert not kernel.spills
+    assert (kernel.products, kernel.loads, kernel.barriers) == (products, loads, 0)
+    assert kernel.registers <= registers
+
+
+CASES: list[tuple[str, list[int], list[int], dict[str, Any], list[int]]] = [
+    ("tokens", [1, 1], [900, 9], {}, [8]),
+    ("two queries of groups of 8", [2, 2], [900, 9], {"heads": (16, 2)}, [16]),
+    ("one head a group", [1], [900], {"heads": (8, 8)}, [8]),
+    ("tokens beside a prompt", [1, 300], [900, 300], {}, [8]),
+    ("prompts alone", [300], [300], {}, []),
+    ("more rows than a tile has", [5, 1], [900, 9], {}, []),
+    ("wide heads", [1], [900], {"head_size": 256}, []),
+    ("values of another width", [1], [900], {"head_size_v": 64}, []),
+    ("16 bits", [1], [900], {"kv_dtype": "auto"}, []),
+    ("pages of another size", [1], [900], {"block_size": 24}, []),
+    ("requests that differ in causality", [1, 1], [900, 9], {"causal": [True, False]}, []),
+    ("slopes, which the kernel does not add", [1], [900], {"features": frozenset({"alibi"})}, []),
+    # of the class of several queries the largest has 16, and that of one query is alone
+    ("batch invariant, one query", [1, 1], [900, 9], {"features": frozenset({"batch_invariant"})}, [8]),
+    ("batch invariant, two queries", [2, 1], [900, 9], {"features": frozenset({"batch_invariant"})}, [8]),
+]
+
+
+@pytest.mark.parametrize(("queries", "keys", "facts", "rows"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_launches_of_the_kernel(
+    compiler: Compiler, queries: list[int], keys: list[int], facts: dict[str, Any], rows: list[int]
+) -> None:
+    launches = compiler.call("hopper_attn", "rows_of_decode", queries, keys, facts)
+    assert [of for of, _ in launches] == rows
+
+
+@pytest.mark.parametrize(
+    ("requests", "keys", "facts", "splits"),
+    [
+        # 8 KV heads, and 264 programs at once
+        (64, 8192, {}, 1), (8, 131072, {}, 4), (1, 256, {}, 1), (1, 131072, {}, 32),
+        # of a window there are few keys to split
+        (8, 131072, {"sliding_window": 128, "features": frozenset({"sliding_window"})}, 1),
+    ],
+)  # fmt: skip
+def test_splits_fill_the_multiprocessors(
+    monkeypatch: pytest.MonkeyPatch, requests: int, keys: int, facts: dict[str, Any], splits: int
+) -> None:
+    monkeypatch.setattr(decode_plans, "target_of", lambda device: target_for("cuda", 90, 132))
+    spec = replace(Case([1], [1], heads=(32, 8), head_size=128, dtype=torch.bfloat16, kv_dtype="fp8").spec, **facts)
+    cache = torch.zeros(2, 16, 8, 128, dtype=torch.float8_e4m3fn)
+    token = Launch(Config(16, 64, 4, 3), 1, 1, 4, True, 7, 256, 1)
+    tensors = torch.zeros(requests, 32, 128), cache, cache
+    launch = decode_plans.planned(spec, True, token, [1] * requests, keys, tensors)
+    assert launch is not None
+    assert launch.chosen.splits == splits

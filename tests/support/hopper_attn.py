@@ -1,0 +1,168 @@
+"""The kernels of HOPPER_ATTN, compiled as its plans would launch them, on a machine without a GPU.
+
+It is imported by a process that compiles alone (compiler.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from attnreg.conformance.proof import attend
+from attnreg.kernels.hopper import attention as hopper_attn
+from attnreg.kernels.hopper import decode_plans, prefill_plans
+from attnreg.kernels.triton import plans
+from attnreg.kernels.triton.launch import Bound
+from attnreg.kernels.triton.target import target_for
+from support.compiled import disassembled, report
+from support.fake_driver import faked
+from support.kernel_trials import Case, trial_of
+
+LENGTHS = {"queries": [300, 40, 1], "keys": [700, 40, 9]}
+BF16 = {"heads": (8, 2), "head_size": 128, "dtype": torch.bfloat16}
+PACKED = {"queries": [300, 40], "keys": [300, 40], "block_size": None}
+CASES = {
+    "paged": Case(**LENGTHS, **BF16),
+    "packed": Case(**PACKED, **BF16),
+    "full": Case(**PACKED, **BF16, causal=False),
+    "window of 64": Case(
+        **LENGTHS, heads=(64, 8), head_size=64, dtype=torch.float16, window=100, features=frozenset({"sinks"})
+    ),
+    "256, softcap": Case(**LENGTHS, **{**BF16, "head_size": 256}, softcap=20.0, layout="HND", block_size=48),
+    "96": Case(**LENGTHS, **{**BF16, "head_size": 96}),
+    "192, values of 128": Case(**PACKED, **{**BF16, "head_size": 192}, head_size_v=128),
+}
+
+
+class Compiled(NamedTuple):
+    """What one compiled kernel uses, and how many instructions of some kinds it has."""
+
+    registers: int
+    spills: int
+    serialised: bool
+    shared: int
+    products: int
+    loads: int
+    stores: int
+
+
+@contextmanager
+def on_hopper() -> Iterator[None]:
+    """Plans are made as for an H200, and nothing is launched."""
+    target = target_for("cuda", 90, 132)
+    places = [(hopper_attn, "require"), (prefill_plans, "target_of"), (decode_plans, "target_of")]
+    before = [getattr(*place) for place in places]
+    for place in places:
+        setattr(*place, lambda device: target)
+    try:
+        with faked():
+            yield
+    finally:
+        for place, known in zip(places, before, strict=True):
+            setattr(*place, known)
+
+
+def _launch(case: Case) -> None:
+    """Launches what a case does. Its keys are not split, and its tiles are taken however few they are."""
+    several, prefill_plans.SEVERAL = prefill_plans.SEVERAL, 0
+    with on_hopper():
+        trial = trial_of(case, "cpu", module=hopper_attn, splits=1)
+        attend(trial, trial.batch, trial.query)
+    prefill_plans.SEVERAL = several
+
+
+def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | None = None) -> list[str]:
+    """The attention kernels that a batch of such lengths launches, in order; facts: of the layer."""
+    names: list[str] = []
+
+    def record(bound: Any, *_: Any) -> None:
+        names.append(bound.variant.function.__name__ if isinstance(bound, Bound) else "prefill_kernel")
+
+    launching, running = Bound.launch, prefill_plans.Prompts.run
+    Bound.launch, prefill_plans.Prompts.run = record, record  # type: ignore[assignment, method-assign]
+    try:
+        with on_hopper():
+            trial = trial_of(Case(queries, keys, **BF16 | (facts or {})), "cpu", module=hopper_attn)
+            attend(trial, trial.batch, trial.query)
+    finally:
+        Bound.launch, prefill_plans.Prompts.run = launching, running  # type: ignore[method-assign]
+    return [name for name in names if name != "_write_kv_kernel"]
+
+
+def compiled(name: str) -> Compiled:
+    """What the kernel uses that a case of `CASES` launches for its prompts."""
+    prefill_plans._compiled.clear()
+    _launch(CASES[name])
+    (kernel,) = prefill_plans._compiled.values()
+    registers, spills, serialised = report(kernel)
+    text = disassembled(kernel)
+    products, loads, stores = (len(re.findall(rf"\b{word}", text)) for word in ("HGMMA", "UTMALDG", "UTMASTG"))
+    return Compiled(registers, spills, serialised, kernel.metadata.shared, products, loads, stores)
+
+
+class CompiledDecode(NamedTuple):
+    """What one compiled kernel for few queries uses, and how many instructions of some kinds its loop has."""
+
+    registers: int
+    spills: int
+    products: int
+    loads: int
+    barriers: int
+
+
+TOKENS = Case([1] * 8, [3000] * 8, heads=(32, 8), head_size=128, dtype=torch.bfloat16, kv_dtype="fp8")
+DECODES = {
+    "8 rows": TOKENS,
+    "16 rows, e5m2, HND": replace(TOKENS, queries=[4] * 8, kv_dtype="fp8_e5m2", layout="HND", block_size=64),
+    "heads of 64, window, sinks": replace(
+        TOKENS, heads=(64, 8), head_size=64, window=100, features=frozenset({"sinks"})
+    ),
+    "heads of 64, 16 rows, softcap": replace(TOKENS, queries=[4] * 8, head_size=64, softcap=20.0),
+}
+
+
+def compiled_decode(name: str) -> CompiledDecode:
+    """What the kernel uses that a case of `DECODES` launches."""
+    kernels = decode_plans._DECODE
+    kernels._variants.clear()
+    with on_hopper():
+        trial = trial_of(DECODES[name], "cpu", module=hopper_attn)
+        attend(trial, trial.batch, trial.query)
+    (variant,) = kernels._variants.values()
+    ((kernel, _),) = variant._compiled.values()
+    registers, spills, _ = report(kernel)
+    # from a label to the branch back to it
+    text = disassembled(kernel)
+    loop = max(
+        (text[at.start() :].partition(f"BRA `({at[1]})")[0] for at in re.finditer(r"(\.L_x_\d+):", text)
+         if f"BRA `({at[1]})" in text[at.start() :]), key=lambda body: body.count("HMMA"),
+    )  # fmt: skip
+    counts = (len(re.findall(rf"\b{word}\b", loop)) for word in ("HMMA", r"LDG\.E\.128", "BAR"))
+    return CompiledDecode(registers, spills, *counts)
+
+
+def rows_of_decode(queries: list[int], keys: list[int], facts: dict[str, Any]) -> list[tuple[int, int]]:
+    """The rows and splits of each launch of the kernel for few queries in a batch of such lengths."""
+    seen: list[tuple[int, int]] = []
+    planned = decode_plans.planned
+
+    def recorded(*arguments: Any) -> Any:
+        launch = planned(*arguments)
+        if launch is not None:
+            seen.append((launch.variant.code.rows, launch.chosen.splits))
+        return launch
+
+    plans._launches.cache_clear()
+    decode_plans.planned = recorded
+    try:
+        with on_hopper():
+            trial = trial_of(replace(TOKENS, queries=queries, keys=keys, **facts), "cpu", module=hopper_attn)
+            trial.layer.plan(trial.batch)._bind((trial.query, *trial.cache, trial.query, *[None] * 7))
+    finally:
+        decode_plans.planned = planned
+    return seen
