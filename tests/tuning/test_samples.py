@@ -149,7 +149,10 @@ def test_no_contributed_measurement_contradicts_a_measured_order(default: attnre
                 measured = replace(
                     order.measured, file=f"measurements/{file.name}", device=found.machine["device"], date=found.date
                 )
-                assert [*contradictions(default, order, measured)] == []
+                # another file may be of other requests, and has ratios of its own
+                own = measured == order.measured
+                said = [f for f in contradictions(default, order, measured) if own or "ranks" in f.message]
+                assert said == []
                 checked += 1
     assert checked >= 6
 

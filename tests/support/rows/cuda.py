@@ -68,6 +68,7 @@ CUDA: list[Row] = [
     ("prompts of wide heads on Hopper", "sm90", {"phase": "prefill", "head_size": 256}, "FLASH_ATTN/FA3", {}),
     ("prompts of other heads on Hopper", "sm90", {"phase": "prefill", "head_size": 96}, "FLASH_ATTN/FA3", {}),
     ("tokens of wide heads on Hopper", "sm90", {"phase": "decode", "head_size": 256}, "HOPPER_ATTN", {}),
+    ("narrow heads on Hopper", "sm90", {"head_size": 64}, "HOPPER_ATTN", {}),
     ("half-precision heads of 64 on Hopper", "sm90", {"head_size": 64, "dtype": "float16"}, "HOPPER_ATTN", {}),
     ("sinks of gpt-oss on Hopper", "sm90", {"head_size": 64, **features("sinks")}, "HOPPER_ATTN", {}),
     ("encoders on Hopper", "sm90", {"head_size": 64, "attn_type": "encoder_only"}, "HOPPER_ATTN", {}),
