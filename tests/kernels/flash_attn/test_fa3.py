@@ -115,7 +115,7 @@ def test_without_a_build_the_next_backend_is_taken(install: Install, default: Re
 def test_it_runs_prompts_and_where_it_is_named(install: Install, default: Registry) -> None:
     install("vllm")
     registry, here = dataclasses.replace(default), h200("vllm")
-    request = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2, block_size=16)
+    request = AttentionRequest(head_size=72, num_heads=4, num_kv_heads=2, block_size=16)
     prompts = dataclasses.replace(request, phase="prefill")
     named = evaluate(request, here, registry, "FLASH_ATTN/FA3", to_run=True).chosen
     first, automatic = (evaluate(r, here, registry, to_run=True) for r in (prompts, request))

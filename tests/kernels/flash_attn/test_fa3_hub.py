@@ -141,7 +141,7 @@ def test_a_loader_that_changed_is_a_reason(install: Install, monkeypatch: pytest
 
 def test_it_runs_where_it_is_named(install: Install, default: Registry) -> None:
     install(*BUILDS)
-    request = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2, block_size=16)
+    request = AttentionRequest(head_size=72, num_heads=4, num_kv_heads=2, block_size=16)
     named = evaluate(request, H200, default, "FLASH_ATTN/FA3-hub", to_run=True).chosen
     assert named is not None
     assert named.title == "FLASH_ATTN/FA3-hub"
