@@ -33,9 +33,9 @@ CODES = gl.constexpr(4)
 class Decode(NamedTuple):
     """The constants of the kernel.
 
-    rows: of a tile, a power of 2: ``group`` query heads of each query. pages: that a warp loads at once. Strides are in
-    elements. code: "e4m3" or "e5m2". left, right: the keys that a row sees
-    before its own and after it, -1: all.
+    rows: of a tile, a power of 2: ``group`` query heads of each query. pages: that a warp loads at once. code: "e4m3"
+    or "e5m2". left, right: the keys that a row sees before its own and after it, -1: all. The others are strides in
+    elements: of queries and outputs, of the cache's keys and values, of scales by KV head, and of sinks.
     """
 
     kv_heads: int
