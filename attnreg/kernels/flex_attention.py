@@ -113,7 +113,10 @@ def forward(spec: AttentionSpec, plan: FlexPlan, call: Call) -> None:
         out, total = _call(spec, plan.mask, _score_mod(plan, call.params), q, k, v)
         call.output[: plan.tokens] = out[0].transpose(0, 1)[: plan.tokens]
         if call.lse is not None:
-            call.lse[:, : plan.tokens] = total[0, :, : plan.tokens]
+            total = total[0, :, : plan.tokens]
+            # a sink of +inf went into the kernel as a finite one
+            sinks = call.params.sinks
+            call.lse[:, : plan.tokens] = total if sinks is None else total.maximum(sinks.float()[:, None])
     fill_empty(plan.empty, call)
 
 
@@ -269,6 +272,8 @@ def _score_mod(plan: FlexPlan, params: LayerParams) -> ScoreMod | None:
     softcap, slopes, sinks = plan.softcap, params.alibi_slopes, params.sinks
     # in float32 whatever their type: scores are, and a compiler takes no other beside them
     slopes, sinks = (None if x is None else x.float() for x in (slopes, sinks))
+    # +inf would be NaN less the largest score, itself
+    sinks = None if sinks is None else sinks.clamp(max=1e30)
     if softcap is None and slopes is None and sinks is None:
         return None
     query_at, (key_request, key_at) = plan.query.position, plan.key

@@ -28,11 +28,12 @@ def attend_by_scores(scores: Tensor, value: Tensor, sinks: Tensor | None) -> tup
     """Output [batch, heads, queries, head_size_v] and LSE [batch, heads, queries], both float32; overwrites the scores.
 
     Shapes: scores [batch, heads, queries, keys], -inf where a key takes no part; value [batch, num_kv_heads, keys,
-    head_size_v]; sinks [heads]. A row without a key gets zero, and the LSE of its sink or -inf.
+    head_size_v]; sinks broadcast against [batch, heads, queries]. A row without a key gets zero, and the LSE of its
+    sink or -inf.
     """
     total = scores.logsumexp(-1)
     if sinks is not None:
-        total = torch.logaddexp(total, sinks.float()[:, None])
+        total = torch.logaddexp(total, sinks.float())
     # a row without a key: -inf less -inf is no number
     weights = scores.sub_(total.masked_fill(total == -torch.inf, 0.0)[..., None]).exp_()
     batch, heads, queries, keys = weights.shape

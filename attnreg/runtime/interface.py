@@ -112,10 +112,11 @@ class LayerParams:
     """The tensors of one layer. `Attention` passes them to every call; layers with equal specs have their own.
 
     sinks, alibi_slopes: [num_heads], any floating type and stride (a kernel computes with float32); a sink of -inf is
-    none, and one of +inf or NaN leaves its head without a number that means anything. k_scale, v_scale: [num_kv_heads]
-    float32, the factors of a quantised cache; one scale for all heads is an expanded view (stride 0); None is 1.
-    q_scale: the same for ``fp8_query``. out_scale: [1] float32, that of ``fp8_output``. sinks and alibi_slopes are
-    given if and only if the spec has the feature; scales only with what they scale. tensors, names: what is given.
+    none, and one of +inf takes all the weight: the output is zero, the lse +inf, which merges take for an empty state
+    (kernels of other packages may give NaN). k_scale, v_scale: [num_kv_heads] float32, the factors of a quantised
+    cache; one scale for all heads is an expanded view (stride 0); None is 1. q_scale: the same for ``fp8_query``.
+    out_scale: [1] float32, that of ``fp8_output``. sinks and alibi_slopes are given if and only if the spec has the
+    feature; scales only with what they scale. tensors, names: what is given.
     """
 
     sinks: Tensor | None = None

@@ -114,15 +114,18 @@ def test_padding_without_keys_gives_zeros(module: ModuleType, on_host: bool, mon
 @pytest.mark.parametrize(
     "module", [m for m in SERVED if m is not torch_sdpa], ids=lambda m: m.__name__.rpartition(".")[2]
 )
-def test_a_sink_of_minus_infinity_is_none(module: ModuleType) -> None:
-    # the keys of the second request are split, and the first, padding, has none
-    trial = trial_of(Case([1, 1], [0, 900], dtype=torch.float32, features=frozenset({"sinks"})), "cpu")
-    sinks = torch.tensor([-torch.inf, 0.5, -torch.inf, 3.0])
+def test_a_sink_of_minus_infinity_is_none_and_one_of_infinity_takes_all(module: ModuleType) -> None:
+    # the keys of the second request are split, those of the last are not, and the first, padding, has none
+    trial = trial_of(Case([1, 1, 20], [0, 900, 33], dtype=torch.float32, features=frozenset({"sinks"})), "cpu")
+    sinks = torch.tensor([-torch.inf, 0.5, torch.inf, 3.0])
     trial.layer.params = replace(trial.layer.params, sinks=sinks)
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
     trial = replace(trial, layer=Layer(module, trial.layer))  # type: ignore[arg-type]
     output, lse = attend(trial, trial.batch, trial.query)
     assert compare(trial, output, lse).problem is None
     assert (output[0] == 0).all()
+    tokens = trial.batch.num_tokens
+    assert (output[:tokens, 2] == 0).all()
     if "lse" in trial.layer.spec.features:
         assert torch.equal(lse[:, 0], sinks)
+        assert (lse[2, :tokens] == torch.inf).all()

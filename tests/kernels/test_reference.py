@@ -66,6 +66,12 @@ def test_a_sink_is_in_the_denominator_and_the_lse_and_not_in_the_output() -> Non
     assert lse == pytest.approx([math.log(4)])
 
 
+@pytest.mark.parametrize("keys", [[], [0.0, 4.0]], ids=["no keys", "keys"])
+def test_a_sink_of_infinity_takes_all_the_weight(keys: list[float]) -> None:
+    layer = spec("sinks", attn_type="encoder_decoder")
+    assert answer(layer, keys, keys, 1, causal=False, sinks=math.inf) == ([0.0], [math.inf])
+
+
 def test_a_softcap_comes_before_alibi() -> None:
     # two keys, one and no step behind the query
     out, lse = answer(spec("softcap", "alibi", softcap=2.0), [3.0, 5.0], [1.0, 0.0], alibi_slopes=0.25)

@@ -35,6 +35,6 @@ def test_a_row_without_a_key_is_zero_and_its_lse_that_of_its_sink() -> None:
     assert out[0, 0, :, 0].tolist() == [1, 0]
     assert lse[0, 0].tolist() == [torch.tensor(2.0).log(), -torch.inf]
     # exp(sink) is 2
-    out, lse = attend_by_scores(scores, value, torch.tensor([2.0]).log())
+    out, lse = attend_by_scores(scores, value, torch.tensor([[2.0]]).log())
     torch.testing.assert_close(out[0, 0, :, 0], torch.tensor([0.5, 0.0]))
     torch.testing.assert_close(lse[0, 0], torch.tensor([4.0, 2.0]).log())

@@ -42,11 +42,11 @@ def dense_attention(
         scores.masked_fill_(~added, -torch.inf)
     elif added is not None:
         scores += added
+    every = None if sinks is None else sinks.float()[:, None]
     if query_sinks is not None:
-        # a sink is a key whose value is zero
-        scores = torch.cat([scores, query_sinks.float().expand(*scores.shape[:3], 1)], -1)
-        value = torch.nn.functional.pad(value, (0, 0, 0, 1))
-    out, _ = attend_by_scores(scores, value, sinks)
+        of_query = query_sinks.float().squeeze(-1)
+        every = of_query if every is None else torch.logaddexp(every, of_query)
+    out, _ = attend_by_scores(scores, value, every)
     return out.to(query.dtype).transpose(1, 2).contiguous()
 
 

@@ -46,7 +46,7 @@ def by_scores(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
             scores.masked_fill_(~piece.visible[:, None], -torch.inf)
         elif piece.causal:
             scores.masked_fill_(_later(scores), -torch.inf)
-        out, total = attend_by_scores(scores, v, params.sinks)
+        out, total = attend_by_scores(scores, v, None if params.sinks is None else params.sinks[:, None])
         call.output[piece.rows] = _zero_where_keyless(piece, out.transpose(1, 2).to(call.output.dtype))
         if call.lse is not None:
             call.lse[:, piece.rows] = total.transpose(0, 1)

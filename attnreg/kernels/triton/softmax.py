@@ -52,5 +52,11 @@ def with_sink(state, sink):
     """Returns the state with one more score for each row, sink [BLOCK_M], that has no value."""
     new_max = tl.maximum(state.row_max, sink)
     alpha = tl.exp2(state.row_max - new_max)
-    row_sum = state.row_sum * alpha + tl.exp2(sink - new_max)
+    row_sum = state.row_sum * alpha + weight_of(sink, new_max)
     return Softmax(state.acc * alpha[:, None], new_max, row_sum)
+
+
+@triton.jit
+def weight_of(sink, row_max):
+    """Returns the weight of a sink, which is at most row_max; both may be +inf, and inf - inf is NaN."""
+    return tl.where(sink == row_max, 1.0, tl.exp2(sink - row_max))

@@ -20,7 +20,7 @@ from attnreg.kernels.triton.launch import Kernel, Scratch, Variant
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import request_of_row
 from attnreg.kernels.triton.schedule import Launch
-from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
+from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST, weight_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
 
@@ -98,9 +98,6 @@ def _merge_splits_kernel(
     row_sum = tl.full([], 0.0, dtype=tl.float32)
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
-        # -inf is no sink
-        row_max = tl.maximum(sink, LOWEST)
-        row_sum = tl.exp2(sink - row_max)
     if DEPENDENT_LAUNCH:
         tl.extra.cuda.gdc_wait()
     for s in range(0, num_splits, BLOCK_S):
@@ -116,6 +113,12 @@ def _merge_splits_kernel(
         # where, not a product: an unwritten part may hold NaN
         acc = acc * alpha + tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), 0)
         row_sum = row_sum * alpha + tl.sum(weights, 0)
+        row_max = new_max
+    if sinks_ptr is not None:
+        new_max = tl.maximum(row_max, sink)
+        alpha = tl.exp2(row_max - new_max)
+        acc *= alpha
+        row_sum = row_sum * alpha + weight_of(sink, new_max)
         row_max = new_max
     has_keys = row_sum != 0
     row_sum = tl.where(has_keys, row_sum, 1.0)

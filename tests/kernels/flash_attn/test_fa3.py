@@ -88,8 +88,8 @@ def test_bfloat16_sinks_go_to_the_kernel(install: Install, heads: int, inside: b
     module.build.fwd = lambda **arguments: given.append(arguments["s_aux"]) or inner(**arguments)
     batch = BatchMetadata.build([3, 38, 2], [3, 38, 0], causal=False)
     params = LayerParams(sinks=torch.randn(heads).bfloat16())
-    # and of a request without keys, and a head without a sink
-    params.tensors[0][1] = -torch.inf
+    # and of a request without keys, a head without a sink, and one whose sink takes all the weight
+    params.tensors[0][1:3] = torch.tensor([-torch.inf, torch.inf])
     query, key, value = (torch.randn(45, n, 64).bfloat16() for n in (heads, 2, 2))
     output, lse = torch.full((45, heads, 64), torch.nan).bfloat16(), torch.full((heads, 45), torch.nan)
     module.forward(spec, module.plan(spec, batch), Call(query, None, output, key, value, lse, params))
