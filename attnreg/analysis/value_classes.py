@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,11 +206,17 @@ def _facets(registries: Iterable[Registry]) -> dict[str, Facet]:
 
 
 def _split(
-    facet: str, word: str | None, values: Iterable[Any], signature: Signature, top: int | None = None
+    facet: str,
+    word: str | None,
+    values: Collection[Any],
+    signature: Signature,
+    top: int | None = None,
+    signatures: Iterable[Hashable] | None = None,
 ) -> Variable:
+    """The variable of some values; signatures: those of the values, if they are known."""
     groups: dict[Hashable, list[Any]] = {}
-    for value in values:
-        groups.setdefault(signature(value), []).append(value)
+    for value, key in zip(values, map(signature, values) if signatures is None else signatures, strict=True):
+        groups.setdefault(key, []).append(value)
     index = {key: i for i, key in enumerate(groups)}
     return Variable(facet, word, tuple(map(tuple, groups.values())), signature, index, top)
 
@@ -260,7 +266,9 @@ def _integers(name: str, asked: list[Matcher], linked: list[Matcher]) -> Variabl
     optional = [] if core and core.required else [None]
     beyond = [usual] if usual is not None and usual >= stop else []
     values = [*optional, *range(core.least if core else 0, stop), *beyond]
-    return _split(name, None, values, lambda v: (v is None, *(m.matches(v) for m in asked)), stop - 1)
+    # thousands of values: each matcher is asked about all of them at once, and remembers none
+    signatures = zip((v is None for v in values), *(map(m.predicate, values) for m in asked), strict=True)
+    return _split(name, None, values, lambda v: (v is None, *(m.matches(v) for m in asked)), stop - 1, signatures)
 
 
 def _package(package: str, wanted: list[Requirement]) -> Variable:
