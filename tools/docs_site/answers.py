@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnreg.analysis.value_classes import Variable
 from attnreg.language.vocabulary import Architecture
 from attnreg.platforms import Platform
 from attnreg.registry import Registry
@@ -76,17 +77,28 @@ def _classes(site: Site, name: str, request: AttentionRequest) -> Hashable:
     """The same for all requests that a registry answers alike on a plain platform."""
     kept = site.kept.get(("classes", name, request))
     if kept is None:
-        of_platform = ("arch", "device", "flags", "packages")
-        asked = [v for v in site.space(name).variables if v.facet not in of_platform]
-        facts = request.facts()
-        classes = tuple(v.signature(v.value_in(facts)) for v in asked)
+        facts, classes = request.facts(), []
+        for variable, known in _asked(site, name):
+            value = variable.value_in(facts)
+            if value not in known:
+                known[value] = variable.signature(value)
+            classes.append(known[value])
         # what is computed with a page, and rows for a kind of attention, are no conditions
         kept = site.kept["classes", name, request] = (
-            classes,
+            tuple(classes),
             request.block_size,
             request.attention,
             request.attn_type,
         )
+    return kept
+
+
+def _asked(site: Site, name: str) -> list[tuple[Variable, dict[Any, Hashable]]]:
+    """What a registry tells requests apart by, each with the signatures that are known: the values are few."""
+    if ("asked", name) not in site.kept:
+        of_platform = ("arch", "device", "flags", "packages")
+        site.kept["asked", name] = [(v, {}) for v in site.space(name).variables if v.facet not in of_platform]
+    kept: list[tuple[Variable, dict[Any, Hashable]]] = site.kept["asked", name]
     return kept
 
 

@@ -132,10 +132,23 @@ class Site:
     @jinja2.pass_context
     def _inline(self, context: jinja2.runtime.Context, text: str) -> Markup:
         """Markdown of the generated tables as HTML; ``[FLASH_ATTN]`` and its like lead to their pages."""
-        targets = self._targets(context["page"].registry)
-        root = context["root"]
-        references = {label: {"href": _rooted(root, to), "title": ""} for label, to in targets.items()}
-        return Markup(_MARKDOWN.renderInline(text, {"references": references}))
+        registry, root = context["page"].registry, context["root"]
+        # tables of many pages have the same sentences
+        key = ("inline", registry, root, text)
+        if key not in self.kept:
+            references = self._references(registry, root)
+            self.kept[key] = Markup(_MARKDOWN.renderInline(text, {"references": references}))
+        kept: Markup = self.kept[key]
+        return kept
+
+    def _references(self, registry: str, root: str) -> Mapping[str, Mapping[str, str]]:
+        """The targets of a registry as the parser of Markdown takes them, for the pages of one depth."""
+        key = ("references", registry, root)
+        if key not in self.kept:
+            targets = self._targets(registry)
+            self.kept[key] = {label: {"href": _rooted(root, to), "title": ""} for label, to in targets.items()}
+        kept: Mapping[str, Mapping[str, str]] = self.kept[key]
+        return kept
 
     def _targets(self, name: str) -> Mapping[str, str]:
         """Label of every shortcut link of a registry's tables -> its address, or its path below the site."""
@@ -215,6 +228,7 @@ def _targets(name: str, registry: Registry) -> dict[str, str]:
     return {normalizeReference(label): to for label, to in targets.items()}
 
 
+@cache
 def breaks(name: str) -> Markup:
     """A name that may be broken behind its underscores."""
     return Markup("_<wbr>").join(Markup.escape(part) for part in name.split("_"))
