@@ -43,7 +43,12 @@ def default() -> attnreg.Registry:
     return attnreg.load_registry("default")
 
 
+# nothing of what the collection makes is garbage: a million objects of modules and cases
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Have the collector look seldom, and never at what stays: the modules and cases, a million objects of many."""
+    """Have the collector look seldom, and never at what stays."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()

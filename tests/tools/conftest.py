@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
-import os
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from support import ROOT
+from support.once import once
 from support.site import build_site
 
 
@@ -29,12 +28,4 @@ def gen_docs() -> ModuleType:
 @pytest.fixture(scope="session")
 def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site, one for all processes of a run."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with (shared / "site.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = shared / "site"
-        if not (shared / "site.built").is_file():
-            build_site(folder)
-            (shared / "site.built").touch()
-    return folder
+    return once(tmp_path_factory, "site", build_site)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.once import once
 
 import attnreg
 from attnreg.analysis.check import check
@@ -25,9 +26,12 @@ SMALL = ["--decode", "2x33", "--prefill", "1x16"]
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The overlay of a run."""
-    file = tmp_path_factory.mktemp("tuned") / "tuned.yaml"
-    assert main(["tune", *LAYER, *SMALL, "--minutes", "3", "-o", str(file)]) == 0
-    return file
+
+    def tune(folder: Path) -> None:
+        folder.mkdir()
+        assert main(["tune", *LAYER, *SMALL, "--minutes", "3", "-o", str(folder / "tuned.yaml")]) == 0
+
+    return once(tmp_path_factory, "tuned", tune) / "tuned.yaml"
 
 
 def order_of(file: Path) -> dict[str, Any]:
@@ -117,7 +121,8 @@ def test_an_order_against_its_samples_is_found(tuned: Path, tmp_path: Path) -> N
     ]
     text = "".join(json.dumps(line) + "\n" for line in [*head, *turns])
     samples.write_text(text + json.dumps(signature(head[0]["machine"], text.encode())) + "\n")
-    messages = [f.message for f in check(attnreg.load_registry(None, [copy])) if f.kind == "contradicted order"]
+    found = evidence(attnreg.load_registry(None, [copy]), None)
+    messages = [f.message for f in found if f.kind == "contradicted order"]
     assert any("ranks TORCH_SDPA/gathered before CPU_ATTN, which its samples show to be" in m for m in messages), (
         messages
     )
