@@ -56,14 +56,14 @@ def check(
     from attnreg.models.reader import bundled_families
 
     registry = registry_inputs.load()
-    measured = any(order.measured for orders in registry.orders.values() for order in orders)
-    findings = check_registry(registry, detect(registry.vocabulary) if measured else None)
     families = bundled_families() if registry_inputs.bundled_default else None
     beside = Path(registry.base, "models")
     if registry.base not in bundled_registries() and beside.is_dir():
         families = Families.load(beside, str(beside))
     if families is not None and (problems := families.check()):
         raise RegistryError(problems)
+    measured = any(order.measured for orders in registry.orders.values() for order in orders)
+    findings = check_registry(registry, detect(registry.vocabulary) if measured else None)
     if as_json:
         data = [{"kind": f.kind, "where": str(f.where), "message": f.message, "help": f.help} for f in findings]
         print_json({"registry": registry.title, "findings": data})
