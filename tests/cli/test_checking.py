@@ -23,14 +23,22 @@ def test_check_finds_nothing_in_the_default_registry(run: Callable[..., Any], de
     assert f" 0 findings ({len(default.known)} known)\n" in result.out
 
 
-def test_check_fails_on_a_violated_invariant_and_shows_a_configuration(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_check_fails_on_a_violated_invariant_and_shows_a_configuration_in_any_width(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overlay = tmp_path / "o.yaml"
     overlay.write_text("backends:\n  TRITON_ATTN:\n    capabilities: {add: {kv_dtypes: [turboquant_k8v4]}}\n")
+    monkeypatch.setenv("COLUMNS", "40")
     result = run("check", "--overlay", str(overlay))
     assert result.status == 1
-    assert "violated: a turboquant_* cache goes to TURBOQUANT or to nobody" in result.out
-    assert "kv_dtype=turboquant_k8v4" in result.out
-    assert "chosen: TRITON_ATTN" in result.out
+    text, lines = " ".join(result.out.split()), result.out.splitlines()
+    assert "violated: a turboquant_* cache goes to TURBOQUANT or to nobody" in text
+    assert "kv_dtype=turboquant_k8v4" in text
+    assert "chosen: TRITON_ATTN" in text
+    assert [line for line in lines if len(line) > 40 and " " in line.strip()] == []
+    # what is wrapped stands behind the first character of its line
+    at = next(i for i, line in enumerate(lines) if line.startswith("  for example: "))
+    assert lines[at + 1].startswith("    ")
 
 
 def test_check_reports_every_problem_of_a_broken_registry(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -72,16 +80,3 @@ def test_a_lock_is_compared_for_other_packages(run: Callable[..., Any], tmp_path
     )
     message = "--package says something of a lock: a registry is checked for all packages"
     assert run("check", "--package", "torch") == (2, "", f"attnreg: {message}\n  help: give --lock too\n")
-
-
-def test_findings_are_wrapped_below_their_indentation(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overlay = tmp_path / "o.yaml"
-    overlay.write_text("backends:\n  TRITON_ATTN:\n    capabilities: {add: {kv_dtypes: [turboquant_k8v4]}}\n")
-    monkeypatch.setenv("COLUMNS", "40")
-    lines = run("check", "--overlay", str(overlay)).out.splitlines()
-    assert [line for line in lines if len(line) > 40 and " " in line.strip()] == []
-    # what is wrapped stands behind the first character of its line
-    at = next(i for i, line in enumerate(lines) if line.startswith("  for example: "))
-    assert lines[at + 1].startswith("    ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,22 @@ from attnreg.analysis.check.evidence import evidence
 from attnreg.analysis.timings.samples import read_samples, signature
 from attnreg.cli.commands import main
 from attnreg.compile.yaml_source import Document
+from attnreg.machine.probe import probe
 from attnreg.tuning import overlay
 
 LAYER = ["--head-size", "64", "--num-heads", "4", "--num-kv-heads", "2", "--dtype", "float32"]
 SMALL = ["--decode", "2x33", "--prefill", "1x16"]
+
+
+@functools.cache
+def _loads(modules: tuple[str, ...]) -> dict[str, str | None]:
+    return probe(modules)
+
+
+@pytest.fixture(autouse=True)
+def _modules_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process imports them all, and torch, each time; the run of `tuned` does so."""
+    monkeypatch.setattr("attnreg.tuning.command.probe", lambda modules: _loads(tuple(modules)))
 
 
 @pytest.fixture(scope="module")
