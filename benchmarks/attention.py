@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,13 +27,15 @@ from torch.nn.attention.bias import causal_lower_right
 from attnreg.kernels import rocm_attn, triton_attn
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
+from attnreg.runtime.lengths import prefix_sums
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One attention call: every request has ``queries`` queries after ``context`` earlier keys.
 
-    mark: microseconds on an H200; max_error: of ||out - ref|| / ||ref||.
+    tokens: further requests before them, of one query each, the last of ``token_keys`` keys. mark: microseconds on an
+    H200; max_error: of ||out - ref|| / ||ref||.
     """
 
     name: str
@@ -49,10 +52,17 @@ class Case:
     window: int | None = None
     sinks: bool = False
     max_error: float = 1e-2
+    tokens: int = 0
+    token_keys: int = 0
 
     @property
     def keys(self) -> int:
         return self.context + self.queries
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """The queries and the keys of each request."""
+        return [(1, self.token_keys)] * self.tokens + [(self.queries, self.keys)] * self.requests
 
     @property
     def values(self) -> int:
@@ -68,7 +78,10 @@ class Case:
         pairs = sum(self._visible(i) for i in range(self.queries)) * self.requests
         element = 1 if self.kv_dtype.startswith("fp8") else 2
         both = self.head_size + self.values
-        return self.requests * seen * kv_heads * both * element + 2 * tokens * heads * both, 2 * pairs * heads * both
+        of_tokens = self.tokens * (self.token_keys if self.window is None else min(self.token_keys, self.window))
+        keys = self.requests * seen + of_tokens
+        moved = keys * kv_heads * both * element + 2 * (tokens + self.tokens) * heads * both
+        return moved, 2 * (pairs + of_tokens) * heads * both
 
     @property
     def request(self) -> AttentionRequest:
@@ -133,7 +146,10 @@ class Data:
             block_size=case.block_size, sliding_window=case.window,
             features=frozenset(features | ({"sinks"} if case.sinks else set())), kv_layout=layout,
         )  # fmt: skip
-        tokens, keys = case.requests * case.queries, case.requests * case.keys
+        query_lens, key_lens = map(list, zip(*case.lengths, strict=True))
+        tokens, keys = sum(query_lens), sum(key_lens)
+        # where each request's queries and keys begin
+        self.query_starts, self.key_starts = (prefix_sums(lengths) for lengths in (query_lens, key_lens))
         self.query = _random(tokens, heads, case.head_size)
         self.key, self.value = _random(keys, kv_heads, case.head_size), _random(keys, kv_heads, case.values)
         self.output = self.query.new_full((tokens, heads, case.values), math.nan)
@@ -143,19 +159,22 @@ class Data:
         table = slots = None
         self.cache: KVCache | None = None
         if case.block_size is not None:
-            blocks = -(-case.keys // case.block_size)
-            table = torch.randperm(case.requests * blocks, device="cuda").view(case.requests, blocks).int()
-            at = torch.arange(case.keys, device="cuda")
-            slots = table[:, at // case.block_size].long() * case.block_size + at % case.block_size
-            shape = module.kv_cache_shape(self.spec, case.requests * blocks)
+            blocks = [-(-n // case.block_size) for n in key_lens]
+            order = torch.randperm(sum(blocks), device="cuda").int()
+            mine = [order[first:last] for first, last in pairwise(prefix_sums(blocks))]
+            table = torch.nn.utils.rnn.pad_sequence(mine, batch_first=True)
+            at = torch.arange(max(key_lens), device="cuda")
+            slots = torch.cat(
+                [some[at[:n] // case.block_size].long() * case.block_size + at[:n] % case.block_size
+                 for some, n in zip(mine, key_lens, strict=True)]
+            )  # fmt: skip
+            shape = module.kv_cache_shape(self.spec, sum(blocks))
             self.cache = KVCache(
                 torch.zeros(shape.key, dtype=shape.dtype, device="cuda"),
                 torch.zeros(shape.value, dtype=shape.dtype, device="cuda"),
             )
-            slots = slots.flatten()
         self.batch = BatchMetadata.build(
-            [case.queries] * case.requests, [case.keys] * case.requests, device="cuda", block_table=table,
-            slot_mapping=slots, causal=case.causal,
+            query_lens, key_lens, device="cuda", block_table=table, slot_mapping=slots, causal=case.causal,
         )  # fmt: skip
         self.plan = module.plan(self.spec, self.batch)
         if self.cache is not None:
@@ -169,10 +188,11 @@ class Data:
 
     def error(self) -> float:
         """The relative error of the output against float64, on random rows of up to three requests."""
-        case, wrong, right = self.case, 0.0, 0.0
-        for request in {0, case.requests // 2, case.requests - 1}:
-            rows = torch.randint(case.queries, (min(case.queries, 64),), device="cuda")
-            ours = self.output[request * case.queries + rows].double()
+        wrong, right, requests = 0.0, 0.0, len(self.case.lengths)
+        for request in {0, requests // 2, requests - 1}:
+            queries, _ = self.case.lengths[request]
+            rows = torch.randint(queries, (min(queries, 64),), device="cuda")
+            ours = self.output[self.query_starts[request] + rows].double()
             exact = self._exact(request, rows)
             wrong += float((ours - exact).square().sum())
             right += float(exact.square().sum())
@@ -180,11 +200,14 @@ class Data:
 
     def _exact(self, request: int, rows: Tensor) -> Tensor:
         case = self.case
-        first = request * case.keys
-        key, value = (self._stored(x[first : first + case.keys]) for x in (self.key, self.value))
-        query = self.query[request * case.queries + rows].double().view(len(rows), case.heads[1], -1, case.head_size)
+        queries, keys = case.lengths[request]
+        first = self.key_starts[request]
+        key, value = (self._stored(x[first : first + keys]) for x in (self.key, self.value))
+        query = (
+            self.query[self.query_starts[request] + rows].double().view(len(rows), case.heads[1], -1, case.head_size)
+        )
         scores = torch.einsum("rhgd,khd->hgrk", query, key) * self.spec.softmax_scale
-        distance = (case.context + rows)[:, None] - torch.arange(case.keys, device="cuda")
+        distance = (keys - queries + rows)[:, None] - torch.arange(keys, device="cuda")
         hidden = distance < 0 if case.causal else torch.zeros_like(distance, dtype=torch.bool)
         if case.window is not None:
             hidden |= distance.abs() >= case.window
@@ -192,7 +215,7 @@ class Data:
         if self.params.sinks is not None:
             sinks = self.params.sinks.double().view(case.heads[1], -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sinks], -1)
-        weights = torch.softmax(scores, -1)[..., : case.keys]
+        weights = torch.softmax(scores, -1)[..., :keys]
         return torch.einsum("hgrk,khd->rhgd", weights, value).flatten(1, 2)
 
     def _stored(self, x: Tensor) -> Tensor:

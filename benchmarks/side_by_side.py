@@ -6,7 +6,8 @@ python benchmarks/side_by_side.py --backend TRITON_ATTN   another peer; repeatab
 python benchmarks/side_by_side.py --record           write benchmarks/results/side_by_side.json too
 
 Rounds go through all backends; in each, a backend's figure is the median as in attention.py, of a captured call where
-it may be captured. The figure of a case is the median of the rounds. Every output is compared with float64.
+it may be captured and engines would: not one of tokens and prompts. The figure of a case is the median of the rounds.
+Every output is compared with float64.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ PROMPTS = Case(name="prefill 4k b4 packed", mark=790, requests=4, queries=4096, 
 PAGED = replace(PROMPTS, name="prefill 4k b4", mark=850, block_size=16)
 ON_8K = replace(PAGED, name="prefill 2k on 8k b8", mark=3600, requests=8, queries=2048, context=8192)
 TOKENS = replace(PAGED, name="decode b64 8k", mark=480, requests=64, queries=1, context=8191)
+MIXED = replace(PAGED, name="60 decodes at 8k, 2 prefills of 2k", mark=580, requests=2, queries=2048, tokens=60,
+                token_keys=8192)  # fmt: skip
 GPT_OSS = replace(PAGED, name="gpt-oss 4k b4", mark=1180, heads=(64, 8), head_size=64, sinks=True)
 CASES = (
     PROMPTS,
@@ -46,6 +49,26 @@ CASES = (
     ),
     replace(PROMPTS, name="prefill 4k b4 packed, heads of 192, values of 128", mark=math.inf, head_size=192,
             head_size_v=128, heads=(32, 32)),
+    *(
+        replace(case, name=name, mark=mark, kv_dtype="fp8", max_error=3e-3)
+        for name, case, mark in (
+            ("prefill fp8 4k b4", PAGED, math.inf),
+            ("prefill fp8 2k on 8k b8", ON_8K, 3700),
+            ("prefill fp8 512 on 8k b8", replace(ON_8K, queries=512), math.inf),
+            ("gpt-oss fp8 4k b4", GPT_OSS, math.inf),
+        )
+    ),
+    *(
+        replace(ON_8K, name=f"{queries} queries on {context // 1024}k b{requests}", mark=math.inf, requests=requests,
+                queries=queries, context=context)
+        for queries, requests, context in ((16, 8, 8192), (32, 1, 8192), (32, 8, 8192), (64, 1, 8192), (64, 8, 8192),
+                                           (64, 1, 32768), (512, 1, 8192))
+    ),
+    MIXED,
+    replace(MIXED, name="60 decodes at 8k, 2 prefills of 2k, fp8", mark=400, kv_dtype="fp8", max_error=3e-3),
+    replace(MIXED, name="60 decodes at 8k, 2 prefills of 2k on 6k", mark=math.inf, context=6144),
+    replace(MIXED, name="128 decodes at 2k, 1 prefill of 4k", mark=math.inf, tokens=128, token_keys=2048, requests=1,
+            queries=4096),
     TOKENS,
     *(
         replace(TOKENS, name=f"decode fp8 b{requests} {keys // 1024}k", mark=mark, requests=requests, context=keys - 1,
@@ -74,7 +97,7 @@ def measure(case: Case, backends: list[str]) -> dict[str, Any]:
             continue
         try:
             data = Data(case, module=module)
-            captured = case.block_size is not None and getattr(module, "CAPTURABLE", False)
+            captured = case.block_size is not None and not case.tokens and getattr(module, "CAPTURABLE", False)
             time_us(data.forward, 3, captured=captured)
             error = data.error()
         except (RuntimeError, ValueError) as problem:

@@ -1,11 +1,12 @@
 """HOPPER_ATTN on a GPU of SM 9.0: its kernel for prompts against float64, with poison around all that it reads.
 
-Keys are not split, so that every request of more than 16 queries is the kernel's.
+Keys are not split where nothing else is said, so that every request of more than 16 queries is the kernel's.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,15 @@ from attnreg.runtime.interface import Call, Layout
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
     from attnreg.kernels.hopper import attention as hopper_attn
-    from attnreg.kernels.hopper import prefill_plans
-    from attnreg.kernels.hopper.prefill_plans import Prompts
+    from attnreg.kernels.hopper.prompts import plans as prefill_plans
+    from attnreg.kernels.hopper.prompts import widened
+    from attnreg.kernels.hopper.prompts.plans import Prompts
     from attnreg.kernels.triton import plans
 else:
     pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
 
 PAGED = Case([1, 300, 0, 17, 129, 64], [3000, 700, 50, 17, 1029, 64], heads=(8, 2), head_size=128, dtype=torch.bfloat16)
+FP8 = replace(PAGED, kv_dtype="fp8")
 PACKED = replace(PAGED, queries=[300, 17, 129, 64, 1], keys=[300, 17, 129, 64, 1], block_size=None)
 
 
@@ -30,6 +33,7 @@ PACKED = replace(PAGED, queries=[300, 17, 129, 64, 1], keys=[300, 17, 129, 64, 1
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Prompts]:
     """The launches of the kernel during a test, which takes the tiles of a narrow window however few they are."""
     monkeypatch.setattr(prefill_plans, "SEVERAL", 0)
+    monkeypatch.setattr(widened, "FEWEST_TILES", 0)
     plans._launches.cache_clear()
     seen: list[Prompts] = []
     run = Prompts.run
@@ -86,6 +90,63 @@ def test_heads_further_apart_than_tokens(size: tuple[int, int], launches: list[P
     assert launches
 
 
+@pytest.mark.parametrize("splits", [2, 3, 8])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"block_size": None, "queries": [300, 17, 129, 64, 1], "keys": [300, 17, 129, 64, 1]},
+        {"head_size": 64, "heads": (16, 2), "dtype": torch.float16, "causal": False},
+        {"head_size": 96, "layout": "HND", "block_size": 48},
+        {"head_size": 256},
+        {"head_size": 192, "head_size_v": 128, "heads": (8, 8), "kv_dtype": "fp8"},
+        {"softcap": 20.0, "features": frozenset({"sinks"})},
+        {"window": 300, "features": frozenset({"sinks"})},
+        {"window": (100, 30), "causal": False},
+        {"queries": [600, 20, 128, 40], "keys": [40, 7, 128, 0], "causal": False},
+        {"queries": [64] * 9, "keys": [3000, 64, 65, 500, 2999, 129, 1000, 192, 70]},
+    ],
+)  # fmt: skip
+def test_split_keys(
+    splits: int, changes: dict[str, Any], launches: list[Prompts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper_attn.HopperPlan, "splits", splits)
+    verify(replace(PAGED, **changes), launches)
+    assert all(prompts.code.split for prompts in launches)
+
+
+@pytest.fixture
+def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of few queries are computed beside prompts whatever that is worth."""
+    monkeypatch.setattr(prefill_plans, "WORTH", 1e-9)
+    monkeypatch.setattr(prefill_plans, "LONG", 1e9)
+    monkeypatch.setattr(prefill_plans, "choose_splits", lambda *facts: 1)
+
+
+MIXED = replace(PAGED, queries=[1, 300, 0, 1, 129, 1, 1], keys=[3000, 700, 50, 17, 1029, 1, 64])
+
+
+@pytest.mark.usefixtures("mixed")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"head_size": 64, "heads": (16, 2), "dtype": torch.float16},
+        {"head_size": 96, "layout": "HND", "block_size": 48},
+        {"head_size": 256, "causal": False},
+        {"head_size": 192, "head_size_v": 128, "heads": (8, 8)},
+        {"softcap": 20.0, "features": frozenset({"sinks"})},
+        {"queries": [4, 300, 0, 7, 129, 1, 16], "keys": [3000, 700, 50, 17, 1029, 1, 64]},
+        {"queries": [4, 300, 0, 7, 129, 1, 16], "keys": [3, 40, 50, 17, 0, 1, 64], "causal": False},
+        {"queries": [1] * 200 + [700] * 3, "keys": [(i * 37) % 900 + 1 for i in range(200)] + [700, 900, 3000]},
+    ],
+)
+def test_few_queries_beside_prompts(changes: dict[str, Any], launches: list[Prompts]) -> None:
+    check(replace(MIXED, **changes), "cuda", module=hopper_attn)
+    assert launches
+    assert all(prompts.code.mixed for prompts in launches)
+
+
 def test_a_call_is_repeated_on_tensors_of_other_dimensions(launches: list[Prompts]) -> None:
     trial = trial_of(replace(PACKED, queries=[300], keys=[300]), "cuda", module=hopper_attn, splits=1)
     expected, _ = attend(trial, trial.batch, trial.query)
@@ -125,6 +186,43 @@ def test_windows_of_two_sides(window: tuple[int, int], launches: list[Prompts]) 
     verify(replace(PAGED, window=window, causal=False), launches)
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256)])
+def test_caches_of_8_bits(sizes: tuple[int, int], dtype: torch.dtype, kv_dtype: str, launches: list[Prompts]) -> None:
+    size, size_v = sizes
+    case = replace(FP8, head_size=size, head_size_v=size_v, dtype=dtype, kv_dtype=kv_dtype)
+    verify(case, launches)
+    verify(replace(case, causal=False, layout="HND", block_size=48), launches)
+
+
+def test_features_over_8_bits(launches: list[Prompts]) -> None:
+    verify(replace(FP8, features=frozenset({"sinks", "per_head_quant_scales"})), launches)
+    verify(replace(FP8, softcap=20.0, heads=(12, 4)), launches)
+    verify(replace(FP8, window=(100, 30), causal=False), launches)
+    verify(replace(FP8, queries=[600, 20, 128, 40], keys=[40, 7, 128, 0], causal=False), launches)
+    lengths = [(i * 37) % 90 for i in range(300)]
+    verify(replace(FP8, queries=lengths, keys=[n + (n * 13) % 70 for n in lengths]), launches)
+
+
+@pytest.mark.parametrize("window", [1, 40, 128, 1000])
+def test_windows_over_8_bits(window: int, launches: list[Prompts]) -> None:
+    """Keys before every window are not widened."""
+    verify(replace(FP8, window=window, features=frozenset({"sinks"})), launches)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_heads_in_groups_over_8_bits(heads: int, launches: list[Prompts], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(FP8, heads=(16, 4), features=frozenset({"sinks", "per_head_quant_scales"}))
+    monkeypatch.setattr(widened, "MOST_MEMORY", heads * 4096 * 2 * 128 * 2)
+    verify(case, launches)
+    assert len(launches) % (4 // heads) == 0
+    launches.clear()
+    monkeypatch.setattr(widened, "MOST_MEMORY", 8192)
+    check(case, "cuda", module=hopper_attn, splits=1)
+    assert not launches
+
+
 def test_softcap(launches: list[Prompts]) -> None:
     verify(replace(PAGED, softcap=20.0, features=frozenset({"sinks"})), launches)
     verify(replace(PACKED, softcap=5.0, window=64, head_size=256), launches)
@@ -144,8 +242,13 @@ def test_many_requests(launches: list[Prompts]) -> None:
     verify(replace(PAGED, queries=lengths, keys=[n + (n * 13) % 70 for n in lengths]), launches)
 
 
-def test_a_graph_is_replayed_with_other_lengths(launches: list[Prompts]) -> None:
-    trial = trial_of(PAGED, "cuda", module=hopper_attn, splits=1)
+@pytest.mark.parametrize("splits", [None, 3])
+@pytest.mark.parametrize("case", [PAGED, FP8, replace(FP8, window=100)], ids=["16 bits", "8 bits", "8 bits, window"])
+def test_a_graph_is_replayed_with_other_lengths(
+    case: Case, splits: int | None, launches: list[Prompts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper_attn.HopperPlan, "splits", splits)
+    trial = trial_of(case, "cuda", module=hopper_attn, splits=1)
     assert trial.cache is not None
     # the slots of the new keys hold NaN until they are written
     trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
@@ -158,6 +261,23 @@ def test_a_graph_is_replayed_with_other_lengths(launches: list[Prompts]) -> None
     assert launches
     # the reference reads the lengths on the device
     assert compare(trial, output, lse)[2] is None
+
+
+@pytest.mark.usefixtures("mixed")
+def test_a_graph_of_mixed_requests_is_replayed_with_others(launches: list[Prompts]) -> None:
+    trial = trial_of(MIXED, "cuda", module=hopper_attn)
+    assert trial.cache is not None
+    trial.layer.write_kv(trial.key, trial.value, trial.cache, trial.batch)
+    attend(trial, trial.batch, trial.query)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output, lse = attend(trial, trial.batch, trial.query)
+    for lengths in ([2900, 500, 20, 17, 1000, 1, 64], [1, 300, 0, 2, 129, 1, 60]):
+        trial.batch.seq_lens.copy_(torch.tensor(lengths))
+        graph.replay()
+        assert compare(trial, output, lse)[2] is None
+    # other lengths may not be worth it
+    assert [prompts.code.mixed for prompts in launches] == [True, False]
 
 
 def test_runs_are_alike_to_the_bit() -> None:

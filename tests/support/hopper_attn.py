@@ -15,7 +15,8 @@ import torch
 
 from attnreg.conformance.proof import attend
 from attnreg.kernels.hopper import attention as hopper_attn
-from attnreg.kernels.hopper import decode_plans, prefill_plans
+from attnreg.kernels.hopper import decode_plans
+from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound
 from attnreg.kernels.triton.target import target_for
@@ -35,6 +36,9 @@ CASES = {
     ),
     "256, softcap": Case(**LENGTHS, **{**BF16, "head_size": 256}, softcap=20.0, layout="HND", block_size=48),
     "96": Case(**LENGTHS, **{**BF16, "head_size": 96}),
+    "fp8": Case(**LENGTHS, **BF16, kv_dtype="fp8"),
+    "mixed": Case(**LENGTHS, **BF16),
+    "split": Case(**LENGTHS, **BF16),
     "192, values of 128": Case(**PACKED, **{**BF16, "head_size": 192}, head_size_v=128),
 }
 
@@ -82,6 +86,8 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | No
 
     def record(bound: Any, *_: Any) -> None:
         names.append(bound.variant.function.__name__ if isinstance(bound, Bound) else "prefill_kernel")
+        if not isinstance(bound, Bound) and bound.code.split:
+            names.append("_merge_splits_kernel")
 
     launching, running = Bound.launch, prefill_plans.Prompts.run
     Bound.launch, prefill_plans.Prompts.run = record, record  # type: ignore[assignment, method-assign]
@@ -97,7 +103,13 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | No
 def compiled(name: str) -> Compiled:
     """What the kernel uses that a case of `CASES` launches for its prompts."""
     prefill_plans._compiled.clear()
-    _launch(CASES[name])
+    # batches alike share what runs them
+    plans._launches.cache_clear()
+    hopper_attn.HopperPlan.changes = {"mixed": name == "mixed", "split": name == "split"}
+    try:
+        _launch(CASES[name])
+    finally:
+        hopper_attn.HopperPlan.changes = {}
     (kernel,) = prefill_plans._compiled.values()
     registers, spills, serialised = report(kernel)
     text = disassembled(kernel)

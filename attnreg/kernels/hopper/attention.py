@@ -1,6 +1,6 @@
 """HOPPER_ATTN: kernels for SM 9.0 behind the runtime's contract, with TRITON_ATTN's for what they do not compute.
 
-Prompts go to the kernel in `prefill`, few queries over 8-bit floats to the one in `decode`.
+Prompts go to the kernel in `prompts`, few queries over 8-bit floats to the one in `decode`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attnreg.kernels.hopper import decode_plans
-from attnreg.kernels.hopper.prefill_plans import prompts_of, takes
+from attnreg.kernels.hopper.prompts.plans import Prompts, mixes, prompts_of, splits_of
+from attnreg.kernels.hopper.prompts.widened import FORMATS, rows_for, widened_of
 from attnreg.kernels.hopper.target import require
 from attnreg.kernels.triton.plans import ALIKE, bound_launches
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
@@ -47,7 +49,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> HopperPlan:
 class HopperPlan(TritonPlan):
     """A plan of TRITON_ATTN, some of whose launches go to kernels for SM 9.0."""
 
-    # constants in place of those that are chosen, and splits of few queries, for measurements
+    # constants and splits in place of those that are chosen, for measurements
     changes: Mapping[str, Any] = MappingProxyType({})
     splits: int | None = None
 
@@ -58,13 +60,27 @@ class HopperPlan(TritonPlan):
         self.spec, self.causal, self.starts = spec, batch.causal, batch.query_start_loc_cpu
         # launches for lengths up to the same multiple are shared
         self.max_seq_len = -(-batch.max_seq_len // ALIKE) * ALIKE
+        # the rows of widened keys, and whether one launch computes all requests
+        self.rows, self.mixed = 0, False
+        many = self.launches[-1].chosen if self.launches else None
+        if self._paged and isinstance(batch.causal, bool) and many is not None and many.max_query_len > SHORT_QUERIES:
+            lengths = queries_of(content(self.starts)).each, memoryview(content(batch.seq_lens_cpu)).cast("i").tolist()
+            if spec.cache_dtype in FORMATS:
+                self.rows = rows_for(spec, batch.causal, many, *lengths)
+            elif len(self.launches) > 1:
+                self.mixed = mixes(spec, batch.causal, many, *lengths, self._num_sms)
+            self.apart = self.rows, self.mixed
 
     def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
         runs = super()._bind(tensors)
         for i, planned in enumerate(self.launches):
-            own = self._own(planned.chosen, tensors)
+            own = self._own(planned.chosen, tensors, runs[i])
             if own is not None:
                 runs[i] = _either(own, runs[i])
+        if self.mixed:
+            together = self._prompts(self.launches[-1].chosen._replace(splits=1), tensors, mixed=True)
+            if together is not None:
+                return [_mixed(together.run, runs)]
         return runs
 
     def _differing(self, key: Tensor, value: Tensor) -> tuple[Any, tuple[int, int]]:
@@ -74,20 +90,33 @@ class HopperPlan(TritonPlan):
             differing = differing, key.shape, key.stride(), value.shape, value.stride()
         return differing, heads
 
-    def _own(self, launch: Launch, tensors: Sequence[Any]) -> Run | None:
-        """What runs a launch by a kernel of this package, None where none can."""
+    def _own(self, launch: Launch, tensors: Sequence[Any], portable: Run) -> Run | None:
+        """What runs a launch by a kernel of this package, None where none can. portable: what else runs it."""
         if not isinstance(self.causal, bool) or not self.spec.features <= COMPUTED:
             return None
         queries = queries_of(content(self.starts)).each
         if launch.max_query_len > SHORT_QUERIES:
-            if not takes(self.spec, self.causal, launch, queries, self._num_sms):
+            splits = splits_of(self.spec, self.causal, launch, queries, self.max_seq_len, self._num_sms)
+            if not splits:
                 return None
-            prompts = prompts_of(self.spec, self.causal, launch, self._numbers, tensors, self.changes)
+            launch = launch._replace(splits=splits if self.splits is None else self.splits)
+            if self.rows:
+                wide = widened_of(
+                    self.spec, self.causal, launch, queries, self.rows, self.max_seq_len, self._numbers, tensors,
+                    self.changes,
+                )  # fmt: skip
+                return None if wide is None else wide.run_or(portable)
+            prompts = self._prompts(launch, tensors)
             return None if prompts is None else prompts.run
         if not self._paged:
             return None
         few = decode_plans.planned(self.spec, self.causal, launch, queries, self.max_seq_len, tensors, self.splits)
         return None if few is None else bound_launches([few], self._numbers, *tensors)[0]
+
+    def _prompts(self, launch: Launch, tensors: Sequence[Any], *, mixed: bool = False) -> Prompts | None:
+        if not isinstance(self.causal, bool) or not self.spec.features <= COMPUTED:
+            return None
+        return prompts_of(self.spec, self.causal, launch, self._numbers, tensors, {"mixed": mixed, **self.changes})
 
 
 def _either(own: Run, portable: Run) -> Run:
@@ -97,5 +126,22 @@ def _either(own: Run, portable: Run) -> Run:
         query, key, value, output, *_ = call
         address = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
         (portable if address % 16 else own)(call, batch, varying)
+
+    return run
+
+
+def _mixed(together: Run, runs: Sequence[Run]) -> Run:
+    """Runs one launch for all requests, or several: in a graph, whose lengths may be others than it was captured with,
+    keys that are not split could take long."""
+
+    def in_turn(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
+        for run in runs:
+            run(call, batch, varying)
+
+    either = _either(together, in_turn)
+
+    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
+        capturing = call[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        (in_turn if capturing else either)(call, batch, varying)
 
     return run

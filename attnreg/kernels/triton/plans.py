@@ -48,7 +48,7 @@ _BATCH = (
     "tree_ptr",
 )  # fmt: skip
 # those of the call that the merge of split keys needs: output, lse, sinks and out_scale
-_MERGED = itemgetter(3, 4, 5, 10)
+MERGED = itemgetter(3, 4, 5, 10)
 _PARTS = ("partial_ptr", "partial_lse_ptr")
 # the numbers of the batch, of the call and of the launch; the launch of a batch has `slots` too
 _BATCH_NUMBERS = ("num_reqs", "num_ranges", "stride_table", "stride_ranges", "stride_range", "stride_tree")
@@ -91,6 +91,8 @@ class AttentionPlan:
             stride_of(ranges, 1), stride_of(tree, 0),
         )  # fmt: skip
         self._paged = table is not None
+        # what the runs of a kind of plan depend on beside what makes batches alike
+        self.apart: object = None
         # layers follow each other with calls alike
         self._recent: tuple[object, list[Run], tuple[int, int] | None] = (None, [], None)
         self._tensors = starts, batch.key_start_loc, batch.seq_lens, by_request, table, ranges, tree
@@ -143,7 +145,9 @@ class AttentionPlan:
         known, runs, heads = self._recent
         if known != kind:
             differing, heads = (None, None) if self._paged else self._differing(key, value)
-            runs = self.launches.of((type(self), alike, self._numbers, differing), lambda: self._bind(tensors))
+            runs = self.launches.of(
+                (type(self), alike, self._numbers, self.apart, differing), lambda: self._bind(tensors)
+            )
             self._recent = kind, runs, heads
         return runs, tensors, heads
 
@@ -241,7 +245,7 @@ class PlannedLaunch:
         numbers = {**numbers, **dict(zip(_LAUNCH, self.values, strict=True)), "slots": 0}
         output, sinks, no_out_scale, no_lse = (variant_key[i] for i in (1, 6, 9, 10))
         merge_key = MergeKey(output, sinks, not no_lse, not no_out_scale)
-        return run_of(self.variant, self.merge, variant_key, grid, rows, numbers, merge_key, _MERGED)
+        return run_of(self.variant, self.merge, variant_key, grid, rows, numbers, merge_key, MERGED)
 
 
 class _Launches(tuple[PlannedLaunch, ...]):

@@ -95,14 +95,14 @@ def schedule(
             # parts of rows without a program have memory too
             parts = min(sum(query_lens), limit * len(query_lens)) * shape.group * num_kv_heads
             splits = max(1, min(splits, 4 * capacity * chosen.block_m // max(parts, 1)))
-        at_once = _divisor(
+        at_once = divisor(
             num_kv_heads, _CACHED // max(keys * (shape.block_d + shape.block_dv) * shape.cache_itemsize, 1)
         )
         launches.append(Launch(chosen, shortest, limit, heads, limit <= block_q, splits, min_split, at_once))
     return launches
 
 
-def _divisor(n: int, most: int) -> int:
+def divisor(n: int, most: int) -> int:
     """The largest divisor of n up to ``most``, at least 1."""
     return max((d for d in range(1, min(n, most) + 1) if n % d == 0), default=1)
 
@@ -119,12 +119,15 @@ def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int
     return max(2, min(INVARIANT_SPLITS[longest == 1], -(-keys // INVARIANT_SPLIT))), INVARIANT_SPLIT
 
 
-def choose_splits(programs: int, keys: int, min_split: int, block_n: int, capacity: int) -> int:
-    """The number of splits of ``keys`` with which the device's waves of programs take the least time."""
+def choose_splits(programs: int, keys: int, min_split: int, block_n: int, capacity: int, begin: int = 0) -> int:
+    """The number of splits of ``keys`` with which the device's waves of programs take the least time.
+
+    begin: the keys that a program would compute in the time in which it begins and ends.
+    """
 
     def time(splits: int) -> int:
         share = max(min_split, -(-keys // (splits * block_n)) * block_n)
-        return -(-programs * splits // capacity) * share
+        return -(-programs * splits // capacity) * (share + begin)
 
     # more than four waves keep the device busy, and each further split costs a part to merge
     most = max(1, min(-(-keys // min_split), 4 * capacity // programs))

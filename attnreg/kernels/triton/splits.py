@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import Kernel, Scratch, Variant
+from attnreg.kernels.triton.launch import Bound, Kernel, Scratch, Variant
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import request_of_row
 from attnreg.kernels.triton.schedule import Launch
@@ -217,13 +217,8 @@ class PlannedMerge:
 
         The first tensor of a call is its query, the first of a batch its query_start_loc.
         """
-        by_row = rows < self.by_request
-        numbers = {**numbers, "slots": 0 if by_row else self.slots, "num_splits": self.splits}
-        first = attention.bind(variant_key, grid, numbers)
-        grid = (min(rows, self.by_request), self.num_heads, 1)
-        second = self.variants[by_row].bind(merge_key, grid, numbers)
-        sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
-        elements = sums * self.head_size_v
+        second, slots, elements, sums = self.after(rows, numbers, merge_key)
+        first = attention.bind(variant_key, grid, {**numbers, "slots": slots})
 
         def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
             parts = self.parts(call[0], elements, sums)
@@ -231,6 +226,16 @@ class PlannedMerge:
             second.launch((*merged(call), batch[0]), parts)
 
         return run
+
+    def after(self, rows: int, numbers: Mapping[str, Any], merge_key: MergeKey) -> tuple[Bound, int, int, int]:
+        """The merge after the parts of so many rows of queries: its launch, the slots of a request, 0 where parts are
+        by row, and the elements of parts and of their sums."""
+        by_row = rows < self.by_request
+        slots = 0 if by_row else self.slots
+        grid = (min(rows, self.by_request), self.num_heads, 1)
+        second = self.variants[by_row].bind(merge_key, grid, {**numbers, "slots": slots, "num_splits": self.splits})
+        sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
+        return second, slots, sums * self.head_size_v, sums
 
     @staticmethod
     def parts(query: Tensor, elements: int, sums: int) -> Scratch:

@@ -10,7 +10,7 @@ from support.compiler import Compiler
 from torch import Tensor
 
 from attnreg.kernels.hopper import attention as hopper_attn
-from attnreg.kernels.hopper.prefill_plans import SIZES, Prompts, code_of, rows_of, spacing
+from attnreg.kernels.hopper.prompts.plans import SIZES, Prompts, code_of, mixes, rows_of, spacing
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Config
@@ -39,6 +39,11 @@ def spec(**changes: object) -> AttentionSpec:
         ("paged", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
         ("packed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
         ("full", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
+        # what is widened is packed
+        ("fp8", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
+        # parts are stored by the warps
+        ("split", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 0),
+        ("mixed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
         ("window of 64", 2 * (2 * 4 + 2 * 4), 2 + 4 + 4, 2),
         ("256, softcap", 2 * (2 * 16 + 2 * 4), 4 * (2 + 4 + 4), 2),
         # 32 columns of the second part are multiplied; products with values are two
@@ -58,24 +63,71 @@ def test_the_kernel_keeps_its_products_in_flight(
     assert kernel.registers <= 168
 
 
-def test_short_queries_and_split_keys_are_those_of_triton_attn(compiler: Compiler) -> None:
+def test_short_queries_are_those_of_triton_attn(compiler: Compiler) -> None:
     def launched(queries: list[int], keys: list[int], **facts: object) -> list[str]:
         names: list[str] = compiler.call("hopper_attn", "launched_for", queries, keys, facts)
         return names
 
     assert launched([2048, 1], [4096, 9]) == ["_attention_kernel", "_merge_splits_kernel", "prefill_kernel"]
     assert launched([16, 1], [700, 9]) == ["_attention_kernel", "_merge_splits_kernel"]
-    assert launched([32], [8192]) == ["_attention_kernel", "_merge_splits_kernel"]
-    # tiles that keep most multiprocessors busy compute all of their keys
+    # tiles that would leave multiprocessors idle share their keys out
+    assert launched([32], [8192]) == ["prefill_kernel", "_merge_splits_kernel"]
     assert launched([512] * 8, [8192] * 8) == ["prefill_kernel"]
-    assert launched([512] * 5, [8192] * 5) == ["prefill_kernel"]
-    assert launched([512] * 2, [8192] * 2) == ["_attention_kernel", "_merge_splits_kernel"]
+    assert launched([512] * 2, [8192] * 2) == ["prefill_kernel", "_merge_splits_kernel"]
     # in a narrow window a tile is soon done: each multiprocessor has to have several, or one result whatever the batch
     assert "prefill_kernel" not in launched([2048], [2048], window=128)
     assert launched([2048] * 8, [2048] * 8, window=128) == ["prefill_kernel"]
     assert launched([2048], [2048], window=300) == ["prefill_kernel"]
     invariant = frozenset({"batch_invariant"})
     assert launched([300], [300], window=128, features=invariant)[-1] == "prefill_kernel"
+
+
+def test_prompts_over_8_bits_are_widened_where_that_takes_less_time(compiler: Compiler) -> None:
+    def launched(queries: list[int], keys: list[int], **facts: object) -> list[str]:
+        names: list[str] = compiler.call("hopper_attn", "launched_for", queries, keys, {"kv_dtype": "fp8", **facts})
+        return names
+
+    own = ["_widen_kernel", "prefill_kernel"]
+    assert launched([512] * 8, [8192] * 8) == own
+    # 134,217 rows of a head of 2: the heads one after the other
+    assert launched([2048] * 8, [60000] * 8) == own * 2
+    # keys that no window sees take no memory
+    assert launched([2048] * 8, [60000] * 8, window=1000) == own
+    assert "prefill_kernel" not in launched([2048] * 9, [60000] * 9)
+    # two tiles a request, three are enough
+    assert "prefill_kernel" not in launched([64] * 80, [2000] * 80)
+    assert launched([96] * 80, [2000] * 80) == own
+    assert "prefill_kernel" not in launched([512] * 8, [8192] * 8, features=frozenset({"batch_invariant"}))
+
+
+MANY = Launch(Config(128, 64, 8, 2), 2, 2048, 4, False, 1, 256, 1)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "queries", "keys", "facts"),
+    [
+        (True, [1] * 60 + [2048] * 2, [8192] * 60 + [2048] * 2, {}),
+        (True, [2048, *[1] * 60, 2048], [2048, *[8192] * 60, 2048], {}),
+        (True, [1] * 128 + [2048], [2048] * 128 + [8192], {}),
+        # one request would be computed long after all others
+        (False, [1] * 60 + [2048] * 2, [8192] * 59 + [65536] + [2048] * 2, {}),
+        (False, [1] * 8 + [2048] * 2, [32768] * 8 + [2048] * 2, {}),
+        # nothing to go side by side with
+        (False, [1] * 4 + [2048] * 8, [2048] * 4 + [8192] * 8, {}),
+        (False, [1] * 60 + [2048] * 2, [8192] * 60 + [2048] * 2, {"window": 1000}),
+        # a request is several tiles, or its keys would be loaded by several
+        (False, [1] * 60 + [2048] * 2, [8192] * 60 + [2048] * 2, {"num_heads": 56}),
+        (False, [1] * 60 + [2048] * 2, [8192] * 60 + [2048] * 2, {"features": frozenset({"batch_invariant"})}),
+    ],
+)
+def test_few_queries_are_computed_beside_prompts(
+    mixed: bool, queries: list[int], keys: list[int], facts: dict[str, object]
+) -> None:
+    window = facts.pop("window", None)
+    if window is not None:
+        facts |= {"sliding_window": window, "features": frozenset({"sliding_window"})}
+    layer = spec(**{"num_heads": 32, "num_kv_heads": 8, **facts})
+    assert mixes(layer, True, MANY, queries, keys, 132) is mixed
 
 
 def test_another_target_is_refused_before_anything_is_compiled() -> None:
@@ -164,7 +216,7 @@ def test_queries_and_outputs_by_their_strides(
 @pytest.mark.parametrize("values", SIZES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_pair_of_sizes_fits_into_shared_memory(size: int, values: int) -> None:
-    code = code_of(spec(head_size=size, head_size_v=values), True, 16, sinks=False, lse=False)
+    code = code_of(spec(head_size=size, head_size_v=values), True, 16)
     assert code.part_v * -(-values // code.part_v) <= 256
     columns, columns_v = (part * -(-n // part) for n, part in ((size, code.part), (values, code.part_v)))
     assert columns >= size
@@ -180,15 +232,15 @@ def test_every_pair_of_sizes_fits_into_shared_memory(size: int, values: int) -> 
 
 def test_a_repeated_call_is_described_as_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call is repeated on tensors of other dimensions, whose memory is spaced alike."""
-    monkeypatch.setattr("attnreg.kernels.hopper.prefill_plans.target_of", lambda device: target_for("cuda", 90, 132))
+    monkeypatch.setattr("attnreg.kernels.hopper.prompts.plans.target_of", lambda device: target_for("cuda", 90, 132))
     q, k, v, out = (torch.empty(heads, 32, 128, dtype=torch.bfloat16).transpose(0, 1) for heads in (8, 2, 2, 8))
     keys, values = (rows_of(x.shape, x.stride(), "NHD") for x in (k, v))
     strides = spacing(q.shape, q.stride()), spacing(out.shape, out.stride())
-    code = code_of(spec(block_size=None), True, 0, sinks=False, lse=False)
+    code = code_of(spec(block_size=None), True, 0)
     launch = Launch(Config(64, 64, 4, 2), 17, 32, 4, False, 1, 256, 1)
     assert keys is not None
     assert values is not None
-    prompts = Prompts(spec(), code, launch, strides, keys, values, (1, 0, 0), (q, k, v, out, None, None))
+    prompts = Prompts(spec(), code, launch, strides, keys, values, (1, 0, 0), (q, k, v, out, *[None] * 7))
     described = [x[1:] for x in prompts._descriptors(q, k, v, out)]
     again = [x[None].transpose(1, 2) for x in (q, k, v, out)]
     assert [x[1:] for x in prompts._descriptors(*again)] == described
@@ -196,7 +248,7 @@ def test_a_repeated_call_is_described_as_the_first_was(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("heads", "pack"), [((8, 8), 1), ((32, 8), 4), ((28, 4), 1), ((24, 2), 4), ((128, 1), 64)])
 def test_heads_of_a_tile_divide_the_group(heads: tuple[int, int], pack: int) -> None:
-    code = code_of(spec(num_heads=heads[0], num_kv_heads=heads[1]), True, 48, sinks=False, lse=False)
+    code = code_of(spec(num_heads=heads[0], num_kv_heads=heads[1]), True, 48)
     assert code.pack == pack
     assert code.group % code.pack == 0
     # a box lies in one block

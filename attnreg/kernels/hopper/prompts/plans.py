@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""The launch of the kernel in `prefill`, in place of one of TRITON_ATTN's for prompts.
+"""The launch of the kernel in `kernel`, in place of one of TRITON_ATTN's for prompts.
 
 It can where the copy engine reads the tensors as they lie: addresses and strides are multiples of 16 bytes, and the
 rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
@@ -7,7 +7,7 @@ rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,23 +16,32 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnreg.kernels.hopper.prefill import LOG2_E, prefill_kernel
-from attnreg.kernels.hopper.prefill_shared import GROUPS, ROWS, Code
+from attnreg.kernels.hopper.prompts.kernel import prefill_kernel
+from attnreg.kernels.hopper.prompts.shared import GROUPS, ROWS, Code
 from attnreg.kernels.triton.launch import Start, starter
-from attnreg.kernels.triton.schedule import Launch
+from attnreg.kernels.triton.plans import MERGED
+from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, choose_splits
+from attnreg.kernels.triton.softmax import LOG2_E
+from attnreg.kernels.triton.splits import MergeKey, PlannedMerge
 from attnreg.kernels.triton.target import target_of
+from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
 from attnreg.runtime.lengths import LONGEST
 
 # head sizes that the kernel computes, of keys and of values; the columns that the copy engine can swizzle
 SIZES = (64, 80, 96, 128, 192, 256)
 COPIED = 64
+# the rows of a tile
+TILE = GROUPS.value * ROWS.value
 # the smallest box of keys
 SMALLEST_BOX = 16
-# the share of the multiprocessors' time that tiles with all of their keys have to fill
-BUSY = 0.6
 # the tiles of each, in a narrow window
 SEVERAL = 4
+# keys are split where there are fewer tiles than so many of each, as if a program began in the time of so many keys
+FEW_TILES, BEGIN = 2, 256
+# where requests of few queries are computed too: the share of the multiprocessors that take prompts first, measured on
+# an H200; the least share of the work that is either's; the longest of them, as a share of a multiprocessor's work
+OF_PROMPTS, WORTH, LONG = 0.3, 0.1, 0.4
 _INT32 = 2**31
 
 
@@ -101,24 +110,36 @@ class Prompts:
         numbers: Sequence[int], tensors: Sequence[Any],
     ) -> None:  # fmt: skip
         """strides: of query and output. numbers: those of the batch, of `plans`. tensors: like those of the calls."""
-        query, _, _, _, lse, sinks, *_ = tensors
+        query, _, _, _, lse, sinks, _, _, k_scale, v_scale, *_ = tensors
         self.code, self.strides, self.keys, self.values, self.device = code, strides, keys, values, query.device
         # calls that repeat another may give tensors of other shapes, in memory that is spaced alike
         self.shapes = query.shape, tensors[3].shape
         requests, rows = numbers[0], query.shape[0]
         head_tiles = code.group // code.pack
-        tiles = rows // (GROUPS.value * ROWS.value // code.pack) + requests
-        programs = tiles * code.kv_heads * head_tiles
-        self.grid = (min(target_of(query.device).num_sms, programs), 1, 1)
+        tiles = rows // (TILE // code.pack) + requests
+        programs = tiles * code.kv_heads * head_tiles * (launch.splits if code.split else 1)
+        num_sms = target_of(query.device).num_sms
+        self.grid = (min(num_sms, programs), 1, 1)
+        self._merge: Any = None
+        slots = 0
+        if code.split:
+            merge = PlannedMerge(spec, launch, power_of_2(spec.head_size_v), requests, query.device, dependent=True)
+            facts = MergeKey(
+                tensors[3].stride(), None if sinks is None else (sinks.stride(0), sinks.dtype), lse is not None, False
+            )
+            stride_lse = 0 if lse is None else lse.shape[1]
+            of_merge = {"num_reqs": requests, "min_query_len": launch.min_query_len,
+                        "max_query_len": launch.max_query_len, "stride_lse": stride_lse}  # fmt: skip
+            self._merge, slots, self._elements, self._sums = merge.after(rows, of_merge, facts)
         softcap = spec.softcap or 0.0
         # the argument of the hyperbolic tangent, which is made of powers of 2
         scale = spec.softmax_scale / softcap if softcap else spec.softmax_scale
         self.numbers = (
             requests, numbers[2], launch.min_query_len, launch.max_query_len, tiles,
-            launch.kv_heads_at_once * head_tiles,
+            launch.kv_heads_at_once * head_tiles, int(OF_PROMPTS * num_sms),
             keys.block, keys.head, keys.column, values.block, values.head, values.column, *strides[1][:2],
-            0 if lse is None else lse.shape[1], 0 if sinks is None else sinks.stride(0),
-            scale * LOG2_E.value, softcap * LOG2_E.value,
+            0 if lse is None else lse.shape[1], *(0 if x is None else x.stride(0) for x in (sinks, k_scale, v_scale)),
+            launch.splits, slots, scale * LOG2_E.value, softcap * LOG2_E.value,
         )  # fmt: skip
         self._start: Start | None = None
 
@@ -128,14 +149,21 @@ class Prompts:
             with torch.cuda.device(self.device):
                 self.run(call, batch)
             return
-        query, key, value, output, lse, sinks, *_ = call
+        query, key, value, output, lse, sinks, _, _, k_scale, v_scale, *_ = call
         starts, key_starts, lengths, _, table, *_ = batch
         key_starts = starts if key_starts is None else key_starts
+        parts = None if self._merge is None else PlannedMerge.parts(query, self._elements, self._sums)
         tensors = (
             starts, key_starts, lengths, lengths if table is None else table, self._taken(lengths), output,
-            output if lse is None else lse, output if sinks is None else sinks,
+            *(output if x is None else x for x in (lse, sinks, k_scale, v_scale)),
+            *((output, output) if parts is None else parts.tensors),
         )  # fmt: skip
-        descriptors = self._descriptors(query, key, value, output)
+        self._launch(self._descriptors(query, key, value, output), tensors, sinks)
+        if parts is not None:
+            self._merge.launch((*MERGED(call), starts), parts)
+
+    def _launch(self, descriptors: Sequence[Descriptor], tensors: Sequence[Tensor], sinks: Tensor | None) -> None:
+        query = descriptors[0].base
         if self._start is None:
             compiled = _compiled.get(self._kind(query, sinks))
             if compiled is None:
@@ -148,7 +176,7 @@ class Prompts:
 
     def _taken(self, lengths: Tensor) -> Tensor:
         """The number of programs that were taken, of each run its own."""
-        return torch.zeros(1, dtype=torch.int32, device=self.device) if self.code.dynamic else lengths
+        return torch.zeros(2, dtype=torch.int32, device=self.device) if self.code.dynamic else lengths
 
     def _kind(self, query: Tensor, sinks: Tensor | None) -> Any:
         return self.device, query.dtype, None if sinks is None else sinks.dtype, self.code
@@ -191,8 +219,11 @@ def pack_of(spec: AttentionSpec) -> int:
     return int(min(group & -group, ROWS.value))
 
 
-def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, lse: bool) -> Code:
-    """The constants of the kernel for a layer; block_size: 0 without a cache."""
+def code_of(spec: AttentionSpec, causal: bool, block_size: int, given: Collection[str] = ()) -> Code:
+    """The constants of the kernel for a layer.
+
+    block_size: 0 without a cache. given: which of lse, sinks, k_scale and v_scale its calls have.
+    """
     group = spec.num_heads // spec.num_kv_heads
     left, right = spec.sides(causal)
     size, size_v = spec.head_size, spec.head_size_v
@@ -217,12 +248,16 @@ def code_of(spec: AttentionSpec, causal: bool, block_size: int, *, sinks: bool, 
         left=min(left, LONGEST),
         right=min(right, LONGEST),
         softcap=bool(spec.softcap),
-        sinks=sinks,
-        lse=lse,
+        sinks="sinks" in given,
+        lse="lse" in given,
         q_stages=1 if wide else 2,
         output_in_query=output_in_query,
         take_turns=True,
         dynamic=True,
+        mixed=False,
+        split=False,
+        k_scaled="k_scale" in given,
+        v_scaled="v_scale" in given,
     )
 
 
@@ -236,7 +271,7 @@ def prompts_of(
     changes: Mapping[str, Any],
 ) -> Prompts | None:  # fmt: skip
     """The kernel for a launch, None where it cannot run. numbers: of the batch. changes: of the chosen constants."""
-    query, key, value, output, lse, sinks, *_ = tensors
+    query, key, value, output, lse, sinks, _, _, k_scale, v_scale, *_ = tensors
     block_size = (spec.block_size or 0) if key.dim() == 4 else 0
     if (
         spec.head_size not in SIZES or spec.head_size_v not in SIZES or spec.kv_layout == "SPLIT"
@@ -248,26 +283,63 @@ def prompts_of(
     keys, values = (rows_of(x.shape, x.stride(), spec.kv_layout) for x in (key, value))
     if keys is None or values is None or None in strides:
         return None
-    code = code_of(spec, causal, block_size, sinks=sinks is not None, lse=lse is not None)
+    optional = {"lse": lse, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
+    changes = {"split": launch.splits > 1, **changes}
+    code = code_of(spec, causal, block_size, [name for name, x in optional.items() if x is not None])
     return Prompts(spec, code._replace(**changes), launch, strides, keys, values, numbers, tensors)
 
 
-def takes(spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], num_sms: int) -> bool:
-    """Whether this kernel is better at a launch of prompts than TRITON_ATTN's, which can split keys.
+def splits_of(
+    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], max_seq_len: int, num_sms: int
+) -> int:  # fmt: skip
+    """The splits of keys with which this kernel computes a launch of prompts, 0 where TRITON_ATTN's is better.
 
-    Split keys keep all multiprocessors busy, but take a merge, and TRITON_ATTN's kernel about 1.6 times the work. In a
-    narrow window a tile takes less than it costs to begin, until each multiprocessor has several.
+    In a narrow window a tile takes less than it costs to begin, until each multiprocessor has several.
     """
-    # the tiles of a batch may not decide a request's result
-    narrow = _is_narrow(spec, causal) and "batch_invariant" not in spec.features
-    if launch.splits == 1 and not narrow:
-        return True
+    if "batch_invariant" in spec.features:
+        # the tiles of a batch may not decide a request's result
+        return 1
     group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
-    block_q = GROUPS.value * ROWS.value // pack
-    members = (n for n in queries if launch.min_query_len <= n)
+    block_q = TILE // pack
+    members = [n for n in queries if launch.min_query_len <= n <= launch.max_query_len]
     tiles = sum(-(-n // block_q) for n in members) * spec.num_kv_heads * (group // pack)
-    busy = tiles >= BUSY * -(-tiles // num_sms) * num_sms > 0
-    return bool((busy or launch.splits == 1) and (tiles >= SEVERAL * num_sms or not narrow))
+    if _is_narrow(spec, causal):
+        return int(tiles >= SEVERAL * num_sms)
+    if launch.splits == 1 or not 0 < tiles < FEW_TILES * num_sms:
+        return 1
+    sides = spec.sides(causal)
+    keys = min(max_seq_len, sum(sides) + 1 + launch.max_query_len) if min(sides) >= 0 else max_seq_len
+    splits = choose_splits(tiles, keys, SMALLEST_SPLIT, TILE, num_sms, BEGIN)
+    # parts of rows without a program have memory too
+    parts = min(sum(queries), launch.max_query_len * len(queries)) * spec.num_heads
+    return int(max(1, min(splits, 4 * num_sms * TILE // max(parts, 1))))
+
+
+def mixes(
+    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], keys: Sequence[int], num_sms: int
+) -> bool:  # fmt: skip
+    """Whether a batch's requests of fewer queries than a launch of prompts are best computed in it too.
+
+    Each is a tile then, whose keys are not split: loading them goes side by side with computing prompts, which takes a
+    multiprocessor about as long for as many keys, until the longest alone is left.
+    """
+    group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
+    # a window, whose keys are few, gains little; and a result may not depend on the batch
+    if pack < group or spec.sides(causal)[0] >= 0 or "batch_invariant" in spec.features:
+        return False
+    block_q = TILE // pack
+    if launch.min_query_len > block_q + 1 or splits_of(spec, causal, launch, queries, max(keys), num_sms) != 1:
+        return False
+    few = many = longest = 0
+    for query_len, kv_len in zip(queries, keys, strict=True):
+        if query_len >= launch.min_query_len:
+            seen = kv_len - query_len // 2 if causal else kv_len
+            many += -(-query_len // block_q) * max(seen, 0)
+        elif query_len:
+            few += kv_len
+            longest = max(longest, kv_len)
+    total = (few + many) * spec.num_kv_heads
+    return min(few, many) >= WORTH * (few + many) > 0 and longest <= LONG * total / num_sms
 
 
 def _is_narrow(spec: AttentionSpec, causal: bool) -> bool:

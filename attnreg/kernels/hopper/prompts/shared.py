@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""What the warps of the kernel in `prefill` share: constants, memory, and what they tell each other of a tile."""
+"""What the warps of the kernel in `kernel` share: constants, memory, and what they tell each other of a tile."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,12 @@ class Places(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The batch's tensors and numbers. taken: programs that were taken after the first of each block of threads."""
+    """The batch's tensors and numbers.
+
+    taken: programs that were taken after the first of each block of threads; or all that were, of prompts and of other
+    requests. of_prompts: the blocks of threads that take prompts first. splits: of keys. slots: of a request's parts, 0
+    where parts are by row.
+    """
 
     query_start_loc: gl.tensor
     key_start_loc: gl.tensor
@@ -41,18 +46,31 @@ class Batch(NamedTuple):
     max_query_len: gl.tensor
     tiles: gl.tensor
     heads_at_once: gl.tensor
+    of_prompts: gl.tensor
+    splits: gl.tensor
+    slots: gl.tensor
 
 
 class Outputs(NamedTuple):
-    """What the consumers store to, beside the descriptor, and the sinks."""
+    """What the consumers store to, beside the descriptor; the sinks, and the KV heads' scales.
+
+    partial, partial_lse: the parts of split keys, as in `triton.splits`.
+    """
 
     output: gl.tensor
     lse: gl.tensor
     sinks: gl.tensor
+    k_scale: gl.tensor
+    v_scale: gl.tensor
+    partial: gl.tensor
+    partial_lse: gl.tensor
     stride_token: gl.tensor
     stride_head: gl.tensor
     stride_lse: gl.tensor
     stride_sink: gl.tensor
+    stride_k_scale: gl.tensor
+    stride_v_scale: gl.tensor
+    splits: gl.tensor
 
 
 class Tile(NamedTuple):
@@ -60,7 +78,7 @@ class Tile(NamedTuple):
 
     blocks: of keys, 0 where no tile is left. row: of its first query among all. queries: of the request from that one
     on. position: of that query among the request's keys, of which there are ``keys``. begin: of its first block of
-    keys. head: its first.
+    keys. head: its first. part: the place of its first query's part of head 0.
     """
 
     blocks: gl.tensor
@@ -70,6 +88,7 @@ class Tile(NamedTuple):
     keys: gl.tensor
     begin: gl.tensor
     head: gl.tensor
+    part: gl.tensor
 
 
 class Shared(NamedTuple):
@@ -98,6 +117,9 @@ class Code(NamedTuple):
     box: keys that are copied at once. block_size: of the cache, 0 without one. stages: blocks of keys under way.
     q_stages: tiles whose queries are there or under way. output_in_query: the output goes through their memory.
     take_turns: the warpgroups issue by turns. dynamic: a block of threads takes its next tile when it is free.
+    mixed: requests of fewer queries are computed too, and a block of threads takes each tile when it is free. split: a
+    tile's keys are shared out to several programs.
+    k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head.
     """
 
     kv_heads: int
@@ -120,6 +142,10 @@ class Code(NamedTuple):
     output_in_query: bool
     take_turns: bool
     dynamic: bool
+    mixed: bool
+    split: bool
+    k_scaled: bool
+    v_scaled: bool
 
 
 @gluon.constexpr_function
@@ -141,7 +167,7 @@ def tell(shared, slot, tile):
     i = gl.arange(0, FACTS, LAYOUT)
     x = gl.where(i == 0, tile.blocks, 0) + gl.where(i == 1, tile.row, 0) + gl.where(i == 2, tile.queries, 0)
     x += gl.where(i == 3, tile.position, 0) + gl.where(i == 4, tile.keys, 0) + gl.where(i == 5, tile.begin, 0)
-    x += gl.where(i == 6, tile.head, 0)
+    x += gl.where(i == 6, tile.head, 0) + gl.where(i == 7, tile.part, 0)
     shared.facts.index(slot).store(x)
 
 
@@ -159,6 +185,33 @@ def next_tile(shared, taken):
     x = shared.facts.index(slot).load(LAYOUT)
     i = gl.arange(0, FACTS, LAYOUT)
     tile = Tile(_fact(x, i, 0), _fact(x, i, 1), _fact(x, i, 2), _fact(x, i, 3), _fact(x, i, 4), _fact(x, i, 5),
-                _fact(x, i, 6))  # fmt: skip
+                _fact(x, i, 6), _fact(x, i, 7))  # fmt: skip
     mbarrier.arrive(shared.facts_empty.index(slot))
     return tile
+
+
+@gluon.constexpr_function
+def _turn_asm(barrier, wait):
+    return f"bar.{'sync' if wait else 'arrive'} {barrier}, 256; mov.b32 $0, $1;"
+
+
+@gluon.jit
+def _turn(BARRIER: gl.constexpr, WAIT: gl.constexpr):
+    """Waits at a barrier of both warpgroups, or only arrives there. Gluon has none that it does not use itself."""
+    t = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    ASM: gl.constexpr = _turn_asm(BARRIER, WAIT)
+    gl.inline_asm_elementwise(ASM, "=r,r", [t], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def take_turn(W: gl.constexpr, C: gl.constexpr):
+    """Waits until it is this warpgroup's turn to issue products."""
+    if C.take_turns:
+        _turn(8 + W, True)
+
+
+@gluon.jit
+def give_turn(W: gl.constexpr, C: gl.constexpr):
+    """Lets the other warpgroup issue its products."""
+    if C.take_turns:
+        _turn(9 - W, False)

@@ -1,0 +1,1 @@
+"""The kernel for prompts on SM 9.0."""

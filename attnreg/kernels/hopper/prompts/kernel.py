@@ -1,0 +1,297 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
+# ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
+"""The attention kernel for prompts on SM 9.0, in Gluon: wgmma fed by TMA, with a warp that loads and two that compute.
+
+A block of threads stays on its multiprocessor and takes tiles until none is left. Its last warp (`loads`) finds
+them: it looks up the request, tells the consumers through shared memory what to compute, and has the copy engine load
+the queries, and keys and values block by block, some blocks ahead. Two warpgroups compute 64 rows each (`_consume`). A
+row is one query of one head; heads that share a KV head are rows of the same tile, so that their keys are loaded once.
+
+Keys are walked from the last block to the first: so blocks with hidden keys come first, and only the very first can
+hold keys past the request's end, whose memory may hold anything. In each step the products of a block with the queries
+are under way, and those of the block before with its values, which the block's softmax overlaps.
+
+Arguments in capitals are constants.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from attnreg.kernels.hopper.prompts.loads import produce
+from attnreg.kernels.hopper.prompts.outputs import columns, finish, output_layout, scaled
+from attnreg.kernels.hopper.prompts.scores import hidden, hides, lane_sums, scores
+from attnreg.kernels.hopper.prompts.shared import (
+    AHEAD,
+    FACTS,
+    GROUPS,
+    ROWS,
+    Batch,
+    Outputs,
+    Places,
+    Shared,
+    columns_of,
+    give_turn,
+    next_tile,
+    parts_of,
+    take_turn,
+)
+
+# the maximum of no scores: below every score, but finite, because -inf - -inf is NaN
+LOWEST = gl.constexpr(-1.0e30)
+
+
+@gluon.jit
+def _multiply_keys(shared, at, stage, nothing, C: gl.constexpr):
+    """Has the products of a tile's queries with a block of keys computed; one commit for each part of the head."""
+    PARTS: gl.constexpr = parts_of(C.size, C.part)
+    s = nothing
+    for i in gl.static_range(PARTS):
+        q = columns(shared.q.index(at * PARTS + i).reshape([ROWS, C.part]), C.size, C.part, i)
+        k = columns(shared.k.index(stage * PARTS + i), C.size, C.part, i)
+        s = warpgroup_mma(q, k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
+    return s
+
+
+@gluon.jit
+def _multiply_values(weights, shared, stage, acc, C: gl.constexpr):
+    """Has the products of weights with a block of values added to acc, which has a tensor for each part."""
+    PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
+    found = ()
+    for i in gl.static_range(PARTS):
+        v = columns(shared.v.index(stage * PARTS + i), C.size_v, C.part_v, i)
+        operand = gl.convert_layout(weights, gl.DotOperandLayout(0, output_layout(C, i), 2))
+        found = found + (warpgroup_mma(operand, v, acc[i], is_async=True),)
+    return found
+
+
+@gluon.jit
+def _no_output(C: gl.constexpr):
+    """Returns zeros [ROWS, columns] for each part of the output."""
+    acc = ()
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        acc = acc + (gl.zeros([ROWS, columns_of(C.size_v, C.part_v, i)], gl.float32, output_layout(C, i)),)
+    return acc
+
+
+@gluon.jit
+def _awaited(acc, C: gl.constexpr):
+    """Returns the parts of the output when their products are there, and no others are under way."""
+    found = ()
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        found = found + (warpgroup_mma_wait(0, [acc[i]]),)
+    return found
+
+
+@gluon.jit
+def _clear_past(shared, stage, keys, C: gl.constexpr):
+    """Zeroes the values of a block from its row ``keys`` on: a weight of 0 times NaN would be NaN.
+
+    Both warpgroups do so; rows before stay as they are.
+    """
+    PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
+    LANES: gl.constexpr = C.part_v // 8
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    for x in gl.static_range(C.block_n // 16):
+        if keys < x * 16 + 16:
+            rows = x * 16 + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+            for i in gl.static_range(PARTS):
+                part = shared.v.index(stage * PARTS + i).slice(x * 16, 16, 0)
+                part.store(gl.where((rows < keys)[:, None], part.load(LAYOUT), 0.0))
+    fence_async_shared()
+
+
+@gluon.jit
+def _compute(
+    W: gl.constexpr, tile, taken, used, o_desc, shared, outputs, scale, softcap, C: gl.constexpr
+):  # fmt: skip
+    """Computes the rows of warpgroup W of a tile, before which so many tiles and blocks of keys were; returns these."""
+    BLOCK_N: gl.constexpr = C.block_n
+    PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
+    QUERIES: gl.constexpr = ROWS // C.pack
+    DTYPE: gl.constexpr = o_desc.dtype
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    LP: gl.constexpr = gl.DotOperandLayout(0, output_layout(C, 0), 2)
+    LR: gl.constexpr = gl.SliceLayout(1, LS)
+    nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, LS)
+    rows = gl.arange(0, ROWS, LR)
+    first = tile.position + W * QUERIES
+    position = first + rows // C.pack
+    at = taken % C.q_stages * GROUPS + W
+    factor = scale
+    if C.k_scaled:
+        factor *= gl.load(outputs.k_scale + tile.head // C.group * outputs.stride_k_scale)
+    unit = 1.0 if C.softcap else factor
+    mbarrier.wait(shared.q_full.index(at), (taken // C.q_stages) & 1)
+
+    stage = used % C.stages
+    phase = (used // C.stages) & 1
+    key = tile.begin + (tile.blocks - 1) * BLOCK_N
+    if key + BLOCK_N > tile.keys:
+        mbarrier.wait(shared.v_full.index(stage), phase)
+        _clear_past(shared, stage, tile.keys - key, C)
+    mbarrier.wait(shared.k_full.index(stage), phase)
+    take_turn(W, C)
+    s = _multiply_keys(shared, at, stage, nothing, C)
+    give_turn(W, C)
+    s = warpgroup_mma_wait(0, [s])
+    mbarrier.arrive(shared.k_empty.index(stage))
+    s = hidden(scores(s, factor, softcap, C.softcap), key, position, tile.keys, C)
+    row_max = gl.maximum(gl.max(s, 1) * unit, LOWEST)
+    p = gl.exp2(s * unit - row_max[:, None])
+    row_sum = lane_sums(p, C)
+    weights = gl.convert_layout(p.to(DTYPE), LP)
+    acc = _no_output(C)
+    for _ in range(1, tile.blocks):
+        stage_v = stage
+        phase_v = phase
+        used += 1
+        stage = used % C.stages
+        phase = (used // C.stages) & 1
+        key -= BLOCK_N
+        mbarrier.wait(shared.k_full.index(stage), phase)
+        take_turn(W, C)
+        s = _multiply_keys(shared, at, stage, nothing, C)
+        mbarrier.wait(shared.v_full.index(stage_v), phase_v)
+        acc = _multiply_values(weights, shared, stage_v, acc, C)
+        give_turn(W, C)
+        s = warpgroup_mma_wait(PARTS_V, [s])
+        mbarrier.arrive(shared.k_empty.index(stage))
+        s = scores(s, factor, softcap, C.softcap)
+        if hides(key, first, tile.keys, C):
+            s = hidden(s, key, position, tile.keys, C)
+        new_max = gl.maximum(row_max, gl.max(s, 1) * unit)
+        p = gl.exp2(s * unit - new_max[:, None])
+        alpha = gl.exp2(row_max - new_max)
+        row_sum = row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, row_sum.type.layout))[:, None]
+        row_sum += lane_sums(p, C)
+        row_max = new_max
+        acc = _awaited(acc, C)
+        mbarrier.arrive(shared.v_empty.index(stage_v))
+        acc = scaled(acc, alpha, C)
+        weights = gl.convert_layout(p.to(DTYPE), LP)
+    if not C.output_in_query:
+        mbarrier.arrive(shared.q_empty.index(at))
+    mbarrier.wait(shared.v_full.index(stage), phase)
+    acc = _awaited(_multiply_values(weights, shared, stage, acc, C), C)
+    mbarrier.arrive(shared.v_empty.index(stage))
+    finish(W, acc, row_max, gl.convert_layout(gl.sum(row_sum, 1), LR), tile, o_desc, shared, outputs, C)
+    return used + 1
+
+
+@gluon.jit
+def _pass_by(W: gl.constexpr, tile, taken, used, shared, C: gl.constexpr):
+    """`_compute` for a warpgroup without rows: it frees what was loaded for it."""
+    at = taken % C.q_stages * GROUPS + W
+    mbarrier.wait(shared.q_full.index(at), (taken // C.q_stages) & 1)
+    mbarrier.arrive(shared.q_empty.index(at))
+    for _ in range(tile.blocks):
+        stage = used % C.stages
+        phase = (used // C.stages) & 1
+        take_turn(W, C)
+        give_turn(W, C)
+        mbarrier.wait(shared.k_full.index(stage), phase)
+        mbarrier.arrive(shared.k_empty.index(stage))
+        mbarrier.wait(shared.v_full.index(stage), phase)
+        mbarrier.arrive(shared.v_empty.index(stage))
+        used += 1
+    return used
+
+
+@gluon.jit
+def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.constexpr):
+    """Computes the rows of warpgroup W of every tile."""
+    taken = 0
+    used = 0
+    if W == 1:
+        give_turn(W, C)
+    tile = next_tile(shared, taken)
+    while tile.blocks > 0:
+        if C.mixed:
+            if tile.queries > W * (ROWS // C.pack):
+                used = _compute(W, tile, taken, used, o_desc, shared, outputs, scale, softcap, C)
+            else:
+                used = _pass_by(W, tile, taken, used, shared, C)
+        else:
+            used = _compute(W, tile, taken, used, o_desc, shared, outputs, scale, softcap, C)
+        taken += 1
+        tile = next_tile(shared, taken)
+    tma.store_wait(0)
+    if W == 0:
+        take_turn(W, C)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Returns COUNT barriers for so many arrivals each."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "num_reqs", "stride_table", "min_query_len", "max_query_len", "tiles", "heads_at_once", "of_prompts",
+        "k_block", "k_head", "k_column", "v_block", "v_head", "v_column", "stride_token", "stride_head", "stride_lse",
+        "stride_sink", "stride_k_scale", "stride_v_scale", "splits", "slots", "scale", "softcap",
+    ],
+    do_not_specialize_on_alignment=[
+        "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "taken_ptr", "output_ptr",
+        "lse_ptr", "sinks_ptr", "k_scale_ptr", "v_scale_ptr", "partial_ptr", "partial_lse_ptr",
+    ],
+)  # fmt: skip
+def prefill_kernel(
+    q_desc, k_desc, v_desc, o_desc, query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, taken_ptr,
+    output_ptr, lse_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, partial_ptr, partial_lse_ptr, num_reqs,
+    stride_table: gl.int64, min_query_len, max_query_len, tiles, heads_at_once, of_prompts, k_block, k_head, k_column,
+    v_block, v_head, v_column, stride_token: gl.int64, stride_head: gl.int64, stride_lse: gl.int64, stride_sink,
+    stride_k_scale, stride_v_scale, splits, slots, scale, softcap, C: gl.constexpr,
+):  # fmt: skip
+    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+
+    Strides are of 64 bits: one widened in the kernel would be widened at its beginning, and be spilled.
+    """
+    if C.split:
+        # the merge is set up meanwhile, and waits for the parts itself
+        gdc_launch_dependents()
+    DTYPE: gl.constexpr = q_desc.dtype
+    PARTS: gl.constexpr = parts_of(C.size, C.part)
+    PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
+    q = gl.allocate_shared_memory(DTYPE, [C.q_stages * GROUPS * PARTS, ROWS // C.pack, C.pack, C.part], q_desc.layout)
+    if C.output_in_query:
+        o = q
+    else:
+        o = gl.allocate_shared_memory(DTYPE, [GROUPS * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
+    shared = Shared(
+        q,
+        gl.allocate_shared_memory(DTYPE, [C.stages * PARTS, C.block_n, C.part], k_desc.layout),
+        gl.allocate_shared_memory(DTYPE, [C.stages * PARTS_V, C.block_n, C.part_v], v_desc.layout),
+        o,
+        gl.allocate_shared_memory(gl.int32, [AHEAD, FACTS], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        _barriers(C.q_stages * GROUPS, 1), _barriers(C.q_stages * GROUPS, 1), _barriers(C.stages, 1),
+        _barriers(C.stages, GROUPS), _barriers(C.stages, 1), _barriers(C.stages, GROUPS), _barriers(AHEAD, 1),
+        _barriers(AHEAD, GROUPS),
+    )  # fmt: skip
+    fence_async_shared()
+    batch = Batch(query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, taken_ptr, num_reqs,
+                  stride_table, min_query_len, max_query_len, tiles, heads_at_once, of_prompts, splits,
+                  slots)  # fmt: skip
+    k_places = Places(k_block, k_head, k_column)
+    v_places = Places(v_block, v_head, v_column)
+    outputs = Outputs(output_ptr, lse_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, partial_ptr, partial_lse_ptr,
+                      stride_token, stride_head, stride_lse, stride_sink, stride_k_scale, stride_v_scale,
+                      splits)  # fmt: skip
+    # (a tuple of arguments that is given a name loses its constants)
+    gl.warp_specialize([
+        (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
+        (_consume, (1, o_desc, shared, outputs, scale, softcap, C)),
+        (produce, (q_desc, k_desc, v_desc, shared, batch, k_places, v_places, C)),
+    ], [4, 1], [232, 40])  # fmt: skip

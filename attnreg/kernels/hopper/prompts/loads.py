@@ -1,0 +1,207 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
+# ruff: noqa: N803, N806 (constexprs are written in capitals)
+"""The warp of the kernel in `kernel` that finds tiles, and has the copy engine load what they need."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from attnreg.kernels.hopper.prompts.shared import AHEAD, GROUPS, ROWS, Tile, parts_of, tell
+
+
+@gluon.jit
+def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
+    """Returns the request of a tile, where request i owns the tiles from query_start_loc[i] // BLOCK_Q + i on."""
+    LANES: gl.constexpr = 128
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    req = -1
+    for start in range(0, num_reqs, LANES):
+        i = start + gl.arange(0, LANES, LAYOUT)
+        first_token = gl.load(query_start_loc_ptr + i, mask=i < num_reqs, other=0)
+        starts_before = (i < num_reqs) & (first_token // BLOCK_Q + i <= tile)
+        req += gl.sum(starts_before.to(gl.int32), 0)
+    return req
+
+
+@gluon.jit
+def _take_number(taken_ptr):
+    """Returns how many programs were taken after the first of each block of threads, and takes one."""
+    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+    before = gl.atomic_add(taken_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem="relaxed")
+    return gl.sum(gl.where(lane == 0, before, 0), 0)
+
+
+@gluon.jit
+def _pages(table_ptr, key, last_page, C: gl.constexpr):
+    """Returns the blocks of the cache that hold the keys from ``key`` on, one for each box; the last one after it."""
+    pages = ()
+    for x in gl.static_range(C.block_n // C.box):
+        pages = pages + (gl.load(table_ptr + gl.minimum((key + x * C.box) // C.block_size, last_page)),)  # noqa: RUF005
+    return pages
+
+
+@gluon.jit
+def _load_block(
+    desc, buffers, stage, full, empty, phase, key, pages, first_row, kv_head, places, PART: gl.constexpr,
+    PARTS: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
+    """Has the keys, or values, of a block loaded, once its memory is free."""
+    mbarrier.wait(empty, phase ^ 1)
+    mbarrier.expect(full, C.block_n * PART * PARTS * 2)
+    row = first_row + kv_head * places.head
+    for x in gl.static_range(C.block_n // C.box):
+        if C.block_size > 0:
+            at = row + pages[x] * places.block + (key + x * C.box) % C.block_size
+        else:
+            at = row + key + x * C.box
+        for i in gl.static_range(PARTS):
+            # what a last part has beside its columns is another head's, or 0, and is not read
+            buffer = buffers.index(stage * PARTS + i).slice(x * C.box, C.box, 0)
+            tma.async_copy_global_to_shared(desc, [at, kv_head * places.column + i * PART], full, buffer)
+
+
+@gluon.jit
+def _load_tile(
+    q_desc, k_desc, v_desc, shared, batch, k_places, v_places, req, first_token, query_len, first, head_tile, split,
+    told, loaded, C: gl.constexpr,
+):  # fmt: skip
+    """Tells the consumers of the tile from a request's query ``first`` on, and has its queries and keys loaded.
+
+    split: of its keys. told, loaded: the tiles and blocks of keys before it. Returns the blocks after it.
+    """
+    BLOCK_Q: gl.constexpr = GROUPS * ROWS // C.pack
+    HEAD_TILES: gl.constexpr = C.group // C.pack
+    PARTS: gl.constexpr = parts_of(C.size, C.part)
+    PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
+    kv_len = gl.load(batch.seq_lens + req)
+    kv_head = head_tile // HEAD_TILES
+    head = kv_head * C.group + head_tile % HEAD_TILES * C.pack
+    position = kv_len - query_len + first
+    begin = 0
+    if C.left >= 0:
+        begin = gl.maximum(position - C.left, 0)
+        if C.block_size > 0:
+            begin = begin // C.box * C.box
+    end = kv_len
+    if C.right >= 0:
+        end = gl.minimum(kv_len, position + gl.minimum(BLOCK_Q, query_len - first) + C.right)
+    # a row without keys has a block that is hidden
+    blocks = gl.maximum((end - begin + C.block_n - 1) // C.block_n, 1)
+    part = 0
+    if C.split:
+        share = (blocks + batch.splits - 1) // batch.splits
+        begin += split * share * C.block_n
+        # a share without keys has a block that is hidden
+        blocks = gl.maximum(gl.minimum(share, blocks - split * share), 1)
+        row = gl.where(batch.slots > 0, req * batch.slots, first_token) + first
+        part = row * (C.kv_heads * C.group) * batch.splits + split
+    slot = told % AHEAD
+    mbarrier.wait(shared.facts_empty.index(slot), ((told // AHEAD) & 1) ^ 1)
+    tell(shared, slot, Tile(blocks, first_token + first, query_len - first, position, kv_len, begin, head, part))
+    mbarrier.arrive(shared.facts_full.index(slot))
+    for w in gl.static_range(GROUPS):
+        at = told % C.q_stages * GROUPS + w
+        mbarrier.wait(shared.q_empty.index(at), ((told // C.q_stages) & 1) ^ 1)
+        mbarrier.expect(shared.q_full.index(at), ROWS * C.part * PARTS * 2)
+        for x in gl.static_range(PARTS):
+            tma.async_copy_global_to_shared(
+                q_desc, [first_token + first + w * (ROWS // C.pack), head, x * C.part],
+                shared.q_full.index(at), shared.q.index(at * PARTS + x),
+            )  # fmt: skip
+    first_row = 0
+    table_ptr = batch.block_table
+    last_page = 0
+    pages = ()
+    if C.block_size > 0:
+        table_ptr += req.to(gl.int64) * batch.stride_table
+        last_page = gl.maximum(kv_len - 1, 0) // C.block_size
+        pages = _pages(table_ptr, begin + (blocks - 1) * C.block_n, last_page, C)
+    else:
+        first_row = gl.load(batch.key_start_loc + req)
+    for i in range(blocks):
+        key = begin + (blocks - 1 - i) * C.block_n
+        here = pages
+        if C.block_size > 0:
+            # those of the next block are on their way meanwhile
+            pages = _pages(table_ptr, gl.maximum(key - C.block_n, 0), last_page, C)
+        stage = loaded % C.stages
+        phase = (loaded // C.stages) & 1
+        _load_block(k_desc, shared.k, stage, shared.k_full.index(stage), shared.k_empty.index(stage), phase,
+                    key, here, first_row, kv_head, k_places, C.part, PARTS, C)  # fmt: skip
+        _load_block(v_desc, shared.v, stage, shared.v_full.index(stage), shared.v_empty.index(stage), phase,
+                    key, here, first_row, kv_head, v_places, C.part_v, PARTS_V, C)  # fmt: skip
+        loaded += 1
+    return loaded
+
+
+@gluon.jit
+def produce(q_desc, k_desc, v_desc, shared, batch, k_places, v_places, C: gl.constexpr):
+    """Finds tiles, tells the consumers, and loads what they need.
+
+    With C.mixed there are two lists of programs: the tiles of prompts, and the requests of fewer queries, each of one
+    tile. The first blocks of threads take prompts until none is left, the others the requests, and then what is left:
+    so that loading the keys of tokens and computing prompts go side by side.
+    """
+    BLOCK_Q: gl.constexpr = GROUPS * ROWS // C.pack
+    PROGRAMS: gl.constexpr = C.kv_heads * (C.group // C.pack)
+    told = 0
+    loaded = 0
+    # whether this block takes from the list of other requests than prompts, and the lists that may have programs
+    few = 0
+    lists = 1
+    program = gl.program_id(0)
+    count = batch.tiles * PROGRAMS
+    if C.split:
+        count *= batch.splits
+    if C.mixed:
+        few = (gl.program_id(0) >= batch.of_prompts).to(gl.int32)
+        lists = 2
+        program = _take_number(batch.taken + few)
+        count = gl.where(few != 0, batch.num_reqs * PROGRAMS, count)
+    while lists > 0:
+        if program < count:
+            split = 0
+            place = program
+            if C.split:
+                split = program % batch.splits
+                place = program // batch.splits
+            # heads_at_once tiles run side by side before the others, so that the keys of their heads stay in the cache
+            in_group = place % (batch.tiles * batch.heads_at_once)
+            head_tile = place // (batch.tiles * batch.heads_at_once) * batch.heads_at_once
+            head_tile += in_group % batch.heads_at_once
+            # a causal request's last tiles have the most keys: they begin first
+            tile = batch.tiles - 1 - in_group // batch.heads_at_once
+            req = _find_request(batch.query_start_loc, batch.num_reqs, tile, BLOCK_Q)
+            least = batch.min_query_len
+            most = batch.max_query_len
+            if C.mixed:  # noqa: SIM102 (the compiler decides the first, the device the second)
+                if few != 0:
+                    req = batch.num_reqs - 1 - program // PROGRAMS
+                    head_tile = program % PROGRAMS
+                    least = 1
+                    most = batch.min_query_len - 1
+            first_token = gl.load(batch.query_start_loc + req)
+            query_len = gl.load(batch.query_start_loc + req + 1) - first_token
+            first = (tile - (first_token // BLOCK_Q + req)) * BLOCK_Q
+            if C.mixed:
+                first = gl.where(few != 0, 0, first)
+            if (first < query_len) & (query_len >= least) & (query_len <= most):
+                loaded = _load_tile(
+                    q_desc, k_desc, v_desc, shared, batch, k_places, v_places, req, first_token, query_len, first,
+                    head_tile, split, told, loaded, C,
+                )  # fmt: skip
+                told += 1
+        else:
+            lists -= 1
+            few = 1 - few
+            count = gl.where(few != 0, batch.num_reqs, batch.tiles) * PROGRAMS
+        if C.mixed:
+            program = _take_number(batch.taken + few)
+        elif C.dynamic:
+            program = gl.num_programs(0) + _take_number(batch.taken)
+        else:
+            program += gl.num_programs(0)
+    slot = told % AHEAD
+    mbarrier.wait(shared.facts_empty.index(slot), ((told // AHEAD) & 1) ^ 1)
+    tell(shared, slot, Tile(0, 0, 0, 0, 0, 0, 0, 0))
+    mbarrier.arrive(shared.facts_full.index(slot))

@@ -1,0 +1,117 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
+# ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
+"""Outputs of the kernel in `kernel`: their parts of columns, and where a warpgroup stores its rows."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from attnreg.kernels.hopper.prompts.shared import ROWS, columns_of, parts_of
+from attnreg.kernels.triton.softmax import LN_2, LOG2_E
+
+
+@gluon.jit
+def columns(memory, SIZE: gl.constexpr, PART: gl.constexpr, PLACE: gl.constexpr):
+    """Returns the columns of a part that a head has, of memory [rows, PART]."""
+    COLUMNS: gl.constexpr = columns_of(SIZE, PART, PLACE)
+    return memory if COLUMNS == PART else memory.slice(0, COLUMNS, 1)
+
+
+@gluon.constexpr_function
+def output_layout(C, i):
+    """The layout of part i of the output, [ROWS, columns]."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns_of(C.size_v, C.part_v, i), 16])
+
+
+@gluon.jit
+def scaled(acc, factor, C: gl.constexpr):
+    """Returns the parts of the output times a factor of each row."""
+    found = ()
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        of_rows = gl.convert_layout(factor, gl.SliceLayout(1, acc[i].type.layout))
+        found = found + (acc[i] * of_rows[:, None],)
+    return found
+
+
+@gluon.jit
+def _store_some(o, outputs, tile, first, queries, PLACE: gl.constexpr, C: gl.constexpr):
+    """Stores a part of the first queries of a warpgroup, which begins at ``first``; the others are not the tile's."""
+    LANES: gl.constexpr = C.part_v // 8
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    token = (tile.row + first + rows // C.pack).to(gl.int64)
+    offs = token * outputs.stride_token + (tile.head + rows % C.pack) * outputs.stride_head
+    offs_d = PLACE * C.part_v + gl.arange(0, C.part_v, gl.SliceLayout(0, LAYOUT))
+    exists = (rows // C.pack < queries)[:, None] & (offs_d < C.size_v)[None, :]
+    gl.store(outputs.output + offs[:, None] + offs_d[None, :], o.load(LAYOUT), mask=exists)
+
+
+@gluon.jit
+def _store_part(acc, row_max, total, tile, first, outputs, C: gl.constexpr):
+    """Stores what a warpgroup's rows, from query ``first`` on, have of a share of the keys, for TRITON_ATTN's merge."""
+    LR: gl.constexpr = row_max.type.layout
+    rows = gl.arange(0, ROWS, LR)
+    exists = rows // C.pack < tile.queries - first
+    has_keys = total != 0
+    of_query = (first + rows // C.pack) * (C.kv_heads * C.group) + tile.head + rows % C.pack
+    part = (tile.part + of_query * outputs.splits).to(gl.int64)
+    gl.store(outputs.partial_lse + part, gl.where(has_keys, row_max + gl.log2(total), float("-inf")), mask=exists)
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        _store_columns(acc[i], part * C.size_v + i * C.part_v, exists & has_keys, outputs)
+
+
+@gluon.jit
+def _store_columns(x, begin, stored, outputs):
+    """Stores columns [rows, columns] of parts, of which each begins somewhere; those without keys are not read."""
+    LAYOUT: gl.constexpr = x.type.layout
+    column = gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
+    begin = gl.convert_layout(begin, gl.SliceLayout(1, LAYOUT))
+    mask = gl.convert_layout(stored, gl.SliceLayout(1, LAYOUT))[:, None] & (column >= 0)[None, :]
+    gl.store(outputs.partial + begin[:, None] + column[None, :], x, mask=mask)
+
+
+@gluon.jit
+def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, C: gl.constexpr):
+    """Stores the rows of a warpgroup; acc by parts, row_max and total, the sums of their weights, [ROWS]."""
+    PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
+    STORED: gl.constexpr = parts_of(C.size, C.part) if C.output_in_query else PARTS
+    QUERIES: gl.constexpr = ROWS // C.pack
+    rows = gl.arange(0, ROWS, row_max.type.layout)
+    queries = tile.queries - W * QUERIES
+    exists, token = rows // C.pack < queries, tile.row + W * QUERIES + rows // C.pack
+    head = tile.head + rows % C.pack
+    factor = gl.full([ROWS], 1.0, gl.float32, row_max.type.layout)
+    if C.sinks and not C.split:
+        sink = gl.load(outputs.sinks + head * outputs.stride_sink, mask=exists, other=0.0).to(gl.float32) * LOG2_E
+        new_max = gl.maximum(row_max, sink)
+        factor = gl.exp2(row_max - new_max)
+        total = total * factor + gl.where(sink == new_max, 1.0, gl.exp2(sink - new_max))
+        row_max = new_max
+    # a sum of NaN has to be seen
+    has_keys = total != 0
+    total = gl.where(has_keys, total, 1.0)
+    if C.lse and not C.split:
+        lse = gl.where(has_keys, (row_max + gl.log2(total)) * LN_2, float("-inf"))
+        gl.store(outputs.lse + head.to(gl.int64) * outputs.stride_lse + token, lse, mask=exists)
+    factor = factor / total
+    if C.v_scaled:
+        factor *= gl.load(outputs.v_scale + tile.head // C.group * outputs.stride_v_scale)
+    acc = scaled(acc, factor, C)
+    if C.split:
+        _store_part(acc, row_max, gl.where(has_keys, total, 0.0), tile, W * QUERIES, outputs, C)
+    else:
+        tma.store_wait(0)
+        for i in gl.static_range(PARTS):
+            o = shared.o.index(W * STORED + i).reshape([ROWS, C.part_v])
+            columns(o, C.size_v, C.part_v, i).store(acc[i].to(o_desc.dtype))
+        fence_async_shared()
+        for i in gl.static_range(PARTS):
+            o = shared.o.index(W * STORED + i)
+            if queries >= QUERIES:
+                # columns past the head are cut off
+                tma.async_copy_shared_to_global(o_desc, [tile.row + W * QUERIES, tile.head, i * C.part_v], o)
+            else:
+                _store_some(o.reshape([ROWS, C.part_v]), outputs, tile, W * QUERIES, queries, i, C)
+    if C.output_in_query:
+        tma.store_wait(0)
+        mbarrier.arrive(shared.q_empty.index(W))

@@ -1,0 +1,256 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
+# ruff: noqa: N803 (constexprs are written in capitals)
+"""Prompts over a cache of 8-bit floats: their keys and values are widened once, and then read by the copy engine.
+
+A key is multiplied with every tile of its request's queries, so it takes less time to write it down in 16 bits, which
+is exact, than to convert it for each tile. Memory is bounded: where a batch's keys take more than MOST_MEMORY, the KV
+heads are computed in groups.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from attnreg.kernels.hopper.prompts.plans import TILE, Prompts, pack_of, prompts_of
+from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.schedule import Launch, divisor
+from attnreg.kernels.triton.splits import Run
+from attnreg.kernels.triton.tiles import power_of_2
+from attnreg.runtime.interface import AttentionSpec
+from attnreg.runtime.lengths import LONGEST
+
+# the formats of a cache that are widened
+FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+# bytes of widened keys and values that there may be at once
+MOST_MEMORY = 256 << 20
+# the tiles of a request and KV head from which on widening its keys takes less time than TRITON_ATTN's conversions
+FEWEST_TILES = 3
+# keys of a program
+_KEYS = 64
+# rows of memory are a multiple of this: batches alike share what runs them
+_ROWS_ALIKE = 4096
+
+
+@triton.jit(
+    do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "stride_table", "rows"],
+    do_not_specialize_on_alignment=["query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "starts_ptr"],
+)
+def _widen_kernel(
+    key_ptr, value_ptr, wide_key_ptr, wide_value_ptr, query_start_loc_ptr, seq_lens_ptr, block_table_ptr, starts_ptr,
+    num_reqs, min_query_len, max_query_len, stride_table, rows, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Widens the keys that the requests of min_query_len to max_query_len queries see, one request behind the other.
+
+    Grid: (blocks of a request's keys, num_reqs, num_kv_heads). wide_key_ptr [num_kv_heads, rows, size], values
+    likewise. starts_ptr [num_reqs]: where the request's key 0 would be, which may not be among its widened ones.
+    """
+    req, head = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    offs_d = tl.arange(0, BLOCK_D)
+    query_len = tl.load(query_start_loc_ptr + req + 1) - tl.load(query_start_loc_ptr + req)
+    if (query_len < min_query_len) | (query_len > max_query_len):
+        return
+    # the requests before this one
+    start = 0
+    for i in range(0, req, LANES):
+        other = i + tl.arange(0, LANES)
+        before = other < req
+        queries = tl.load(query_start_loc_ptr + other + 1, mask=before, other=0)
+        queries -= tl.load(query_start_loc_ptr + other, mask=before, other=0)
+        keys = tl.load(seq_lens_ptr + other, mask=before, other=0)
+        if WIDE.left >= 0:
+            keys = tl.minimum(keys, queries + WIDE.left)
+        counts = before & (queries >= min_query_len) & (queries <= max_query_len)
+        start += tl.sum(tl.where(counts, keys, 0), 0)
+    kv_len = tl.load(seq_lens_ptr + req)
+    first = 0
+    if WIDE.left >= 0:
+        first = tl.maximum(kv_len - query_len - WIDE.left, 0)
+    if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
+        tl.store(starts_ptr + req, start - first)
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    key = first + offs_n
+    # lengths above the host's bounds are a fault of the caller's, which may not reach other memory
+    exists = (key < kv_len) & (start + offs_n < rows)
+    table_ptr = block_table_ptr + req.to(tl.int64) * stride_table
+    block = tl.load(table_ptr + key // WIDE.block_size, mask=exists, other=0).to(tl.int64)
+    token = key % WIDE.block_size
+    row = (head * rows + start + offs_n)[:, None]
+    k_offs = (block * WIDE.k_block + token * WIDE.k_token + head * WIDE.k_head)[:, None] + offs_d[None, :]
+    v_offs = (block * WIDE.v_block + token * WIDE.v_token + head * WIDE.v_head)[:, None] + offs_d[None, :]
+    of_key = exists[:, None] & (offs_d < WIDE.size)[None, :]
+    of_value = exists[:, None] & (offs_d < WIDE.size_v)[None, :]
+    keys = tl.load(key_ptr + k_offs, mask=of_key, other=0.0)
+    values = tl.load(value_ptr + v_offs, mask=of_value, other=0.0)
+    tl.store(wide_key_ptr + row * WIDE.size + offs_d[None, :], keys.to(wide_key_ptr.dtype.element_ty), mask=of_key)
+    tl.store(wide_value_ptr + row * WIDE.size_v + offs_d[None, :], values.to(wide_key_ptr.dtype.element_ty),
+             mask=of_value)  # fmt: skip
+
+
+_WIDEN = Kernel(
+    _widen_kernel,
+    ("key_ptr", "value_ptr", "wide_key_ptr", "wide_value_ptr", "query_start_loc_ptr", "seq_lens_ptr",
+     "block_table_ptr", "starts_ptr", "num_reqs", "min_query_len", "max_query_len", "stride_table", "rows"),
+)  # fmt: skip
+
+
+class Wide(NamedTuple):
+    """The constants of the kernel: the sizes, the strides of the cache in elements, and the keys before a row's own.
+
+    left: -1: all.
+    """
+
+    size: int
+    size_v: int
+    block_size: int
+    left: int
+    k_block: int
+    k_token: int
+    k_head: int
+    v_block: int
+    v_token: int
+    v_head: int
+
+
+class _Code(NamedTuple):
+    """The facts that the kernel's code depends on."""
+
+    dtype: torch.dtype
+    wide: Wide
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        return {"num_warps": 4}
+
+    def constants(self, key: Any) -> Mapping[str, Any]:
+        block_d = power_of_2(max(self.wide.size, self.wide.size_v))
+        return {"WIDE": self.wide, "BLOCK_N": _KEYS, "BLOCK_D": block_d, "LANES": 256}
+
+
+def rows_for(
+    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], keys: Sequence[int]
+) -> int:  # fmt: skip
+    """The rows of memory that widened keys need; queries, keys: of each request of the batch."""
+    left, _ = spec.sides(causal)
+    rows = 0
+    for query_len, kv_len in zip(queries, keys, strict=True):
+        if launch.min_query_len <= query_len <= launch.max_query_len:
+            rows += kv_len if left < 0 else min(kv_len, query_len + left)
+    return _rounded(rows)
+
+
+def _rounded(rows: int) -> int:
+    return -(-max(rows, 1) // _ROWS_ALIKE) * _ROWS_ALIKE
+
+
+class Widened:
+    """The launches for prompts over 8-bit floats in place of one of TRITON_ATTN's, which runs what needs much memory.
+
+    The captured launches serve any lengths within the bounds, and so have memory for the most keys there can be.
+    """
+
+    def __init__(
+        self, spec: AttentionSpec, causal: bool, launch: Launch, rows: int, max_seq_len: int, numbers: Sequence[int],
+        tensors: Sequence[Any], changes: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """rows: `rows_for`. max_seq_len: rounded up. numbers: of the batch, of `plans`. tensors: as those of calls."""
+        self.spec, self.causal, self.launch, self.rows = spec, causal, launch, rows
+        self.numbers, self.changes = numbers, changes
+        query, key, value, *_ = tensors
+        token, self.head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
+        left = min(spec.sides(causal)[0], LONGEST)
+        # captured: of so many requests at most, and of the keys that each of them sees
+        most = min(numbers[0], query.shape[0] // launch.min_query_len)
+        self.rows_in_graph = _rounded(most * max_seq_len)
+        longest = max_seq_len
+        if left >= 0:
+            self.rows_in_graph = min(self.rows_in_graph, _rounded(query.shape[0] + most * left))
+            longest = min(longest, launch.max_query_len + left)
+        self.blocks = -(-longest // _KEYS)
+        wide = Wide(spec.head_size, spec.head_size_v, spec.block_size or 0, left,
+                    *(x.stride(dim) for x in (key, value) for dim in (0, token, self.head)))  # fmt: skip
+        self.variant = _WIDEN.variant(query.device, _Code(query.dtype, wide))
+        # by KV heads and rows
+        self._prompts: dict[tuple[int, int], Prompts | None] = {}
+
+    def run_or(self, portable: Run) -> Run:
+        """What computes the requests of the launch; portable: TRITON_ATTN's."""
+
+        def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
+            rows = self.rows_in_graph if call[0].is_cuda and torch.cuda.is_current_stream_capturing() else self.rows
+            a_head = rows * (self.spec.head_size + self.spec.head_size_v) * call[0].itemsize
+            if a_head > MOST_MEMORY:
+                portable(call, batch, varying)
+                return
+            heads = divisor(self.spec.num_kv_heads, MOST_MEMORY // a_head)
+            for first in range(0, self.spec.num_kv_heads, heads):
+                self._run(self._part(call, first, heads), batch, heads, rows)
+
+        return run
+
+    def prompts(self, heads: int, rows: int, tensors: Sequence[Any]) -> Prompts | None:
+        """The kernel over so many widened heads and rows, None where it cannot run. tensors: like those of calls."""
+        if (heads, rows) not in self._prompts:
+            group = self.spec.num_heads // self.spec.num_kv_heads
+            spec = replace(self.spec, num_heads=heads * group, num_kv_heads=heads)
+            query, _, _, *others = tensors
+            wide = (torch.empty(heads, rows, size, dtype=query.dtype, device="meta").transpose(0, 1)
+                    for size in (spec.head_size, spec.head_size_v))  # fmt: skip
+            launch = self.launch._replace(kv_heads_at_once=divisor(heads, self.launch.kv_heads_at_once))
+            found = prompts_of(spec, self.causal, launch, self.numbers, (query, *wide, *others), self.changes)
+            self._prompts[heads, rows] = found
+        return self._prompts[heads, rows]
+
+    def _part(self, call: Sequence[Any], first: int, heads: int) -> Sequence[Any]:
+        """A call for some of the KV heads."""
+        if heads == self.spec.num_kv_heads:
+            return call
+        group = self.spec.num_heads // self.spec.num_kv_heads
+        query, key, value, output, lse, sinks, slopes, q_scale, k_scale, v_scale, *others = call
+        mine, queries = slice(first, first + heads), slice(first * group, (first + heads) * group)
+        key, value = (x.narrow(self.head, first, heads) for x in (key, value))
+        lse, sinks = (None if x is None else x[queries] for x in (lse, sinks))
+        k_scale, v_scale = (None if x is None else x[mine] for x in (k_scale, v_scale))
+        return query[:, queries], key, value, output[:, queries], lse, sinks, slopes, q_scale, k_scale, v_scale, *others
+
+    def _run(self, call: Sequence[Any], batch: Sequence[Any], heads: int, rows: int) -> None:
+        query, key, value, *others = call
+        query_start_loc, _, seq_lens, _, table, *_ = batch
+        requests, _, stride_table, *_ = self.numbers
+        size, size_v = self.spec.head_size, self.spec.head_size_v
+        memory = torch.empty(heads * rows * (size + size_v), dtype=query.dtype, device=query.device)
+        wide_key, wide_value = memory[: heads * rows * size], memory[heads * rows * size :]
+        starts = torch.empty(requests, dtype=torch.int32, device=query.device)
+        launch, grid = self.launch, (self.blocks, requests, heads)
+        self.variant.launch(
+            None, grid, (key, value, wide_key, wide_value, query_start_loc, seq_lens, table, starts, requests,
+                         launch.min_query_len, launch.max_query_len, stride_table, rows),
+        )  # fmt: skip
+        prompts = self.prompts(heads, rows, call)
+        assert prompts is not None
+        prompts.run((query, wide_key, wide_value, *others), (query_start_loc, starts, seq_lens, None, None))
+
+
+def widened_of(
+    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], rows: int, max_seq_len: int,
+    numbers: Sequence[int], tensors: Sequence[Any], changes: Mapping[str, Any],
+) -> Widened | None:  # fmt: skip
+    """The launches for prompts over 8-bit floats, None where they cannot run or TRITON_ATTN's kernel is better."""
+    _, key, value, *_ = tensors
+    if (
+        spec.cache_dtype not in FORMATS or spec.kv_layout == "SPLIT" or "batch_invariant" in spec.features
+        or key.stride(3) != 1 or value.stride(3) != 1
+    ):  # fmt: skip
+        # what is widened may not depend on the batch: neither may the kernel, where results may not
+        return None
+    group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
+    members = [n for n in queries if launch.min_query_len <= n <= launch.max_query_len]
+    tiles = sum(-(-n // (TILE // pack)) for n in members) * (group // pack)
+    if tiles < FEWEST_TILES * len(members):
+        return None
+    widened = Widened(spec, causal, launch, rows, max_seq_len, numbers, tensors, changes)
+    return None if widened.prompts(spec.num_kv_heads, rows, tensors) is None else widened
