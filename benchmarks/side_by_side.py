@@ -45,8 +45,9 @@ CASES = (
     replace(GPT_OSS, name="gpt-oss 4k b4, window of 128", mark=160, window=128),
     *(
         replace(PROMPTS, name=f"prefill 4k b4 packed, heads of {size}", mark=mark, head_size=size)
-        for size, mark in ((64, 570), (80, math.inf), (96, 680), (192, math.inf), (256, 730))
+        for size, mark in ((64, 570), (80, math.inf), (96, 680), (192, math.inf), (256, math.inf))
     ),
+    replace(PROMPTS, name="prefill 4k b4 packed, 16/4 heads of 256", mark=730, head_size=256, heads=(16, 4)),
     replace(PROMPTS, name="prefill 4k b4 packed, heads of 192, values of 128", mark=math.inf, head_size=192,
             head_size_v=128, heads=(32, 32)),
     *(
@@ -81,7 +82,8 @@ CASES = (
             kv_dtype="fp8", max_error=3e-3),
     replace(TOKENS, name="4 queries fp8 b64 8k", mark=math.inf, queries=4, context=8188, kv_dtype="fp8",
             max_error=3e-3),
-    replace(ON_8K, name="prefill 2k on 8k b4, heads of 256", mark=1600, requests=4, head_size=256),
+    replace(ON_8K, name="prefill 2k on 8k b4, heads of 256", mark=math.inf, requests=4, head_size=256),
+    replace(ON_8K, name="prefill 2k on 8k b4, 16/4 heads of 256", mark=1600, requests=4, head_size=256, heads=(16, 4)),
 )  # fmt: skip
 
 
