@@ -95,9 +95,9 @@ def test_a_violated_invariant_shows_the_most_ordinary_configuration_with_its_tra
     assert lines[1:3] == ["  for example: cuda sm90 head_size=128 kv_dtype=turboquant_k8v4", "    chosen: TRITON_ATTN"]
     kv_dtypes = "auto, float16, bfloat16"
     assert lines[3].startswith("      accepts kv_dtype turboquant_k8v4 by kv_dtypes: auto, ")
-    assert lines[4] == f"    FLASH_ATTN/FA3  kv_dtype is turboquant_k8v4; supported: {kv_dtypes}  [backends.yaml]"
-    assert lines[6].startswith("    HOPPER_ATTN     kv_dtype is turboquant_k8v4; ")
-    assert lines[7] == "    TRITON_ATTN     4th choice of 6 (order cuda/mha, priorities.yaml)"
+    assert lines[4] == f"    FLASH_ATTN/FA3     kv_dtype is turboquant_k8v4; supported: {kv_dtypes}  [backends.yaml]"
+    assert lines[6].startswith("    HOPPER_ATTN        kv_dtype is turboquant_k8v4; ")
+    assert lines[7] == "    TRITON_ATTN        4th choice of 6 (order cuda/mha, priorities.yaml)"
     assert lines[-1] == "  help: mend the data that the trace cites, or the statement"
 
 

@@ -58,7 +58,7 @@ def test_the_answer_then_the_trace(default: Registry) -> None:
         "                             natively",
         "                             ↳ would be chosen with --backend ROCM_ATTN",
         # what makes another model of it is no advice
-        "  5 TURBOQUANT               kv_dtype is auto; supported: turboquant_*  backends.yaml:*",
+        "  5 TURBOQUANT/Triton        kv_dtype is auto; supported: turboquant_*  backends.yaml:*",
         "                             ↳ would win with --kv-dtype turboquant_k8v4",
         "",
         "note: n",

@@ -165,10 +165,10 @@ def test_a_trace_has_a_line_for_every_reason() -> None:
     selection = asked({"kv_dtype": "nvfp4", "features": {"rswa"}})
     lines = [timeless(line) for line in trace_lines(selection)]
     kv_dtypes = "auto, float16, bfloat16"
-    assert lines[0] == f"FLASH_ATTN/FA3  kv_dtype is nvfp4; supported: {kv_dtypes}  [backends.yaml]"
+    assert lines[0] == f"FLASH_ATTN/FA3     kv_dtype is nvfp4; supported: {kv_dtypes}  [backends.yaml]"
     assert lines[-2:] == [
-        "TURBOQUANT      kv_dtype is nvfp4; supported: turboquant_*  [backends.yaml]",
-        "                rswa is not supported  [backends.yaml]",
+        "TURBOQUANT/Hopper  kv_dtype is nvfp4; supported: turboquant_*  [backends.yaml]",
+        "                   rswa is not supported  [backends.yaml]",
     ]
 
 

@@ -31,7 +31,7 @@ NOWHERE = (2**30, -1, 2**31 - 1, -(2**31))
 # on a processor, those whose kernels Triton's interpreter runs
 INTERPRETED = ("TRITON_ATTN", "ROCM_ATTN", "TURBOQUANT")
 # platforms whose rows are tried where this machine has none
-ELSEWHERE = (("cuda", "sm90"), ("rocm", "gfx942"), ("cpu", "x86_64"))
+ELSEWHERE = (("cuda", "sm89"), ("rocm", "gfx942"), ("cpu", "x86_64"))
 Call = Callable[[Trial, Any, Tensor], tuple[Tensor, Tensor]]
 
 

@@ -18,7 +18,7 @@ from attnreg.kernels.hopper import attention as hopper_attn
 from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
-from attnreg.kernels.triton.launch import Bound
+from attnreg.kernels.triton.launch import Bound, Kernel
 from attnreg.kernels.triton.target import target_for
 from support.compiled import disassembled, report
 from support.fake_driver import faked
@@ -55,11 +55,14 @@ class Compiled(NamedTuple):
     stores: int
 
 
+# where plans ask for the GPU
+PLACES = [(hopper_attn, "require"), (prefill_plans, "target_of"), (decode_plans, "target_of")]
+
+
 @contextmanager
-def on_hopper() -> Iterator[None]:
+def on_hopper(places: list[tuple[Any, str]] = PLACES) -> Iterator[None]:
     """Plans are made as for an H200, and nothing is launched."""
     target = target_for("cuda", 90, 132)
-    places = [(hopper_attn, "require"), (prefill_plans, "target_of"), (decode_plans, "target_of")]
     before = [getattr(*place) for place in places]
     for place in places:
         setattr(*place, lambda device: target)
@@ -145,6 +148,11 @@ def compiled_decode(name: str) -> CompiledDecode:
     with on_hopper():
         trial = trial_of(DECODES[name], "cpu", module=hopper_attn)
         attend(trial, trial.batch, trial.query)
+    return used_by(kernels)
+
+
+def used_by(kernels: Kernel) -> CompiledDecode:
+    """What the one compiled variant of a kernel for few queries uses."""
     (variant,) = kernels._variants.values()
     ((kernel, _),) = variant._compiled.values()
     registers, spills, _ = report(kernel)

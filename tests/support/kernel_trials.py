@@ -13,6 +13,8 @@ from attnreg.conformance.proof import examine
 from attnreg.conformance.trial import Draw, Trial, fill
 from attnreg.kernels import triton_attn
 from attnreg.kernels.triton.plans import AttentionPlan
+from attnreg.language.packed import Packed
+from attnreg.loader import default_registry
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams, Layout
 
 # the entry of block tables past a request's last block: far outside any cache
@@ -62,6 +64,7 @@ class Case:
             features=self.features | {"lse"} | {name for name, number in numbers.items() if number},
             kv_layout=self.layout,
             fnuz=self.fnuz,
+            packed=Packed.among(default_registry().vocabulary.words, self.kv_dtype),
             **numbers,  # type: ignore[arg-type]
         )
 
@@ -99,11 +102,12 @@ def trial_of(case: Case, device: str, **chosen: Any) -> Trial:
     heads, kv_heads = case.heads
     per_head = "per_head_quant_scales" in spec.features
     scales = draw.scales(kv_heads) if per_head else draw.scales(1).expand(2, kv_heads)
+    scaled = spec.quantised and spec.packed is None
     params = LayerParams(
         sinks=draw.sinks(heads) if "sinks" in spec.features else None,
         alibi_slopes=draw.slopes(heads) if "alibi" in spec.features else None,
-        k_scale=scales[0] if spec.quantised else None,
-        v_scale=scales[1] if spec.quantised else None,
+        k_scale=scales[0] if scaled else None,
+        v_scale=scales[1] if scaled else None,
         q_scale=draw.scales(1)[0].expand(kv_heads) if "fp8_query" in spec.features else None,
         out_scale=draw.scales(1)[0] if "fp8_output" in spec.features else None,
     )

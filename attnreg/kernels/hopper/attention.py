@@ -76,7 +76,7 @@ class HopperPlan(TritonPlan):
         for i, planned in enumerate(self.launches):
             own = self._own(planned.chosen, tensors, runs[i])
             if own is not None:
-                runs[i] = _either(own, runs[i])
+                runs[i] = decode_plans.either(own, runs[i])
         if self.mixed:
             together = self._prompts(self.launches[-1].chosen._replace(splits=1), tensors, mixed=True)
             if together is not None:
@@ -119,17 +119,6 @@ class HopperPlan(TritonPlan):
         return prompts_of(self.spec, self.causal, launch, self._numbers, tensors, {"mixed": mixed, **self.changes})
 
 
-def _either(own: Run, portable: Run) -> Run:
-    """Runs a kernel of this package where the call's memory can be addressed by 16 bytes."""
-
-    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-        query, key, value, output, *_ = call
-        address = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
-        (portable if address % 16 else own)(call, batch, varying)
-
-    return run
-
-
 def _mixed(together: Run, runs: Sequence[Run]) -> Run:
     """Runs one launch for all requests, or several: in a graph, whose lengths may be others than it was captured with,
     keys that are not split could take long."""
@@ -138,7 +127,7 @@ def _mixed(together: Run, runs: Sequence[Run]) -> Run:
         for run in runs:
             run(call, batch, varying)
 
-    either = _either(together, in_turn)
+    either = decode_plans.either(together, in_turn)
 
     def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
         capturing = call[0].is_cuda and torch.cuda.is_current_stream_capturing()

@@ -90,9 +90,9 @@ def _words_layout(words, pages, values, paired):
 
 
 @gluon.jit
-def _halves(words, C: gl.constexpr):
+def halves(words, CODE: gl.constexpr):
     """Returns the codes of words as float16: one tensor for each of a word's CODES."""
-    ASM: gl.constexpr = _widening(C.code)
+    ASM: gl.constexpr = _widening(CODE)
     return gl.inline_asm_elementwise(
         ASM, "=r,=r,=r,=r,r,r", [words], dtype=(gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=2
     )
@@ -123,7 +123,7 @@ def _values_operand(x, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _blocks(table_ptr, page, end, LAYOUT: gl.constexpr, C: gl.constexpr):
+def blocks(table_ptr, page, end, LAYOUT: gl.constexpr, C: gl.constexpr):
     """Returns the rows of blocks at which the warps' pages from ``page`` on begin [WARPS, pages]: block, and row.
 
     Pages from ``end`` on are those of block 0, which no row sees.
@@ -156,13 +156,13 @@ def _zero_past(words, key, end, LAYOUT: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _lane_sums(p, C: gl.constexpr):
+def lane_sums(p, C: gl.constexpr):
     """Returns the sums of the weights [WARPS, keys, rows] that a lane holds itself; its 8 lanes meet after the loop."""
     return gl.sum(p.reshape([WARPS, C.pages * 2, 8, C.rows]), 1)
 
 
 @gluon.jit
-def _load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexpr, C: gl.constexpr):
+def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexpr, C: gl.constexpr):
     """Returns the queries as operands [WARPS, words, rows], one for each code of a word, words as `_keys_operand`'s."""
     LW: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))
     x = gl.arange(0, C.size // CODES, LW)
@@ -183,7 +183,7 @@ def _load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constex
 
 
 @gluon.jit
-def _scale(softmax_scale, softcap, k_scale_ptr, kv_head, C: gl.constexpr):
+def scale_of(softmax_scale, softcap, k_scale_ptr, kv_head, C: gl.constexpr):
     """Returns the factor of products and the softcap of scores, in powers of 2."""
     scale = softmax_scale * LOG2_E
     if C.softcap:
@@ -196,13 +196,14 @@ def _scale(softmax_scale, softcap, k_scale_ptr, kv_head, C: gl.constexpr):
 
 
 @gluon.jit
-def _finish(
-    acc, row_max, row_sum, req, first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
-    partial_ptr, partial_lse_ptr, slots, stride_lse, LAYOUT: gl.constexpr, C: gl.constexpr,
+def finish(
+    acc, row_max, row_sum, row_zero, column, req, first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr,
+    v_scale_ptr, partial_ptr, partial_lse_ptr, slots, stride_lse, LAYOUT: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """Puts together what the warps found, and stores it: as the output, or as a part for TRITON_ATTN's merge.
 
-    acc: a tensor [WARPS, words, rows] for each code of a word. row_max [WARPS, rows]. row_sum: `_lane_sums`.
+    acc: a tensor [WARPS, words, rows] for each code of a word. column [words]: those of the head that the first code of
+    each word is of. row_max [WARPS, rows]. row_sum: `lane_sums`. row_zero: such sums of what all columns have, or None.
     """
     LAYOUT_O: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     LH: gl.constexpr = gl.SliceLayout(0, LAYOUT_O)
@@ -229,8 +230,6 @@ def _finish(
     factor = factor / total
     if v_scale_ptr is not None:
         factor *= gl.load(v_scale_ptr + kv_head * C.v_scale)
-    y = gl.arange(0, C.size // CODES, gl.SliceLayout(1, LAYOUT_O))
-    column = (y % 8 * (C.size // CODES // 8) + y // 8) * CODES
     if C.split:
         # parts as TRITON_ATTN's kernel stores them, for its merge
         slot = gl.where(slots > 0, req.to(gl.int64) * slots + r // C.group, token.to(gl.int64))
@@ -245,8 +244,12 @@ def _finish(
         if lse_ptr is not None:
             lse = gl.where(has_keys, (most + gl.log2(total)) * LN_2, float("-inf"))
             gl.store(lse_ptr + head.to(gl.int64) * stride_lse + token, lse, mask=exists)
-    for i in gl.static_range(CODES):
-        o = gl.sum(acc[i] * share_of[:, None, :], 0) * factor[None, :]
+    for i in gl.static_range(len(acc)):
+        o = gl.sum(acc[i] * share_of[:, None, :], 0)
+        if row_zero is not None:
+            zero = gl.sum(gl.convert_layout(gl.sum(row_zero, 1), gl.SliceLayout(1, LAYOUT)) * share_of, 0)
+            o += gl.convert_layout(zero, LH)[None, :]
+        o = o * factor[None, :]
         gl.store(target + i, o.to(target.dtype.element_ty), mask=stored)
 
 
@@ -277,6 +280,8 @@ def decode_kernel(
     if C.split:
         # the merge is set up meanwhile, and waits for the parts itself
         gdc_launch_dependents()
+    # (Triton 3.6 takes no text of a tuple as an argument)
+    CODE: gl.constexpr = C.code
     WORDS: gl.constexpr = C.size // CODES
     KEYS: gl.constexpr = C.pages * PAGE
     STEP: gl.constexpr = WARPS * KEYS
@@ -304,8 +309,8 @@ def decode_kernel(
     first = gl.program_id(1) * share
     last = gl.minimum(first + share, steps)
 
-    q = _load_queries(query_ptr, first_token, query_len, kv_head, LB, C)
-    scale, softcap = _scale(softmax_scale, softcap, k_scale_ptr, kv_head, C)
+    q = load_queries(query_ptr, first_token, query_len, kv_head, LB, C)
+    scale, softcap = scale_of(softmax_scale, softcap, k_scale_ptr, kv_head, C)
     unit = 1.0 if C.softcap else scale
 
     # the rows' keys [begin, end) and the keys of a step, where scores are
@@ -322,7 +327,7 @@ def decode_kernel(
     offs_n = (k_w[:, None] * KEYS + k_t[None, :])[:, :, None]
 
     row_max = gl.full([WARPS, ROWS], LOWEST, gl.float32, gl.SliceLayout(1, LS))
-    row_sum = _lane_sums(gl.zeros([WARPS, KEYS, ROWS], gl.float32, LS), C)
+    row_sum = lane_sums(gl.zeros([WARPS, KEYS, ROWS], gl.float32, LS), C)
     LL: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
     acc = ()
     for _ in gl.static_range(CODES):
@@ -335,10 +340,10 @@ def decode_kernel(
     PAGES: gl.constexpr = WARPS * C.pages
     if first < last:
         page = first_page + first * PAGES
-        block, at = _blocks(table_ptr, page, last_page, LT, C)
+        block, at = blocks(table_ptr, page, last_page, LT, C)
         next_k = _load_words(k_ptr, block, at, C.k_block, C.k_token, LK, C)
         next_v = _load_words(v_ptr, block, at, C.v_block, C.v_token, LV, C)
-        block, at = _blocks(table_ptr, page + PAGES, last_page, LT, C)
+        block, at = blocks(table_ptr, page + PAGES, last_page, LT, C)
         for step in range(first, last):
             k = next_k
             v = next_v
@@ -346,9 +351,9 @@ def decode_kernel(
             next_k = _load_words(k_ptr, block, at, C.k_block, C.k_token, LK, C)
             next_v = _load_words(v_ptr, block, at, C.v_block, C.v_token, LV, C)
             page = first_page + step * PAGES
-            block, at = _blocks(table_ptr, page + 2 * PAGES, last_page, LT, C)
+            block, at = blocks(table_ptr, page + 2 * PAGES, last_page, LT, C)
             s = gl.zeros([WARPS, KEYS, ROWS], gl.float32, LS)
-            codes = _halves(k, C)
+            codes = halves(k, CODE)
             for i in gl.static_range(CODES):
                 s = mma_v2(_keys_operand(codes[i], LS, C), q[i], s)
             if C.softcap:
@@ -363,18 +368,20 @@ def decode_kernel(
             p = gl.exp2(s * unit - new_max[:, None, :])
             alpha = gl.exp2(row_max - new_max)
             row_max = new_max
-            row_sum = row_sum * gl.convert_layout(alpha, LL)[:, None, :] + _lane_sums(p, C)
+            row_sum = row_sum * gl.convert_layout(alpha, LL)[:, None, :] + lane_sums(p, C)
             weights = gl.convert_layout(p.to(gl.float16), LB)
             if key + STEP > kv_len:
                 v = _zero_past(v, key, kv_len, LV, C)
-            codes = _halves(gl.convert_layout(v, LVP), C)
+            codes = halves(gl.convert_layout(v, LVP), CODE)
             added = ()
             for i in gl.static_range(CODES):
                 so_far = acc[i] * alpha[:, None, :]
                 added = added + (mma_v2(_values_operand(codes[i], LS, C), weights, so_far),)
             acc = added
 
-    _finish(
-        acc, row_max, row_sum, req, first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr, v_scale_ptr,
-        partial_ptr, partial_lse_ptr, slots, stride_lse, LS, C,
+    y = gl.arange(0, WORDS, gl.SliceLayout(1, gl.SliceLayout(0, LS)))
+    column = (y % 8 * (WORDS // 8) + y // 8) * CODES
+    finish(
+        acc, row_max, row_sum, None, column, req, first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr,
+        v_scale_ptr, partial_ptr, partial_lse_ptr, slots, stride_lse, LS, C,
     )  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from attnreg.kernels.hopper.decode import PAGE, WARPS, Decode, decode_kernel
-from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.launch import Kernel, Variant
 from attnreg.kernels.triton.plans import HEADS, NAMES, PlannedLaunch
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, SMALLEST_SPLIT, Launch, choose_splits
-from attnreg.kernels.triton.splits import PlannedMerge
+from attnreg.kernels.triton.splits import PlannedMerge, Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
@@ -86,25 +86,41 @@ def planned(
     queries: of each request. tensors: those of a call. splits: overrides the chosen ones, for measurements.
     """
     query, key, value, *_ = tensors
-    group = spec.num_heads // spec.num_kv_heads
-    invariant = "batch_invariant" in spec.features
-    # of the class of queries, where it may not depend on the batch
-    longest = SHORT_QUERIES if invariant and chosen.max_query_len > 1 else chosen.max_query_len
-    rows = max(8, power_of_2(longest * group))
+    rows = rows_of(spec, chosen)
     if (
         (spec.head_size, rows) not in SHAPES or spec.head_size_v != spec.head_size
         or spec.cache_dtype not in FORMATS or spec.kv_layout == "SPLIT"
         or not spec.block_size or spec.block_size % PAGE.value
-        or not all(_walked(x.shape, x.stride()) for x in (key, value))
+        or not all(walked(x.shape, x.stride()) for x in (key, value))
     ):  # fmt: skip
         return None
-    target = target_of(query.device)
     pages, per_sm = SHAPES[spec.head_size, rows]
-    if not invariant:
+    step, programs = WARPS.value * PAGE.value * pages, target_of(query.device).num_sms * per_sm
+    chosen = cut(spec, causal, chosen, queries, max_seq_len, rows, step, programs, splits)
+    code = _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1)
+    return launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
+
+
+def rows_of(spec: AttentionSpec, chosen: Launch) -> int:
+    """The rows of a tile that holds those of any request of a launch."""
+    # of the class of queries, where it may not depend on the batch
+    several = "batch_invariant" in spec.features and chosen.max_query_len > 1
+    longest = SHORT_QUERIES if several else chosen.max_query_len
+    return max(8, power_of_2(longest * (spec.num_heads // spec.num_kv_heads)))
+
+
+def cut(
+    spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], max_seq_len: int, rows: int, step: int,
+    capacity: int, splits: int | None,
+) -> Launch:  # fmt: skip
+    """The launch with its keys split for programs of one tile, each of which walks ``step`` keys at a time.
+
+    capacity: the programs that run at once. splits: overrides the chosen ones.
+    """
+    if "batch_invariant" not in spec.features:
         members = [n for n in queries if chosen.min_query_len <= n <= chosen.max_query_len] or [1]
-        sides = spec.sides(causal)
+        sides, longest = spec.sides(causal), chosen.max_query_len
         keys = min(max_seq_len, sum(sides) + 1 + longest) if min(sides) >= 0 else max_seq_len
-        capacity, step = target.num_sms * per_sm, WARPS.value * PAGE.value * pages
         best = choose_splits(len(members) * spec.num_kv_heads, keys, SMALLEST_SPLIT, step, capacity)
         # parts of rows without a program have memory too
         parts = min(sum(queries), longest * len(queries)) * spec.num_heads
@@ -112,15 +128,31 @@ def planned(
         chosen = chosen._replace(splits=best, min_split=SMALLEST_SPLIT)
     if splits is not None:
         chosen = chosen._replace(splits=splits, min_split=PAGE.value)
-    chosen = chosen._replace(heads=group, one_tile=True)
-    variant = _DECODE.variant(query.device, _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1))
+    return chosen._replace(heads=spec.num_heads // spec.num_kv_heads, one_tile=True)
+
+
+def launch_of(
+    spec: AttentionSpec, chosen: Launch, requests: int, variant: Variant, device: torch.device
+) -> PlannedLaunch:
+    """The launch of a kernel whose programs have one tile each, and of the merge where keys are split."""
     merge = None
     if chosen.splits > 1:
-        merge = PlannedMerge(spec, chosen, power_of_2(spec.head_size), len(queries), query.device, dependent=True)
-    return PlannedLaunch(spec, chosen, len(queries), variant, merge)
+        merge = PlannedMerge(spec, chosen, power_of_2(spec.head_size_v), requests, device, dependent=True)
+    return PlannedLaunch(spec, chosen, requests, variant, merge)
 
 
-def _walked(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def walked(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the words of a cache's rows are loaded by 16 bytes."""
     apart = (stride for size, stride in zip(shape[:-1], strides, strict=False) if size > 1)
     return strides[-1] == 1 and all(stride % _LOADED == 0 for stride in apart)
+
+
+def either(own: Run, portable: Run) -> Run:
+    """Runs a kernel for SM 9.0 where the call's memory can be addressed by 16 bytes."""
+
+    def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
+        query, key, value, output, *_ = call
+        address = query.data_ptr() | key.data_ptr() | value.data_ptr() | output.data_ptr()
+        (portable if address % _LOADED else own)(call, batch, varying)
+
+    return run

@@ -40,7 +40,12 @@ CAPTURABLE = True
 class TurboquantPlan:
     """The attention of a batch in the basis of the codes, the slots of its new keys, and where its requests begin."""
 
-    def __init__(self, spec: AttentionSpec, batch: BatchMetadata, packed: Packed) -> None:
+    # of the batch in that basis
+    planned: type[AttentionPlan] = AttentionPlan
+
+    def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
+        """Raises `SpecError` for a cache that is not packed, `BatchError` without a cache."""
+        packed = _packed(spec, batch)
         self.slot_mapping, self.query_start_loc = batch.slot_mapping, batch.query_start_loc
         # whether what is stored can be looked at without waiting for a device
         self.reads = batch.on_host or debugging()
@@ -50,18 +55,23 @@ class TurboquantPlan:
         in_codes = replace(
             spec, head_size=self.columns or spec.head_size, head_size_v=self.columns_v or spec.head_size_v
         )
-        self.attention = AttentionPlan(in_codes, batch, unrotated=spec.head_size if self.columns is not None else 0)
+        self.attention = self.planned(in_codes, batch, unrotated=spec.head_size if self.columns is not None else 0)
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> TurboquantPlan:
-    """The launches for a batch. Raises `SpecError` for a cache that is not packed, `BatchError` without a cache."""
+    """The launches for a batch. Raises as `TurboquantPlan` does."""
+    return TurboquantPlan(spec, batch)
+
+
+def _packed(spec: AttentionSpec, batch: BatchMetadata) -> Packed:
+    """The format of a layer's cache. Raises where this module does not attend over it."""
     if spec.packed is None:
         raise SpecError(f"kv_dtype is {spec.kv_dtype}, which is no packed format; TURBOQUANT computes over these alone")
     if spec.dtype == torch.float32:
         raise SpecError("dtype is float32; TURBOQUANT computes in float16 and bfloat16")
     if batch.block_table is None:
         raise BatchError(["the batch has no block_table: TURBOQUANT reads a packed cache"])
-    return TurboquantPlan(spec, batch, spec.packed)
+    return spec.packed
 
 
 def write_kv(

@@ -107,6 +107,22 @@ def _levels(side: Side, rows: Tensor) -> tuple[Tensor, Tensor]:
     return codes, norm**2 / products.where(norm > 0, 1.0)
 
 
+def undecided(side: Side, rows: Tensor) -> Tensor:
+    """The most that another rounding may add to the squared error of rows [...] as levels.
+
+    A number that lies between two codes, but for a 2**-16th of the row's root mean square, may become either. Where the
+    scale is not that of the least squared error, the two are not equally near to it.
+    """
+    columns = side.columns(rows.shape[-1])
+    y, book = rotated(rows, columns), codebook(side.bits, columns)
+    size = y.norm(dim=-1) / columns**0.5
+    unit = y / size.where(size > 0, 1.0)[..., None]
+    ends, values = unit.new_tensor(book.thresholds), unit.new_tensor(book.levels)
+    between = (unit[..., None] - ends).abs().amin(-1) < 2**-16
+    most: Tensor = between.sum(-1) * (values.diff().max() * size).square()
+    return most
+
+
 def _fitted(y: Tensor, unit: Tensor, ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """The codes and the scale of the least squared error; ends, values: of the codebook's cells."""
     best = y.new_full((*y.shape[:-1], 1), -1.0)

@@ -21,7 +21,7 @@ from attnreg.runtime.turboquant import codec
 from attnreg.runtime.turboquant.pages import Page
 
 FORMATS = ("turboquant_4bit_nc", "turboquant_k8v4", "turboquant_3bit_ub")
-H200 = Platform(platform="cuda", arch="sm90")
+L40S = Platform(platform="cuda", arch="sm89")
 # five layers: the first two and the last two keep a plain cache
 WIDE = {"head_dim": 32, "num_hidden_layers": 5, "dtype": torch.float16}
 
@@ -33,7 +33,7 @@ def inference() -> Iterator[None]:
 
 
 def register(default: Registry, kv_dtype: str = FORMATS[0], **more: Any) -> None:
-    attention.register("packed", default, platform=H200, kv_dtype=kv_dtype, **more)
+    attention.register("packed", default, platform=L40S, kv_dtype=kv_dtype, **more)
 
 
 def made(kv_dtype: str = FORMATS[0]) -> Any:
@@ -158,7 +158,7 @@ def test_a_cache_of_another_format_or_model_is_refused(default: Registry) -> Non
     request = attnreg.AttentionRequest(
         head_size=64, num_heads=4, num_kv_heads=2, block_size=16, kv_dtype=FORMATS[0], dtype="float16"
     )
-    wider = attnreg.Attention.from_selection(attnreg.select(request, H200, default))
+    wider = attnreg.Attention.from_selection(attnreg.select(request, L40S, default))
     with pytest.raises(UnclaimedError, match=r"\[2, 288\] and \[2, 320\], of another layer; this one keeps \[2, 544"):
         cache.layers[2]._grown(wider, 2, 9)
     register(default)

@@ -28,7 +28,7 @@ from attnreg.selection.trace import Selection
 # numpy, in the interpreter, warns of what stands in parts that no key was written to, and is masked
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-SM90 = Platform(platform="cuda", arch="sm90", packages={"torch": "2.11", "triton": "3.7"})
+SM89 = Platform(platform="cuda", arch="sm89", packages={"torch": "2.11", "triton": "3.7"})
 OWN = {
     # the kernels are made for every side, not for the presets alone
     "groups": Packed("groups", Side(4, group=16), Side(3, group=32)),
@@ -41,7 +41,7 @@ def selected(registry: Registry, **changes: Any) -> Selection:
         "head_size": 32, "num_heads": 4, "num_kv_heads": 2, "block_size": 16, "dtype": "float16",
         "kv_dtype": "turboquant_4bit_nc", **changes,
     }  # fmt: skip
-    return evaluate(AttentionRequest(**request), SM90, registry, "TURBOQUANT")
+    return evaluate(AttentionRequest(**request), SM89, registry, "TURBOQUANT")
 
 
 def small(
@@ -69,7 +69,7 @@ def test_presets_compute_what_their_codes_stand_for(
     default: Registry, kv_dtype: str, head_size: int, size_v: int | None, features: set[str], lengths: str
 ) -> None:
     case = small(default, kv_dtype, head_size, size_v, features, lengths)
-    outcome = prove(case, evaluate(case.request, SM90, default, "TURBOQUANT"))
+    outcome = prove(case, evaluate(case.request, SM89, default, "TURBOQUANT"))
     assert outcome.problem is None
     assert 0 < outcome.share < 0.5
 
@@ -282,7 +282,7 @@ def test_what_the_format_cannot_hold_is_refused(default: Registry) -> None:
 
 
 def test_the_rows_claims_become_cases(default: Registry) -> None:
-    claims = Claims("TURBOQUANT", SM90, default)
+    claims = Claims("TURBOQUANT", SM89, default)
     cases = claims.cases("claims")
     assert {case.request.kv_dtype for case in cases} == set(packed_formats(default.vocabulary.words["kv_dtypes"]))
     assert {case.storage for case in cases} == {"NHD", "fused"}
@@ -291,7 +291,7 @@ def test_the_rows_claims_become_cases(default: Registry) -> None:
 
 def test_both_views_of_one_tensor_hold_a_cache(default: Registry) -> None:
     case = replace(small(default, "turboquant_3bit_nc", 32, None, set(), "decode"), storage="fused")
-    selection = evaluate(case.request, SM90, default, "TURBOQUANT")
+    selection = evaluate(case.request, SM89, default, "TURBOQUANT")
     trial = prepare(case, selection, torch.device("cpu"), causal=True)
     assert trial.cache is not None
     assert trial.cache.key.stride() == trial.cache.value.stride()
@@ -302,7 +302,7 @@ def test_both_views_of_one_tensor_hold_a_cache(default: Registry) -> None:
 def test_pages_that_do_not_begin_at_words_are_refused_in_any_call(default: Registry) -> None:
     """A GPU ends the process where a word is loaded from an address that is no multiple of it."""
     request = small(default, "turboquant_3bit_nc", 32, None, set(), "decode").request
-    layer = Attention.from_selection(evaluate(request, SM90, default, "TURBOQUANT"))
+    layer = Attention.from_selection(evaluate(request, SM89, default, "TURBOQUANT"))
     whole = layer.new_kv_cache(2, "cpu")
     table = torch.tensor([[0, 1]], dtype=torch.int32)
     batch = BatchMetadata.build([1], [20], device="cpu", block_table=table)

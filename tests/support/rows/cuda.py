@@ -117,8 +117,8 @@ CUDA: list[Row] = [
             )
         },
     ),
-    ("turboquant on Hopper", "sm90", {"kv_dtype": "turboquant_3bit_nc"}, "TURBOQUANT", {}),
-    ("turboquant on Blackwell", "sm100", {"kv_dtype": "turboquant_3bit_nc"}, "TURBOQUANT", {}),
+    ("turboquant on Hopper", "sm90", {"kv_dtype": "turboquant_3bit_nc"}, "TURBOQUANT/Hopper", {}),
+    ("turboquant on Blackwell", "sm100", {"kv_dtype": "turboquant_3bit_nc"}, "TURBOQUANT/Triton", {}),
     (
         "FlashAttention is not installed",
         "sm90 -flash-attn-3 -flash-attn-4 -kernels -vllm",

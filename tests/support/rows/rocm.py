@@ -135,7 +135,7 @@ ROCM: list[Row] = [
         "a turboquant cache goes to TURBOQUANT by the data of the others",
         "gfx942 +aiter +aiter_mha",
         {"kv_dtype": "turboquant_k8v4"},
-        "TURBOQUANT",
+        "TURBOQUANT/Triton",
         {
             "ROCM_ATTN": ("kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2"),
             "ROCM_AITER_FA": "kv_dtype is turboquant_k8v4; supported: auto, float16, bfloat16, fp8, fp8_e4m3",

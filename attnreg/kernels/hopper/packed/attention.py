@@ -1,0 +1,26 @@
+"""TURBOQUANT/Hopper: attention over a packed KV cache, of which a kernel for SM 9.0 computes few queries.
+
+That is over codes of 4 bits, and over keys of 8 with values of 4. Other launches are those of TURBOQUANT/Triton, whose
+kernel stores keys and values too: a cache is the same for both.
+"""
+
+from __future__ import annotations
+
+from attnreg.kernels.hopper.packed.plans import HopperPackedPlan
+from attnreg.kernels.hopper.target import require
+from attnreg.kernels.turboquant.attention import CAPTURABLE, TurboquantPlan, forward, kv_cache_shape, write_kv
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata
+
+__all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
+
+
+def plan(spec: AttentionSpec, batch: BatchMetadata) -> HopperTurboquantPlan:
+    """The launches for a batch. Raises `SpecError` for another GPU, and as TURBOQUANT does."""
+    require(batch.query_start_loc.device)
+    return HopperTurboquantPlan(spec, batch)
+
+
+class HopperTurboquantPlan(TurboquantPlan):
+    """A plan of TURBOQUANT, whose launches of few queries go to the kernel for SM 9.0."""
+
+    planned = HopperPackedPlan

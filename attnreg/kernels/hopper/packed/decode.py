@@ -1,0 +1,339 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
+# ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
+"""The attention kernel for few queries over a packed cache, in Gluon: `attnreg.kernels.hopper.decode` for codes.
+
+A program computes the rows of a request and a KV head over a share of its keys; each of its warps walks keys of its
+own. The scales of keys are factors of scores, those of values factors of weights, which become float16 as parts of a
+power of 2 that no scale so far is twice as large as. Zeros of uniform values are summed apart.
+
+Arguments in capitals are constants.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from attnreg.kernels.hopper.decode import PAGE, WARPS, blocks, finish, lane_sums, scale_of
+from attnreg.kernels.hopper.decode import load_queries as load_queries_of_8_bits
+from attnreg.kernels.hopper.packed.operands import (
+    keys_layout,
+    keys_operands,
+    load_queries,
+    numbers,
+    numbers_layout,
+    value_column,
+    values_layout,
+    values_operands,
+)
+from attnreg.kernels.triton.layout import UNIT
+from attnreg.kernels.triton.softmax import LOWEST
+
+# the bits of 1.0, of the least scale, and of the exponent of a float32
+_ONE, _LEAST, _EXPONENT = gl.constexpr(0x3F800000), gl.constexpr(2.0**-24), gl.constexpr(0x7F800000)
+
+
+class PackedDecode(NamedTuple):
+    """The constants of the kernel.
+
+    rows: of a tile, a power of 2: ``group`` query heads of each query. size: the columns of a head's codes. unrotated:
+    the elements of queries that are to be rotated, else 0. pages: that a warp loads at once. late: loads wait for the
+    registers of what was loaded before. key_bits: 8 (float8_e4m3fn) or 4. levels: values are levels as keys are, else
+    uniform. inner, outer: the bits of the coefficients of levels, and unit their factor. left, right: the keys that a
+    row sees before its own and after it, -1: all. The others are strides: of queries and outputs, in bytes of the
+    cache's blocks, of sinks.
+    """
+
+    kv_heads: int
+    group: int
+    rows: int
+    size: int
+    unrotated: int
+    block_size: int
+    pages: int
+    late: bool
+    key_bits: int
+    levels: bool
+    inner: int
+    outer: int
+    unit: float
+    left: int
+    right: int
+    softcap: bool
+    split: bool
+    q_token: int
+    q_head: int
+    out_token: int
+    out_head: int
+    k_block: int
+    v_block: int
+    sink: int
+
+
+@gluon.jit
+def _load_words(ptr, pages, WORDS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Returns the words of the codes of pages [WARPS, pages, PAGE, WORDS]; pages: the word that each begins at."""
+    PAGES: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))
+    t = gl.arange(0, PAGE, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))
+    x = gl.arange(0, WORDS, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))))
+    begin = gl.convert_layout(pages, PAGES)
+    return gl.load(ptr + begin[:, :, None, None] + t[None, None, :, None] * WORDS + x[None, None, None, :])
+
+
+@gluon.jit
+def _load_numbers(ptr, pages, LAYOUT: gl.constexpr):
+    """Returns float16 numbers of the keys of pages [WARPS, pages, PAGE // 2], two to a word."""
+    t = gl.arange(0, PAGE // 2, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
+    begin = gl.convert_layout(pages, gl.SliceLayout(2, LAYOUT))
+    return gl.load(ptr + begin[:, :, None] + t[None, None, :])
+
+
+@gluon.jit
+def _load_keys(ptr, block, row, C: gl.constexpr):
+    """Returns the words of pages of keys, and their scales where they have some."""
+    WORDS: gl.constexpr = C.size * C.key_bits // 32
+    words = _load_words(ptr, block * (C.k_block // 4) + row * WORDS, WORDS, keys_layout(WORDS, C.pages))
+    scales = words
+    if C.key_bits == 4:
+        first = block * (C.k_block // 4) + row // 2 + C.block_size * WORDS
+        scales = _load_numbers(ptr, first, numbers_layout(C.pages))
+    return words, scales
+
+
+@gluon.jit
+def _load_values(ptr, block, row, C: gl.constexpr):
+    """Returns the words of pages of values, their scales, and their zeros where they have some."""
+    WORDS: gl.constexpr = C.size // 8
+    words = _load_words(ptr, block * (C.v_block // 4) + row * WORDS, WORDS, values_layout(WORDS, C.pages, False))
+    first = block * (C.v_block // 4) + row // 2 + C.block_size * WORDS
+    scales = _load_numbers(ptr, first, numbers_layout(C.pages))
+    zeros = scales
+    if not C.levels:
+        zeros = _load_numbers(ptr + C.block_size // 2, first, numbers_layout(C.pages))
+    return words, scales, zeros
+
+
+@gluon.jit
+def _bounds(kv_len, context, C: gl.constexpr):
+    """Returns the first key that some row sees, and where those that all rows see begin and end."""
+    start = 0
+    whole_from = 0
+    whole_to = kv_len
+    if C.left >= 0:
+        start = gl.maximum(context - C.left, 0)
+        whole_from = kv_len - 1 - C.left
+    if C.right >= 0:
+        whole_to = gl.minimum(kv_len, context + (C.right + 1))
+    return start, whole_from, whole_to
+
+
+@gluon.jit
+def _seen(s, key, begin, end, C: gl.constexpr):
+    """Returns scores [WARPS, keys, rows] with -inf for keys outside the rows' [begin, end); key: [WARPS, keys]."""
+    visible = key[:, :, None] < end[None, None, :]
+    if C.left >= 0:
+        visible = visible & (key[:, :, None] >= begin[None, None, :])
+    return gl.where(visible, s, float("-inf"))
+
+
+@gluon.jit
+def _scores(k, k_scale, q, scale, softcap, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the scores [WARPS, keys, rows] of keys, as exponents of 2."""
+    KEYS: gl.constexpr = C.pages * PAGE
+    ROWS: gl.constexpr = C.rows
+    s = gl.zeros([WARPS, KEYS, ROWS], gl.float32, LAYOUT)
+    operands = keys_operands(k, LAYOUT, C)
+    for i in gl.static_range(4):
+        s = mma_v2(operands[i], q[i], s)
+    if C.key_bits == 4:  # noqa: SIM108 (the compiler decides)
+        s = s * (numbers(k_scale, LAYOUT, C) * scale)[:, :, None]
+    else:
+        s = s * scale
+    if C.softcap:
+        # tanh(x) = 1 - 2 / (exp(2x) + 1)
+        s = softcap * (1.0 - 2.0 / (gl.exp2(s * 2.0) + 1.0))
+    return s
+
+
+@gluon.jit
+def _parts_of_largest(scales, largest):
+    """Returns scales [WARPS, keys] as parts of a power of 2, that power, and the former one as a part of it.
+
+    No scale so far is twice as large as the power [WARPS]. Quotients of powers are differences of their bits.
+    """
+    most = gl.maximum(largest, gl.max(scales, 1)).to(gl.int32, bitcast=True) & _EXPONENT
+    fewer = (largest.to(gl.int32, bitcast=True) - most + _ONE).to(gl.float32, bitcast=True)
+    inverse = (2 * _ONE - most).to(gl.float32, bitcast=True)
+    return scales * inverse[:, None], most.to(gl.float32, bitcast=True), fewer
+
+
+@gluon.jit
+def _weighted(zeros, p, weights, parts, largest):
+    """Returns the weighted zeros of values [WARPS, keys, rows].
+
+    The weight of a value's code is rounded. Where the value is near 0, code and zero cancel, and the error stays: so
+    the zero takes part in it, as far as a code may cancel it.
+    """
+    inverse = gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [parts], dtype=gl.float32, is_pure=True, pack=1
+    )
+    # the minimum of a number and of NaN, which is 0 / 0, is the number
+    cancelled = gl.minimum(gl.maximum(zeros * inverse, (largest * -15.0)[:, None]), 0.0)
+    rest = zeros - parts * cancelled
+    return p * rest[:, :, None] + weights.to(gl.float32) * cancelled[:, :, None]
+
+
+@gluon.jit
+def _in_units(acc, largest, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the sums of values, of those of codes that were weighted with parts of the largest scale."""
+    units = gl.convert_layout(largest, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None, None]
+    sums = ()
+    for i in gl.static_range(len(acc)):
+        # the lower and the upper nibble of a byte as float16 numbers
+        sums = sums + (acc[i] * (units * (C.unit if C.levels else (2.0**20 if i % 2 else 2.0**24))),)
+    return sums
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "num_reqs", "min_query_len", "max_query_len", "slots", "num_ranges", "min_split", "head_size",
+        "programs_at_once", "stride_table", "stride_ranges", "stride_range", "stride_tree", "stride_lse",
+        "stride_key_head", "stride_value_head", "softmax_scale", "softcap",
+    ],
+    do_not_specialize_on_alignment=[
+        "lse_ptr", "partial_ptr", "partial_lse_ptr", "query_start_loc_ptr", "key_start_loc_ptr", "seq_lens_ptr",
+        "causal_ptr", "block_table_ptr", "ranges_ptr", "tree_ptr", "sinks_ptr", "slopes_ptr", "q_scale_ptr",
+        "k_scale_ptr", "v_scale_ptr", "out_scale_ptr",
+    ],
+)  # fmt: skip
+def packed_decode_kernel(
+    query_ptr, key_ptr, value_ptr, output_ptr, lse_ptr, sinks_ptr, slopes_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr,
+    out_scale_ptr, query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, causal_ptr, block_table_ptr, ranges_ptr,
+    tree_ptr, partial_ptr, partial_lse_ptr,
+    num_reqs, min_query_len, max_query_len, slots, num_ranges, min_split, head_size, programs_at_once,
+    stride_table: gl.int64, stride_ranges, stride_range, stride_tree, stride_lse: gl.int64, stride_key_head,
+    stride_value_head, softmax_scale, softcap, C: gl.constexpr,
+):  # fmt: skip
+    """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
+
+    Grid: (num_reqs * kv_heads, splits). The arguments are those of TRITON_ATTN's `_attention_kernel`, some unused.
+    """
+    if C.split:
+        # the merge is set up meanwhile, and waits for the parts itself
+        gdc_launch_dependents()
+    KEYS: gl.constexpr = C.pages * PAGE
+    STEP: gl.constexpr = WARPS * KEYS
+    ROWS: gl.constexpr = C.rows
+    SLABS: gl.constexpr = C.size // 16
+    LS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    LB: gl.constexpr = gl.DotOperandLayout(1, LS, 2)
+    LVP: gl.constexpr = values_layout(C.size // 8, C.pages, True)
+    LT: gl.constexpr = gl.BlockedLayout([1, C.pages], [1, 32], [WARPS, 1], [1, 0])
+    req = gl.program_id(0) // C.kv_heads
+    kv_head = gl.program_id(0) % C.kv_heads
+    first_token = gl.load(query_start_loc_ptr + req)
+    query_len = gl.load(query_start_loc_ptr + req + 1) - first_token
+    if (query_len < min_query_len) | (query_len > max_query_len):
+        return
+    kv_len = gl.load(seq_lens_ptr + req)
+    context = kv_len - query_len
+    start, whole_from, whole_to = _bounds(kv_len, context, C)
+    first_page = start // PAGE
+    steps = (kv_len - first_page * PAGE + STEP - 1) // STEP
+    share = gl.maximum((steps + gl.num_programs(1) - 1) // gl.num_programs(1), (min_split + STEP - 1) // STEP)
+    first = gl.program_id(1) * share
+    last = gl.minimum(first + share, steps)
+
+    scale, softcap = scale_of(softmax_scale, softcap, None, kv_head, C)
+    if C.key_bits == 4:
+        q = load_queries(query_ptr, first_token, query_len, kv_head, LS, C)
+        scale *= C.unit
+    else:
+        q = load_queries_of_8_bits(query_ptr, first_token, query_len, kv_head, LB, C)
+
+    # the rows' keys [begin, end) and the keys of a step, where scores are
+    LR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LS))
+    position = context + gl.arange(0, ROWS, LR) // C.group
+    begin = position * 0
+    end = position * 0 + kv_len
+    if C.right >= 0:
+        end = gl.minimum(end, position + (C.right + 1))
+    if C.left >= 0:
+        begin = gl.maximum(position - C.left, 0)
+    k_w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
+    k_t = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, LS)))
+    # a page's even keys come before its odd ones
+    k_t = k_t // PAGE * PAGE + k_t % 8 * 2 + k_t // 8 % 2
+    offs_n = k_w[:, None] * KEYS + k_t[None, :]
+
+    row_max = gl.full([WARPS, ROWS], LOWEST, gl.float32, gl.SliceLayout(1, LS))
+    row_sum = lane_sums(gl.zeros([WARPS, KEYS, ROWS], gl.float32, LS), C)
+    row_zero = row_sum
+    LL: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
+    # what the scales of values are parts of
+    largest = gl.full([WARPS], _LEAST, gl.float32, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
+    acc = ()
+    for _ in gl.static_range(SLABS):
+        acc = acc + (gl.zeros([WARPS, 16, ROWS], gl.float32, LS),)
+
+    table_ptr = block_table_ptr + req.to(gl.int64) * stride_table
+    k_ptr = key_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + kv_head.to(gl.int64) * stride_key_head * (UNIT // 4)
+    v_ptr = value_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
+    v_ptr += kv_head.to(gl.int64) * stride_value_head * (UNIT // 4)
+    last_page = (kv_len + PAGE - 1) // PAGE
+    PAGES: gl.constexpr = WARPS * C.pages
+    if first < last:
+        page = first_page + first * PAGES
+        block, at = blocks(table_ptr, page, last_page, LT, C)
+        next_k = _load_keys(k_ptr, block, at, C)
+        next_v = _load_values(v_ptr, block, at, C)
+        block, at = blocks(table_ptr, page + PAGES, last_page, LT, C)
+        for step in range(first, last):
+            k, k_scale = next_k
+            v, v_scale, v_zero = next_v
+            # the next step's keys and values are on their way meanwhile, and the blocks of the one after it
+            if not C.late:
+                next_k = _load_keys(k_ptr, block, at, C)
+                next_v = _load_values(v_ptr, block, at, C)
+            page = first_page + step * PAGES
+            s = _scores(k, k_scale, q, scale, softcap, LS, C)
+            if C.late:
+                next_k = _load_keys(k_ptr, block, at, C)
+            parts = numbers(v_scale, LS, C)
+            zeros = numbers(v_zero, LS, C)
+            key = page * PAGE
+            if (key < whole_from) | (key + STEP > whole_to):
+                s = _seen(s, key + offs_n, begin, end, C)
+                # memory that holds no key may hold NaN, and a weight of 0 times NaN is NaN
+                exist = (key + offs_n >= start) & (key + offs_n < kv_len)
+                parts = gl.where(exist, parts, 0.0)
+                zeros = gl.where(exist, zeros, 0.0)
+            new_max = gl.maximum(row_max, gl.max(s, 1))
+            p = gl.exp2(s - new_max[:, None, :])
+            alpha = gl.exp2(row_max - new_max)
+            row_max = new_max
+            alpha_l = gl.convert_layout(alpha, LL)[:, None, :]
+            row_sum = row_sum * alpha_l + lane_sums(p, C)
+            parts, largest, fewer = _parts_of_largest(parts, largest)
+            alpha = alpha * gl.convert_layout(fewer, gl.SliceLayout(1, gl.SliceLayout(1, LS)))[:, None]
+            weights = (p * parts[:, :, None]).to(gl.float16)
+            if not C.levels:
+                row_zero = row_zero * alpha_l + lane_sums(_weighted(zeros, p, weights, parts, largest), C)
+            weights = gl.convert_layout(weights, LB)
+            operands = values_operands(gl.convert_layout(v, LVP), LS, C)
+            added = ()
+            for i in gl.static_range(SLABS):
+                added = added + (mma_v2(operands[i], weights, acc[i] * alpha[:, None, :]),)
+            acc = added
+            if C.late:
+                next_v = _load_values(v_ptr, block, at, C)
+            block, at = blocks(table_ptr, page + 2 * PAGES, last_page, LT, C)
+
+    column = value_column(gl.arange(0, 16, gl.SliceLayout(1, gl.SliceLayout(0, LS))), C)
+    finish(
+        _in_units(acc, largest, LS, C), row_max, row_sum, None if C.levels else row_zero, column, req,
+        first_token, query_len, kv_head, output_ptr, lse_ptr, sinks_ptr, None, partial_ptr, partial_lse_ptr, slots,
+        stride_lse, LS, C,
+    )  # fmt: skip

@@ -1,0 +1,224 @@
+# mypy: disable-error-code="import-untyped"
+"""Plans of attention over packed codes on SM 9.0: few queries go to the kernel in `decode`, others to TRITON_ATTN's."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from attnreg.kernels.hopper.decode import PAGE, WARPS
+from attnreg.kernels.hopper.decode_plans import cut, either, launch_of, rows_of, walked
+from attnreg.kernels.hopper.packed.decode import PackedDecode, packed_decode_kernel
+from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.layout import GIVEN, packed_strides
+from attnreg.kernels.triton.plans import ALIKE, HEADS, NAMES, AttentionPlan, bound_launches
+from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
+from attnreg.kernels.triton.splits import Run
+from attnreg.kernels.triton.target import target_of
+from attnreg.kernels.turboquant.rotations import rotate
+from attnreg.language.packed import Packed
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata
+from attnreg.runtime.lengths import LONGEST, content, queries_of
+from attnreg.runtime.turboquant.codebooks import codebook
+
+# what the kernel computes
+COMPUTED = frozenset(
+    ["asymmetric_window", "batch_invariant", "causal_by_request", "kv_connector", "lse", "non_causal", "sinks",
+     "sliding_window", "softcap"]
+)  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """How a program walks keys.
+
+    pages: that a warp loads at once. programs: for so many of a multiprocessor keys are split. late: loads wait for the
+    registers of what was loaded before. registers: the most of a thread, None: as many as the compiler takes.
+    """
+
+    pages: int
+    programs: int
+    late: bool = False
+    registers: int | None = None
+
+
+# by the kind of a format, the columns and the rows
+SHAPES = {
+    "uniform": {(64, 8): Shape(2, 4), (64, 16): Shape(2, 3), (128, 8): Shape(2, 3), (128, 16): Shape(1, 2)},
+    "eights": {
+        (64, 8): Shape(2, 4), (64, 16): Shape(2, 3, registers=168), (128, 8): Shape(2, 3, registers=168),
+        (128, 16): Shape(1, 2),
+    },
+    "levels": {
+        (64, 8): Shape(2, 4), (64, 16): Shape(2, 3), (128, 8): Shape(2, 3, late=True, registers=168),
+        (128, 16): Shape(1, 2),
+    },
+}  # fmt: skip
+_BITS = 4
+
+_DECODE = Kernel(packed_decode_kernel, NAMES, HEADS)
+
+
+def kind_of(packed: Packed) -> str | None:
+    """The kind of a format that the kernel reads, a key of `SHAPES`; None of one that it does not."""
+    keys, values = packed.keys, packed.values
+    if values.bits != _BITS or values.group or keys.bits not in (_BITS, 8):
+        return None
+    if keys.code == "fp8":
+        return "eights" if values.code == "uniform" else None
+    return values.code if keys.code == "levels" else None
+
+
+@functools.cache
+def polynomial(columns: int) -> tuple[int, int, float]:
+    """The levels of codes as ``unit * x * ((x**2 + inner)**2 + outer)``, for x = (code - 7.5) / 16.
+
+    inner and outer are the bits of float16; the unit is that of the least squares beside the levels of the codebook.
+    """
+    book = codebook(_BITS, columns)
+    linear, cubic, fifth = book.coefficients
+    # (2 * code - 15) is 32 x
+    inner = _rounded(cubic / fifth / 2**11)
+    outer = _rounded(linear / fifth / 2**20 - inner**2)
+    x = [(code - 7.5) / 16 for code in range(2**_BITS)]
+    shape = [y * ((y * y + inner) ** 2 + outer) for y in x]
+    unit = sum(a * b for a, b in zip(shape, book.levels, strict=True)) / sum(a * a for a in shape)
+    return _bits(inner), _bits(outer), unit
+
+
+def _bits(x: float) -> int:
+    return int.from_bytes(struct.pack("<e", x), "little")
+
+
+def _rounded(x: float) -> float:
+    number: float = struct.unpack("<e", struct.pack("<e", x))[0]
+    return number
+
+
+class _Code(NamedTuple):
+    """The facts that the kernel's code depends on, apart from strides and optional tensors."""
+
+    spec: AttentionSpec
+    kind: str
+    rows: int
+    shape: Shape
+    unrotated: int
+    sides: tuple[int, int]
+    split: bool
+
+    @property
+    def options(self) -> Mapping[str, int]:
+        most = {} if self.shape.registers is None else {"maxnreg": self.shape.registers}
+        return {"num_warps": WARPS.value} | most
+
+    def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
+        query, output, keys, values, _, _, sinks, *_ = key
+        spec, rotated = self.spec, self.kind != "eights"
+        inner, outer, unit = polynomial(spec.head_size) if rotated else (0, 0, 1.0)
+        left, right = (min(side, LONGEST) for side in self.sides)
+        return {
+            "C": PackedDecode(
+                kv_heads=spec.num_kv_heads,
+                group=spec.num_heads // spec.num_kv_heads,
+                rows=self.rows,
+                size=spec.head_size,
+                unrotated=self.unrotated,
+                block_size=spec.block_size or 0,
+                pages=self.shape.pages,
+                late=self.shape.late,
+                key_bits=_BITS if rotated else 8,
+                levels=self.kind == "levels",
+                inner=inner,
+                outer=outer,
+                unit=unit,
+                left=left,
+                right=right,
+                softcap=bool(spec.softcap),
+                split=self.split,
+                q_token=query[0],
+                q_head=query[1],
+                out_token=output[0],
+                out_head=output[1],
+                k_block=keys[0],
+                v_block=values[0],
+                sink=sinks[0] if sinks else 1,
+            )
+        }
+
+
+class HopperPackedPlan(AttentionPlan):
+    """A plan of attention over packed codes, whose launches of few queries go to the kernel for SM 9.0.
+
+    Where all do, the kernel rotates the queries, but for a batch_invariant layer: what else is in a batch must not
+    change how.
+    """
+
+    # in place of what is chosen, for measurements
+    splits: int | None = None
+    shape: Shape | None = None
+
+    def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, unrotated: int = 0) -> None:
+        super().__init__(spec, batch, unrotated=unrotated)
+        self.spec, self.causal, self.starts, self.unrotated = spec, batch.causal, batch.query_start_loc_cpu, unrotated
+        # launches for lengths up to the same multiple are shared
+        self.max_seq_len = -(-batch.max_seq_len // ALIKE) * ALIKE
+        own = all(self._shape_of(planned.chosen) for planned in self.launches)
+        self._turns = own and unrotated > 0 and not self.rotates and "batch_invariant" not in spec.features
+        self.rotates = self.rotates or self._turns
+
+    def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
+        runs = [self._turned(run) if self._turns else run for run in super()._bind(tensors)]
+        for i, planned in enumerate(self.launches):
+            own = self._own(planned.chosen, tensors)
+            if own is not None:
+                runs[i] = either(own, runs[i])
+        return runs
+
+    def _turned(self, portable: Run) -> Run:
+        """Runs a launch that takes rotated queries."""
+
+        def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
+            query, *others = call
+            turned = query.new_empty(*query.shape[:2], self.spec.head_size)
+            rotate(query, turned, batch[0], self.unrotated, self.spec.head_size, back=False)
+            portable((turned, *others), batch, varying)
+
+        return run
+
+    def _shape_of(self, launch: Launch) -> Shape | None:
+        """The shape with which the kernel computes a launch; None where it does not."""
+        spec, packed = self.spec, self.spec.packed
+        if (
+            launch.max_query_len > SHORT_QUERIES or not isinstance(self.causal, bool) or not spec.features <= COMPUTED
+            or packed is None or spec.head_size != spec.head_size_v
+        ):  # fmt: skip
+            return None
+        found = SHAPES.get(kind_of(packed) or "", {}).get((spec.head_size, rows_of(spec, launch)))
+        return found and (self.shape or found)
+
+    def _own(self, launch: Launch, tensors: Sequence[Any]) -> Run | None:
+        """What runs a launch by the kernel for SM 9.0, None where it does not."""
+        query, key, value, *_ = tensors
+        spec, shape = self.spec, self._shape_of(launch)
+        if shape is None or not all(_walked(x) for x in (key, value)):
+            return None
+        assert isinstance(self.causal, bool)
+        assert spec.packed is not None
+        rows, kind = rows_of(spec, launch), kind_of(spec.packed)
+        assert kind is not None
+        step, capacity = WARPS.value * PAGE.value * shape.pages, target_of(query.device).num_sms * shape.programs
+        queries = queries_of(content(self.starts)).each
+        chosen = cut(spec, self.causal, launch, queries, self.max_seq_len, rows, step, capacity, self.splits)
+        unrotated = self.unrotated if self.rotates else 0
+        code = _Code(spec, kind, rows, shape, unrotated, spec.sides(self.causal), chosen.splits > 1)
+        planned = launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
+        return bound_launches([planned], self._numbers, *tensors)[0]
+
+
+def _walked(pages: torch.Tensor) -> bool:
+    """Whether the words of pages [num_blocks, num_kv_heads, page] are loaded by 16 bytes."""
+    (_, head, _), _ = packed_strides(pages.stride())
+    return head == GIVEN.value and walked(pages.shape, pages.stride())

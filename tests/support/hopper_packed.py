@@ -1,0 +1,90 @@
+"""The kernel of TURBOQUANT for SM 9.0, compiled as its plans would launch it, on a machine without a GPU.
+
+It is imported by a process that compiles alone (compiler.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from attnreg.conformance.proof import attend
+from attnreg.kernels.hopper.packed import attention as hopper_turboquant
+from attnreg.kernels.hopper.packed import plans as packed_plans
+from attnreg.kernels.triton import plans
+from attnreg.kernels.triton.launch import Bound
+from attnreg.kernels.turboquant import store as storing
+from support.hopper_attn import CompiledDecode, on_hopper, used_by
+from support.kernel_trials import Case, trial_of
+
+PLACES = [(hopper_turboquant, "require"), (packed_plans, "target_of"), (storing, "target_of")]
+TOKENS = Case(
+    [1] * 8, [3000] * 8, heads=(32, 8), head_size=128, dtype=torch.bfloat16, kv_dtype="turboquant_4bit_nc"
+)  # fmt: skip
+DECODES = {
+    "4bit_nc": TOKENS,
+    "4bit_nc, 16 rows": replace(TOKENS, queries=[4] * 8, block_size=64),
+    "k8v4, window, sinks": replace(TOKENS, kv_dtype="turboquant_k8v4", window=100, features=frozenset({"sinks"})),
+    "4bit_ub of 80, softcap": replace(TOKENS, kv_dtype="turboquant_4bit_ub", head_size=80, softcap=20.0),
+    "heads of 64": replace(TOKENS, head_size=64),
+    "k8v4, heads of 64, 16 rows": replace(TOKENS, kv_dtype="turboquant_k8v4", head_size=64, queries=[4] * 8),
+    "4bit_ls, heads of 64": replace(TOKENS, kv_dtype="turboquant_4bit_ls", head_size=64),
+}
+
+
+def compiled_decode(name: str) -> CompiledDecode:
+    """What the kernel uses that a case of `DECODES` launches."""
+    kernels = packed_plans._DECODE
+    kernels._variants.clear()
+    plans._launches.cache_clear()
+    with on_hopper(PLACES):
+        trial = trial_of(DECODES[name], "cpu", module=hopper_turboquant)
+        attend(trial, trial.batch, trial.query)
+    return used_by(kernels)
+
+
+def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any]) -> tuple[list[tuple[int, int, int]], bool]:
+    """The rows, the splits and the unrotated elements of each launch of the kernel in a batch of such lengths, and
+    whether launches rotate queries."""
+    seen: list[tuple[int, int, int]] = []
+    launch_of = packed_plans.launch_of
+
+    def recorded(spec: Any, chosen: Any, requests: int, variant: Any, device: Any) -> Any:
+        seen.append((variant.code.rows, chosen.splits, variant.code.unrotated))
+        return launch_of(spec, chosen, requests, variant, device)
+
+    plans._launches.cache_clear()
+    packed_plans.launch_of = recorded
+    try:
+        with on_hopper(PLACES):
+            trial = trial_of(replace(TOKENS, queries=queries, keys=keys, **facts), "cpu", module=hopper_turboquant)
+            plan = trial.layer.plan(trial.batch).attention
+            plan._bind((trial.query, *trial.cache, trial.query, *[None] * 7))
+    finally:
+        packed_plans.launch_of = launch_of
+    return seen, plan.rotates
+
+
+def launched_at(offset: int) -> list[str]:
+    """The kernels that many tokens launch whose queries begin so many bytes past a multiple of 16."""
+    names: list[str] = []
+
+    def record(bound: Any, *_: Any) -> None:
+        names.append(bound.variant.function.__name__)
+
+    plans._launches.cache_clear()
+    launching = Bound.launch
+    Bound.launch = record  # type: ignore[assignment, method-assign]
+    try:
+        with on_hopper(PLACES):
+            trial = trial_of(replace(TOKENS, queries=[1] * 70, keys=[90] * 70), "cpu", module=hopper_turboquant)
+            memory = torch.zeros(trial.query.numel() + 8, dtype=trial.query.dtype)
+            first = (offset - memory.data_ptr()) % 16 // 2
+            query = memory[first : first + trial.query.numel()].view(trial.query.shape)
+            names.clear()
+            attend(trial, trial.batch, query)
+    finally:
+        Bound.launch = launching  # type: ignore[method-assign]
+    return [name for name in names if name not in ("_store_kernel", "_merge_splits_kernel")]
