@@ -111,7 +111,8 @@ def _beside(facets: dict[str, Facet], registries: tuple[Registry, ...]) -> list[
 
 def _linked(registries: tuple[Registry, ...], matchers: dict[str, list[Matcher]]) -> set[str]:
     """Add to each facet the matchers of those that are taken from it. Returns the facets that name a backend."""
-    copies = {
+    # in the order of the data, which is that of the classes
+    copies = dict.fromkeys(
         (value, source, name)
         for registry in registries
         for name, value in (
@@ -120,7 +121,7 @@ def _linked(registries: tuple[Registry, ...], matchers: dict[str, list[Matcher]]
         )
         if isinstance(value, From | Computed)
         for source in value.facets
-    }
+    )
     exact = {NAMED}
     # a copy may be copied again
     for _ in copies:

@@ -70,6 +70,7 @@ MADE_UP: list[tuple[str, Callable[[list[dict[str, Any]]], Any], str]] = [
     ),
     ("few turns", lambda ls: [ls.remove(x) for x in [y for y in ls if "us" in y][:2]], "2 turns; 3 are the least"),
     ("no time", lambda ls: ls[2].update(us=[0.0]), "times in microseconds, all above 0"),
+    ("a time that no float holds", lambda ls: ls[2].update(us=[10**400]), "times in microseconds, all above 0"),
     ("a text", lambda ls: ls[2].update(us=["1"]), "times in microseconds"),
     ("infinity", lambda ls: ls[2].update(us=[float("inf")]), "times in microseconds"),
     ("too fast", lambda ls: ls[1]["cell"].update(requests=4096, context=10**6), "no machine moves its bytes"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
@@ -25,6 +25,12 @@ from attnreg.selection.wording import request_words
 if TYPE_CHECKING:
     from attnreg.registry import Registry
 
+
+def _is_positive(n: Any) -> bool:
+    """Whether a number is above 0, and a float can hold it."""
+    return type(n) in (int, float) and 0 < n <= sys.float_info.max
+
+
 FORMAT = 1
 MAX_BYTES = 64 << 20
 MACHINE = ("platform", "arch", "device", "packages")
@@ -37,7 +43,7 @@ NUMBERED: Mapping[str, Callable[[Any], bool]] = {
     "asymmetric_window": lambda n: isinstance(n, list) and len(n) == 2 and all(type(s) is int and s >= -1 for s in n),
     "chunk": lambda n: type(n) is int and n > 0,
     "sliding_window": lambda n: type(n) is int and n > 0,
-    "softcap": lambda n: type(n) in (int, float) and math.isfinite(n) and n > 0,
+    "softcap": _is_positive,
 }
 # those of them that bound the keys that a query sees
 _BOUNDS = frozenset({"asymmetric_window", "chunk", "sliding_window"})
@@ -173,7 +179,7 @@ class Samples:
             raise ValueError("a line says `of` which cell and `backend` it is")
         if kind == "us":
             times = _typed(line[kind], list, "a turn")
-            if not times or not all(type(t) in (int, float) and math.isfinite(t) and t > 0 for t in times):
+            if not times or not all(map(_is_positive, times)):
                 raise ValueError("a turn has times in microseconds, all above 0")
             self.turns.setdefault((index, backend), []).append([float(t) for t in times])
         elif kind == "problem":
