@@ -63,7 +63,10 @@ class HopperPlan(TritonPlan):
         # the rows of widened keys, and whether one launch computes all requests
         self.rows, self.mixed = 0, False
         many = self.launches[-1].chosen if self.launches else None
-        if self._paged and isinstance(batch.causal, bool) and many is not None and many.max_query_len > SHORT_QUERIES:
+        if (
+            self._paged and isinstance(batch.causal, bool) and spec.features <= COMPUTED
+            and many is not None and many.max_query_len > SHORT_QUERIES
+        ):  # fmt: skip
             lengths = queries_of(content(self.starts)).each, memoryview(content(batch.seq_lens_cpu)).cast("i").tolist()
             if spec.cache_dtype in FORMATS:
                 self.rows = rows_for(spec, batch.causal, many, *lengths)
@@ -114,8 +117,8 @@ class HopperPlan(TritonPlan):
         return None if few is None else bound_launches([few], self._numbers, *tensors)[0]
 
     def _prompts(self, launch: Launch, tensors: Sequence[Any], *, mixed: bool = False) -> Prompts | None:
-        if not isinstance(self.causal, bool) or not self.spec.features <= COMPUTED:
-            return None
+        """The kernel for prompts for a launch of a layer that this package computes, None where it cannot run."""
+        assert isinstance(self.causal, bool)
         return prompts_of(self.spec, self.causal, launch, self._numbers, tensors, {"mixed": mixed, **self.changes})
 
 

@@ -9,12 +9,15 @@ import torch
 from support.compiler import Compiler
 from torch import Tensor
 
+from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import attention as hopper_attn
 from attnreg.kernels.hopper.prompts.plans import SIZES, Prompts, code_of, mixes, rows_of, spacing
+from attnreg.kernels.hopper.prompts.widened import MOST_MEMORY
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Config
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError
+from attnreg.selection.selector import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,12 @@ def test_few_queries_are_computed_beside_prompts(
         facts |= {"sliding_window": window, "features": frozenset({"sliding_window"})}
     layer = spec(**{"num_heads": 32, "num_kv_heads": 8, **facts})
     assert mixes(layer, True, MANY, queries, keys, 132) is mixed
+
+
+def test_the_row_states_the_memory_of_widened_keys(default: Registry) -> None:
+    request = AttentionRequest(head_size=128, num_heads=8, num_kv_heads=2, block_size=16, kv_dtype="fp8")
+    chosen = evaluate(request, Platform(platform="cuda", arch="sm90"), default, "HOPPER_ATTN")
+    assert [(x.kind, x.value) for x in chosen.consequences] == [("workspace", MOST_MEMORY)]
 
 
 def test_another_target_is_refused_before_anything_is_compiled() -> None:

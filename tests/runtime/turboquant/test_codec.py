@@ -170,3 +170,20 @@ def test_rows_without_numbers_are_marked(side: Side) -> None:
 def test_equal_elements_are_exact_in_uniform_codes() -> None:
     rows = torch.full((3, 32), 0.5, dtype=torch.float64)
     assert torch.equal(stored(Side(4), rows), rows)
+
+
+def test_a_number_between_two_codes_may_become_either() -> None:
+    """With a scale by norm the two are not equally near: more error is allowed of such rows, and of no others."""
+    side = Side(4, "hadamard", "norm")
+    rows = unit_rows(2, 128)
+    threshold = float(codebook(4, 128).thresholds[-1])
+    unit = codec.rotated(rows, 128)
+    # the first row's largest number is put on the last threshold, in units of the row's root mean square
+    at = int(unit[0].argmax())
+    rest = unit[0].clone()
+    rest[at] = 0.0
+    unit[0] = rest
+    unit[0, at] = threshold * (rest.square().sum() / (128 - threshold**2)).sqrt()
+    allowed = codec.undecided(side, codec.unrotated(unit, 128))
+    assert allowed[0] > 0
+    assert allowed[1] == 0

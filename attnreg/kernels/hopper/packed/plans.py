@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     registers: int | None = None
 
 
-# by the kind of a format, the columns and the rows
+# by the kind of a format, the columns and the rows. On an H200 8 rows of 128 columns were timed, "uniform" and "eights"
 SHAPES = {
     "uniform": {(64, 8): Shape(2, 4), (64, 16): Shape(2, 3), (128, 8): Shape(2, 3), (128, 16): Shape(1, 2)},
     "eights": {
