@@ -48,7 +48,7 @@ def _shared_out(facts: LayerFacts, ranks: int) -> LayerFacts:
     assert facts.request is not None
     heads, kv_heads = (facts.num_heads or 1) // ranks, max((facts.num_kv_heads or 1) // ranks, 1)
     own = _with_heads(facts.request, heads, 1 if facts.mla else kv_heads)
-    return replace(facts, num_heads=heads, num_kv_heads=kv_heads, request=own)
+    return facts.changed(num_heads=heads, num_kv_heads=kv_heads, request=own)
 
 
 # the layers of a model ask for few different things

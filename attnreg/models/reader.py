@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,7 @@ def requests_from_model(
         lambda asked, facts, attn_type: request_of(facts, attn_type, {**given, **with_extra(dict(asked))})
     )
     layers = tuple(
-        replace(
-            facts,
+        facts.changed(
             layer_idx=i,
             kv_shared_from=shared,
             request=requested(facts, attn_type) if rule is None else instead((*rule["ask"].items(),), facts, attn_type),
@@ -242,7 +241,7 @@ class _Reading:
         begun = len(self.layers)
         self.stacks(fields, family, family.name, depth + 1)
         if part:
-            self.layers[begun:] = [(i, replace(x, part=x.part or part), t, s) for i, x, t, s in self.layers[begun:]]
+            self.layers[begun:] = [(i, x.changed(part=x.part or part), t, s) for i, x, t, s in self.layers[begun:]]
 
     def stack(self, fields: ConfigFields, family: Family, name: str, stranger: str = "") -> None:
         """Read one stack of layers, and note the defaults that were used and the fields that were ignored."""

@@ -58,7 +58,7 @@ def _backend(site: Site, name: str, row: Backend, asked: list[Any]) -> dict[str,
         "engine": titles(site)[name],
         "models": _models(registry, row, asked),
         "naming": naming,
-        "looking": [at for at in every if at not in naming and _looks_at(registry, at, row.name)],
+        "looking": [at for at in every if at not in naming and _looks_at(registry, at, facets, row.name)],
         "follows": follows(registry, row),
         "yaml": yaml_of(site, row.where),
         "source": link(registry, row.source),
@@ -71,10 +71,11 @@ def _of_backends(registry: Registry) -> list[str]:
     return [f.name for f in facets if {*registry.backends} <= {str(word) for word in f.words}]
 
 
-def _looks_at(registry: Registry, at: StepEffect, backend: str) -> bool:
-    """Whether the condition of an effect tests for a backend, itself or through a derived facet."""
+def _looks_at(registry: Registry, at: StepEffect, facets: list[str], backend: str) -> bool:
+    """Whether the condition of an effect tests for a backend, itself or through a derived facet.
 
-    facets = _of_backends(registry)
+    facets: those whose values are backends.
+    """
 
     def tests(condition: Condition) -> bool:
         return any(_mentions(clause, facets, backend) or tested(clause.facet) for clause in condition.walk())

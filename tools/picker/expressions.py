@@ -13,6 +13,8 @@ from packaging.specifiers import SpecifierSet
 from attnreg.language import matchers
 from attnreg.language.matchers import Matcher, Requirement
 
+_encoded = json.JSONEncoder(sort_keys=True).encode
+
 
 class ExpressionError(ValueError):
     """Raised for a part of a registry that the evaluator has no expression for."""
@@ -27,7 +29,7 @@ class Tables:
     def add(self, table: str, part: object) -> int:
         """The index of a part in a table."""
         known = self.parts.setdefault(table, {})
-        return known.setdefault(json.dumps(part, sort_keys=True), len(known))
+        return known.setdefault(_encoded(part), len(known))
 
     def to_dict(self) -> dict[str, list[Any]]:
         return {table: [json.loads(part) for part in parts] for table, parts in self.parts.items()}
