@@ -16,6 +16,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,16 @@ def _method(words: frozenset[Any], name: str) -> Any:
     return getattr(words, name)
 
 
+class _Writer(pickle.Pickler):
+    """Writes the fields of a table as the arguments of its class: a state takes thrice as long to read."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """The class and the arguments that make a value; what pickle knows by itself is left to it."""
+        if isinstance(value, type) or not is_dataclass(value):
+            return NotImplemented
+        return type(value), tuple(getattr(value, f.name) for f in fields(value) if f.init)
+
+
 class _Reader(pickle.Unpickler):
     """Reads what a registry is made of, and nothing else."""
 
@@ -128,7 +139,9 @@ def _write(file: Path, stamp: bytes, registry: Registry) -> None:
         if os.stat(above).st_uid != os.geteuid():
             return
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        data = pickle.dumps(registry, pickle.HIGHEST_PROTOCOL)
+        buffer = io.BytesIO()
+        _Writer(buffer, pickle.HIGHEST_PROTOCOL).dump(registry)
+        data = buffer.getvalue()
         new = f"{file}.{os.getpid()}.{threading.get_ident()}"
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             opened.write(b"".join((stamp, hashlib.sha256(data).digest(), data)))

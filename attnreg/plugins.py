@@ -63,6 +63,8 @@ def broken(name: str, problems: Iterable[Problem]) -> LeftOut:
 
 def installed_plugins() -> tuple[list[Plugin], list[LeftOut]]:
     """The plugins that are installed here, by name, and those whose entry point cannot be read."""
+    if not _any_mentions_group():
+        return [], []
     try:
         points = list(importlib.metadata.entry_points(group=ENTRY_POINTS))
         unreadable: list[LeftOut] = []
@@ -138,6 +140,16 @@ def _points_one_by_one() -> Iterator[importlib.metadata.EntryPoint | LeftOut]:
             if _mentions_group(file):
                 message = f"the entry points cannot be read: {type(e).__name__}: {e}"
                 yield broken(escaped(name), [Problem(Location(escaped(str(file)), 1, 1), message)])
+
+
+def _any_mentions_group() -> bool:
+    """Whether some package may have a plugin: to parse the entry points of all takes thrice as long as to look."""
+    try:
+        texts = (found.read_text(_POINTS_FILE) for found in importlib.metadata.distributions())
+        return any(ENTRY_POINTS in text for text in texts if text)
+    # of one that cannot be read, what it has is looked for by itself
+    except Exception:
+        return True
 
 
 def _mentions_group(file: Path) -> bool:
