@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,10 +28,12 @@ _AGAIN = "measure again with `attnreg tune`"
 
 def evidence(registry: Registry, here: Platform | None) -> Iterator[Finding]:
     """The findings about every order that says what was measured. here: this machine; None leaves it out."""
+    # one file may be the evidence of many orders
+    read = functools.cache(read_samples)
     for order in (order for orders in registry.orders.values() for order in orders):
         if order.measured is not None:
             yield from _stale(registry, order, order.measured, here)
-            yield from contradictions(registry, order, order.measured)
+            yield from contradictions(registry, order, order.measured, read)
 
 
 def _stale(registry: Registry, order: Order, measured: Measured, here: Platform | None) -> Iterator[Finding]:
@@ -60,10 +63,12 @@ def _is_about(order: Order, here: Platform) -> bool:
     return order.when.decided(known) is not False
 
 
-def contradictions(registry: Registry, order: Order, measured: Measured) -> Iterator[Finding]:
-    """What the samples of a measurement say against an order."""
+def contradictions(
+    registry: Registry, order: Order, measured: Measured, read: Callable[[Path, str], Samples] | None = None
+) -> Iterator[Finding]:
+    """What the samples of a measurement say against an order; ``read`` reads them, `read_samples` where it is None."""
     try:
-        samples = read_samples(_path(order, measured.file), measured.file)
+        samples = (read or read_samples)(_path(order, measured.file), measured.file)
     except SamplesError as e:
         problem = e.problems[0]
         message = f"{measured.file}, the evidence of {order.title}: {problem.message}"
