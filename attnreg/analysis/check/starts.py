@@ -42,10 +42,14 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
     Each finding has a configuration with the fewest unusual facets.
     """
     registry = dataclasses.replace(registry, choices=())
-    failing = [c for row in registry.backends.values() for v in row.variants for c in v.consequences if c.fails]
+    failing = {
+        name: found
+        for name, row in registry.backends.items()
+        if (found := [c.when for v in row.variants for c in v.consequences if c.fails])
+    }
     if not failing and not registry.steps:
         return
-    space = Space([registry], more=[consequence.when for consequence in failing])
+    space = Space([registry], more=[when for some in failing.values() for when in some])
     model = Model(space, registry, begun=start(space, registry, unnamed=True))
     d, automatic = space.diagrams, space.possible
     for stage in model.begun.stages:
@@ -57,20 +61,17 @@ def refused_choices(registry: Registry) -> Iterator[Finding]:
             message = f"a run is refused by {stage.step.name} although nobody names a backend: {stage.effect.refuses}"
             yield from _finding(model, d.conjoin([automatic, stage.where]), stage.effect.where, message)
     yield from _refused_rows(model, automatic)
-    titles = model.titles()
-    for title in sorted(filter(None, d.terminals(d.ite(automatic, titles, d.terminal(None))))):
-        yield from _failures(model, automatic, title)
+    titles = d.ite(automatic, model.titles_of(failing), d.terminal(None))
+    for title in sorted(d.terminals(titles) - {None}):
+        yield from _failures(model, d.equals(titles, title), title)
 
 
-def _failures(model: Model, automatic: Node, title: str) -> Iterator[Finding]:
-    """What is chosen under a title, and then fails."""
+def _failures(model: Model, chosen: Node, title: str) -> Iterator[Finding]:
+    """What is chosen under a title, and then fails. chosen: where it is."""
     d = model.d
     name, _, variant = title.partition(" (")[0].partition("/")
     row = model.registry.backends[name]
     failing = [c for c in next(v for v in row.variants if (v.name or "") == variant).consequences if c.fails]
-    if not failing:
-        return
-    chosen = d.conjoin([automatic, d.equals(model.titles(), title)])
     for consequence in failing:
         holds = d.unite(m.condition(consequence.when) for m in model.automatic(name))
         message = f"{title} is chosen automatically and then fails: {consequence.fails}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 from functools import cached_property
 
 from attnreg.analysis.diagram import Diagrams, Node
@@ -143,18 +143,22 @@ class Model(Conditions):
         """
         return self._titles
 
+    def titles_of(self, rows: Container[str]) -> Node:
+        """The same where the backend is one of some rows, and None elsewhere."""
+        d, winner = self.d, self._winner
+        out = d.terminal(None)
+        for key in d.terminals(winner) - {None}:
+            if self.named(key[0]).name in rows:
+                out = d.ite(d.equals(winner, key), self._title(key[0], self._judge(key)), out)
+        return out
+
     @cached_property
     def _names(self) -> Node:
         return self.d.apply(lambda winner: winner and self.named(winner[0]).name, self._winner)
 
     @cached_property
     def _titles(self) -> Node:
-        d, winner = self.d, self._winner
-        out = d.terminal(None)
-        for key in d.terminals(winner) - {None}:
-            region = d.equals(winner, key)
-            out = d.ite(region, self._title(key[0], self._judge(key)), out)
-        return out
+        return self.titles_of(self.registry.backends)
 
     def _judge(self, key: Key) -> Model:
         """The model by which a winner was judged."""
