@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.flash_attn.sequences import ALIGNMENT, Sequences, refuse_unaligned, store_rows, store_sinks
+from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, Repeated
 
 # query heads with sinks in the kernel
@@ -27,6 +28,20 @@ class Build:
     backend: str
     fwd: Callable[..., Any]
     more: dict[str, Any]
+
+    @classmethod
+    def first(cls, backend: str, *ways: tuple[Callable[[], Callable[..., Any]], dict[str, Any]]) -> Build:
+        """The first build whose operator loads; each way is what loads one, and what that one takes beside.
+
+        Raises `UpstreamError` with the reasons of all where none does.
+        """
+        reasons = []
+        for load, more in ways:
+            try:
+                return cls(backend, load(), more)
+            except UpstreamError as e:
+                reasons.append(str(e))
+        raise UpstreamError("; ".join(reasons))
 
     def plan(self, spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
         """The sequences of a batch."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from attnreg.kernels.flash_attn import record
 from attnreg.kernels.flash_attn.builds import Build
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
-from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import paged_cache_shape
 
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "repeat", "write_kv"]
@@ -18,17 +17,5 @@ BACKEND = "FLASH_ATTN/FA3"
 CAPTURABLE = True
 kv_cache_shape = paged_cache_shape
 
-
-def _loaded() -> Build:
-    """The first package that has the operator."""
-    try:
-        return Build(BACKEND, record.FA3_VLLM.load(), record.FA3_OF_VLLM)
-    except UpstreamError as e:
-        try:
-            return Build(BACKEND, record.FA3.load(), {})
-        except UpstreamError as other:
-            raise UpstreamError(f"{e}; {other}") from other
-
-
-build = _loaded()
+build = Build.first(BACKEND, (record.FA3_VLLM.load, record.FA3_OF_VLLM), (record.FA3.load, {}))
 plan, forward, repeat = build.plan, build.forward, build.repeat
