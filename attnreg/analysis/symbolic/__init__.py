@@ -144,7 +144,7 @@ class Model(Conditions):
         return self._titles
 
     def titles_of(self, rows: Container[str]) -> Node:
-        """The same where the backend is one of some rows, and None elsewhere."""
+        """`titles` where the backend is one of some rows, and None elsewhere."""
         d, winner = self.d, self._winner
         out = d.terminal(None)
         for key in d.terminals(winner) - {None}:
