@@ -16,6 +16,7 @@ import torch
 from attnreg.conformance.proof import attend
 from attnreg.kernels.hopper import attention as hopper_attn
 from attnreg.kernels.hopper import decode_plans
+from attnreg.kernels.hopper.prompts import choices
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound, Kernel
@@ -34,6 +35,10 @@ CASES = {
     "window of 64": Case(
         **LENGTHS, heads=(64, 8), head_size=64, dtype=torch.float16, window=100, features=frozenset({"sinks"})
     ),
+    "64": Case(**PACKED, **{**BF16, "head_size": 64}),
+    "paged, 64": Case(**LENGTHS, **{**BF16, "head_size": 64}, features=frozenset({"sinks"})),
+    "80": Case(**PACKED, **{**BF16, "head_size": 80}),
+    "192": Case(**LENGTHS, **{**BF16, "head_size": 192}),
     "256, softcap": Case(**LENGTHS, **{**BF16, "head_size": 256}, softcap=20.0, layout="HND", block_size=48),
     "96": Case(**LENGTHS, **{**BF16, "head_size": 96}),
     "fp8": Case(**LENGTHS, **BF16, kv_dtype="fp8"),
@@ -76,11 +81,11 @@ def on_hopper(places: list[tuple[Any, str]] = PLACES) -> Iterator[None]:
 
 def _launch(case: Case) -> None:
     """Launches what a case does. Its keys are not split, and its tiles are taken however few they are."""
-    several, prefill_plans.SEVERAL = prefill_plans.SEVERAL, 0
+    several, choices.SEVERAL = choices.SEVERAL, 0
     with on_hopper():
         trial = trial_of(case, "cpu", module=hopper_attn, splits=1)
         attend(trial, trial.batch, trial.query)
-    prefill_plans.SEVERAL = several
+    choices.SEVERAL = several
 
 
 def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | None = None) -> list[str]:
@@ -108,11 +113,12 @@ def compiled(name: str) -> Compiled:
     prefill_plans._compiled.clear()
     # batches alike share what runs them
     plans._launches.cache_clear()
-    hopper_attn.HopperPlan.changes = {"mixed": name == "mixed", "split": name == "split"}
+    hopper_attn.HopperPlan.changes = {"mixed": name == "mixed"}
+    hopper_attn.HopperPlan.splits = 2 if name == "split" else 1
     try:
         _launch(CASES[name])
     finally:
-        hopper_attn.HopperPlan.changes = {}
+        hopper_attn.HopperPlan.changes, hopper_attn.HopperPlan.splits = {}, None
     (kernel,) = prefill_plans._compiled.values()
     registers, spills, serialised = report(kernel)
     text = disassembled(kernel)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.hopper import decode_plans
-from attnreg.kernels.hopper.prompts.plans import Prompts, mixes, prompts_of, splits_of
+from attnreg.kernels.hopper.prompts.choices import mixes, splits_of
+from attnreg.kernels.hopper.prompts.plans import Prompts, prompts_of
 from attnreg.kernels.hopper.prompts.widened import FORMATS, rows_for, widened_of
 from attnreg.kernels.hopper.target import require
 from attnreg.kernels.triton.plans import ALIKE, bound_launches
@@ -119,7 +120,8 @@ class HopperPlan(TritonPlan):
     def _prompts(self, launch: Launch, tensors: Sequence[Any], *, mixed: bool = False) -> Prompts | None:
         """The kernel for prompts for a launch of a layer that this package computes, None where it cannot run."""
         assert isinstance(self.causal, bool)
-        return prompts_of(self.spec, self.causal, launch, self._numbers, tensors, {"mixed": mixed, **self.changes})
+        queries, changes = queries_of(content(self.starts)).each, {"mixed": mixed, **self.changes}
+        return prompts_of(self.spec, self.causal, launch, queries, self._numbers, tensors, changes)
 
 
 def _mixed(together: Run, runs: Sequence[Run]) -> Run:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import attention as hopper_attn
-from attnreg.kernels.hopper.prompts.plans import SIZES, Prompts, code_of, mixes, rows_of, spacing
+from attnreg.kernels.hopper.prompts.choices import BUILDS, SIZES, code_of, groups_of, mixes
+from attnreg.kernels.hopper.prompts.plans import Prompts, rows_of, spacing
+from attnreg.kernels.hopper.prompts.shared import Code
 from attnreg.kernels.hopper.prompts.widened import MOST_MEMORY
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.target import target_for
@@ -47,10 +49,15 @@ def spec(**changes: object) -> AttentionSpec:
         # parts are stored by the warps
         ("split", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 0),
         ("mixed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
-        ("window of 64", 2 * (2 * 4 + 2 * 4), 2 + 4 + 4, 2),
+        # one warpgroup, of which a multiprocessor holds several; or three
+        ("window of 64", 2 * 4 + 2 * 4, 1 + 4 + 4, 1),
+        ("64", 3 * (2 * 4 + 2 * 8), 3 + 1 + 1, 3),
+        ("paged, 64", 3 * (2 * 4 + 2 * 8), 3 + 8 + 8, 3),
         ("256, softcap", 2 * (2 * 16 + 2 * 4), 4 * (2 + 4 + 4), 2),
-        # 32 columns of the second part are multiplied; products with values are two
+        # the second part has fewer columns; products with values are two
+        ("80", 2 * (2 * (4 + 1) + 2 * 2 * 8), 2 * (2 + 1 + 1), 4),
         ("96", 2 * (2 * (4 + 2) + 2 * 2 * 8), 2 * (2 + 8 + 8), 4),
+        ("192", 2 * (2 * 12 + 2 * 3 * 4), 3 * (2 + 4 + 4), 6),
         ("192, values of 128", 2 * (2 * 12 + 2 * 2 * 8), 3 * (2 + 1) + 2, 4),
     ],
 )
@@ -222,21 +229,62 @@ def test_queries_and_outputs_by_their_strides(
     assert spacing(shape, strides) == walked
 
 
+def memory_of(code: Code) -> int:
+    """The bytes of a block of threads' queries, keys, values and outputs."""
+    columns, columns_v = (part * -(-n // part) for n, part in ((code.size, code.part), (code.size_v, code.part_v)))
+    rows = 64 * code.groups * columns * code.q_stages + code.stages * code.block_n * (code.size + code.size_v)
+    return 2 * (rows if code.output_in_query else rows + 64 * code.groups * columns_v)
+
+
 @pytest.mark.parametrize("values", SIZES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_pair_of_sizes_fits_into_shared_memory(size: int, values: int) -> None:
     code = code_of(spec(head_size=size, head_size_v=values), True, 16)
-    assert code.part_v * -(-values // code.part_v) <= 256
     columns, columns_v = (part * -(-n // part) for n, part in ((size, code.part), (values, code.part_v)))
+    assert columns_v <= 256
     assert columns >= size
     assert columns_v >= values
-    rows = 128 * columns * code.q_stages + code.stages * code.block_n * (columns + columns_v)
     if code.output_in_query:
-        assert (code.part_v, columns_v) <= (code.part, columns)
-    else:
-        rows += 128 * columns_v
+        assert columns_v <= columns
+        assert code.part_v <= code.part or columns_v == columns
     # barriers and facts take less than 1 KiB
-    assert 2 * rows <= 232448 - 1024
+    assert memory_of(code) <= 232448 - 1024
+
+
+def test_warpgroups_and_blocks_of_threads_of_small_heads_fit() -> None:
+    small = {"head_size": 64, "head_size_v": 64}
+    three = code_of(spec(**small), True, 16, groups=3)
+    narrow = spec(**small, sliding_window=128, features=frozenset({"sliding_window"}))
+    single = code_of(narrow, True, 16, groups=1)
+    assert (three.groups, three.programs, single.groups, single.programs) == (3, 1, 1, 3)
+    for code in (three, single):
+        # each block takes 1 KiB more
+        assert code.programs * (memory_of(code) + 2048) <= 228 * 1024
+    # the registers of four warps of each group, and of the loading warp, whose group of four is whole
+    for groups, (registers, loading, _, programs) in BUILDS.items():
+        assert programs * 128 * (groups * registers + loading) <= 65536
+
+
+@pytest.mark.parametrize(
+    ("groups", "queries", "facts"),
+    [
+        (3, [4096] * 5, {}),
+        # 4 tiles of each of 132 multiprocessors, of 64 queries of 2 heads, 3 of them
+        (3, [64 * 11] * 24, {}),
+        (2, [64 * 11] * 23, {}),
+        (1, [4096] * 4, {"window": 128}),
+        (2, [4096] * 4, {"window": 1000}),
+        (2, [4096] * 4, {"head_size": 128, "head_size_v": 128}),
+        (2, [4096] * 4, {"head_size_v": 80}),
+        (2, [4096] * 4, {"features": frozenset({"batch_invariant"})}),
+    ],
+)
+def test_warpgroups_by_heads_and_tiles(groups: int, queries: list[int], facts: dict[str, object]) -> None:
+    window = facts.pop("window", None)
+    if window is not None:
+        facts |= {"sliding_window": window, "features": frozenset({"sliding_window"})}
+    layer = spec(**{"num_heads": 4, "head_size": 64, "head_size_v": 64, **facts})
+    assert groups_of(layer, True, MANY._replace(max_query_len=max(queries)), queries, 132) == groups
 
 
 def test_a_repeated_call_is_described_as_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +298,9 @@ def test_a_repeated_call_is_described_as_the_first_was(monkeypatch: pytest.Monke
     assert keys is not None
     assert values is not None
     prompts = Prompts(spec(), code, launch, strides, keys, values, (1, 0, 0), (q, k, v, out, *[None] * 7))
-    described = [x[1:] for x in prompts._descriptors(q, k, v, out)]
+    described = [x and x[1:] for x in prompts._descriptors(q, k, v, out)]
     again = [x[None].transpose(1, 2) for x in (q, k, v, out)]
-    assert [x[1:] for x in prompts._descriptors(*again)] == described
+    assert [x and x[1:] for x in prompts._descriptors(*again)] == described
 
 
 @pytest.mark.parametrize(("heads", "pack"), [((8, 8), 1), ((32, 8), 4), ((28, 4), 1), ((24, 2), 4), ((128, 1), 64)])

@@ -4,8 +4,9 @@
 
 A block of threads stays on its multiprocessor and takes tiles until none is left. Its last warp (`loads`) finds
 them: it looks up the request, tells the consumers through shared memory what to compute, and has the copy engine load
-the queries, and keys and values block by block, some blocks ahead. Two warpgroups compute 64 rows each (`_consume`). A
-row is one query of one head; heads that share a KV head are rows of the same tile, so that their keys are loaded once.
+the queries, and keys and values block by block, some blocks ahead. Up to three warpgroups compute 64 rows each
+(`_consume`). A row is one query of one head; heads that share a KV head are rows of the same tile, so that their keys
+are loaded once.
 
 Keys are walked from the last block to the first: so blocks with hidden keys come first, and only the very first can
 hold keys past the request's end, whose memory may hold anything. In each step the products of a block with the queries
@@ -26,12 +27,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnreg.kernels.hopper.prompts.loads import produce
-from attnreg.kernels.hopper.prompts.outputs import columns, finish, output_layout, scaled
+from attnreg.kernels.hopper.prompts.outputs import columns, finish, output_layout, scaled, scaled_if_moved
 from attnreg.kernels.hopper.prompts.scores import hidden, hides, lane_sums, scores
 from attnreg.kernels.hopper.prompts.shared import (
     AHEAD,
     FACTS,
-    GROUPS,
     ROWS,
     Batch,
     Outputs,
@@ -40,23 +40,45 @@ from attnreg.kernels.hopper.prompts.shared import (
     columns_of,
     give_turn,
     next_tile,
+    part_of,
     parts_of,
     take_turn,
 )
 
 # the maximum of no scores: below every score, but finite, because -inf - -inf is NaN
 LOWEST = gl.constexpr(-1.0e30)
+# by so much a maximum may lie below the largest score where it is not followed: a weight is up to 2**SLACK then
+SLACK = gl.constexpr(8.0)
 
 
 @gluon.jit
-def _multiply_keys(shared, at, stage, nothing, C: gl.constexpr):
+def _queries(shared, at, PLACE: gl.constexpr, C: gl.constexpr):
+    """Returns a part of a tile's queries, in shared memory."""
+    PARTS: gl.constexpr = parts_of(C.size, C.part)
+    return columns(shared.q.index(at * PARTS + PLACE).reshape([ROWS, C.part]), C.size, C.part, PLACE)
+
+
+@gluon.jit
+def _held_queries(shared, at, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the first parts of a tile's queries, in registers."""
+    HELD: gl.constexpr = C.held
+    held = ()
+    for i in gl.static_range(0, HELD):
+        held = held + (_queries(shared, at, i, C).load(gl.DotOperandLayout(0, LAYOUT, 2)),)
+    return held
+
+
+@gluon.jit
+def _multiply_keys(held, shared, at, stage, nothing, C: gl.constexpr):
     """Has the products of a tile's queries with a block of keys computed; one commit for each part of the head."""
     PARTS: gl.constexpr = parts_of(C.size, C.part)
     s = nothing
     for i in gl.static_range(PARTS):
-        q = columns(shared.q.index(at * PARTS + i).reshape([ROWS, C.part]), C.size, C.part, i)
-        k = columns(shared.k.index(stage * PARTS + i), C.size, C.part, i)
-        s = warpgroup_mma(q, k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
+        k = part_of(shared.k, shared.k_rest, stage, i, C.size, C.part)
+        if i < C.held:
+            s = warpgroup_mma(held[i], k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
+        else:
+            s = warpgroup_mma(_queries(shared, at, i, C), k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
     return s
 
 
@@ -66,7 +88,7 @@ def _multiply_values(weights, shared, stage, acc, C: gl.constexpr):
     PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
     found = ()
     for i in gl.static_range(PARTS):
-        v = columns(shared.v.index(stage * PARTS + i), C.size_v, C.part_v, i)
+        v = part_of(shared.v, shared.v_rest, stage, i, C.size_v, C.part_v)
         operand = gl.convert_layout(weights, gl.DotOperandLayout(0, output_layout(C, i), 2))
         found = found + (warpgroup_mma(operand, v, acc[i], is_async=True),)
     return found
@@ -96,16 +118,21 @@ def _clear_past(shared, stage, keys, C: gl.constexpr):
 
     Both warpgroups do so; rows before stay as they are.
     """
-    PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
-    LANES: gl.constexpr = C.part_v // 8
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        _clear_rows(part_of(shared.v, shared.v_rest, stage, i, C.size_v, C.part_v), keys, C)
+    fence_async_shared()
+
+
+@gluon.jit
+def _clear_rows(memory, keys, C: gl.constexpr):
+    """Zeroes the rows of memory [keys of a block, columns] from one on."""
+    LANES: gl.constexpr = memory.shape[1] // 8
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     for x in gl.static_range(C.block_n // 16):
         if keys < x * 16 + 16:
             rows = x * 16 + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
-            for i in gl.static_range(PARTS):
-                part = shared.v.index(stage * PARTS + i).slice(x * 16, 16, 0)
-                part.store(gl.where((rows < keys)[:, None], part.load(LAYOUT), 0.0))
-    fence_async_shared()
+            some = memory.slice(x * 16, 16, 0)
+            some.store(gl.where((rows < keys)[:, None], some.load(LAYOUT), 0.0))
 
 
 @gluon.jit
@@ -124,12 +151,13 @@ def _compute(
     rows = gl.arange(0, ROWS, LR)
     first = tile.position + W * QUERIES
     position = first + rows // C.pack
-    at = taken % C.q_stages * GROUPS + W
+    at = taken % C.q_stages * C.groups + W
     factor = scale
     if C.k_scaled:
         factor *= gl.load(outputs.k_scale + tile.head // C.group * outputs.stride_k_scale)
     unit = 1.0 if C.softcap else factor
     mbarrier.wait(shared.q_full.index(at), (taken // C.q_stages) & 1)
+    held = _held_queries(shared, at, LS, C)
 
     stage = used % C.stages
     phase = (used // C.stages) & 1
@@ -139,7 +167,7 @@ def _compute(
         _clear_past(shared, stage, tile.keys - key, C)
     mbarrier.wait(shared.k_full.index(stage), phase)
     take_turn(W, C)
-    s = _multiply_keys(shared, at, stage, nothing, C)
+    s = _multiply_keys(held, shared, at, stage, nothing, C)
     give_turn(W, C)
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(shared.k_empty.index(stage))
@@ -158,7 +186,7 @@ def _compute(
         key -= BLOCK_N
         mbarrier.wait(shared.k_full.index(stage), phase)
         take_turn(W, C)
-        s = _multiply_keys(shared, at, stage, nothing, C)
+        s = _multiply_keys(held, shared, at, stage, nothing, C)
         mbarrier.wait(shared.v_full.index(stage_v), phase_v)
         acc = _multiply_values(weights, shared, stage_v, acc, C)
         give_turn(W, C)
@@ -168,6 +196,8 @@ def _compute(
         if hides(key, first, tile.keys, C):
             s = hidden(s, key, position, tile.keys, C)
         new_max = gl.maximum(row_max, gl.max(s, 1) * unit)
+        if C.lazy:
+            new_max = gl.where(new_max > row_max + SLACK, new_max, row_max)
         p = gl.exp2(s * unit - new_max[:, None])
         alpha = gl.exp2(row_max - new_max)
         row_sum = row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, row_sum.type.layout))[:, None]
@@ -175,7 +205,10 @@ def _compute(
         row_max = new_max
         acc = _awaited(acc, C)
         mbarrier.arrive(shared.v_empty.index(stage_v))
-        acc = scaled(acc, alpha, C)
+        if C.lazy:  # noqa: SIM108 (the compiler decides)
+            acc = scaled_if_moved(acc, alpha, C)
+        else:
+            acc = scaled(acc, alpha, C)
         weights = gl.convert_layout(p.to(DTYPE), LP)
     if not C.output_in_query:
         mbarrier.arrive(shared.q_empty.index(at))
@@ -189,7 +222,7 @@ def _compute(
 @gluon.jit
 def _pass_by(W: gl.constexpr, tile, taken, used, shared, C: gl.constexpr):
     """`_compute` for a warpgroup without rows: it frees what was loaded for it."""
-    at = taken % C.q_stages * GROUPS + W
+    at = taken % C.q_stages * C.groups + W
     mbarrier.wait(shared.q_full.index(at), (taken // C.q_stages) & 1)
     mbarrier.arrive(shared.q_empty.index(at))
     for _ in range(tile.blocks):
@@ -210,7 +243,7 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
     """Computes the rows of warpgroup W of every tile."""
     taken = 0
     used = 0
-    if W == 1:
+    if C.groups - 1 == W:
         give_turn(W, C)
     tile = next_tile(shared, taken)
     while tile.blocks > 0:
@@ -249,11 +282,11 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     ],
 )  # fmt: skip
 def prefill_kernel(
-    q_desc, k_desc, v_desc, o_desc, query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, taken_ptr,
-    output_ptr, lse_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, partial_ptr, partial_lse_ptr, num_reqs,
-    stride_table: gl.int64, min_query_len, max_query_len, tiles, heads_at_once, of_prompts, k_block, k_head, k_column,
-    v_block, v_head, v_column, stride_token: gl.int64, stride_head: gl.int64, stride_lse: gl.int64, stride_sink,
-    stride_k_scale, stride_v_scale, splits, slots, scale, softcap, C: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, k_rest_desc, v_rest_desc, query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr,
+    block_table_ptr, taken_ptr, output_ptr, lse_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, partial_ptr, partial_lse_ptr,
+    num_reqs, stride_table: gl.int64, min_query_len, max_query_len, tiles, heads_at_once, of_prompts, k_block, k_head,
+    k_column, v_block, v_head, v_column, stride_token: gl.int64, stride_head: gl.int64, stride_lse: gl.int64,
+    stride_sink, stride_k_scale, stride_v_scale, splits, slots, scale, softcap, C: gl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
@@ -265,20 +298,43 @@ def prefill_kernel(
     DTYPE: gl.constexpr = q_desc.dtype
     PARTS: gl.constexpr = parts_of(C.size, C.part)
     PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
-    q = gl.allocate_shared_memory(DTYPE, [C.q_stages * GROUPS * PARTS, ROWS // C.pack, C.pack, C.part], q_desc.layout)
+    WHOLE: gl.constexpr = C.size // C.part
+    WHOLE_V: gl.constexpr = C.size_v // C.part_v
+    q = gl.allocate_shared_memory(DTYPE, [C.q_stages * C.groups * PARTS, ROWS // C.pack, C.pack, C.part], q_desc.layout)
     if C.output_in_query:
         o = q
+        if C.part_v > C.part:
+            # the same memory, in wider parts
+            o = q._reinterpret(DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
     else:
-        o = gl.allocate_shared_memory(DTYPE, [GROUPS * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
+        o = gl.allocate_shared_memory(DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
+    k = gl.allocate_shared_memory(DTYPE, [C.stages * WHOLE, C.block_n, C.part], k_desc.layout)
+    v = gl.allocate_shared_memory(DTYPE, [C.stages * WHOLE_V, C.block_n, C.part_v], v_desc.layout)
+    if C.size > WHOLE * C.part:
+        k_rest_of = k_rest_desc
+        k_rest = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n, C.size - WHOLE * C.part], k_rest_desc.layout)
+    else:
+        k_rest_of = k_desc
+        k_rest = k
+    if C.size_v > WHOLE_V * C.part_v:
+        v_rest_of = v_rest_desc
+        v_rest = gl.allocate_shared_memory(
+            DTYPE, [C.stages, C.block_n, C.size_v - WHOLE_V * C.part_v], v_rest_desc.layout
+        )
+    else:
+        v_rest_of = v_desc
+        v_rest = v
     shared = Shared(
         q,
-        gl.allocate_shared_memory(DTYPE, [C.stages * PARTS, C.block_n, C.part], k_desc.layout),
-        gl.allocate_shared_memory(DTYPE, [C.stages * PARTS_V, C.block_n, C.part_v], v_desc.layout),
+        k,
+        v,
+        k_rest,
+        v_rest,
         o,
         gl.allocate_shared_memory(gl.int32, [AHEAD, FACTS], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        _barriers(C.q_stages * GROUPS, 1), _barriers(C.q_stages * GROUPS, 1), _barriers(C.stages, 1),
-        _barriers(C.stages, GROUPS), _barriers(C.stages, 1), _barriers(C.stages, GROUPS), _barriers(AHEAD, 1),
-        _barriers(AHEAD, GROUPS),
+        _barriers(C.q_stages * C.groups, 1), _barriers(C.q_stages * C.groups, 1), _barriers(C.stages, 1),
+        _barriers(C.stages, C.groups), _barriers(C.stages, 1), _barriers(C.stages, C.groups), _barriers(AHEAD, 1),
+        _barriers(AHEAD, C.groups),
     )  # fmt: skip
     fence_async_shared()
     batch = Batch(query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, taken_ptr, num_reqs,
@@ -290,8 +346,21 @@ def prefill_kernel(
                       stride_token, stride_head, stride_lse, stride_sink, stride_k_scale, stride_v_scale,
                       splits)  # fmt: skip
     # (a tuple of arguments that is given a name loses its constants)
-    gl.warp_specialize([
-        (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
-        (_consume, (1, o_desc, shared, outputs, scale, softcap, C)),
-        (produce, (q_desc, k_desc, v_desc, shared, batch, k_places, v_places, C)),
-    ], [4, 1], [232, 40])  # fmt: skip
+    if C.groups == 1:
+        gl.warp_specialize([
+            (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
+            (produce, (q_desc, k_desc, v_desc, k_rest_of, v_rest_of, shared, batch, k_places, v_places, C)),
+        ], [1], [C.loading])  # fmt: skip
+    elif C.groups == 2:
+        gl.warp_specialize([
+            (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
+            (_consume, (1, o_desc, shared, outputs, scale, softcap, C)),
+            (produce, (q_desc, k_desc, v_desc, k_rest_of, v_rest_of, shared, batch, k_places, v_places, C)),
+        ], [4, 1], [C.registers, C.loading])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
+            (_consume, (1, o_desc, shared, outputs, scale, softcap, C)),
+            (_consume, (2, o_desc, shared, outputs, scale, softcap, C)),
+            (produce, (q_desc, k_desc, v_desc, k_rest_of, v_rest_of, shared, batch, k_places, v_places, C)),
+        ], [4, 4, 1], [C.registers, C.registers, C.loading])  # fmt: skip

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from attnreg.kernels.hopper.prompts.shared import AHEAD, GROUPS, ROWS, Tile, parts_of, tell
+from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, Tile, part_of, parts_of, tell
 
 
 @gluon.jit
@@ -42,37 +42,39 @@ def _pages(table_ptr, key, last_page, C: gl.constexpr):
 
 @gluon.jit
 def _load_block(
-    desc, buffers, stage, full, empty, phase, key, pages, first_row, kv_head, places, PART: gl.constexpr,
-    PARTS: gl.constexpr, C: gl.constexpr,
+    desc, rest_desc, memory, rest, stage, full, empty, phase, key, pages, first_row, kv_head, places,
+    SIZE: gl.constexpr, PART: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """Has the keys, or values, of a block loaded, once its memory is free."""
     mbarrier.wait(empty, phase ^ 1)
-    mbarrier.expect(full, C.block_n * PART * PARTS * 2)
+    mbarrier.expect(full, C.block_n * SIZE * 2)
     row = first_row + kv_head * places.head
     for x in gl.static_range(C.block_n // C.box):
         if C.block_size > 0:
             at = row + pages[x] * places.block + (key + x * C.box) % C.block_size
         else:
             at = row + key + x * C.box
-        for i in gl.static_range(PARTS):
-            # what a last part has beside its columns is another head's, or 0, and is not read
-            buffer = buffers.index(stage * PARTS + i).slice(x * C.box, C.box, 0)
-            tma.async_copy_global_to_shared(desc, [at, kv_head * places.column + i * PART], full, buffer)
+        for i in gl.static_range(parts_of(SIZE, PART)):
+            buffer = part_of(memory, rest, stage, i, SIZE, PART).slice(x * C.box, C.box, 0)
+            column = kv_head * places.column + i * PART
+            if i < SIZE // PART:
+                tma.async_copy_global_to_shared(desc, [at, column], full, buffer)
+            else:
+                tma.async_copy_global_to_shared(rest_desc, [at, column], full, buffer)
 
 
 @gluon.jit
 def _load_tile(
-    q_desc, k_desc, v_desc, shared, batch, k_places, v_places, req, first_token, query_len, first, head_tile, split,
-    told, loaded, C: gl.constexpr,
+    q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, req, first_token, query_len,
+    first, head_tile, split, told, loaded, C: gl.constexpr,
 ):  # fmt: skip
     """Tells the consumers of the tile from a request's query ``first`` on, and has its queries and keys loaded.
 
     split: of its keys. told, loaded: the tiles and blocks of keys before it. Returns the blocks after it.
     """
-    BLOCK_Q: gl.constexpr = GROUPS * ROWS // C.pack
+    BLOCK_Q: gl.constexpr = C.groups * ROWS // C.pack
     HEAD_TILES: gl.constexpr = C.group // C.pack
     PARTS: gl.constexpr = parts_of(C.size, C.part)
-    PARTS_V: gl.constexpr = parts_of(C.size_v, C.part_v)
     kv_len = gl.load(batch.seq_lens + req)
     kv_head = head_tile // HEAD_TILES
     head = kv_head * C.group + head_tile % HEAD_TILES * C.pack
@@ -99,8 +101,9 @@ def _load_tile(
     mbarrier.wait(shared.facts_empty.index(slot), ((told // AHEAD) & 1) ^ 1)
     tell(shared, slot, Tile(blocks, first_token + first, query_len - first, position, kv_len, begin, head, part))
     mbarrier.arrive(shared.facts_full.index(slot))
+    GROUPS: gl.constexpr = C.groups
     for w in gl.static_range(GROUPS):
-        at = told % C.q_stages * GROUPS + w
+        at = told % C.q_stages * C.groups + w
         mbarrier.wait(shared.q_empty.index(at), ((told // C.q_stages) & 1) ^ 1)
         mbarrier.expect(shared.q_full.index(at), ROWS * C.part * PARTS * 2)
         for x in gl.static_range(PARTS):
@@ -120,29 +123,30 @@ def _load_tile(
         first_row = gl.load(batch.key_start_loc + req)
     for i in range(blocks):
         key = begin + (blocks - 1 - i) * C.block_n
-        here = pages
-        if C.block_size > 0:
-            # those of the next block are on their way meanwhile
-            pages = _pages(table_ptr, gl.maximum(key - C.block_n, 0), last_page, C)
         stage = loaded % C.stages
         phase = (loaded // C.stages) & 1
-        _load_block(k_desc, shared.k, stage, shared.k_full.index(stage), shared.k_empty.index(stage), phase,
-                    key, here, first_row, kv_head, k_places, C.part, PARTS, C)  # fmt: skip
-        _load_block(v_desc, shared.v, stage, shared.v_full.index(stage), shared.v_empty.index(stage), phase,
-                    key, here, first_row, kv_head, v_places, C.part_v, PARTS_V, C)  # fmt: skip
+        _load_block(k_desc, k_rest_desc, shared.k, shared.k_rest, stage, shared.k_full.index(stage),
+                    shared.k_empty.index(stage), phase, key, pages, first_row, kv_head, k_places, C.size, C.part,
+                    C)  # fmt: skip
+        _load_block(v_desc, v_rest_desc, shared.v, shared.v_rest, stage, shared.v_full.index(stage),
+                    shared.v_empty.index(stage), phase, key, pages, first_row, kv_head, v_places, C.size_v, C.part_v,
+                    C)  # fmt: skip
+        if C.block_size > 0:
+            # the pages of the next block are there when its memory is free
+            pages = _pages(table_ptr, gl.maximum(key - C.block_n, 0), last_page, C)
         loaded += 1
     return loaded
 
 
 @gluon.jit
-def produce(q_desc, k_desc, v_desc, shared, batch, k_places, v_places, C: gl.constexpr):
+def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, C: gl.constexpr):
     """Finds tiles, tells the consumers, and loads what they need.
 
     With C.mixed there are two lists of programs: the tiles of prompts, and the requests of fewer queries, each of one
     tile. The first blocks of threads take prompts until none is left, the others the requests, and then what is left:
     so that loading the keys of tokens and computing prompts go side by side.
     """
-    BLOCK_Q: gl.constexpr = GROUPS * ROWS // C.pack
+    BLOCK_Q: gl.constexpr = C.groups * ROWS // C.pack
     PROGRAMS: gl.constexpr = C.kv_heads * (C.group // C.pack)
     told = 0
     loaded = 0
@@ -187,8 +191,8 @@ def produce(q_desc, k_desc, v_desc, shared, batch, k_places, v_places, C: gl.con
                 first = gl.where(few != 0, 0, first)
             if (first < query_len) & (query_len >= least) & (query_len <= most):
                 loaded = _load_tile(
-                    q_desc, k_desc, v_desc, shared, batch, k_places, v_places, req, first_token, query_len, first,
-                    head_tile, split, told, loaded, C,
+                    q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, req,
+                    first_token, query_len, first, head_tile, split, told, loaded, C,
                 )  # fmt: skip
                 told += 1
         else:

@@ -33,6 +33,44 @@ def scaled(acc, factor, C: gl.constexpr):
     return found
 
 
+@gluon.constexpr_function
+def _times_asm(count):
+    """The assembly that multiplies numbers by factors, which are passed by where a flag of the warp is 0."""
+    lines = ["{ .reg .pred p;", f"setp.ne.s32 p, ${3 * count}, 0;", "@!p bra PASSED;"]
+    lines += [f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count)]
+    return " ".join([*lines, "PASSED: }"])
+
+
+@gluon.constexpr_function
+def _times_constraints(count):
+    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count + ["r"] * count)
+
+
+@gluon.jit
+def _times(x, factor, moved):
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, x.type.layout)
+    COUNT: gl.constexpr = min(64, x.shape[1] // 2)
+    ASM: gl.constexpr = _times_asm(COUNT)
+    CONSTRAINTS: gl.constexpr = _times_constraints(COUNT)
+    factor, _ = gl.broadcast(gl.convert_layout(factor, LAYOUT)[:, None], x)
+    moved, _ = gl.broadcast(gl.convert_layout(moved, LAYOUT)[:, None], x)
+    return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [x, factor, moved], dtype=gl.float32, is_pure=False, pack=COUNT)
+
+
+@gluon.jit
+def scaled_if_moved(acc, factor, C: gl.constexpr):
+    """`scaled`, where some factor of a warp's rows is not 1; Gluon has no branch of a warp."""
+    moved = gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.neu.f32 p, $2, 0f3F800000; setp.neu.or.f32 p, $3, 0f3F800000, p; "
+        "vote.sync.any.pred p, p, 0xffffffff; selp.s32 $0, 1, 0, p; mov.s32 $1, $0; }",
+        "=r,=r,f,f", [factor], dtype=gl.int32, is_pure=False, pack=2,
+    )  # fmt: skip
+    found = ()
+    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+        found = found + (_times(acc[i], factor, moved),)
+    return found
+
+
 @gluon.jit
 def _store_some(o, outputs, tile, first, queries, PLACE: gl.constexpr, C: gl.constexpr):
     """Stores a part of the first queries of a warpgroup, which begins at ``first``; the others are not the tile's."""
@@ -74,7 +112,7 @@ def _store_columns(x, begin, stored, outputs):
 def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, C: gl.constexpr):
     """Stores the rows of a warpgroup; acc by parts, row_max and total, the sums of their weights, [ROWS]."""
     PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
-    STORED: gl.constexpr = parts_of(C.size, C.part) if C.output_in_query else PARTS
+    STORED: gl.constexpr = parts_of(C.size, C.part) if C.output_in_query and C.part_v <= C.part else PARTS
     QUERIES: gl.constexpr = ROWS // C.pack
     rows = gl.arange(0, ROWS, row_max.type.layout)
     queries = tile.queries - W * QUERIES

@@ -7,7 +7,7 @@ rows of a cache are evenly spaced. Other calls run TRITON_ATTN's kernel.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,32 +16,18 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from attnreg.kernels.hopper.prompts.choices import BUILDS, OF_PROMPTS, SIZES, SMALLEST_BOX, code_of, groups_of
 from attnreg.kernels.hopper.prompts.kernel import prefill_kernel
-from attnreg.kernels.hopper.prompts.shared import GROUPS, ROWS, Code
+from attnreg.kernels.hopper.prompts.shared import ROWS, Code
 from attnreg.kernels.triton.launch import Start, starter
 from attnreg.kernels.triton.plans import MERGED
-from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, choose_splits
+from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.softmax import LOG2_E
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
-from attnreg.runtime.lengths import LONGEST
 
-# head sizes that the kernel computes, of keys and of values; the columns that the copy engine can swizzle
-SIZES = (64, 80, 96, 128, 192, 256)
-COPIED = 64
-# the rows of a tile
-TILE = GROUPS.value * ROWS.value
-# the smallest box of keys
-SMALLEST_BOX = 16
-# the tiles of each, in a narrow window
-SEVERAL = 4
-# keys are split where there are fewer tiles than so many of each, as if a program began in the time of so many keys
-FEW_TILES, BEGIN = 2, 256
-# where requests of few queries are computed too: the share of the multiprocessors that take prompts first, measured on
-# an H200; the least share of the work that is either's; the longest of them, as a share of a multiprocessor's work
-OF_PROMPTS, WORTH, LONG = 0.3, 0.1, 0.4
 _INT32 = 2**31
 
 
@@ -116,10 +102,10 @@ class Prompts:
         self.shapes = query.shape, tensors[3].shape
         requests, rows = numbers[0], query.shape[0]
         head_tiles = code.group // code.pack
-        tiles = rows // (TILE // code.pack) + requests
+        tiles = rows // (code.groups * ROWS.value // code.pack) + requests
         programs = tiles * code.kv_heads * head_tiles * (launch.splits if code.split else 1)
         num_sms = target_of(query.device).num_sms
-        self.grid = (min(num_sms, programs), 1, 1)
+        self.grid = (min(code.programs * num_sms, programs), 1, 1)
         self._merge: Any = None
         slots = 0
         if code.split:
@@ -158,16 +144,17 @@ class Prompts:
             *(output if x is None else x for x in (lse, sinks, k_scale, v_scale)),
             *((output, output) if parts is None else parts.tensors),
         )  # fmt: skip
-        self._launch(self._descriptors(query, key, value, output), tensors, sinks)
+        self._launch(query, self._descriptors(query, key, value, output), tensors, sinks)
         if parts is not None:
             self._merge.launch((*MERGED(call), starts), parts)
 
-    def _launch(self, descriptors: Sequence[Descriptor], tensors: Sequence[Tensor], sinks: Tensor | None) -> None:
-        query = descriptors[0].base
+    def _launch(
+        self, query: Tensor, descriptors: Sequence[Descriptor | None], tensors: Sequence[Tensor], sinks: Tensor | None
+    ) -> None:
         if self._start is None:
             compiled = _compiled.get(self._kind(query, sinks))
             if compiled is None:
-                self._compile(descriptors, tensors, sinks)
+                self._compile(query, descriptors, tensors, sinks)
                 return
             self._start = starter(compiled, self.grid)
         stream = triton.runtime.driver.active.get_current_stream(self.device.index or 0)
@@ -181,23 +168,30 @@ class Prompts:
     def _kind(self, query: Tensor, sinks: Tensor | None) -> Any:
         return self.device, query.dtype, None if sinks is None else sinks.dtype, self.code
 
-    def _descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Descriptor, ...]:
-        keys, values = self.keys, self.values
+    def _descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Descriptor | None, ...]:
+        keys = Descriptor(key, self.keys.shape, (self.keys.stride, 1))
+        values = Descriptor(value, self.values.shape, (self.values.stride, 1))
+        code = self.code
         return (
             Descriptor(query, self.shapes[0], self.strides[0]),
-            Descriptor(key, keys.shape, (keys.stride, 1)),
-            Descriptor(value, values.shape, (values.stride, 1)),
+            keys,
+            values,
             Descriptor(output, self.shapes[1], self.strides[1]),
+            keys if code.size % code.part else None,
+            values if code.size_v % code.part_v else None,
         )
 
-    def _compile(self, descriptors: Sequence[Descriptor], tensors: Sequence[Tensor], sinks: Tensor | None) -> None:
+    def _compile(
+        self, query: Tensor, descriptors: Sequence[Descriptor | None], tensors: Sequence[Tensor], sinks: Tensor | None
+    ) -> None:
         """Runs the kernel through Triton, which compiles it."""
-        query = descriptors[0].base
         described = [
-            TensorDescriptor(x.base, [*x.shape], [*x.strides], [*block], layout)
+            x and TensorDescriptor(x.base, [*x.shape], [*x.strides], [*block], layout)
             for x, (block, layout) in zip(descriptors, blocks_of(self.code), strict=True)
         ]
-        compiled = prefill_kernel[self.grid](*described, *tensors, *self.numbers, self.code, num_warps=4)
+        _, _, registers, _ = BUILDS[self.code.groups]
+        most = {} if registers is None else {"maxnreg": registers}
+        compiled = prefill_kernel[self.grid](*described, *tensors, *self.numbers, self.code, num_warps=4, **most)
         _compiled[self._kind(query, sinks)] = compiled
 
 
@@ -206,71 +200,28 @@ _compiled: dict[Any, Any] = {}
 
 
 def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
-    """The block of one copy of queries, keys, values and outputs, and its layout in shared memory."""
+    """The block of one copy of queries, keys, values and outputs, and of the narrower last parts of keys and values.
+
+    With its layout in shared memory.
+    """
     rows = ROWS.value // code.pack, code.pack
     queries, outputs = ((*rows, part) for part in (code.part, code.part_v))
     keys, values = ((code.box, part) for part in (code.part, code.part_v))
-    return [(block, gl.NVMMASharedLayout(128, 16, len(block))) for block in (queries, keys, values, outputs)]
-
-
-def pack_of(spec: AttentionSpec) -> int:
-    """The query heads of a tile: the largest power of 2 that divides those of a KV head."""
-    group = spec.num_heads // spec.num_kv_heads
-    return int(min(group & -group, ROWS.value))
-
-
-def code_of(spec: AttentionSpec, causal: bool, block_size: int, given: Collection[str] = ()) -> Code:
-    """The constants of the kernel for a layer.
-
-    block_size: 0 without a cache. given: which of lse, sinks, k_scale and v_scale its calls have.
-    """
-    group = spec.num_heads // spec.num_kv_heads
-    left, right = spec.sides(causal)
-    size, size_v = spec.head_size, spec.head_size_v
-    block_n = 64 if max(size - 64, size_v) > 128 or _is_narrow(spec, causal) else 128
-    wide = size > 128
-    output_in_query = size_v <= size and wide
-    # parts of the output are those of the queries then
-    whole = size == size_v or not output_in_query
-    return Code(
-        kv_heads=spec.num_kv_heads,
-        group=group,
-        pack=pack_of(spec),
-        size=size,
-        size_v=size_v,
-        part=_part(size) if whole else COPIED,
-        part_v=_part(size_v) if whole else COPIED,
-        block_n=block_n,
-        box=min(block_size & -block_size, block_n) if block_size else block_n,
-        block_size=block_size,
-        stages=2,
-        # a position and each of these fit into 32 bits together
-        left=min(left, LONGEST),
-        right=min(right, LONGEST),
-        softcap=bool(spec.softcap),
-        sinks="sinks" in given,
-        lse="lse" in given,
-        q_stages=1 if wide else 2,
-        output_in_query=output_in_query,
-        take_turns=True,
-        dynamic=True,
-        mixed=False,
-        split=False,
-        k_scaled="k_scale" in given,
-        v_scaled="v_scale" in given,
-    )
-
-
-def _part(size: int) -> int:
-    """The columns of a part: all where they are a power of 2."""
-    return COPIED if size & (size - 1) else size
+    rests = ((code.box, size % part) for size, part in ((code.size, code.part), (code.size_v, code.part_v)))
+    return [
+        (block, gl.NVMMASharedLayout(min(2 * block[-1], 128) or 128, 16, len(block)))
+        for block in (queries, keys, values, outputs, *rests)
+    ]
 
 
 def prompts_of(
-    spec: AttentionSpec, causal: bool, launch: Launch, numbers: Sequence[int], tensors: Sequence[Any],
-    changes: Mapping[str, Any],
+    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], numbers: Sequence[int],
+    tensors: Sequence[Any], changes: Mapping[str, Any],
 ) -> Prompts | None:  # fmt: skip
-    """The kernel for a launch, None where it cannot run. numbers: of the batch. changes: of the chosen constants."""
+    """The kernel for a launch, None where it cannot run.
+
+    queries: of each request. numbers: of the batch. changes: of the chosen constants.
+    """
     query, key, value, output, lse, sinks, _, _, k_scale, v_scale, *_ = tensors
     block_size = (spec.block_size or 0) if key.dim() == 4 else 0
     if (
@@ -284,65 +235,8 @@ def prompts_of(
     if keys is None or values is None or None in strides:
         return None
     optional = {"lse": lse, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
-    changes = {"split": launch.splits > 1, **changes}
-    code = code_of(spec, causal, block_size, [name for name, x in optional.items() if x is not None])
+    split, groups = launch.splits > 1, 2
+    if not split and not changes.get("mixed"):
+        groups = groups_of(spec, causal, launch, queries, target_of(query.device).num_sms)
+    code = code_of(spec, causal, block_size, [name for name, x in optional.items() if x is not None], groups, split)
     return Prompts(spec, code._replace(**changes), launch, strides, keys, values, numbers, tensors)
-
-
-def splits_of(
-    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], max_seq_len: int, num_sms: int
-) -> int:  # fmt: skip
-    """The splits of keys with which this kernel computes a launch of prompts, 0 where TRITON_ATTN's is better.
-
-    In a narrow window a tile takes less than it costs to begin, until each multiprocessor has several.
-    """
-    if "batch_invariant" in spec.features:
-        # the tiles of a batch may not decide a request's result
-        return 1
-    group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
-    block_q = TILE // pack
-    members = [n for n in queries if launch.min_query_len <= n <= launch.max_query_len]
-    tiles = sum(-(-n // block_q) for n in members) * spec.num_kv_heads * (group // pack)
-    if _is_narrow(spec, causal):
-        return int(tiles >= SEVERAL * num_sms)
-    if launch.splits == 1 or not 0 < tiles < FEW_TILES * num_sms:
-        return 1
-    sides = spec.sides(causal)
-    keys = min(max_seq_len, sum(sides) + 1 + launch.max_query_len) if min(sides) >= 0 else max_seq_len
-    splits = choose_splits(tiles, keys, SMALLEST_SPLIT, TILE, num_sms, BEGIN)
-    # parts of rows without a program have memory too
-    parts = min(sum(queries), launch.max_query_len * len(queries)) * spec.num_heads
-    return int(max(1, min(splits, 4 * num_sms * TILE // max(parts, 1))))
-
-
-def mixes(
-    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], keys: Sequence[int], num_sms: int
-) -> bool:  # fmt: skip
-    """Whether a batch's requests of fewer queries than a launch of prompts are best computed in it too.
-
-    Each is a tile then, whose keys are not split: loading them goes side by side with computing prompts, which takes a
-    multiprocessor about as long for as many keys, until the longest alone is left.
-    """
-    group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
-    # a window, whose keys are few, gains little; and a result may not depend on the batch
-    if pack < group or spec.sides(causal)[0] >= 0 or "batch_invariant" in spec.features:
-        return False
-    block_q = TILE // pack
-    if launch.min_query_len > block_q + 1 or splits_of(spec, causal, launch, queries, max(keys), num_sms) != 1:
-        return False
-    few = many = longest = 0
-    for query_len, kv_len in zip(queries, keys, strict=True):
-        if query_len >= launch.min_query_len:
-            seen = kv_len - query_len // 2 if causal else kv_len
-            many += -(-query_len // block_q) * max(seen, 0)
-        elif query_len:
-            few += kv_len
-            longest = max(longest, kv_len)
-    total = (few + many) * spec.num_kv_heads
-    return min(few, many) >= WORTH * (few + many) > 0 and longest <= LONG * total / num_sms
-
-
-def _is_narrow(spec: AttentionSpec, causal: bool) -> bool:
-    """Whether a row sees so few keys that blocks of 64 are better than those of 128."""
-    left, right = spec.sides(causal)
-    return bool(left >= 0 and right >= 0 and left + right < 256)

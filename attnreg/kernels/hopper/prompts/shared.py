@@ -8,9 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-# rows of a warpgroup, and the warpgroups of a block
+# rows of a warpgroup
 ROWS = gl.constexpr(64)
-GROUPS = gl.constexpr(2)
 # tiles that the producer may be ahead of the consumers, and the numbers that it says of each
 AHEAD = gl.constexpr(2)
 FACTS = gl.constexpr(8)
@@ -92,11 +91,16 @@ class Tile(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The memory that producer and consumers share: tiles, and for each kind the barriers that say full and empty."""
+    """The memory that producer and consumers share: tiles, and for each kind the barriers that say full and empty.
+
+    k_rest, v_rest: of the last parts that are narrower than the others.
+    """
 
     q: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
+    k_rest: gl.shared_memory_descriptor
+    v_rest: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
     facts: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
@@ -113,10 +117,13 @@ class Code(NamedTuple):
     """The constants of the kernel.
 
     group: query heads of a KV head. pack: of them in a tile, a power of 2. size, size_v: of a head's keys and values.
-    part, part_v: their columns that lie together, a power of 2; the last part may hold fewer. block_n: keys of a block.
+    part, part_v: their columns that lie together, a power of 2; the last part may have fewer. block_n: keys of a block.
     box: keys that are copied at once. block_size: of the cache, 0 without one. stages: blocks of keys under way.
     q_stages: tiles whose queries are there or under way. output_in_query: the output goes through their memory.
-    take_turns: the warpgroups issue by turns. dynamic: a block of threads takes its next tile when it is free.
+    groups: warpgroups that compute a tile. registers, loading: of a thread of theirs, and of the warp that loads.
+    programs: blocks of threads that a multiprocessor holds. held: parts of the queries that are kept in registers.
+    lazy: maxima that grow little are not followed. take_turns: the warpgroups issue by turns. dynamic: a block of
+    threads takes its next tile when it is free.
     mixed: requests of fewer queries are computed too, and a block of threads takes each tile when it is free. split: a
     tile's keys are shared out to several programs.
     k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head.
@@ -140,6 +147,12 @@ class Code(NamedTuple):
     lse: bool
     q_stages: int
     output_in_query: bool
+    groups: int
+    registers: int
+    loading: int
+    programs: int
+    held: int
+    lazy: bool
     take_turns: bool
     dynamic: bool
     mixed: bool
@@ -152,6 +165,17 @@ class Code(NamedTuple):
 def parts_of(size, part):
     """The parts of a head."""
     return -(-size // part)
+
+
+@gluon.jit
+def part_of(memory, rest, stage, PLACE: gl.constexpr, SIZE: gl.constexpr, PART: gl.constexpr):
+    """Returns a part of a block of keys, or values, [keys, columns]: of memory, or the narrower last one of rest."""
+    WHOLE: gl.constexpr = SIZE // PART
+    if PLACE < WHOLE:  # noqa: SIM108 (the compiler decides)
+        found = memory.index(stage * WHOLE + PLACE)
+    else:
+        found = rest.index(stage)
+    return found
 
 
 @gluon.constexpr_function
@@ -214,4 +238,4 @@ def take_turn(W: gl.constexpr, C: gl.constexpr):
 def give_turn(W: gl.constexpr, C: gl.constexpr):
     """Lets the other warpgroup issue its products."""
     if C.take_turns:
-        _turn(9 - W, False)
+        _turn(8 + (W + 1) % C.groups, False)

@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from attnreg.kernels.hopper.prompts.plans import TILE, Prompts, pack_of, prompts_of
+from attnreg.kernels.hopper.prompts.choices import TILE, pack_of
+from attnreg.kernels.hopper.prompts.plans import Prompts, prompts_of
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.schedule import Launch, divisor
 from attnreg.kernels.triton.splits import Run
@@ -154,11 +155,14 @@ class Widened:
     """
 
     def __init__(
-        self, spec: AttentionSpec, causal: bool, launch: Launch, rows: int, max_seq_len: int, numbers: Sequence[int],
-        tensors: Sequence[Any], changes: Mapping[str, Any],
+        self, spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], rows: int, max_seq_len: int,
+        numbers: Sequence[int], tensors: Sequence[Any], changes: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """rows: `rows_for`. max_seq_len: rounded up. numbers: of the batch, of `plans`. tensors: as those of calls."""
-        self.spec, self.causal, self.launch, self.rows = spec, causal, launch, rows
+        """queries: of each request. rows: `rows_for`. max_seq_len: rounded up. numbers: of the batch, of `plans`.
+
+        tensors: as those of calls.
+        """
+        self.spec, self.causal, self.launch, self.queries, self.rows = spec, causal, launch, queries, rows
         self.numbers, self.changes = numbers, changes
         query, key, value, *_ = tensors
         token, self.head = (1, 2) if spec.kv_layout == "NHD" else (2, 1)
@@ -201,7 +205,9 @@ class Widened:
             wide = (torch.empty(heads, rows, size, dtype=query.dtype, device="meta").transpose(0, 1)
                     for size in (spec.head_size, spec.head_size_v))  # fmt: skip
             launch = self.launch._replace(kv_heads_at_once=divisor(heads, self.launch.kv_heads_at_once))
-            found = prompts_of(spec, self.causal, launch, self.numbers, (query, *wide, *others), self.changes)
+            found = prompts_of(
+                spec, self.causal, launch, self.queries, self.numbers, (query, *wide, *others), self.changes
+            )
             self._prompts[heads, rows] = found
         return self._prompts[heads, rows]
 
@@ -252,5 +258,5 @@ def widened_of(
     tiles = sum(-(-n // (TILE // pack)) for n in members) * (group // pack)
     if tiles < FEWEST_TILES * len(members):
         return None
-    widened = Widened(spec, causal, launch, rows, max_seq_len, numbers, tensors, changes)
+    widened = Widened(spec, causal, launch, queries, rows, max_seq_len, numbers, tensors, changes)
     return None if widened.prompts(spec.num_kv_heads, rows, tensors) is None else widened

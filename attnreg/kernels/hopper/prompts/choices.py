@@ -1,0 +1,177 @@
+"""What a launch of prompts is computed with: the constants of its kernel, its splits, and what goes into it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from attnreg.kernels.hopper.prompts.shared import ROWS, Code
+from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, choose_splits
+from attnreg.runtime.interface import AttentionSpec
+from attnreg.runtime.lengths import LONGEST
+
+# head sizes that the kernel computes, of keys and of values; the columns that the copy engine can swizzle
+SIZES = (64, 80, 96, 128, 192, 256)
+COPIED = 64
+# the rows of a tile, where no more is said
+TILE = 2 * ROWS.value
+# the smallest box of keys
+SMALLEST_BOX = 16
+# the tiles of each, in a narrow window, or before three warpgroups share one
+SEVERAL = 4
+# by the warpgroups that compute: registers of a thread of theirs, of the warp that loads, and of each at the start,
+# None: what there are; and the blocks of threads of a multiprocessor
+BUILDS = {1: (128, 32, 80, 3), 2: (232, 40, None, 1), 3: (160, 32, None, 1)}
+# the registers of a thread beside scores, weights, outputs and queries
+OTHERS = 40
+# keys are split where there are fewer tiles than so many of each, as if a program began in the time of so many keys
+FEW_TILES, BEGIN = 2, 256
+# where requests of few queries are computed too: the share of the multiprocessors that take prompts first, measured on
+# an H200; the least share of the work that is either's; the longest of them, as a share of a multiprocessor's work
+OF_PROMPTS, WORTH, LONG = 0.3, 0.1, 0.4
+
+
+def pack_of(spec: AttentionSpec) -> int:
+    """The query heads of a tile: the largest power of 2 that divides those of a KV head."""
+    group = spec.num_heads // spec.num_kv_heads
+    return int(min(group & -group, ROWS.value))
+
+
+def code_of(
+    spec: AttentionSpec, causal: bool, block_size: int, given: Collection[str] = (), groups: int = 2,
+    split: bool = False,
+) -> Code:  # fmt: skip
+    """The constants of the kernel for a layer.
+
+    block_size: 0 without a cache. given: which of lse, sinks, k_scale and v_scale its calls have. groups: the
+    warpgroups that compute a tile. split: a tile's keys are shared out.
+    """
+    group = spec.num_heads // spec.num_kv_heads
+    left, right = spec.sides(causal)
+    size, size_v = spec.head_size, spec.head_size_v
+    block_n = 64 if max(size - 64, size_v) > 128 or _is_narrow(spec, causal) else 128
+    wide = size > 128
+    output_in_query = size_v <= size and wide
+    # parts of the output are those of the queries then
+    whole = size == size_v or not output_in_query
+    part_v = _part(size_v) if whole else COPIED
+    # so that one part of the queries can be in registers
+    part = _part(size) if whole and size <= 128 else COPIED
+    registers, loading, _, programs = BUILDS[groups]
+    free = registers - OTHERS - block_n // 2 - block_n // 4 - size_v // 2
+    return Code(
+        kv_heads=spec.num_kv_heads,
+        group=group,
+        pack=pack_of(spec),
+        size=size,
+        size_v=size_v,
+        part=part,
+        part_v=part_v,
+        block_n=block_n,
+        box=min(block_size & -block_size, block_n) if block_size else block_n,
+        block_size=block_size,
+        stages=2 if groups == 2 else 3,
+        # a position and each of these fit into 32 bits together
+        left=min(left, LONGEST),
+        right=min(right, LONGEST),
+        softcap=bool(spec.softcap),
+        sinks="sinks" in given,
+        lse="lse" in given,
+        q_stages=1 if wide else 2,
+        output_in_query=output_in_query,
+        groups=groups,
+        registers=registers,
+        loading=loading,
+        programs=programs,
+        # parts of outputs are stored from registers, with places of their own
+        held=0 if split else max(0, min(free // (part // 4), -(-size // part))),
+        lazy=size_v >= 128,
+        take_turns=groups > 1,
+        dynamic=True,
+        mixed=False,
+        split=split,
+        k_scaled="k_scale" in given,
+        v_scaled="v_scale" in given,
+    )
+
+
+def _part(size: int) -> int:
+    """The columns of a part: all where they are a power of 2."""
+    return COPIED if size & (size - 1) else size
+
+
+def groups_of(spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], num_sms: int) -> int:
+    """The warpgroups that compute a tile of a launch of prompts whose keys are not split.
+
+    Where heads are small, three share a tile, so that keys are loaded for more rows, if tiles are many; in a narrow
+    window each has its own, and several tiles are computed side by side.
+    """
+    if max(spec.head_size, spec.head_size_v) > COPIED:
+        return 2
+    if _is_narrow(spec, causal):
+        return 1
+    if "batch_invariant" in spec.features or spec.sides(causal)[0] >= 0:
+        return 2
+    return 3 if _tiles(spec, launch, queries) >= SEVERAL * num_sms else 2
+
+
+def _tiles(spec: AttentionSpec, launch: Launch, queries: Sequence[int]) -> int:
+    """The tiles of the requests of a launch."""
+    group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
+    members = [n for n in queries if launch.min_query_len <= n <= launch.max_query_len]
+    return int(sum(-(-n // (TILE // pack)) for n in members) * spec.num_kv_heads * (group // pack))
+
+
+def splits_of(
+    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], max_seq_len: int, num_sms: int
+) -> int:  # fmt: skip
+    """The splits of keys with which this kernel computes a launch of prompts, 0 where TRITON_ATTN's is better.
+
+    In a narrow window a tile takes less than it costs to begin, until each multiprocessor has several.
+    """
+    if "batch_invariant" in spec.features:
+        # the tiles of a batch may not decide a request's result
+        return 1
+    tiles = _tiles(spec, launch, queries)
+    if _is_narrow(spec, causal):
+        return int(tiles >= SEVERAL * num_sms)
+    if launch.splits == 1 or not 0 < tiles < FEW_TILES * num_sms:
+        return 1
+    sides = spec.sides(causal)
+    keys = min(max_seq_len, sum(sides) + 1 + launch.max_query_len) if min(sides) >= 0 else max_seq_len
+    splits = choose_splits(tiles, keys, SMALLEST_SPLIT, TILE, num_sms, BEGIN)
+    # parts of rows without a program have memory too
+    parts = min(sum(queries), launch.max_query_len * len(queries)) * spec.num_heads
+    return int(max(1, min(splits, 4 * num_sms * TILE // max(parts, 1))))
+
+
+def mixes(
+    spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], keys: Sequence[int], num_sms: int
+) -> bool:  # fmt: skip
+    """Whether a batch's requests of fewer queries than a launch of prompts are best computed in it too.
+
+    Each is a tile then, whose keys are not split: loading them goes side by side with computing prompts, which takes a
+    multiprocessor about as long for as many keys, until the longest alone is left.
+    """
+    group, pack = spec.num_heads // spec.num_kv_heads, pack_of(spec)
+    # a window, whose keys are few, gains little; and a result may not depend on the batch
+    if pack < group or spec.sides(causal)[0] >= 0 or "batch_invariant" in spec.features:
+        return False
+    block_q = TILE // pack
+    if launch.min_query_len > block_q + 1 or splits_of(spec, causal, launch, queries, max(keys), num_sms) != 1:
+        return False
+    few = many = longest = 0
+    for query_len, kv_len in zip(queries, keys, strict=True):
+        if query_len >= launch.min_query_len:
+            seen = kv_len - query_len // 2 if causal else kv_len
+            many += -(-query_len // block_q) * max(seen, 0)
+        elif query_len:
+            few += kv_len
+            longest = max(longest, kv_len)
+    total = (few + many) * spec.num_kv_heads
+    return min(few, many) >= WORTH * (few + many) > 0 and longest <= LONG * total / num_sms
+
+
+def _is_narrow(spec: AttentionSpec, causal: bool) -> bool:
+    """Whether a row sees so few keys that blocks of 64 are better than those of 128."""
+    left, right = spec.sides(causal)
+    return bool(left >= 0 and right >= 0 and left + right < 256)
