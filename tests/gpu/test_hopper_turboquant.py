@@ -20,7 +20,9 @@ if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
 else:
     pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
 
-PRESETS = ("turboquant_4bit_nc", "turboquant_k8v4", "turboquant_4bit_ub", "turboquant_4bit_ls")
+# of each kind of format; and the presets that are of the same kind as one of these
+KINDS = tuple(f"turboquant_{name}" for name in ("4bit_nc", "k8v4", "4bit_ub", "k3v4_nc", "3bit_nc", "3bit_ub"))
+PRESETS = (*KINDS, "turboquant_4bit_ls", "turboquant_3bit_ls")
 TOKENS = Case(
     [1, 1, 0, 1, 1, 1], [3000, 17, 50, 1, 1029, 64], heads=(8, 2), head_size=128, dtype=torch.bfloat16,
     kv_dtype="turboquant_4bit_nc",
@@ -69,14 +71,17 @@ def test_presets(head_size: int, dtype: torch.dtype, kv_dtype: str, launches: li
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("pages", [1, 2, 4])
 @pytest.mark.parametrize("head_size", [64, 128])
-def test_shapes(head_size: int, pages: int, late: bool, monkeypatch: pytest.MonkeyPatch, launches: list[Any]) -> None:
+@pytest.mark.parametrize("kv_dtype", ["turboquant_4bit_nc", "turboquant_3bit_nc"])
+def test_shapes(
+    kv_dtype: str, head_size: int, pages: int, late: bool, monkeypatch: pytest.MonkeyPatch, launches: list[Any]
+) -> None:
     monkeypatch.setattr(packed_plans.HopperPackedPlan, "shape", packed_plans.Shape(pages, 2, late))
-    verify(replace(TOKENS, head_size=head_size), launches)
+    verify(replace(TOKENS, kv_dtype=kv_dtype, head_size=head_size), launches)
 
 
 @pytest.mark.usefixtures("splits")
 @pytest.mark.parametrize("head_size", [36, 80, 96, 124])
-@pytest.mark.parametrize("kv_dtype", ["turboquant_4bit_ub", "turboquant_4bit_ls"])
+@pytest.mark.parametrize("kv_dtype", [name for name in PRESETS if name.endswith(("ub", "ls"))])
 def test_padded_heads(kv_dtype: str, head_size: int, launches: list[Any]) -> None:
     verify(replace(TOKENS, kv_dtype=kv_dtype, head_size=head_size), launches)
 
@@ -89,7 +94,7 @@ def test_groups(heads: tuple[int, int], launches: list[Any]) -> None:
 
 @pytest.mark.usefixtures("splits")
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64, 256])
-@pytest.mark.parametrize("kv_dtype", PRESETS[:3])
+@pytest.mark.parametrize("kv_dtype", KINDS)
 def test_blocks(kv_dtype: str, block_size: int, launches: list[Any]) -> None:
     verify(replace(TOKENS, block_size=block_size, kv_dtype=kv_dtype), launches)
 
@@ -105,7 +110,7 @@ def test_windows(window: int, launches: list[Any]) -> None:
 
 @pytest.mark.usefixtures("splits")
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("kv_dtype", PRESETS[:3])
+@pytest.mark.parametrize("kv_dtype", KINDS)
 def test_several_queries(kv_dtype: str, causal: bool, launches: list[Any]) -> None:
     several = replace(SEVERAL, kv_dtype=kv_dtype, causal=causal)
     verify(several, launches)
@@ -113,7 +118,7 @@ def test_several_queries(kv_dtype: str, causal: bool, launches: list[Any]) -> No
 
 
 @pytest.mark.usefixtures("splits")
-@pytest.mark.parametrize("kv_dtype", PRESETS[:3])
+@pytest.mark.parametrize("kv_dtype", KINDS)
 def test_scores(kv_dtype: str, launches: list[Any]) -> None:
     verify(replace(TOKENS, kv_dtype=kv_dtype, softcap=20.0, features=frozenset({"sinks"})), launches)
     verify(replace(TOKENS, kv_dtype=kv_dtype, window=(100, 0), causal=False), launches)
@@ -131,7 +136,7 @@ def test_tokens_beside_prompts(launches: list[Any]) -> None:
 
 @pytest.mark.usefixtures("splits")
 @pytest.mark.parametrize("keys", [2, 3, 5, 9])
-@pytest.mark.parametrize("kv_dtype", PRESETS[:3])
+@pytest.mark.parametrize("kv_dtype", KINDS)
 def test_few_keys(kv_dtype: str, keys: int, launches: list[Any]) -> None:
     """Where values nearly cancel, nothing hides that the weights of codes are float16."""
     case = replace(TOKENS, queries=[1] * 200, keys=[keys] * 200, dtype=torch.float16, kv_dtype=kv_dtype)
@@ -140,7 +145,7 @@ def test_few_keys(kv_dtype: str, keys: int, launches: list[Any]) -> None:
 
 @pytest.mark.usefixtures("splits")
 @pytest.mark.parametrize("size", [1e-4, 1.0, 500.0])
-@pytest.mark.parametrize("kv_dtype", PRESETS[:3])
+@pytest.mark.parametrize("kv_dtype", KINDS)
 def test_values_of_all_sizes_follow_each_other(kv_dtype: str, size: float, launches: list[Any]) -> None:
     """The scales of values become factors of weights, which are float16."""
     trial = trial_of(replace(TOKENS, kv_dtype=kv_dtype), "cuda", module=hopper_turboquant)

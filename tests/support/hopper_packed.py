@@ -31,6 +31,14 @@ DECODES = {
     "heads of 64": replace(TOKENS, head_size=64),
     "k8v4, heads of 64, 16 rows": replace(TOKENS, kv_dtype="turboquant_k8v4", head_size=64, queries=[4] * 8),
     "4bit_ls, heads of 64": replace(TOKENS, kv_dtype="turboquant_4bit_ls", head_size=64),
+    "3bit_nc": replace(TOKENS, kv_dtype="turboquant_3bit_nc"),
+    "k3v4_nc, window": replace(TOKENS, kv_dtype="turboquant_k3v4_nc", window=100, block_size=64),
+    "3bit_ub of 80, softcap": replace(TOKENS, kv_dtype="turboquant_3bit_ub", head_size=80, softcap=20.0),
+    "3bit_ls, 16 rows": replace(TOKENS, kv_dtype="turboquant_3bit_ls", queries=[4] * 8),
+    "3bit_nc, heads of 64": replace(TOKENS, kv_dtype="turboquant_3bit_nc", head_size=64),
+    "3bit_nc, heads of 64, 16 rows": replace(TOKENS, kv_dtype="turboquant_3bit_nc", head_size=64, queries=[4] * 8),
+    "k3v4_nc, heads of 64": replace(TOKENS, kv_dtype="turboquant_k3v4_nc", head_size=64),
+    "3bit_ls, heads of 64": replace(TOKENS, kv_dtype="turboquant_3bit_ls", head_size=64),
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 from support.compiler import Compiler
 
 from attnreg import AttentionRequest, Platform, Registry, select
-from attnreg.kernels.hopper.packed.plans import kind_of, polynomial
-from attnreg.language.packed import packed_formats
+from attnreg.kernels.hopper.packed.plans import Kind, kind_of, polynomial
+from attnreg.language.packed import Packed, Side, packed_formats
 from attnreg.runtime.turboquant.codebooks import codebook
 
 
@@ -22,7 +22,7 @@ def compiler() -> Iterator[Compiler]:
 
 
 # a product is of 16 keys, or columns, by 16 columns, or keys, by 8 rows; a load is of 16 bytes a lane: those of values,
-# of scales and of heads of 64, but for keys of 8 bits, are smaller and are not counted
+# of scales, of codes of 3 bits and of heads of 64, but for keys of 8 bits, are smaller and are not counted
 @pytest.mark.parametrize(
     ("name", "products", "loads", "registers"),
     [
@@ -34,6 +34,14 @@ def compiler() -> Iterator[Compiler]:
         ("heads of 64", 2 * (4 + 4), 0, 128),
         ("k8v4, heads of 64, 16 rows", 2 * 2 * (4 + 4), 2 * 2, 168),
         ("4bit_ls, heads of 64", 2 * (4 + 4), 0, 128),
+        ("3bit_nc", 2 * (8 + 8), 0, 168),
+        ("k3v4_nc, window", 2 * (8 + 8), 0, 168),
+        ("3bit_ub of 80, softcap", 2 * (8 + 8), 0, 168),
+        ("3bit_ls, 16 rows", 2 * 2 * (8 + 8), 0, 255),
+        ("3bit_nc, heads of 64", 2 * (4 + 4), 0, 128),
+        ("3bit_nc, heads of 64, 16 rows", 2 * 2 * (4 + 4), 0, 255),
+        ("k3v4_nc, heads of 64", 2 * (4 + 4), 0, 128),
+        ("3bit_ls, heads of 64", 2 * (4 + 4), 0, 128),
     ],
 )
 def test_the_loop_waits_for_no_other_warp(
@@ -45,13 +53,28 @@ def test_the_loop_waits_for_no_other_warp(
     assert kernel.registers <= registers
 
 
-def test_codes_of_4_bits_are_read(default: Registry) -> None:
+def test_all_presets_are_read(default: Registry) -> None:
     formats = packed_formats(default.vocabulary.words["kv_dtypes"])
     kinds = {name.removeprefix("turboquant_"): kind_of(packed) for name, packed in formats.items()}
     assert kinds == {
-        "k8v4": "eights", "4bit_nc": "uniform", "k3v4_nc": None, "3bit_nc": None, "4bit_ub": "levels",
-        "3bit_ub": None, "4bit_ls": "levels", "3bit_ls": None,
+        "k8v4": Kind(8, 4, "uniform"), "4bit_nc": Kind(4, 4, "uniform"), "k3v4_nc": Kind(3, 4, "uniform"),
+        "3bit_nc": Kind(3, 3, "uniform"), "4bit_ub": Kind(4, 4, "levels"), "3bit_ub": Kind(3, 3, "levels"),
+        "4bit_ls": Kind(4, 4, "levels"), "3bit_ls": Kind(3, 3, "levels"),
     }  # fmt: skip
+
+
+UNIFORM, LEVELS, FP8 = Side(4), Side(4, "hadamard", "norm"), Side(8)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        (UNIFORM, UNIFORM), (LEVELS, Side(4, group=32)), (FP8, FP8), (FP8, LEVELS), (LEVELS, FP8),
+        (Side(2, "hadamard", "norm"), UNIFORM), (LEVELS, Side(3)), (LEVELS, Side(3, "hadamard", "norm")),
+    ],
+)  # fmt: skip
+def test_formats_that_are_not_read(keys: Side, values: Side) -> None:
+    assert kind_of(Packed("ours", keys, values)) is None
 
 
 @pytest.mark.parametrize(
@@ -66,12 +89,14 @@ def test_the_versions_of_triton_whose_gluon_the_tests_compile_with(
 
 
 @pytest.mark.parametrize("columns", [64, 128])
-def test_the_polynomial_gives_the_levels_of_the_codebook(columns: int) -> None:
-    *bits, unit = polynomial(columns)
-    inner, outer = (float16(x) for x in bits)
-    for code, level in enumerate(codebook(4, columns).levels):
-        x = (code - 7.5) / 16
-        assert unit * x * ((x * x + inner) ** 2 + outer) == pytest.approx(level, rel=3e-4)
+@pytest.mark.parametrize("bits", [3, 4])
+def test_the_polynomial_gives_the_levels_of_the_codebook(bits: int, columns: int) -> None:
+    *words, unit = polynomial(bits, columns)
+    inner, outer = (float16(x) for x in words)
+    for code, level in enumerate(codebook(bits, columns).levels):
+        x = (code + 0.5) / 2**bits - 0.5
+        factor = (x * x + inner) ** 2 + outer if bits == 4 else x * x + inner
+        assert unit * x * factor == pytest.approx(level, rel=3e-4)
 
 
 def float16(bits: int) -> float:
@@ -93,7 +118,7 @@ CASES: list[tuple[str, list[int], list[int], dict[str, Any], list[tuple[int, int
     ("prompts alone", [300], [300], {}, [], False),
     ("more rows than a tile has", [5, 1], [900, 9], {}, [], False),
     ("uniform values of another width", [1], [900], {"head_size": 80}, [], True),
-    ("codes of 3 bits", [1], [900], {"kv_dtype": "turboquant_3bit_nc"}, [], True),
+    ("codes of 3 bits", [1], [900], {"kv_dtype": "turboquant_3bit_nc"}, [(8, UNROTATED)], True),
     ("wide heads", [1], [900], {"head_size": 256}, [], True),
     ("requests that differ in causality", [1, 1], [900, 9], {"causal": [True, False]}, [], True),
     ("slopes, which the kernel does not add", [1], [900], {"features": frozenset({"alibi"})}, [], True),

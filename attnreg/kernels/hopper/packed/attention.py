@@ -1,7 +1,7 @@
 """TURBOQUANT/Hopper: attention over a packed KV cache, of which a kernel for SM 9.0 computes few queries.
 
-That is over codes of 4 bits, and over keys of 8 with values of 4. Other launches are those of TURBOQUANT/Triton, whose
-kernel stores keys and values too: a cache is the same for both.
+That is with heads of 64 and 128, over codes of 3 and 4 bits and over keys of 8 with values of 4. Other launches are
+those of TURBOQUANT/Triton, whose kernel stores keys and values too: a cache is the same for both.
 """
 
 from __future__ import annotations

@@ -21,12 +21,15 @@ from attnreg.kernels.hopper.decode import load_queries as load_queries_of_8_bits
 from attnreg.kernels.hopper.packed.operands import (
     keys_layout,
     keys_operands,
+    keys_words,
     load_queries,
     numbers,
     numbers_layout,
+    unit_of_code,
     value_column,
     values_layout,
     values_operands,
+    values_words,
 )
 from attnreg.kernels.triton.layout import UNIT
 from attnreg.kernels.triton.softmax import LOWEST
@@ -40,10 +43,10 @@ class PackedDecode(NamedTuple):
 
     rows: of a tile, a power of 2: ``group`` query heads of each query. size: the columns of a head's codes. unrotated:
     the elements of queries that are to be rotated, else 0. pages: that a warp loads at once. late: loads wait for the
-    registers of what was loaded before. key_bits: 8 (float8_e4m3fn) or 4. levels: values are levels as keys are, else
-    uniform. inner, outer: the bits of the coefficients of levels, and unit their factor. left, right: the keys that a
-    row sees before its own and after it, -1: all. The others are strides: of queries and outputs, in bytes of the
-    cache's blocks, of sinks.
+    registers of what was loaded before. key_bits: 8 (float8_e4m3fn), 4 or 3. value_bits: 4 or 3. levels: values are
+    levels as keys are, else uniform. inner, outer: the bits of the coefficients of levels, and unit their factor. left,
+    right: the keys that a row sees before its own and after it, -1: all. The others are strides: of queries and
+    outputs, in bytes of the cache's blocks, of sinks.
     """
 
     kv_heads: int
@@ -55,6 +58,7 @@ class PackedDecode(NamedTuple):
     pages: int
     late: bool
     key_bits: int
+    value_bits: int
     levels: bool
     inner: int
     outer: int
@@ -70,6 +74,12 @@ class PackedDecode(NamedTuple):
     k_block: int
     v_block: int
     sink: int
+
+
+@gluon.constexpr_function
+def _word(size):
+    """The type of a word of so many bytes."""
+    return {1: gl.int8, 2: gl.int16, 4: gl.int32}[size]
 
 
 @gluon.jit
@@ -91,13 +101,28 @@ def _load_numbers(ptr, pages, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def _load_codes(
+    ptr, block, row, WORDS: gl.constexpr, BITS: gl.constexpr, BLOCK: gl.constexpr, LAYOUT: gl.constexpr, C: gl.constexpr
+):  # fmt: skip
+    """Returns the words of the codes of pages, a tensor for each plane; WORDS: of a row in one. BLOCK: in bytes."""
+    PLANES: gl.constexpr = 3 if BITS == 3 else 1
+    BYTES: gl.constexpr = C.size * BITS // (8 * PLANES * WORDS)
+    ptr = ptr.to(gl.pointer_type(_word(BYTES)), bitcast=True)
+    pages = block * (BLOCK // BYTES) + row * WORDS
+    words = ()
+    for i in gl.static_range(PLANES):
+        words = words + (_load_words(ptr + i * (C.block_size * WORDS), pages, WORDS, LAYOUT),)
+    return words
+
+
+@gluon.jit
 def _load_keys(ptr, block, row, C: gl.constexpr):
     """Returns the words of pages of keys, and their scales where they have some."""
-    WORDS: gl.constexpr = C.size * C.key_bits // 32
-    words = _load_words(ptr, block * (C.k_block // 4) + row * WORDS, WORDS, keys_layout(WORDS, C.pages))
-    scales = words
-    if C.key_bits == 4:
-        first = block * (C.k_block // 4) + row // 2 + C.block_size * WORDS
+    WORDS: gl.constexpr = keys_words(C.size, C.key_bits)
+    words = _load_codes(ptr, block, row, WORDS, C.key_bits, C.k_block, keys_layout(WORDS, C.pages), C)
+    scales = words[0]
+    if C.key_bits < 8:
+        first = block * (C.k_block // 4) + row // 2 + C.block_size * C.size * C.key_bits // 32
         scales = _load_numbers(ptr, first, numbers_layout(C.pages))
     return words, scales
 
@@ -105,9 +130,9 @@ def _load_keys(ptr, block, row, C: gl.constexpr):
 @gluon.jit
 def _load_values(ptr, block, row, C: gl.constexpr):
     """Returns the words of pages of values, their scales, and their zeros where they have some."""
-    WORDS: gl.constexpr = C.size // 8
-    words = _load_words(ptr, block * (C.v_block // 4) + row * WORDS, WORDS, values_layout(WORDS, C.pages, False))
-    first = block * (C.v_block // 4) + row // 2 + C.block_size * WORDS
+    WORDS: gl.constexpr = values_words(C.size, C.value_bits)
+    words = _load_codes(ptr, block, row, WORDS, C.value_bits, C.v_block, values_layout(WORDS, C.pages, False), C)
+    first = block * (C.v_block // 4) + row // 2 + C.block_size * C.size * C.value_bits // 32
     scales = _load_numbers(ptr, first, numbers_layout(C.pages))
     zeros = scales
     if not C.levels:
@@ -147,7 +172,7 @@ def _scores(k, k_scale, q, scale, softcap, LAYOUT: gl.constexpr, C: gl.constexpr
     operands = keys_operands(k, LAYOUT, C)
     for i in gl.static_range(4):
         s = mma_v2(operands[i], q[i], s)
-    if C.key_bits == 4:  # noqa: SIM108 (the compiler decides)
+    if C.key_bits < 8:  # noqa: SIM108 (the compiler decides)
         s = s * (numbers(k_scale, LAYOUT, C) * scale)[:, :, None]
     else:
         s = s * scale
@@ -170,7 +195,7 @@ def _parts_of_largest(scales, largest):
 
 
 @gluon.jit
-def _weighted(zeros, p, weights, parts, largest):
+def _weighted(zeros, p, weights, parts, largest, C: gl.constexpr):
     """Returns the weighted zeros of values [WARPS, keys, rows].
 
     The weight of a value's code is rounded. Where the value is near 0, code and zero cancel, and the error stays: so
@@ -180,9 +205,18 @@ def _weighted(zeros, p, weights, parts, largest):
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [parts], dtype=gl.float32, is_pure=True, pack=1
     )
     # the minimum of a number and of NaN, which is 0 / 0, is the number
-    cancelled = gl.minimum(gl.maximum(zeros * inverse, (largest * -15.0)[:, None]), 0.0)
+    cancelled = gl.minimum(gl.maximum(zeros * inverse, (largest * (1.0 - 2**C.value_bits))[:, None]), 0.0)
     rest = zeros - parts * cancelled
     return p * rest[:, :, None] + weights.to(gl.float32) * cancelled[:, :, None]
+
+
+@gluon.jit
+def _units_of_rows(i, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the units [1, 16, 1] of the uniform codes in the rows of a product, the first and the second half."""
+    FIRST: gl.constexpr = unit_of_code(i, C.value_bits)
+    SECOND: gl.constexpr = unit_of_code(i + C.size // 16, C.value_bits)
+    row = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    return gl.where(row < 8, FIRST, SECOND)[None, :, None]
 
 
 @gluon.jit
@@ -191,8 +225,10 @@ def _in_units(acc, largest, LAYOUT: gl.constexpr, C: gl.constexpr):
     units = gl.convert_layout(largest, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None, None]
     sums = ()
     for i in gl.static_range(len(acc)):
-        # the lower and the upper nibble of a byte as float16 numbers
-        sums = sums + (acc[i] * (units * (C.unit if C.levels else (2.0**20 if i % 2 else 2.0**24))),)
+        if C.levels:
+            sums = sums + (acc[i] * (units * C.unit),)
+        else:
+            sums = sums + (acc[i] * (units * _units_of_rows(i, LAYOUT, C)),)
     return sums
 
 
@@ -229,7 +265,6 @@ def packed_decode_kernel(
     SLABS: gl.constexpr = C.size // 16
     LS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     LB: gl.constexpr = gl.DotOperandLayout(1, LS, 2)
-    LVP: gl.constexpr = values_layout(C.size // 8, C.pages, True)
     LT: gl.constexpr = gl.BlockedLayout([1, C.pages], [1, 32], [WARPS, 1], [1, 0])
     req = gl.program_id(0) // C.kv_heads
     kv_head = gl.program_id(0) % C.kv_heads
@@ -247,7 +282,7 @@ def packed_decode_kernel(
     last = gl.minimum(first + share, steps)
 
     scale, softcap = scale_of(softmax_scale, softcap, None, kv_head, C)
-    if C.key_bits == 4:
+    if C.key_bits < 8:
         q = load_queries(query_ptr, first_token, query_len, kv_head, LS, C)
         scale *= C.unit
     else:
@@ -320,9 +355,9 @@ def packed_decode_kernel(
             alpha = alpha * gl.convert_layout(fewer, gl.SliceLayout(1, gl.SliceLayout(1, LS)))[:, None]
             weights = (p * parts[:, :, None]).to(gl.float16)
             if not C.levels:
-                row_zero = row_zero * alpha_l + lane_sums(_weighted(zeros, p, weights, parts, largest), C)
+                row_zero = row_zero * alpha_l + lane_sums(_weighted(zeros, p, weights, parts, largest, C), C)
             weights = gl.convert_layout(weights, LB)
-            operands = values_operands(gl.convert_layout(v, LVP), LS, C)
+            operands = values_operands(v, LS, C)
             added = ()
             for i in gl.static_range(SLABS):
                 added = added + (mma_v2(operands[i], weights, acc[i] * alpha[:, None, :]),)

@@ -5,7 +5,7 @@
 A thread loads whole words, 8 codes of 4 bits or 4 of 8, and takes all elements of a word: the order of a head's columns
 in a product is chosen so, and that of a page's keys so that a thread's two scales lie beside each other. A pair of
 float16, which is a register of an operand, has the codes i and i + 4 of one word of keys, or the code i of the words of
-two values.
+two values. Codes of 3 bits are those of `attnreg.kernels.hopper.packed.planes`.
 
 The levels of 4 bits are ``unit * x * ((x**2 + inner)**2 + outer)`` with x from -15/32 to 15/32: three instructions a
 pair. Uniform codes stay where they are, as the float16 numbers with these bits, which are exact multiples of 2**-24
@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnreg.kernels.hopper.decode import PAGE, WARPS, halves
+from attnreg.kernels.hopper.packed.planes import keys_of_planes, place_of_code, values_of_planes
 from attnreg.kernels.packed.rotation import signs
 
 # the lower halves of two words, and the upper ones
@@ -66,6 +67,24 @@ def _values_codes():
 
 
 @gluon.constexpr_function
+def unit_of_code(code, bits):
+    """The factor that makes codes of the float16 numbers of their bits; code: its place in a group, or in several."""
+    return 2.0 ** (24 - (code % 2 * 4 if bits == 4 else place_of_code(code % 8)))
+
+
+@gluon.constexpr_function
+def keys_words(size, bits):
+    """The words of a row of keys; of codes of 3 bits, those in a plane: one for each of four lanes."""
+    return 4 if bits == 3 else size * bits // 32
+
+
+@gluon.constexpr_function
+def values_words(size, bits):
+    """The words of a row of values; of codes of 3 bits, those in a plane: one for each of eight lanes."""
+    return 8 if bits == 3 else size * bits // 32
+
+
+@gluon.constexpr_function
 def keys_layout(words, pages):
     """The layout of the words of keys [WARPS, pages, PAGE, words]."""
     near = min(words // 4, 4)
@@ -97,11 +116,13 @@ def numbers_layout(pages):
 
 @gluon.jit
 def keys_operands(words, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns keys as operands [WARPS, keys, columns], one for each of 4 codes of a word."""
-    if C.key_bits == 4:  # noqa: SIM108 (the compiler decides)
-        found = _keys_of_4_bits(words, LAYOUT, C)
+    """Returns keys as four operands [WARPS, keys, columns]; words: of each plane."""
+    if C.key_bits == 3:
+        found = keys_of_planes(words, LAYOUT, C)
+    elif C.key_bits == 4:
+        found = _keys_of_4_bits(words[0], LAYOUT, C)
     else:
-        found = _keys_of_8_bits(words, LAYOUT, C)
+        found = _keys_of_8_bits(words[0], LAYOUT, C)
     return found
 
 
@@ -179,8 +200,12 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
     if C.unrotated > 0:
         x = _sums(_sums(x, LOW, C), LOW + 1, C) * (1.0 / C.size**0.5)
     x = gl.minimum(gl.maximum(x, -65504.0), 65504.0).to(gl.float16)
-    # of a column, the bits from the lowest: two of the code, one of the pair, those of a lane's words, two of the lane
-    x = x.reshape([WARPS, C.rows, 4, C.size // 64, 2, 2, 2, 2])
+    if C.key_bits == 4:
+        # a column's bits, from the lowest: two of the code, one of the pair, those of a lane's words, two of the lane
+        x = x.reshape([WARPS, C.rows, 4, C.size // 64, 2, 2, 2, 2])
+    else:
+        # as `keys_of_planes` says
+        x = x.reshape([WARPS, C.rows, 4, 2, 2, C.size // 64, 2, 2]).permute([0, 1, 2, 5, 4, 3, 6, 7])
     even, odd = gl.split(x)
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
@@ -193,25 +218,32 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
 
 @gluon.jit
 def values_operands(words, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns values as operands [WARPS, max(words, 16), keys], in the order of `value_column`."""
-    KEYS: gl.constexpr = C.pages * PAGE
-    WORDS: gl.constexpr = C.size // 8
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
+    """Returns values as operands [WARPS, 16, keys], in the order of `value_column`; words: of each plane."""
+    PAIRED: gl.constexpr = values_layout(values_words(C.size, C.value_bits), C.pages, True)
+    if C.value_bits == 3:
+        codes = values_of_planes(words, PAIRED, C)
+    else:
+        codes = _values_of_4_bits(gl.convert_layout(words[0], PAIRED), C)
+    found = ()
+    for i in gl.static_range(C.size // 16):
+        x = codes[i]
+        if len(codes) > C.size // 16:
+            # of fewer or smaller words, two codes of each fill a product's rows
+            x = gl.join(x, codes[i + C.size // 16])
+        x = x.reshape([WARPS, C.pages, 8, 2, 8, 2]).permute([0, 5, 4, 1, 3, 2])
+        x = x.reshape([WARPS, 16, C.pages * PAGE])
+        found = found + (gl.convert_layout(x, gl.DotOperandLayout(0, LAYOUT, 2)),)
+    return found
+
+
+@gluon.jit
+def _values_of_4_bits(words, C: gl.constexpr):
     ASM: gl.constexpr = _values_levels(C.inner, C.outer) if C.levels else _values_codes()
-    codes = gl.inline_asm_elementwise(
+    return gl.inline_asm_elementwise(
         ASM, "=r,=r,=r,=r,=r,=r,=r,=r,r,r", [words],
         dtype=(gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16, gl.float16),
         is_pure=True, pack=2,
     )  # fmt: skip
-    found = ()
-    for i in gl.static_range(WORDS // 2):
-        x = codes[i]
-        if WORDS == 8:
-            # half as many words fill a product's rows with two codes each
-            x = gl.join(x, codes[i + 4])
-        x = x.reshape([WARPS, C.pages, 8, 2, 8, 2]).permute([0, 5, 4, 1, 3, 2])
-        found = found + (gl.convert_layout(x.reshape([WARPS, 16, KEYS]), OPERAND),)
-    return found
 
 
 @gluon.jit

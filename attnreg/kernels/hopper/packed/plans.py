@@ -45,46 +45,72 @@ class Shape(NamedTuple):
     registers: int | None = None
 
 
-# by the kind of a format, the columns and the rows. On an H200 8 rows of 128 columns were timed, "uniform" and "eights"
+class Kind(NamedTuple):
+    """What the kernel tells formats apart by: the bits of keys, which are levels or of 8 bits float8_e4m3fn, and of
+    values, and what the code of a value stands for."""
+
+    keys: int
+    values: int
+    code: str
+
+
+# by the kind of a format, the columns and the rows. On an H200 8 rows of 128 columns were timed, of uniform values of 4
+# bits with keys of 4 and of 8. Of codes of 3 bits nothing was: their shapes take few instructions and spill nothing
 SHAPES = {
-    "uniform": {(64, 8): Shape(2, 4), (64, 16): Shape(2, 3), (128, 8): Shape(2, 3), (128, 16): Shape(1, 2)},
-    "eights": {
-        (64, 8): Shape(2, 4), (64, 16): Shape(2, 3, registers=168), (128, 8): Shape(2, 3, registers=168),
-        (128, 16): Shape(1, 2),
-    },
-    "levels": {
+    Kind(4, 4, "uniform"): {
         (64, 8): Shape(2, 4), (64, 16): Shape(2, 3), (128, 8): Shape(2, 3, late=True, registers=168),
         (128, 16): Shape(1, 2),
     },
+    Kind(8, 4, "uniform"): {
+        (64, 8): Shape(2, 4), (64, 16): Shape(2, 3, registers=168), (128, 8): Shape(2, 3, registers=168),
+        (128, 16): Shape(1, 2),
+    },
+    Kind(4, 4, "levels"): {
+        (64, 8): Shape(2, 4), (64, 16): Shape(2, 3), (128, 8): Shape(2, 3, late=True, registers=168),
+        (128, 16): Shape(1, 2),
+    },
+    Kind(3, 4, "uniform"): {
+        (64, 8): Shape(2, 4, late=True), (64, 16): Shape(2, 2, late=True),
+        (128, 8): Shape(2, 3, late=True), (128, 16): Shape(2, 2, late=True),
+    },
+    Kind(3, 3, "uniform"): {
+        (64, 8): Shape(2, 4, late=True, registers=128), (64, 16): Shape(2, 2, late=True),
+        (128, 8): Shape(2, 3, late=True, registers=168), (128, 16): Shape(2, 2, late=True),
+    },
+    Kind(3, 3, "levels"): {
+        (64, 8): Shape(2, 4, late=True, registers=128), (64, 16): Shape(2, 2, late=True),
+        (128, 8): Shape(2, 3, late=True, registers=168), (128, 16): Shape(2, 2, late=True),
+    },
 }  # fmt: skip
-_BITS = 4
 
 _DECODE = Kernel(packed_decode_kernel, NAMES, HEADS)
 
 
-def kind_of(packed: Packed) -> str | None:
+def kind_of(packed: Packed) -> Kind | None:
     """The kind of a format that the kernel reads, a key of `SHAPES`; None of one that it does not."""
     keys, values = packed.keys, packed.values
-    if values.bits != _BITS or values.group or keys.bits not in (_BITS, 8):
-        return None
-    if keys.code == "fp8":
-        return "eights" if values.code == "uniform" else None
-    return values.code if keys.code == "levels" else None
+    kind = Kind(keys.bits, values.bits, values.code)
+    return kind if kind in SHAPES and keys.code != "uniform" and not values.group else None
 
 
 @functools.cache
-def polynomial(columns: int) -> tuple[int, int, float]:
-    """The levels of codes as ``unit * x * ((x**2 + inner)**2 + outer)``, for x = (code - 7.5) / 16.
+def polynomial(bits: int, columns: int) -> tuple[int, int, float]:
+    """The levels of codes by a polynomial in x, the code less the middle one, as a part of 2**bits.
 
-    inner and outer are the bits of float16; the unit is that of the least squares beside the levels of the codebook.
+    Of 4 bits it is ``unit * x * ((x**2 + inner)**2 + outer)``, of 3 ``unit * x * (x**2 + inner)``. inner and outer are
+    the bits of float16; the unit is that of the least squares beside the levels of the codebook.
     """
-    book = codebook(_BITS, columns)
+    book = codebook(bits, columns)
     linear, cubic, fifth = book.coefficients
-    # (2 * code - 15) is 32 x
-    inner = _rounded(cubic / fifth / 2**11)
-    outer = _rounded(linear / fifth / 2**20 - inner**2)
-    x = [(code - 7.5) / 16 for code in range(2**_BITS)]
-    shape = [y * ((y * y + inner) ** 2 + outer) for y in x]
+    x = [(code + 0.5) / 2**bits - 0.5 for code in range(2**bits)]
+    # the coefficients are of twice the code less the largest one, which is 2**(bits + 1) x
+    if bits == 4:
+        inner = _rounded(cubic / fifth / 2**11)
+        outer = _rounded(linear / fifth / 2**20 - inner**2)
+        shape = [y * ((y * y + inner) ** 2 + outer) for y in x]
+    else:
+        inner, outer = _rounded(linear / cubic / 2**8), 0.0
+        shape = [y * (y * y + inner) for y in x]
     unit = sum(a * b for a, b in zip(shape, book.levels, strict=True)) / sum(a * a for a in shape)
     return _bits(inner), _bits(outer), unit
 
@@ -102,7 +128,7 @@ class _Code(NamedTuple):
     """The facts that the kernel's code depends on, apart from strides and optional tensors."""
 
     spec: AttentionSpec
-    kind: str
+    kind: Kind
     rows: int
     shape: Shape
     unrotated: int
@@ -116,8 +142,8 @@ class _Code(NamedTuple):
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         query, output, keys, values, _, _, sinks, *_ = key
-        spec, rotated = self.spec, self.kind != "eights"
-        inner, outer, unit = polynomial(spec.head_size) if rotated else (0, 0, 1.0)
+        spec, kind = self.spec, self.kind
+        inner, outer, unit = polynomial(kind.keys, spec.head_size) if kind.keys < 8 else (0, 0, 1.0)
         left, right = (min(side, LONGEST) for side in self.sides)
         return {
             "C": PackedDecode(
@@ -129,8 +155,9 @@ class _Code(NamedTuple):
                 block_size=spec.block_size or 0,
                 pages=self.shape.pages,
                 late=self.shape.late,
-                key_bits=_BITS if rotated else 8,
-                levels=self.kind == "levels",
+                key_bits=kind.keys,
+                value_bits=kind.values,
+                levels=kind.code == "levels",
                 inner=inner,
                 outer=outer,
                 unit=unit,
@@ -196,7 +223,8 @@ class HopperPackedPlan(AttentionPlan):
             or packed is None or spec.head_size != spec.head_size_v
         ):  # fmt: skip
             return None
-        found = SHAPES.get(kind_of(packed) or "", {}).get((spec.head_size, rows_of(spec, launch)))
+        kind = kind_of(packed)
+        found = SHAPES[kind].get((spec.head_size, rows_of(spec, launch))) if kind is not None else None
         return found and (self.shape or found)
 
     def _own(self, launch: Launch, tensors: Sequence[Any]) -> Run | None:
