@@ -17,8 +17,8 @@ from attnreg.runtime.interface import Call, Layout
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
     from attnreg.kernels.hopper import attention as hopper_attn
+    from attnreg.kernels.hopper.prompts import choices, widened
     from attnreg.kernels.hopper.prompts import plans as prefill_plans
-    from attnreg.kernels.hopper.prompts import widened
     from attnreg.kernels.hopper.prompts.plans import Prompts
     from attnreg.kernels.triton import plans
 else:
@@ -31,8 +31,8 @@ PACKED = replace(PAGED, queries=[300, 17, 129, 64, 1], keys=[300, 17, 129, 64, 1
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Prompts]:
-    """The launches of the kernel during a test, which takes the tiles of a narrow window however few they are."""
-    monkeypatch.setattr(prefill_plans, "SEVERAL", 0)
+    """The launches of the kernel during a test, which takes tiles of small heads however few they are."""
+    monkeypatch.setattr(choices, "SEVERAL", 0)
     monkeypatch.setattr(widened, "FEWEST_TILES", 0)
     plans._launches.cache_clear()
     seen: list[Prompts] = []
@@ -79,6 +79,33 @@ def test_features_of_heads_in_parts(head_size: int, launches: list[Prompts]) -> 
     verify(replace(case, queries=[2000, 37], keys=[5000, 4001], heads=(24, 2)), launches)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("case", [PAGED, PACKED], ids=["paged", "packed"])
+def test_warpgroups(groups: int, case: Case, launches: list[Prompts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of warpgroups computes a tile, and the rows past a request's end are no one's."""
+    monkeypatch.setattr(prefill_plans, "groups_of", lambda *facts: groups)
+    small = replace(case, head_size=64, features=frozenset({"sinks"}))
+    verify(replace(small, window=100), launches)
+    verify(replace(small, window=(60, 60), causal=False, heads=(24, 8), dtype=torch.float16), launches)
+    if groups > 1:
+        verify(small, launches)
+        verify(replace(small, causal=False, heads=(24, 8), dtype=torch.float16), launches)
+    assert {prompts.code.groups for prompts in launches} == {groups}
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)])
+def test_maxima_that_grow(size: tuple[int, int], launches: list[Prompts]) -> None:
+    """Keys are walked from the last one on: where the first are the largest, maxima are followed, some time after."""
+    trial = trial_of(replace(PACKED, head_size=size[0], head_size_v=size[1]), "cuda", module=hopper_attn, splits=1)
+    for most in (4.0, 40.0):
+        growth = torch.ones(len(trial.key), device="cuda")
+        growth[: sum(PACKED.keys)] = torch.cat([torch.linspace(most, 0.5, n, device="cuda") for n in PACKED.keys])
+        grown = replace(trial, key=(trial.key * growth[:, None, None]).to(trial.key.dtype))
+        output, lse = attend(grown, grown.batch, grown.query)
+        assert compare(grown, output, lse)[2] is None
+    assert launches
+
+
 @pytest.mark.parametrize("size", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
 def test_heads_further_apart_than_tokens(size: tuple[int, int], launches: list[Prompts]) -> None:
     """A dynamic cache of transformers is [heads, tokens, size]."""
@@ -118,9 +145,9 @@ def test_split_keys(
 @pytest.fixture
 def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of few queries are computed beside prompts whatever that is worth."""
-    monkeypatch.setattr(prefill_plans, "WORTH", 1e-9)
-    monkeypatch.setattr(prefill_plans, "LONG", 1e9)
-    monkeypatch.setattr(prefill_plans, "choose_splits", lambda *facts: 1)
+    monkeypatch.setattr(choices, "WORTH", 1e-9)
+    monkeypatch.setattr(choices, "LONG", 1e9)
+    monkeypatch.setattr(choices, "choose_splits", lambda *facts: 1)
 
 
 MIXED = replace(PAGED, queries=[1, 300, 0, 1, 129, 1, 1], keys=[3000, 700, 50, 17, 1029, 1, 64])

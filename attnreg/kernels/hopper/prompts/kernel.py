@@ -47,7 +47,8 @@ from attnreg.kernels.hopper.prompts.shared import (
 
 # the maximum of no scores: below every score, but finite, because -inf - -inf is NaN
 LOWEST = gl.constexpr(-1.0e30)
-# by so much a maximum may lie below the largest score where it is not followed: a weight is up to 2**SLACK then
+# by so much a maximum may lie below the largest score where it is not followed, as in FlashAttention 4: weights are up
+# to 2**SLACK then
 SLACK = gl.constexpr(8.0)
 
 
