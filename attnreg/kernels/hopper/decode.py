@@ -21,6 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from attnreg.kernels.hopper.softmax import scores, with_sink
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
 
 WARPS = gl.constexpr(4)
@@ -220,10 +221,7 @@ def finish(
     factor = gl.full([ROWS], 1.0, gl.float32, LH)
     if not C.split and sinks_ptr is not None:
         sink = gl.load(sinks_ptr + head * C.sink, mask=exists, other=0.0).to(gl.float32) * LOG2_E
-        new_max = gl.maximum(most, sink)
-        factor = gl.exp2(most - new_max)
-        total = total * factor + gl.where(sink == new_max, 1.0, gl.exp2(sink - new_max))
-        most = new_max
+        most, total, factor = with_sink(most, total, sink)
     # a sum of NaN has to be seen
     has_keys = total != 0
     total = gl.where(has_keys, total, 1.0)
@@ -356,9 +354,7 @@ def decode_kernel(
             codes = halves(k, CODE)
             for i in gl.static_range(CODES):
                 s = mma_v2(_keys_operand(codes[i], LS, C), q[i], s)
-            if C.softcap:
-                # tanh(x) = 1 - 2 / (exp(2x) + 1)
-                s = softcap * (1.0 - 2.0 / (gl.exp2(s * (scale * 2.0)) + 1.0))
+            s = scores(s, scale, softcap, C.softcap)
             key = page * PAGE
             visible = key + offs_n < end[None, None, :]
             if C.left >= 0:

@@ -31,6 +31,7 @@ from attnreg.kernels.hopper.packed.operands import (
     values_operands,
     values_words,
 )
+from attnreg.kernels.hopper.softmax import scores as softcapped
 from attnreg.kernels.triton.layout import UNIT
 from attnreg.kernels.triton.softmax import LOWEST
 
@@ -176,10 +177,7 @@ def _scores(k, k_scale, q, scale, softcap, LAYOUT: gl.constexpr, C: gl.constexpr
         s = s * (numbers(k_scale, LAYOUT, C) * scale)[:, :, None]
     else:
         s = s * scale
-    if C.softcap:
-        # tanh(x) = 1 - 2 / (exp(2x) + 1)
-        s = softcap * (1.0 - 2.0 / (gl.exp2(s * 2.0) + 1.0))
-    return s
+    return softcapped(s, 1.0, softcap, C.softcap)
 
 
 @gluon.jit

@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnreg.kernels.hopper.prompts.loads import produce
 from attnreg.kernels.hopper.prompts.outputs import columns, finish, output_layout, scaled, scaled_if_moved
-from attnreg.kernels.hopper.prompts.scores import hidden, hides, lane_sums, scores
+from attnreg.kernels.hopper.prompts.scores import hidden, hides, lane_sums
 from attnreg.kernels.hopper.prompts.shared import (
     AHEAD,
     FACTS,
@@ -44,9 +44,9 @@ from attnreg.kernels.hopper.prompts.shared import (
     parts_of,
     take_turn,
 )
+from attnreg.kernels.hopper.softmax import scores
+from attnreg.kernels.triton.softmax import LOWEST
 
-# the maximum of no scores: below every score, but finite, because -inf - -inf is NaN
-LOWEST = gl.constexpr(-1.0e30)
 # by so much a maximum may lie below the largest score where it is not followed, as in FlashAttention 4: weights are up
 # to 2**SLACK then
 SLACK = gl.constexpr(8.0)

@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from attnreg.kernels.hopper.prompts.shared import ROWS, columns_of, parts_of
+from attnreg.kernels.hopper.softmax import with_sink
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E
 
 
@@ -121,10 +122,7 @@ def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, 
     factor = gl.full([ROWS], 1.0, gl.float32, row_max.type.layout)
     if C.sinks and not C.split:
         sink = gl.load(outputs.sinks + head * outputs.stride_sink, mask=exists, other=0.0).to(gl.float32) * LOG2_E
-        new_max = gl.maximum(row_max, sink)
-        factor = gl.exp2(row_max - new_max)
-        total = total * factor + gl.where(sink == new_max, 1.0, gl.exp2(sink - new_max))
-        row_max = new_max
+        row_max, total, factor = with_sink(row_max, total, sink)
     # a sum of NaN has to be seen
     has_keys = total != 0
     total = gl.where(has_keys, total, 1.0)

@@ -1,20 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""Scores of the kernel in `kernel`: made of products, hidden where a row sees no key, and their weights summed."""
+"""Scores of the kernel in `kernel`: hidden where a row sees no key, and their weights summed."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnreg.kernels.hopper.prompts.shared import ROWS
-
-
-@gluon.jit
-def scores(s, scale, softcap, SOFTCAP: gl.constexpr):
-    """Returns products as scores, exponents of 2, up to a factor still to be applied."""
-    if SOFTCAP:
-        # tanh(x) = 1 - 2 / (exp(2x) + 1)
-        s = softcap * (1.0 - 2.0 / (gl.exp2(s * (scale * 2.0)) + 1.0))
-    return s
 
 
 @gluon.jit
