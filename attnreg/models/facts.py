@@ -111,7 +111,12 @@ class LayerFacts:
     request: AttentionRequest | None = None
 
     def changed(self, **changes: Any) -> LayerFacts:
-        """These facts with some changed. `dataclasses.replace` takes ten times as long, and models have many layers."""
+        """These facts with some changed. `dataclasses.replace` takes ten times as long, and models have many layers.
+
+        Raises TypeError for a name that is none of theirs.
+        """
+        if unknown := changes.keys() - self.__dict__.keys():
+            raise TypeError(f"LayerFacts has no {', '.join(sorted(unknown))}")
         out = object.__new__(LayerFacts)
         out.__dict__.update(self.__dict__, **changes)
         return out

@@ -97,3 +97,11 @@ def test_layers_that_ask_for_a_facet_of_the_registry_say_so() -> None:
         ((0, 3), outer),
         ((1, 2), "KV cache turboquant_k8v4"),
     ]
+
+
+def test_facts_are_changed_by_their_names_alone() -> None:
+    facts = LayerFacts(layer_idx=0, kind="self", head_size=64)
+    assert facts.changed(head_size=128) == LayerFacts(layer_idx=0, kind="self", head_size=128)
+    assert facts.head_size == 64
+    with pytest.raises(TypeError, match="LayerFacts has no head_sise"):
+        facts.changed(head_sise=128)

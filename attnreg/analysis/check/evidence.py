@@ -64,11 +64,11 @@ def _is_about(order: Order, here: Platform) -> bool:
 
 
 def contradictions(
-    registry: Registry, order: Order, measured: Measured, read: Callable[[Path, str], Samples] | None = None
+    registry: Registry, order: Order, measured: Measured, read: Callable[[Path, str], Samples] = read_samples
 ) -> Iterator[Finding]:
-    """What the samples of a measurement say against an order; ``read`` reads them, `read_samples` where it is None."""
+    """What the samples of a measurement, which ``read`` reads, say against an order."""
     try:
-        samples = (read or read_samples)(_path(order, measured.file), measured.file)
+        samples = read(_path(order, measured.file), measured.file)
     except SamplesError as e:
         problem = e.problems[0]
         message = f"{measured.file}, the evidence of {order.title}: {problem.message}"

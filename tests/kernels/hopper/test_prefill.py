@@ -261,8 +261,8 @@ def test_warpgroups_and_blocks_of_threads_of_small_heads_fit() -> None:
         # each block takes 1 KiB more
         assert code.programs * (memory_of(code) + 2048) <= 228 * 1024
     # the registers of four warps of each group, and of the loading warp, whose group of four is whole
-    for groups, (registers, loading, _, programs) in BUILDS.items():
-        assert programs * 128 * (groups * registers + loading) <= 65536
+    for groups, build in BUILDS.items():
+        assert build.programs * 128 * (groups * build.registers + build.loading) <= 65536
 
 
 @pytest.mark.parametrize(

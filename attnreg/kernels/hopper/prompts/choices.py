@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from attnreg.kernels.hopper.prompts.shared import ROWS, Code
 from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, choose_splits
@@ -18,9 +19,6 @@ TILE = 2 * ROWS.value
 SMALLEST_BOX = 16
 # the tiles of each, in a narrow window, or before three warpgroups share one
 SEVERAL = 4
-# by the warpgroups that compute: registers of a thread of theirs, of the warp that loads, and of each at the start,
-# None: what there are; and the blocks of threads of a multiprocessor
-BUILDS = {1: (128, 32, 80, 3), 2: (232, 40, None, 1), 3: (160, 32, None, 1)}
 # the registers of a thread beside scores, weights, outputs and queries
 OTHERS = 40
 # keys are split where there are fewer tiles than so many of each, as if a program began in the time of so many keys
@@ -28,6 +26,23 @@ FEW_TILES, BEGIN = 2, 256
 # where requests of few queries are computed too: the share of the multiprocessors that take prompts first, measured on
 # an H200; the least share of the work that is either's; the longest of them, as a share of a multiprocessor's work
 OF_PROMPTS, WORTH, LONG = 0.3, 0.1, 0.4
+
+
+class Build(NamedTuple):
+    """How a block of threads is built.
+
+    registers, loading: of a thread of the warpgroups that compute, and of the warp that loads. at_start: of each thread
+    of a kernel that begins, None: what there are. programs: the blocks that a multiprocessor holds.
+    """
+
+    registers: int
+    loading: int
+    at_start: int | None = None
+    programs: int = 1
+
+
+# by the warpgroups that compute
+BUILDS = {1: Build(128, 32, at_start=80, programs=3), 2: Build(232, 40), 3: Build(160, 32)}
 
 
 def pack_of(spec: AttentionSpec) -> int:
@@ -56,8 +71,8 @@ def code_of(
     part_v = _part(size_v) if whole else COPIED
     # so that one part of the queries can be in registers
     part = _part(size) if whole and size <= 128 else COPIED
-    registers, loading, _, programs = BUILDS[groups]
-    free = registers - OTHERS - block_n // 2 - block_n // 4 - size_v // 2
+    build = BUILDS[groups]
+    free = build.registers - OTHERS - block_n // 2 - block_n // 4 - size_v // 2
     return Code(
         kv_heads=spec.num_kv_heads,
         group=group,
@@ -79,9 +94,9 @@ def code_of(
         q_stages=1 if wide else 2,
         output_in_query=output_in_query,
         groups=groups,
-        registers=registers,
-        loading=loading,
-        programs=programs,
+        registers=build.registers,
+        loading=build.loading,
+        programs=build.programs,
         # parts of outputs are stored from registers, with places of their own
         held=0 if split else max(0, min(free // (part // 4), -(-size // part))),
         lazy=size_v >= 128,

@@ -189,8 +189,8 @@ class Prompts:
             x and TensorDescriptor(x.base, [*x.shape], [*x.strides], [*block], layout)
             for x, (block, layout) in zip(descriptors, blocks_of(self.code), strict=True)
         ]
-        _, _, registers, _ = BUILDS[self.code.groups]
-        most = {} if registers is None else {"maxnreg": registers}
+        at_start = BUILDS[self.code.groups].at_start
+        most = {} if at_start is None else {"maxnreg": at_start}
         compiled = prefill_kernel[self.grid](*described, *tensors, *self.numbers, self.code, num_warps=4, **most)
         _compiled[self._kind(query, sinks)] = compiled
 
