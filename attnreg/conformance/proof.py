@@ -228,7 +228,8 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
             [length],
             device=trial.query.device,
             block_table=None if batch.block_table is None else batch.block_table[i : i + 1],
-            causal=batch.causal[i : i + 1] if isinstance(batch.causal, Tensor) else batch.causal,
+            # as an engine says it where requests do not differ
+            causal=bool(batch.causal[i]) if isinstance(batch.causal, Tensor) else batch.causal,
             mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[i : i + 1],
             tree_mask=None if batch.tree_mask is None else batch.tree_mask[rows],
         )

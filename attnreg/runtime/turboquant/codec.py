@@ -98,7 +98,7 @@ def _levels(side: Side, rows: Tensor) -> tuple[Tensor, Tensor]:
     unit = y / norm.where(norm > 0, 1.0) * columns**0.5
     ends, values = unit.new_tensor(book.thresholds), unit.new_tensor(book.levels)
     if side.scale == "fitted":
-        return _fitted(y, unit, ends, values)
+        return _fitted(y, unit, ends, values)[:2]
     codes = torch.bucketize(unit, ends)
     levels = values[codes]
     if side.scale == "norm":
@@ -110,23 +110,28 @@ def _levels(side: Side, rows: Tensor) -> tuple[Tensor, Tensor]:
 def undecided(side: Side, rows: Tensor) -> Tensor:
     """The most that another rounding may add to the squared error of rows [...] as levels.
 
-    A number that lies between two codes, but for a 2**-16th of the row's root mean square, may become either. Where the
-    scale is not that of the least squared error, the two are not equally near to it.
+    A number that lies between two codes, but for a 2**-16th of what the row is divided by, may become either. Where
+    this is not the scale of the least squared error, the two are not equally near to it.
     """
     columns = side.columns(rows.shape[-1])
     y, book = rotated(rows, columns), codebook(side.bits, columns)
     size = y.norm(dim=-1) / columns**0.5
     unit = y / size.where(size > 0, 1.0)[..., None]
     ends, values = unit.new_tensor(book.thresholds), unit.new_tensor(book.levels)
+    if side.scale == "fitted":
+        unit = unit / _fitted(y, unit, ends, values)[2]
     between = (unit[..., None] - ends).abs().amin(-1) < 2**-16
     most: Tensor = between.sum(-1) * (values.diff().max() * size).square()
     return most
 
 
-def _fitted(y: Tensor, unit: Tensor, ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes and the scale of the least squared error; ends, values: of the codebook's cells."""
+def _fitted(y: Tensor, unit: Tensor, ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes and the scale of the least squared error, and the factor that led to them.
+
+    ends, values: of the codebook's cells.
+    """
     best = y.new_full((*y.shape[:-1], 1), -1.0)
-    codes, scales = torch.zeros_like(y, dtype=torch.long), best
+    codes, scales, factors = torch.zeros_like(y, dtype=torch.long), best, best
     for factor in FACTORS:
         tried = torch.bucketize(unit / factor, ends)
         levels = values[tried]
@@ -135,7 +140,8 @@ def _fitted(y: Tensor, unit: Tensor, ends: Tensor, values: Tensor) -> tuple[Tens
         better = products**2 / squares > best
         best = torch.where(better, products**2 / squares, best)
         codes, scales = torch.where(better, tried, codes), torch.where(better, products / squares, scales)
-    return codes, scales
+        factors = factors.masked_fill(better, factor)
+    return codes, scales, factors
 
 
 def _uniform(side: Side, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -124,6 +124,9 @@ CASES: list[tuple[str, list[int], list[int], dict[str, Any], list[tuple[int, int
     ("slopes, which the kernel does not add", [1], [900], {"features": frozenset({"alibi"})}, [], True),
     # another request must not change how queries are rotated; of the class of several queries the largest has 16
     ("batch invariant", [1, 2], [900, 9], {"features": frozenset({"batch_invariant"})}, [(8, ROTATED)], False),
+    # nor what computes a request, which a batch with others of another causality would have to leave to TRITON_ATTN
+    ("batch invariant, causal by request", [1], [900],
+     {"features": frozenset({"batch_invariant", "causal_by_request"})}, [], False),
 ]  # fmt: skip
 
 

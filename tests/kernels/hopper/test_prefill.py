@@ -90,6 +90,10 @@ def test_short_queries_are_those_of_triton_attn(compiler: Compiler) -> None:
     assert launched([2048], [2048], window=300) == ["prefill_kernel"]
     invariant = frozenset({"batch_invariant"})
     assert launched([300], [300], window=128, features=invariant)[-1] == "prefill_kernel"
+    # requests of another batch may differ in causality, which TRITON_ATTN's kernel computes
+    by_request = frozenset({"causal_by_request"})
+    assert "prefill_kernel" in launched([300], [300], features=by_request)
+    assert "prefill_kernel" not in launched([300], [300], features=by_request | invariant)
 
 
 def test_prompts_over_8_bits_are_widened_where_that_takes_less_time(compiler: Compiler) -> None:

@@ -187,3 +187,18 @@ def test_a_number_between_two_codes_may_become_either() -> None:
     allowed = codec.undecided(side, codec.unrotated(unit, 128))
     assert allowed[0] > 0
     assert allowed[1] == 0
+
+
+def test_a_fitted_number_between_two_codes_of_the_best_factor_may_become_either() -> None:
+    """Each factor has its own codes; those of the chosen one are stored."""
+    side, threshold = Side(4, "hadamard", "fitted"), float(codebook(4, 128).thresholds[-1])
+    rest = codec.rotated(unit_rows(1, 128), 128)[0]
+    at = int(rest.abs().argmax())
+    found = []
+    for factor in codec.FACTORS:
+        # a number of `factor` times the last threshold, in units of the root mean square of the row with it
+        unit, edge = rest.clone(), threshold * factor
+        unit[at] = 0.0
+        unit[at] = edge * (unit.square().sum() / (128 - edge**2)).sqrt()
+        found.append(float(codec.undecided(side, codec.unrotated(unit[None], 128))))
+    assert 0 < sum(x > 0 for x in found) < len(found)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnreg.kernels.hopper.decode import PAGE, WARPS
-from attnreg.kernels.hopper.decode_plans import cut, either, launch_of, rows_of, walked
+from attnreg.kernels.hopper.decode_plans import computes, cut, either, launch_of, rows_of, walked
 from attnreg.kernels.hopper.packed.decode import PackedDecode, packed_decode_kernel
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import GIVEN, packed_strides
@@ -219,7 +219,7 @@ class HopperPackedPlan(AttentionPlan):
         """The shape with which the kernel computes a launch; None where it does not."""
         spec, packed = self.spec, self.spec.packed
         if (
-            launch.max_query_len > SHORT_QUERIES or not isinstance(self.causal, bool) or not spec.features <= COMPUTED
+            launch.max_query_len > SHORT_QUERIES or not computes(self.causal, spec, COMPUTED)
             or packed is None or spec.head_size != spec.head_size_v
         ):  # fmt: skip
             return None
