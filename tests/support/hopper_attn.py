@@ -30,6 +30,7 @@ BF16 = {"heads": (8, 2), "head_size": 128, "dtype": torch.bfloat16}
 PACKED = {"queries": [300, 40], "keys": [300, 40], "block_size": None}
 CASES = {
     "paged": Case(**LENGTHS, **BF16),
+    "paged, long": Case(**{**LENGTHS, "keys": [2500, 40, 9]}, **BF16),
     "packed": Case(**PACKED, **BF16),
     "full": Case(**PACKED, **BF16, causal=False),
     "window of 64": Case(

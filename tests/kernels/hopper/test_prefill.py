@@ -42,6 +42,8 @@ def spec(**changes: object) -> AttentionSpec:
     ("name", "products", "loads", "stores"),
     [
         ("paged", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
+        # values by a warp of their own
+        ("paged, long", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
         ("packed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
         ("full", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
         # what is widened is packed
@@ -289,6 +291,20 @@ def test_warpgroups_by_heads_and_tiles(groups: int, queries: list[int], facts: d
         facts |= {"sliding_window": window, "features": frozenset({"sliding_window"})}
     layer = spec(**{"num_heads": 4, "head_size": 64, "head_size_v": 64, **facts})
     assert groups_of(layer, True, MANY._replace(max_query_len=max(queries)), queries, 132) == groups
+
+
+def test_values_are_loaded_apart_over_many_keys_in_pages() -> None:
+    def apart(block_size: int, max_seq_len: int, groups: int = 2, *, causal: bool = True, **facts: object) -> bool:
+        return code_of(spec(**facts), causal, block_size, groups=groups, max_seq_len=max_seq_len).apart
+
+    assert apart(16, 8192)
+    assert apart(16, 8192, head_size=80, head_size_v=80)
+    assert not apart(16, 2048)
+    assert not apart(0, 8192)
+    assert not apart(16, 8192, causal=False)
+    assert not apart(16, 8192, sliding_window=1000, features=frozenset({"sliding_window"}))
+    assert not apart(16, 8192, head_size=64, head_size_v=64)
+    assert not apart(16, 8192, groups=3)
 
 
 def test_a_repeated_call_is_described_as_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:

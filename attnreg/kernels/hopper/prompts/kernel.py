@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
-"""The attention kernel for prompts on SM 9.0, in Gluon: wgmma fed by TMA, with a warp that loads and two that compute.
+"""The attention kernel for prompts on SM 9.0, in Gluon: wgmma fed by TMA, with warps that load and warps that compute.
 
-A block of threads stays on its multiprocessor and takes tiles until none is left. Its last warp (`loads`) finds
-them: it looks up the request, tells the consumers through shared memory what to compute, and has the copy engine load
-the queries, and keys and values block by block, some blocks ahead. Up to three warpgroups compute 64 rows each
-(`_consume`). A row is one query of one head; heads that share a KV head are rows of the same tile, so that their keys
-are loaded once.
+A block of threads stays on its multiprocessor and takes tiles until none is left. A warp of it (`loads`) finds
+them: it looks up the request, tells the others through shared memory what the tile is, and has the copy engine load
+the queries, and keys and values block by block, some blocks ahead; a second warp may do so for the values. Up to three
+warpgroups compute 64 rows each (`_consume`). A row is one query of one head; heads that share a KV head are rows of the
+same tile, so that their keys are loaded once.
 
 Keys are walked from the last block to the first: so blocks with hidden keys come first, and only the very first can
 hold keys past the request's end, whose memory may hold anything. In each step the products of a block with the queries
@@ -26,18 +26,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from attnreg.kernels.hopper.prompts.loads import produce
+from attnreg.kernels.hopper.prompts.loads import load_values, produce
 from attnreg.kernels.hopper.prompts.outputs import columns, finish, output_layout, scaled, scaled_if_moved
 from attnreg.kernels.hopper.prompts.scores import hidden, hides, lane_sums
 from attnreg.kernels.hopper.prompts.shared import (
     AHEAD,
-    FACTS,
     ROWS,
     Batch,
     Outputs,
     Places,
     Shared,
     columns_of,
+    facts_of,
     give_turn,
     next_tile,
     part_of,
@@ -246,7 +246,7 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
     used = 0
     if C.groups - 1 == W:
         give_turn(W, C)
-    tile = next_tile(shared, taken)
+    tile = next_tile(shared, taken, 4, C)
     while tile.blocks > 0:
         if C.mixed:
             if tile.queries > W * (ROWS // C.pack):
@@ -256,7 +256,7 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
         else:
             used = _compute(W, tile, taken, used, o_desc, shared, outputs, scale, softcap, C)
         taken += 1
-        tile = next_tile(shared, taken)
+        tile = next_tile(shared, taken, 4, C)
     tma.store_wait(0)
     if W == 0:
         take_turn(W, C)
@@ -332,10 +332,10 @@ def prefill_kernel(
         k_rest,
         v_rest,
         o,
-        gl.allocate_shared_memory(gl.int32, [AHEAD, FACTS], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        gl.allocate_shared_memory(gl.int32, [AHEAD, facts_of(C)], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         _barriers(C.q_stages * C.groups, 1), _barriers(C.q_stages * C.groups, 1), _barriers(C.stages, 1),
         _barriers(C.stages, C.groups), _barriers(C.stages, 1), _barriers(C.stages, C.groups), _barriers(AHEAD, 1),
-        _barriers(AHEAD, C.groups),
+        _barriers(AHEAD, C.groups + C.apart),
     )  # fmt: skip
     fence_async_shared()
     batch = Batch(query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, taken_ptr, num_reqs,
@@ -352,6 +352,13 @@ def prefill_kernel(
             (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
             (produce, (q_desc, k_desc, v_desc, k_rest_of, v_rest_of, shared, batch, k_places, v_places, C)),
         ], [1], [C.loading])  # fmt: skip
+    elif C.apart:
+        gl.warp_specialize([
+            (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
+            (_consume, (1, o_desc, shared, outputs, scale, softcap, C)),
+            (produce, (q_desc, k_desc, v_desc, k_rest_of, v_rest_of, shared, batch, k_places, v_places, C)),
+            (load_values, (v_desc, v_rest_of, shared, batch, v_places, C)),
+        ], [4, 1, 1], [C.registers, C.loading, C.loading])  # fmt: skip
     elif C.groups == 2:
         gl.warp_specialize([
             (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),

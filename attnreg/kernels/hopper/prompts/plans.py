@@ -216,11 +216,11 @@ def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
 
 def prompts_of(
     spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], numbers: Sequence[int],
-    tensors: Sequence[Any], changes: Mapping[str, Any],
+    tensors: Sequence[Any], changes: Mapping[str, Any], max_seq_len: int = 0,
 ) -> Prompts | None:  # fmt: skip
     """The kernel for a launch, None where it cannot run.
 
-    queries: of each request. numbers: of the batch. changes: of the chosen constants.
+    queries: of each request. numbers: of the batch. changes: of the chosen constants. max_seq_len: of a cache's.
     """
     query, key, value, output, lse, sinks, _, _, k_scale, v_scale, *_ = tensors
     block_size = (spec.block_size or 0) if key.dim() == 4 else 0
@@ -238,5 +238,6 @@ def prompts_of(
     split, groups = launch.splits > 1, 2
     if not split and not changes.get("mixed"):
         groups = groups_of(spec, causal, launch, queries, target_of(query.device).num_sms)
-    code = code_of(spec, causal, block_size, [name for name, x in optional.items() if x is not None], groups, split)
+    given = [name for name, x in optional.items() if x is not None]
+    code = code_of(spec, causal, block_size, given, groups, split, max_seq_len)
     return Prompts(spec, code._replace(**changes), launch, strides, keys, values, numbers, tensors)

@@ -10,9 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 # rows of a warpgroup
 ROWS = gl.constexpr(64)
-# tiles that the producer may be ahead of the consumers, and the numbers that it says of each
+# tiles that the producer may be ahead of the consumers
 AHEAD = gl.constexpr(2)
-FACTS = gl.constexpr(8)
 
 
 class Places(NamedTuple):
@@ -73,11 +72,12 @@ class Outputs(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What the producer says of a tile; scalars.
+    """What the warp that finds tiles says of one; scalars.
 
     blocks: of keys, 0 where no tile is left. row: of its first query among all. queries: of the request from that one
     on. position: of that query among the request's keys, of which there are ``keys``. begin: of its first block of
-    keys. head: its first. part: the place of its first query's part of head 0.
+    keys. head: its first. part: the place of its first query's part of head 0. req: its request, where values are
+    loaded apart.
     """
 
     blocks: gl.tensor
@@ -88,6 +88,7 @@ class Tile(NamedTuple):
     begin: gl.tensor
     head: gl.tensor
     part: gl.tensor
+    req: gl.tensor
 
 
 class Shared(NamedTuple):
@@ -120,10 +121,10 @@ class Code(NamedTuple):
     part, part_v: their columns that lie together, a power of 2; the last part may have fewer. block_n: keys of a block.
     box: keys that are copied at once. block_size: of the cache, 0 without one. stages: blocks of keys under way.
     q_stages: tiles whose queries are there or under way. output_in_query: the output goes through their memory.
-    groups: warpgroups that compute a tile. registers, loading: of a thread of theirs, and of the warp that loads.
-    programs: blocks of threads that a multiprocessor holds. held: parts of the queries that are kept in registers.
-    lazy: maxima that grow little are not followed. take_turns: the warpgroups issue by turns. dynamic: a block of
-    threads takes its next tile when it is free.
+    groups: warpgroups that compute a tile. registers, loading: of a thread of theirs, and of a warp that loads.
+    programs: blocks of threads that a multiprocessor holds. apart: a second warp loads values. held: parts of the
+    queries that are kept in registers. lazy: maxima that grow little are not followed. take_turns: the warpgroups issue
+    by turns. dynamic: a block of threads takes its next tile when it is free.
     mixed: requests of fewer queries are computed too, and a block of threads takes each tile when it is free. split: a
     tile's keys are shared out to several programs.
     k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head.
@@ -151,6 +152,7 @@ class Code(NamedTuple):
     registers: int
     loading: int
     programs: int
+    apart: bool
     held: int
     lazy: bool
     take_turns: bool
@@ -184,14 +186,22 @@ def columns_of(size, part, i):
     return min(part, size - i * part)
 
 
+@gluon.constexpr_function
+def facts_of(C):
+    """The numbers that are said of a tile, a power of 2."""
+    return 16 if C.apart else 8
+
+
 @gluon.jit
-def tell(shared, slot, tile):
-    """Writes what the consumers are to know of a tile."""
+def tell(shared, slot, tile, C: gl.constexpr):
+    """Writes what the other warps are to know of a tile."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    i = gl.arange(0, FACTS, LAYOUT)
+    i = gl.arange(0, facts_of(C), LAYOUT)
     x = gl.where(i == 0, tile.blocks, 0) + gl.where(i == 1, tile.row, 0) + gl.where(i == 2, tile.queries, 0)
     x += gl.where(i == 3, tile.position, 0) + gl.where(i == 4, tile.keys, 0) + gl.where(i == 5, tile.begin, 0)
     x += gl.where(i == 6, tile.head, 0) + gl.where(i == 7, tile.part, 0)
+    if C.apart:
+        x += gl.where(i == 8, tile.req, 0)
     shared.facts.index(slot).store(x)
 
 
@@ -201,15 +211,16 @@ def _fact(x, i, N: gl.constexpr):
 
 
 @gluon.jit
-def next_tile(shared, taken):
-    """Returns the next tile, once the producer has told of it; taken: the tiles before it."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([FACTS], [32], [4], [0])
+def next_tile(shared, taken, WARPS: gl.constexpr, C: gl.constexpr):
+    """Returns the next tile, once it was told of, to so many warps; taken: the tiles before it."""
+    FACTS: gl.constexpr = facts_of(C)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([FACTS], [32], [WARPS], [0])
     slot = taken % AHEAD
     mbarrier.wait(shared.facts_full.index(slot), (taken // AHEAD) & 1)
     x = shared.facts.index(slot).load(LAYOUT)
     i = gl.arange(0, FACTS, LAYOUT)
     tile = Tile(_fact(x, i, 0), _fact(x, i, 1), _fact(x, i, 2), _fact(x, i, 3), _fact(x, i, 4), _fact(x, i, 5),
-                _fact(x, i, 6), _fact(x, i, 7))  # fmt: skip
+                _fact(x, i, 6), _fact(x, i, 7), _fact(x, i, 8))  # fmt: skip
     mbarrier.arrive(shared.facts_empty.index(slot))
     return tile
 
