@@ -97,11 +97,15 @@ Setting = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of a backend on a platform: the accepted values of each facet, the most common first."""
+    """The claims of a backend on a platform: the accepted values of each facet, the most common first.
+
+    lengths: the patterns of its batches.
+    """
 
     backend: str
     platform: Platform
     registry: Registry
+    lengths: tuple[str, ...] = LENGTHS
 
     @cached_property
     def row(self) -> Backend:
@@ -150,7 +154,7 @@ class Claims:
         accepted: dict[str, tuple[Any, ...]] = {}
         for facet, values in candidates.items():
             accepted[facet] = tuple(v for v in values if possible(facet, v))
-        accepted["lengths"] = LENGTHS
+        accepted["lengths"] = self.lengths
         accepted["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
         for feature in sorted(PROVABLE & self.registry.vocabulary.features.keys()):
             # a feature may go with one dtype alone
@@ -243,7 +247,7 @@ class Claims:
     def _case(self, settings: Mapping[str, Any]) -> Case | None:
         """The case of some settings, with plain values for all others; None where the backend refuses it."""
         form = self.form
-        s = {"lengths": LENGTHS[0], "heads": form.heads[0], "head_size_v": None, **settings}
+        s = {"lengths": self.lengths[0], "heads": form.heads[0], "head_size_v": None, **settings}
         features = frozenset(name for name in self.registry.vocabulary.features if s.get(name))
         if "mm_prefix_in_window" in features:
             # it is about the ranges and the window of a layer that has both

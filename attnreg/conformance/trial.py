@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from attnreg.selection.trace import Selection
 
 LENGTHS = ("mixed", "decode", "prefill", "chunked", "single")
+# and those of which a kernel's loop takes several steps: an interpreter would take minutes for them
+ON_GPU = (*LENGTHS, "long")
 # the layouts of a cache; two views of one tensor; no cache; of prompts of MLA, a cache of latents beside packed keys
 STORAGES = ("NHD", "HND", "SPLIT", "fused", "packed", "latents")
 # the bytes of unused latents of fp8_ds_mla and of unused rows of a packed cache: NaN in each of their types
@@ -32,7 +34,7 @@ PADDING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One layer and one batch: ``lengths`` of `LENGTHS`, ``storage`` of `STORAGES` (fused: two views of one tensor)."""
+    """One layer and one batch: ``lengths`` of `ON_GPU`, ``storage`` of `STORAGES` (fused: two views of one tensor)."""
 
     request: AttentionRequest
     lengths: str
@@ -116,7 +118,11 @@ def lengths_of(pattern: str, block: int, attn_type: str) -> list[tuple[int, int]
     """Queries and keys of each request: lengths around the edges of a block, one token, no token."""
     if attn_type == "encoder_decoder":
         # the encoder's length is independent of the queries, and may be 0
-        cross = {"single": [(1, 1)], "decode": [(1, block + 1), (1, 1), (1, 0), (0, 5), (1, 2 * block)]}
+        cross = {
+            "single": [(1, 1)],
+            "decode": [(1, block + 1), (1, 1), (1, 0), (0, 5), (1, 2 * block)],
+            "long": [(1, 700), (150, 333), (40, 129), (300, 0)],
+        }
         return cross.get(pattern, [(3, 40), (1, block + 1), (0, 0), (5, 2), (2, 0), (37, block)])
     lengths = {
         "single": [(1, 1)],
@@ -124,6 +130,7 @@ def lengths_of(pattern: str, block: int, attn_type: str) -> list[tuple[int, int]
         "prefill": [(1, 1), (0, 0), (block, block), (block + 1, block + 1), (37, 37)],
         "chunked": [(2, 10), (5, block + 4), (block, 2 * block), (3, 2 * block + 2)],
         "mixed": [(1, 2 * block), (6, 6), (0, 7), (4, block + 4), (1, 1), (0, 0), (19, 83)],
+        "long": [(1, 1000), (40, 700), (200, 455), (300, 300), (3, 129)],
     }[pattern]
     return lengths if attn_type == "decoder" else [(q, q) for q, _ in lengths]
 

@@ -15,7 +15,7 @@ from attnreg.conformance.claims import Claims, Size, form_of
 from attnreg.conformance.evidence import Evidence, read_record, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
-from attnreg.conformance.trial import Case
+from attnreg.conformance.trial import LENGTHS, ON_GPU, Case
 from attnreg.conformance.workers import Workers
 from attnreg.errors import RequestError, did_you_mean
 from attnreg.loader import default_registry
@@ -73,6 +73,7 @@ def verify(
     if not names:
         raise RequestError(f"nothing can be verified: no row of {registry.title} for {platform.platform} has a module")
     device = _device(device, platform)
+    lengths = LENGTHS if device.type == "cpu" else ON_GPU
     if record is not None:
         # a file that cannot be written to is refused before anything is run
         read_record(Path(record), device)
@@ -83,7 +84,7 @@ def verify(
         evidence = [
             _failure(Evidence(name, platform, size), f"cannot be run: {unfit[modules[name][0]]}")
             if all(unfit.get(module) for module in modules[name])
-            else _verify(Claims(name, platform, registry), device, size, jobs, report)
+            else _verify(Claims(name, platform, registry, lengths), device, size, jobs, report)
             for name in names
         ]
     if record is not None:

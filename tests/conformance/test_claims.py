@@ -10,6 +10,7 @@ import attnreg
 from attnreg import Platform, Registry
 from attnreg.conformance.claims import PROVABLE, Claims
 from attnreg.conformance.refusals import refusals
+from attnreg.conformance.trial import ON_GPU
 
 HOPPER = Platform(platform="cuda", arch="sm90")
 
@@ -116,3 +117,11 @@ def test_prompts_have_cases_of_every_cache_that_they_claim(default: Registry, cp
     assert {r.kv_dtype for r in cached} >= {"float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"}
     assert all("lse" in r.features for r in cached)
     assert any("kv_connector" in r.features for r in cached)
+
+
+def test_batches_of_a_gpu_are_longer(default: Registry) -> None:
+    on_gpu = Claims("HOPPER_ATTN", HOPPER, default, ON_GPU)
+    cases = on_gpu.cases("claims")
+    assert {c.lengths for c in cases} == set(ON_GPU)
+    # in every layout of a cache, and without one
+    assert {c.storage for c in on_gpu.cases("pairs") if c.lengths == "long"} == set(on_gpu.dimensions["storage"])

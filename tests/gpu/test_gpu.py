@@ -12,7 +12,7 @@ from attnreg import AttentionRequest, BatchMetadata, Platform, Registry
 from attnreg.conformance.claims import PROVABLE, Claims
 from attnreg.conformance.proof import attend, prove
 from attnreg.conformance.refusals import refusals
-from attnreg.conformance.trial import Trial, prepare
+from attnreg.conformance.trial import ON_GPU, Trial, prepare
 from attnreg.conformance.verify import verify
 from attnreg.runtime.layer import Attention
 
@@ -46,7 +46,7 @@ PARTS = dict.fromkeys(BACKENDS, 4) | {"FLEX_ATTENTION": 12}
 
 @pytest.mark.parametrize(("backend", "part"), [(b, part) for b in BACKENDS for part in range(PARTS[b])])
 def test_rows_claim_what_their_backends_do(default: Registry, here: Platform, backend: str, part: int) -> None:
-    claims = Claims(backend, platform_for(backend, default, here), default)
+    claims = Claims(backend, platform_for(backend, default, here), default, ON_GPU)
     cases = claims.cases("claims")[part :: PARTS[backend]]
     outcomes = {case.words: prove(case, claims.select(case.request), "cuda") for case in cases}
     assert {words: one.problem for words, one in outcomes.items() if one.problem} == {}
