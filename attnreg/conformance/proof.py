@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -228,8 +228,7 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
             [length],
             device=trial.query.device,
             block_table=None if batch.block_table is None else batch.block_table[i : i + 1],
-            # as an engine says it where requests do not differ
-            causal=bool(batch.causal[i]) if isinstance(batch.causal, Tensor) else batch.causal,
+            causal=_causality(batch.causal, i, trial.layer.spec.features),
             mm_prefix=None if batch.mm_prefix is None else batch.mm_prefix[i : i + 1],
             tree_mask=None if batch.tree_mask is None else batch.tree_mask[rows],
         )
@@ -239,6 +238,14 @@ def _invariance_problems(trial: Trial, output: Tensor, lse: Tensor) -> Iterator[
         results = attend(single, alone, trial.query[rows])
         if not all(_same_bits(a, b) for a, b in zip(results, (output[rows], lse[:, rows]), strict=True)):
             yield f"request {i} alone gets other bits than in its batch"
+
+
+def _causality(causal: bool | Tensor, request: int, features: Set[str]) -> bool | Tensor:
+    """The causality of a request alone: as an engine says it of requests that do not differ, where the layer may."""
+    if not isinstance(causal, Tensor):
+        return causal
+    alike = bool(causal[request])
+    return alike if alike or "non_causal" in features else causal[request : request + 1]
 
 
 def _moved_problems(trial: Trial, output: Tensor) -> Iterator[str]:

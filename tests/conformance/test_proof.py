@@ -75,6 +75,9 @@ FAULTS: dict[str, dict[str, Any]] = {
     "unwanted rows go to slot 0": {"slots": lambda b: replace(b, slot_mapping=b.slot_mapping.clamp(min=0))},
     "the cache is rounded": {"written": lambda b, key, cache: cache.key.copy_(cache.key.half())},
     "the batch shows in the last digit": {"after": lambda b, output, *_: output.mul_(1 + 2e-7 * b.num_reqs)},
+    "whether requests may differ in causality shows in the last digit": {
+        "after": lambda b, output, *_: output.mul_(1 + 2e-7 * isinstance(b.causal, Tensor))
+    },
     "the cache that was written is read": {"written": remember(kept), "kv_cache": lambda c: c and kept[-1]},
 }
 
@@ -88,3 +91,11 @@ def test_a_fault_is_found(claims: Claims, monkeypatch: pytest.MonkeyPatch, fault
 def test_the_same_without_a_fault_is_found_to_be_right(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "load_kernel", lambda registry, backend: altered())
     assert [prove(case, claims.select(case.request)).problem for case in claims.cases("claims")[:4]] == [None] * 4
+
+
+@pytest.mark.parametrize("non_causal", [True, False])
+def test_requests_that_differ_in_causality_are_proven_alone(claims: Claims, *, non_causal: bool) -> None:
+    features = {"batch_invariant": True, "causal_by_request": True, "non_causal": non_causal}
+    case = claims._case({**claims._base, **features})
+    assert case is not None
+    assert prove(case, claims.select(case.request)).problem is None
