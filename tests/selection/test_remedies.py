@@ -15,6 +15,7 @@ from support.examples import examples
 from attnreg import AttentionRequest, Platform, Registry, RequestError, Selection, load_registry
 from attnreg.selection.remedies import Change, Remedy, remedy
 from attnreg.selection.selector import evaluate
+from attnreg.selection.trace import Candidate
 
 GPT_OSS = {"head_size": 64, "num_heads": 64, "num_kv_heads": 8, "features": frozenset({"sinks", "sliding_window"})}
 
@@ -66,8 +67,14 @@ def test_texts(default: Registry, where: str, change: dict[str, Any], name: str,
     assert remedies(selection)[name] == text
 
 
+def named(selection: Selection, candidate: Candidate) -> str:
+    """What is to be chosen for a candidate: the variant of its backend that the order names, or any."""
+    entries = selection.order.entries if selection.order else ()
+    return next((e.backend for e in entries if e.where == candidate.where), candidate.name)
+
+
 def holds(answer: Remedy, selection: Selection, name: str) -> bool:
-    """Whether a candidate is chosen after the changes, asked for by name if the remedy says so."""
+    """Whether a backend or variant is chosen after the changes, asked for by name if the remedy says so."""
     request, platform = selection.request, selection.platform
     try:
         for change in answer.changes:
@@ -75,7 +82,7 @@ def holds(answer: Remedy, selection: Selection, name: str) -> bool:
         after = evaluate(request, platform, selection.registry, answer.by_name or selection.requested)
     except RequestError:
         return False
-    return after.backend is not None and after.backend.name == name
+    return after.chosen is not None and name in (after.chosen.name, after.chosen.title)
 
 
 @given(data=st.data())
@@ -86,12 +93,24 @@ def test_a_remedy_does_what_it_says_and_no_part_of_it_is_idle(default: Registry,
     selection = evaluate(request, platform, default, backend)
     for candidate in selection.candidates:
         if candidate.reasons and (answer := remedy(selection, candidate)) is not None:
-            assert holds(answer, selection, candidate.name)
+            name = named(selection, candidate)
+            assert holds(answer, selection, name)
             if answer.by_name:
-                assert not holds(dataclasses.replace(answer, by_name=None), selection, candidate.name)
+                assert not holds(dataclasses.replace(answer, by_name=None), selection, name)
             for change in answer.changes:
                 rest = tuple(c for c in answer.changes if c is not change)
-                assert not holds(dataclasses.replace(answer, changes=rest), selection, candidate.name)
+                assert not holds(dataclasses.replace(answer, changes=rest), selection, name)
+
+
+def test_a_variant_that_an_order_names_is_mended_for_itself(default: Registry) -> None:
+    features = frozenset({"adaptive_verification", "alibi", "asymmetric_window"})
+    request = AttentionRequest(head_size=32, dtype="bfloat16", role="draft", phase="prefill", features=features)
+    selection = evaluate(request, at("sm90", default), default)
+    answers = {c.title: remedy(selection, c) for c in selection.candidates if c.name == "FLASH_ATTN"}
+    assert {title: answer.text for title, answer in answers.items() if answer} == {
+        "FLASH_ATTN/FA3": "without alibi, asymmetric_window",
+        "FLASH_ATTN/FA2": "without asymmetric_window",
+    }
 
 
 def test_usual_requests_always_have_a_way(default: Registry) -> None:
