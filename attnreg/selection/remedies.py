@@ -116,9 +116,19 @@ def remedy(selection: Selection, candidate: Candidate) -> Remedy | None:
         for limit in range(_MOST_CHANGES + 1):
             changes = _search(start, limit)
             if changes is not None:
+                changes = _needed(start, changes)
                 enough = backend == requested or _is_chosen(dataclasses.replace(start, backend=requested), changes)
                 return Remedy(changes, None if enough else name)
     return None
+
+
+def _needed(start: _Attempt, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Changes without those that are idle: a later one may have had another variant chosen, which needs less."""
+    for change in changes:
+        rest = tuple(other for other in changes if other is not change)
+        if _is_chosen(start, rest):
+            return _needed(start, rest)
+    return changes
 
 
 def _is_chosen(attempt: _Attempt, changes: Iterable[Change]) -> bool:

@@ -113,6 +113,17 @@ def test_a_variant_that_an_order_names_is_mended_for_itself(default: Registry) -
     }
 
 
+def test_what_one_variant_lacks_is_not_asked_for_where_another_is_chosen(default: Registry) -> None:
+    """The first reason is flash-attn, which FA2 needs; with another head FA4 is chosen, which is installed."""
+    request = AttentionRequest(
+        head_size=32, dtype="bfloat16", attention="mla", attn_type="decoder", role="draft", phase="prefill",
+        qk_nope_head_dim=0, kv_dtype=None,
+    )  # fmt: skip
+    platform = Platform(platform="cuda", arch="sm100", packages={"flash-attn-4": ""})
+    found = remedies(evaluate(request, platform, default))
+    assert found["FLASH_ATTN_PREFILL"] == "with --qk-nope-head-dim 64"
+
+
 def test_usual_requests_always_have_a_way(default: Registry) -> None:
     for arch in default.vocabulary.architectures:
         selection = evaluate(AttentionRequest(**GPT_OSS), at(arch, default), default)

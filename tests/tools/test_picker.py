@@ -52,6 +52,17 @@ def test_remedies(name: str) -> None:
     same(expected, picking.answers(registry, questions, remedies=True), questions)
 
 
+def test_a_remedy_without_its_idle_part() -> None:
+    registry = picking.bundled("default")
+    prompts = {"attention": "mla", "head_size": 32, "role": "draft", "phase": "prefill", "qk_nope_head_dim": 0}
+    platform = {"platform": "cuda", "arch": "sm100", "flags": [], "packages": {"flash-attn-4": ""}}
+    questions = [{"request": prompts | {"dtype": "bfloat16"}, "platform": platform, "backend": None}]
+    expected = [picking.asked(q, registry, remedies=True) for q in questions]
+    texts = [c["would_win"]["text"] for c in expected[0]["candidates"] if c["would_win"]]
+    assert "with --qk-nope-head-dim 64" in texts
+    same(expected, picking.answers(registry, questions, remedies=True), questions)
+
+
 @pytest.mark.parametrize("name", ["default", "sglang-0.5.23", "vllm-0.33.0"])
 def test_choices_of_an_overlay(name: str) -> None:
     # beside an engine's steps, and fallbacks to its order

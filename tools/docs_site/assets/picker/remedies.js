@@ -310,14 +310,24 @@
       const search = { name, backend, registry, steps: new Map(), likeness: registry.likenessFor(selection.platform.platform, rows) };
       const start = new Attempt(search, configurationOf(selection), new Set());
       for (let limit = 0; limit <= MOST_CHANGES; limit++) {
-        const changes = find(start, limit);
-        if (changes !== null) {
+        const found = find(start, limit);
+        if (found !== null) {
+          const changes = needed(start, backend, found);
           const enough = backend === requested || isChosen(start, requested, changes);
           return remedyOf(changes, enough ? null : name, registry);
         }
       }
     }
     return null;
+  }
+
+  /** Changes without those that are idle: a later one may have had another variant chosen, which needs less. */
+  function needed(start, backend, changes) {
+    for (const change of changes) {
+      const rest = changes.filter((other) => other !== change);
+      if (isChosen(start, backend, rest)) return needed(start, backend, rest);
+    }
+    return changes;
   }
 
   function isChosen(start, backend, changes) {
