@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import asking, tiny
-from support.asking import BASE, MLA, at
+from support.asking import BASE, MLA, at, named
 from support.examples import examples
 
 from attnreg import AttentionRequest, Platform, Registry, RequestError, Selection, load_registry
 from attnreg.selection.remedies import Change, Remedy, remedy
 from attnreg.selection.selector import evaluate
-from attnreg.selection.trace import Candidate
 
 GPT_OSS = {"head_size": 64, "num_heads": 64, "num_kv_heads": 8, "features": frozenset({"sinks", "sliding_window"})}
 
@@ -65,12 +64,6 @@ TEXTS: list[tuple[str, dict[str, Any], str, str | None]] = [
 def test_texts(default: Registry, where: str, change: dict[str, Any], name: str, text: str | None) -> None:
     selection = evaluate(AttentionRequest(**{**BASE, **change}), at(where, default), default)
     assert remedies(selection)[name] == text
-
-
-def named(selection: Selection, candidate: Candidate) -> str:
-    """What is to be chosen for a candidate: the variant of its backend that the order names, or any."""
-    entries = selection.order.entries if selection.order else ()
-    return next((e.backend for e in entries if e.where == candidate.where), candidate.name)
 
 
 def holds(answer: Remedy, selection: Selection, name: str) -> bool:

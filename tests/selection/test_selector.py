@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support import tiny
-from support.asking import BASE, at
+from support.asking import BASE, at, named
 from support.rows import ROWS
 from support.rows.words import Row, features
 
@@ -45,12 +45,13 @@ def test_every_order_is_asked_by_some_row(default: Registry) -> None:
 @pytest.mark.parametrize("row", ROWS[::3], ids=[f"{r[1]}: {r[0]}" for r in ROWS[::3]])
 def test_a_backend_asked_for_by_name_goes_through_the_same_evaluation(default: Registry, row: Row) -> None:
     request, platform = AttentionRequest(**{**BASE, **row[2]}), at(row[1], default)
-    for automatic in evaluate(request, platform, default).candidates:
-        named = evaluate(request, platform, default, automatic.name)
-        assert [c.name for c in named.candidates] == [automatic.name]
+    selection = evaluate(request, platform, default)
+    for automatic in selection.candidates:
+        asked = evaluate(request, platform, default, named(selection, automatic))
+        assert [c.name for c in asked.candidates] == [automatic.name]
         passed_over = [r for r in automatic.reasons if r.kind == "emulated"]
-        assert named.candidates[0].reasons == (() if passed_over else automatic.reasons)
-        assert named.candidates[0].variant == automatic.variant
+        assert asked.candidates[0].reasons == (() if passed_over else automatic.reasons)
+        assert asked.candidates[0].variant == automatic.variant
 
 
 def test_it_is_never_replaced_and_says_who_would_do(default: Registry) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from attnreg import AttentionRequest, Platform, Registry
+from attnreg import AttentionRequest, Platform, Registry, Selection
+from attnreg.selection.trace import Candidate
 
 BASE: dict[str, Any] = {"head_size": 128, "num_heads": 32, "num_kv_heads": 8, "block_size": 16}
 MLA: dict[str, Any] = {
@@ -30,6 +31,12 @@ def at(where: str, registry: Registry) -> Platform:
     packages = [p for p in registry.vocabulary.packages if p not in missing] if missing else None
     platform = registry.vocabulary.architectures[arch].platform
     return Platform(platform=platform, arch=arch, flags=flags, packages=packages)
+
+
+def named(selection: Selection, candidate: Candidate) -> str:
+    """What a candidate is asked for by: the variant of its backend that the order names, or the backend."""
+    entries = selection.order.entries if selection.order else ()
+    return next((e.backend for e in entries if e.where == candidate.where), candidate.name)
 
 
 def platforms(registry: Registry) -> st.SearchStrategy[Platform]:

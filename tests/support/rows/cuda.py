@@ -79,6 +79,13 @@ CUDA: list[Row] = [
     ),
     ("sinks of gpt-oss on Hopper", "sm90", {"head_size": 64, **features("sinks")}, "HOPPER_ATTN", {}),
     ("encoders on Hopper", "sm90", {"head_size": 64, "attn_type": "encoder_only"}, "HOPPER_ATTN", {}),
+    (
+        "encoders in float32 on Hopper",
+        "sm90",
+        {"head_size": 64, "attn_type": "encoder_only", "dtype": "float32", "block_size": None},
+        "TORCH_SDPA/efficient",
+        {},
+    ),
     ("pages of 128 on Hopper", "sm90", {"block_size": 128, "dtype": "float16"}, "FLASH_ATTN/FA3-engine", {}),
     (
         "fp8_e5m2 on Hopper",
