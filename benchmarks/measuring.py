@@ -21,6 +21,8 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from attnreg.tuning.stopwatch import Stopwatch
+
 RESULTS = Path(__file__).resolve().parent / "results"
 # name and call of each peer
 Peers = Iterator[tuple[str, Callable[[], Any]]]
@@ -112,13 +114,13 @@ def measured(
     return row
 
 
-_flush: list[Tensor] = []
+_stopwatch: list[Stopwatch] = []
 
 
 def time_us(call: Callable[[], Any], samples: int = 40, *, captured: bool = True) -> float:
     """The median time of a call with a cold L2 cache, replayed as a CUDA graph if it may be captured."""
-    if not _flush:
-        _flush.append(torch.empty(256 * 2**20, dtype=torch.int8, device="cuda"))
+    if not _stopwatch:
+        _stopwatch.append(Stopwatch(torch.device("cuda")))
     call()
     torch.cuda.synchronize()
     run = call
@@ -130,15 +132,7 @@ def time_us(call: Callable[[], Any], samples: int = 40, *, captured: bool = True
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < samples and (len(times) < 10 or time.perf_counter() - begun < 1.0):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        # the device sleeps while the host queues the rest, so that no host time falls between the events
-        torch.cuda._sleep(500_000)  # type: ignore[no-untyped-call]
-        _flush[0].zero_()
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
+        times.append(_stopwatch[0].us(run))
     return statistics.median(times)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from attnreg.conformance.proof import attend, compare
 from attnreg.conformance.trial import Case, Draw, Trial, fill, make_layer
 from attnreg.runtime.interface import BatchMetadata
+from attnreg.tuning.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from attnreg.analysis.timings.samples import Cell
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _ROWS = 8
 # a turn of samples on a processor, in seconds
 _TURN = 0.02
-_FLUSHED = 256 << 20
 
 
 class DeviceDraw(Draw):
@@ -55,7 +55,7 @@ class Bench:
             self.trial.query.shape[0], spec.num_heads, spec.head_size_v, dtype=spec.output_dtype, device=device
         )
         self.device = device
-        self._flush = torch.empty(_FLUSHED, dtype=torch.int8, device=device) if device.type == "cuda" else None
+        self._stopwatch = Stopwatch(device) if device.type == "cuda" else None
 
     def call(self) -> None:
         """One call, as an engine makes it for each layer: the plan of the batch is shared."""
@@ -81,7 +81,7 @@ class Bench:
     @torch.inference_mode()
     def turn(self, least: int = 6) -> list[float]:
         """The times of some calls in microseconds, each with a cold L2 cache on a GPU."""
-        if self._flush is None:
+        if self._stopwatch is None:
             times: list[float] = []
             begun = time.perf_counter()
             while len(times) < 3 or time.perf_counter() - begun < _TURN:
@@ -90,19 +90,7 @@ class Bench:
                 self._wait()
                 times.append((time.perf_counter_ns() - start) / 1e3)
             return times
-        return [self._on_device() for _ in range(least)]
-
-    def _on_device(self) -> float:
-        assert self._flush is not None
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        # the device sleeps while the host queues the rest, so that no host time falls between the events
-        torch.cuda._sleep(500_000)  # type: ignore[no-untyped-call]
-        self._flush.zero_()
-        begin.record()
-        self.call()
-        end.record()
-        torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3
+        return [self._stopwatch.us(self.call) for _ in range(least)]
 
     def _wait(self) -> None:
         if self.device.type == "xpu":
