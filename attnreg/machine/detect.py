@@ -105,7 +105,9 @@ def _importable(module: str) -> bool:
     if not module or "." in module:
         return False
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
+        # a folder without code of its own, such as a project's `kernels`, can be imported, and is not that package
+        return spec is not None and spec.origin is not None
     except (ImportError, ValueError):
         return False
 

@@ -10,6 +10,7 @@ import pickle
 import platform as host
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,7 +261,7 @@ def test_packages_are_found_by_distribution_and_else_by_module(
 
     def find_spec(name: str) -> object | None:
         asked.append(name)
-        return object() if name == "flash_mla" else None
+        return SimpleNamespace(origin="flash_mla/__init__.py") if name == "flash_mla" else None
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
@@ -270,6 +271,22 @@ def test_packages_are_found_by_distribution_and_else_by_module(
     assert found == {"aiter": "0.1", "flash-attn-3": "3.0.0b1", "flash-mla": "", "torch": "2.13.0"}
     # finding flash_attn.cute would import flash_attn
     assert not [name for name in asked if "." in name]
+
+
+def test_a_folder_of_the_same_name_is_no_package(
+    default: attnreg.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project may have a folder ``kernels``, which Python finds from the project's own directory."""
+    known = {name: default.vocabulary.packages[name] for name in ("aiter", "kernels")}
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in known:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own.py").touch()
+    assert detection.installed_packages(known) == {}
+    # a checkout that was never installed
+    (tmp_path / "aiter" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert detection.installed_packages(known) == {"aiter": ""}
 
 
 def test_a_program_is_found_on_the_path_and_in_a_toolkit_and_never_started(
