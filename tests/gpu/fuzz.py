@@ -19,10 +19,21 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
 
 WORKER = [sys.executable, str(HERE)]
-# of a hundred cases
-SHARES = {"TRITON_ATTN": 64, "ROCM_ATTN": 10, "TURBOQUANT": 16, "TORCH_SDPA": 7, "FLEX_ATTENTION": 3}
+# how many cases are a backend's, beside those of the others
+SHARES = {"TRITON_ATTN": 64, "ROCM_ATTN": 10, "TURBOQUANT": 16, "TORCH_SDPA": 7, "FLEX_ATTENTION": 3, "HOPPER_ATTN": 40}
 # seconds in which a case ends, its compilation included
 PATIENCE = 240
+
+
+def usual(device: str) -> list[str]:
+    """The backends whose cases run on a device, where none are named."""
+    if device == "cpu":
+        # the kernels of the others are PyTorch's for GPUs, or compiled for one
+        return [name for name in SHARES if name not in ("TORCH_SDPA", "HOPPER_ATTN")]
+    import torch
+
+    hopper = torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
+    return [name for name in SHARES if name != "HOPPER_ATTN" or hopper]
 
 
 def backend_of(index: int, backends: list[str]) -> str:
@@ -189,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", default="1", help="any word; the cases are SEED:0, SEED:1 and so on")
     parser.add_argument("--jobs", type=int, default=4, help="processes; a case compiles for longer than it runs")
-    parser.add_argument("--backends", type=lambda text: text.split(","), default=list(SHARES))
+    parser.add_argument("--backends", type=lambda text: text.split(","), default=None)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--record", type=Path, metavar="FILE|DIR", help="where the evidence of this device is kept")
     parser.add_argument("--commit", help="the commit that runs, where git cannot say it")
@@ -204,6 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["ATTNREG_PLUGINS"] = "off"
     if options.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+    options.backends = options.backends or usual(options.device)
     if options.case and options.shrink:
         print(f"--case {options.case}{shrunk(options.case, options.device)}")
         return 0

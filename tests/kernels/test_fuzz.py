@@ -111,6 +111,16 @@ def test_the_command_repeats_a_case() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize(("capability", "hopper"), [((9, 0), True), ((8, 0), False), ((10, 0), False)])
+def test_kernels_for_sm_90_are_tried_there(
+    command: ModuleType, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, hopper: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert ("HOPPER_ATTN" in command.usual("cuda")) == hopper
+    assert {"TRITON_ATTN", "TURBOQUANT", "TORCH_SDPA"} <= {*command.usual("cuda")}
+    assert command.usual("cpu") == ["TRITON_ATTN", "ROCM_ATTN", "TURBOQUANT", "FLEX_ATTENTION"]
+
+
 def test_a_worker_that_finds_something_or_ends_is_reported(
     command: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
