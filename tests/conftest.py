@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +30,10 @@ os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parent.parent / ".ca
 
 # the plugins that a developer has installed are no part of what is tested
 os.environ["ATTNREG_PLUGINS"] = "off"
+
+# a shell has what it starts in the background ignore Ctrl-C, and all that this starts inherits it; some tests send it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a registry is loaded within many an example
 _ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
