@@ -7,6 +7,7 @@ machine and versions keeps its figures of what is not measured anew.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -114,13 +115,13 @@ def measured(
     return row
 
 
-_stopwatch: list[Stopwatch] = []
+@functools.cache
+def _stopwatch() -> Stopwatch:
+    return Stopwatch(torch.device("cuda"))
 
 
 def time_us(call: Callable[[], Any], samples: int = 40, *, captured: bool = True) -> float:
     """The median time of a call with a cold L2 cache, replayed as a CUDA graph if it may be captured."""
-    if not _stopwatch:
-        _stopwatch.append(Stopwatch(torch.device("cuda")))
     call()
     torch.cuda.synchronize()
     run = call
@@ -132,7 +133,7 @@ def time_us(call: Callable[[], Any], samples: int = 40, *, captured: bool = True
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < samples and (len(times) < 10 or time.perf_counter() - begun < 1.0):
-        times.append(_stopwatch[0].us(run))
+        times.append(_stopwatch().us(run))
     return statistics.median(times)
 
 

@@ -16,7 +16,7 @@ from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.hopper.prompts.choices import mixes, splits_of
 from attnreg.kernels.hopper.prompts.plans import Prompts, prompts_of
 from attnreg.kernels.hopper.prompts.widened import FORMATS, rows_for, widened_of
-from attnreg.kernels.hopper.target import require
+from attnreg.kernels.hopper.target import computes, require
 from attnreg.kernels.triton.plans import ALIKE, bound_launches
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
 from attnreg.kernels.triton.splits import Run
@@ -65,7 +65,7 @@ class HopperPlan(TritonPlan):
         self.rows, self.mixed = 0, False
         many = self.launches[-1].chosen if self.launches else None
         if (
-            self._paged and decode_plans.computes(batch.causal, spec, COMPUTED)
+            self._paged and computes(batch.causal, spec, COMPUTED)
             and many is not None and many.max_query_len > SHORT_QUERIES
         ):  # fmt: skip
             lengths = queries_of(content(self.starts)).each, memoryview(content(batch.seq_lens_cpu)).cast("i").tolist()
@@ -96,7 +96,7 @@ class HopperPlan(TritonPlan):
 
     def _own(self, launch: Launch, tensors: Sequence[Any], portable: Run) -> Run | None:
         """What runs a launch by a kernel of this package, None where none can. portable: what else runs it."""
-        if not decode_plans.computes(self.causal, self.spec, COMPUTED):
+        if not computes(self.causal, self.spec, COMPUTED):
             return None
         queries = queries_of(content(self.starts)).each
         if launch.max_query_len > SHORT_QUERIES:

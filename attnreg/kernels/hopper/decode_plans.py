@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from attnreg.kernels.hopper.decode import PAGE, WARPS, Decode, decode_kernel
 from attnreg.kernels.triton.launch import Kernel, Variant
@@ -76,16 +75,6 @@ class _Code(NamedTuple):
                 sink=sinks[0] if sinks else 1,
             )
         }
-
-
-def computes(causal: bool | Tensor, spec: AttentionSpec, features: Set[str]) -> TypeGuard[bool]:
-    """Whether kernels for SM 9.0, which know these features, compute a batch of a layer.
-
-    causal: the batch's. They take requests that are causal alike. Where a batch_invariant layer may mix them, no batch
-    is computed here: its requests would have other bits in one that does.
-    """
-    mixes = {"batch_invariant", "causal_by_request"} <= spec.features
-    return isinstance(causal, bool) and not mixes and spec.features <= features
 
 
 def planned(

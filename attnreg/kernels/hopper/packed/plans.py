@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from attnreg.kernels.hopper.decode import PAGE, WARPS
-from attnreg.kernels.hopper.decode_plans import computes, cut, either, launch_of, rows_of, walked
+from attnreg.kernels.hopper.decode_plans import cut, either, launch_of, rows_of, walked
 from attnreg.kernels.hopper.packed.decode import PackedDecode, packed_decode_kernel
+from attnreg.kernels.hopper.target import computes
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import GIVEN, packed_strides
 from attnreg.kernels.triton.plans import ALIKE, HEADS, NAMES, AttentionPlan, bound_launches
