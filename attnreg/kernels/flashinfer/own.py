@@ -1,8 +1,7 @@
 """Own: FlashInfer's own kernels over the pages of a cache, or over packed keys and values, by one of its sub-backends.
 
 FlashInfer plans on the host by the lengths of the keys: of a cache they are read from the device, once a plan, for the
-host may know bounds alone. Sinks are added to the result by its LSE, which costs a pass and a rounding: FlashInfer has
-them in kernels of its own for every head size and window, which each plan would load again.
+host may know bounds alone.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from torch import Tensor
 from attnreg.kernels.flashinfer import record
 from attnreg.kernels.flashinfer.ragged import (
     Ragged,
-    add_sinks,
     arguments,
     ragged,
     requests_of,
@@ -87,8 +85,7 @@ class Own:
 
         Source of the arguments' meanings: flashinfer/prefill.py.
         """
-        requests, sinks = plan.requests, call.params.sinks
-        with_lse = call.lse is not None or sinks is not None
+        requests, with_lse = plan.requests, call.lse is not None
         if plan.wrapper is None:
             store_empty(requests, call)
             return
@@ -104,10 +101,7 @@ class Own:
         else:
             query, key, value, out = arguments(requests, call)
             result = plan.wrapper.run(q=query, k=key, v=value, out=out, return_lse=with_lse)
-        lse = result[1] if with_lse else None
-        if sinks is not None:
-            add_sinks(sinks, out, result[1])
-        store(requests, call, out, lse)
+        store(requests, call, out, result[1] if with_lse else None)
 
 
 def _pages(spec: AttentionSpec, requests: Ragged, batch: BatchMetadata) -> dict[str, Any]:

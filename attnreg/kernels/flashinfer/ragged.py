@@ -147,13 +147,6 @@ def store(plan: Ragged, call: Call, out: Tensor, lse: Tensor | None) -> None:
     store_empty(plan, call)
 
 
-def add_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> None:
-    """Adds sinks [heads] to what kernels computed without them: out [rows, heads, size], lse [rows, heads], base 2."""
-    sinks = sinks.float() / math.log(2.0)
-    out.copy_(out.float() * torch.sigmoid((lse - sinks) * math.log(2.0))[..., None])
-    torch.logaddexp2(lse, sinks, out=lse)
-
-
 def write_kv(
     spec: AttentionSpec, plan: object, key: Tensor, value: Tensor, kv_cache: KVCache, *, params: LayerParams = NO_PARAMS
 ) -> None:
@@ -166,10 +159,7 @@ def store_empty(plan: Ragged, call: Call) -> None:
     if plan.empty.numel():
         call.output.index_fill_(0, plan.empty, 0)
         if call.lse is not None:
-            # of keys alone; a sink is one that every row has
-            sinks = call.params.sinks
-            of_rows = call.lse.new_full((len(call.lse),), -torch.inf) if sinks is None else sinks.to(call.lse.dtype)
-            call.lse.index_copy_(1, plan.empty, of_rows[:, None].expand(-1, len(plan.empty)).contiguous())
+            call.lse.index_fill_(1, plan.empty, -torch.inf)
 
 
 def workspace(tensor: Tensor) -> Tensor:
