@@ -154,7 +154,7 @@ class Data:
         self.key, self.value = _random(keys, kv_heads, case.head_size), _random(keys, kv_heads, case.values)
         self.output = self.query.new_full((tokens, heads, case.values), math.nan)
         scale = torch.tensor([0.01], device="cuda").expand(kv_heads) if self.spec.quantised else None
-        sinks = torch.randn(heads, device="cuda") if case.sinks else None
+        sinks = torch.randn(heads, device="cuda").bfloat16() if case.sinks else None
         self.params = LayerParams(sinks=sinks, k_scale=scale, v_scale=scale)
         table = slots = None
         self.cache: KVCache | None = None

@@ -23,7 +23,7 @@ from measuring import Figures, machine, parser_of, require_gpus, time_us
 from peers import module_of
 
 OURS, TWIN = "HOPPER_ATTN", "TRITON_ATTN"
-PEERS = ("FLASH_ATTN/FA3", "TORCH_SDPA/cuDNN", "FLASHINFER")
+PEERS = ("FLASH_ATTN/FA3", "TORCH_SDPA/cuDNN", "FLASHINFER/fa3")
 ROUNDS = 3
 
 PROMPTS = Case(name="prefill 4k b4 packed", mark=790, requests=4, queries=4096, context=0, block_size=None)

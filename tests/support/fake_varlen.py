@@ -232,6 +232,10 @@ def fa2(
     """FlashAttention 2 as vLLM builds it: of a row without a key the LSE is +inf."""
     assert (seqused_k is None) == (block_table is None)
     assert alibi_slopes is None or alibi_slopes.dtype == torch.float32
+    folded = max_seqlen_q == 1 and q.shape[1] > k.shape[-2] and max(window_size_left, window_size_right) < 0
+    if folded and alibi_slopes is None:
+        # it makes a tensor of the shape [requests, KV heads, group, size] of the queries
+        assert len(q) == len(cu_seqlens_q) - 1
     keys = _packed(k, v, cu_seqlens_k) if block_table is None else paged(k, v, block_table, seqused_k)
     found, lse = attend(
         q, keys, cu_seqlens_q.tolist(), scale=softmax_scale, causal=is_causal, softcap=softcap, slopes=alibi_slopes,
@@ -273,6 +277,7 @@ def fa4(
 ) -> tuple[Any, ...]:  # fmt: skip
     """flash-attn-4 4.0.0b36 with what it asserts; of a row without a key the LSE is the sink or -inf."""
     assert q.dtype == k.dtype == v.dtype == out.dtype
+    assert page_table is None or q.shape[-1] % 16 == 0, "Paged KV does not support irregular head dim"
     assert out.shape == (*q.shape[:2], v.shape[-1])
     for x in (q, k, v, out):
         assert x.stride(-1) == 1

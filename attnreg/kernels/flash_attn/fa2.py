@@ -1,7 +1,7 @@
 """FLASH_ATTN/FA2: FlashAttention 2, from vLLM's build or from its own package, behind the runtime's contract.
 
 vLLM's build is loaded from its file and reads pages of a multiple of 16 tokens; the package reads those of 256, and its
-function returns memory of its own, which is copied. Not run on a GPU yet.
+function returns memory of its own, which is copied. On an H200 it has run, not proven.
 """
 
 from __future__ import annotations
@@ -59,23 +59,27 @@ def forward(spec: AttentionSpec, plan: Sequences, call: Call) -> None:
     refuse_unaligned(BACKEND, query=call.query, key=key, value=value, output=call.output)
     slopes = call.params.alibi_slopes
     slopes = None if slopes is None else slopes.float().contiguous()
-    lse = (_by_operator if _function is None else _by_function)(spec, plan, call, key, value, slopes)
+    # a batch of one query a request is folded into heads, for which no row may be of no request
+    exact = plan.max_query_len == 1 and plan.num_tokens == len(plan.seq_lens)
+    rows, queries = (plan.num_tokens, 1) if exact else (len(call.query), max(plan.max_query_len, 2))
+    call = call._replace(query=call.query[:rows], output=call.output[:rows])
+    lse = (_by_operator if _function is None else _by_function)(spec, plan, call, queries, key, value, slopes)
     if call.lse is not None:
         # of a row without a key it is +inf
-        store_rows(call.lse.mT, lse.masked_fill(lse == torch.inf, -torch.inf).mT, plan)
+        store_rows(call.lse.mT[:rows], lse.masked_fill(lse == torch.inf, -torch.inf).mT, plan)
 
 
 def _by_operator(
-    spec: AttentionSpec, plan: Sequences, call: Call, key: Tensor, value: Tensor, slopes: Tensor | None
+    spec: AttentionSpec, plan: Sequences, call: Call, queries: int, key: Tensor, value: Tensor, slopes: Tensor | None
 ) -> Tensor:
-    """Writes the output; returns the LSE."""
+    """Writes the output; returns the LSE. queries: the most of a request, as far as the kernel may know."""
     assert _operator is not None
     lse: Tensor = _operator(
         q=call.query, k=key, v=value, out=call.output, cu_seqlens_q=plan.query_starts,
         # not read where there are pages
         cu_seqlens_k=plan.query_starts if plan.key_starts is None else plan.key_starts,
         seqused_k=None if plan.block_table is None else plan.seq_lens, leftpad_k=None, block_table=plan.block_table,
-        alibi_slopes=slopes, max_seqlen_q=plan.max_query_len, max_seqlen_k=plan.max_key_len, p_dropout=0.0,
+        alibi_slopes=slopes, max_seqlen_q=queries, max_seqlen_k=plan.max_key_len, p_dropout=0.0,
         softmax_scale=spec.softmax_scale, zero_tensors=False, is_causal=plan.causal, window_size_left=plan.left,
         window_size_right=plan.right, softcap=spec.softcap or 0.0, return_softmax=False,
         # splits depend on what else is in the batch
@@ -86,16 +90,16 @@ def _by_operator(
 
 
 def _by_function(
-    spec: AttentionSpec, plan: Sequences, call: Call, key: Tensor, value: Tensor, slopes: Tensor | None
+    spec: AttentionSpec, plan: Sequences, call: Call, queries: int, key: Tensor, value: Tensor, slopes: Tensor | None
 ) -> Tensor:
-    """Writes the output; returns the LSE."""
+    """Writes the output; returns the LSE. queries: the most of a request, as far as the kernel may know."""
     assert _function is not None
     key_starts = plan.key_starts
     if key_starts is None:
         key_starts = torch.nn.functional.pad(plan.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     output, lse, _ = _function(
         q=call.query, k=key, v=value, cu_seqlens_q=plan.query_starts, cu_seqlens_k=key_starts,
-        max_seqlen_q=plan.max_query_len, max_seqlen_k=plan.max_key_len, softmax_scale=spec.softmax_scale,
+        max_seqlen_q=queries, max_seqlen_k=plan.max_key_len, softmax_scale=spec.softmax_scale,
         causal=plan.causal, window_size=(plan.left, plan.right), softcap=spec.softcap or 0.0, alibi_slopes=slopes,
         return_attn_probs=True, block_table=plan.block_table,
     )  # fmt: skip
