@@ -40,7 +40,9 @@ def _summaries(row: Backend, records: list[dict[str, Any]]) -> list[list[str]]:
     lines = []
     for record, result in _results(row, records):
         shares = [tally["share"] for facet in result["claims"].values() for tally in facet.values()]
-        versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "attnreg")
+        # a program has no version
+        named = (f"{name} {version}".strip() for name, version in result["versions"].items() if name != "attnreg")
+        versions = ", ".join(named)
         worst = f"{max(shares, default=0.0):.0%} of its bound"
         if result["unproven"]:
             worst += f"; not proven there: {', '.join(result['unproven'])}"
