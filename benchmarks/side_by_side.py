@@ -2,7 +2,7 @@
 
 python benchmarks/side_by_side.py                    HOPPER_ATTN beside its peers that load here
 python benchmarks/side_by_side.py --case head        only the cases with this word in their names
-python benchmarks/side_by_side.py --backend TRITON_ATTN   another peer; repeatable
+python benchmarks/side_by_side.py --backend FLASH_ATTN/FA4-Hopper   another peer; repeatable
 python benchmarks/side_by_side.py --record           write benchmarks/results/side_by_side.json too
 
 Rounds go through all backends; in each, a backend's figure is the median as in attention.py, of a captured call where

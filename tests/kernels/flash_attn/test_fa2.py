@@ -16,7 +16,7 @@ from attnreg.conformance.verify import verify
 from attnreg.kernels import upstream
 from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, UnclaimedError
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, UnclaimedError
 
 MODULE = "attnreg.kernels.flash_attn.fa2"
 
@@ -61,6 +61,26 @@ def test_pages_that_the_build_does_not_read_are_refused(build: str) -> None:
     else:
         with pytest.raises(UnclaimedError, match="block_size 16: the package flash-attn reads pages of a multiple of"):
             module.plan(spec, batch)
+
+
+@pytest.mark.parametrize("queries", [[1, 1], [1, 0, 1]])
+def test_one_query_a_request_is_folded_only_where_every_row_is_a_requests(build: str, queries: list[int]) -> None:
+    """The kernel that folds a request's query into heads takes a row from each; a batch may have rows of none."""
+    module = importlib.import_module(MODULE)
+    spec = AttentionSpec(
+        num_heads=4, num_kv_heads=2, head_size=64, head_size_v=64, dtype=torch.bfloat16, softmax_scale=0.125,
+        features=frozenset({"lse", "non_causal"}),
+    )  # fmt: skip
+    batch = BatchMetadata.build(queries, causal=False)
+    query, key, value = (torch.randn(4, heads, 64).bfloat16() for heads in (4, 2, 2))
+    output, lse = torch.full_like(query, torch.nan), torch.full((4, 4), torch.nan)
+    module.forward(spec, module.plan(spec, batch), Call(query, None, output, key, value, lse))
+    # each sees itself alone
+    assert torch.equal(output[:2], value[:2].repeat_interleave(2, 1))
+    scores = torch.einsum("qhd,qhd->hq", query.float(), key.float().repeat_interleave(2, 1)) * 0.125
+    torch.testing.assert_close(lse[:, :2], scores[:, :2])
+    assert output[2:].isnan().all()
+    assert lse[:, 2:].isnan().all()
 
 
 def test_without_a_build_both_reasons_are_given() -> None:
