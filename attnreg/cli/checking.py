@@ -193,6 +193,13 @@ def verify(
     "--output", "-o", metavar="FILE", default="tuned.yaml", show_default=True, help="The overlay; samples beside it."
 )
 @option("--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="The most that it may take.")
+@option(
+    "--patience",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="How long a kernel may take to answer, compiling included: FlashInfer's take minutes the first time. "
+    "[default: 120, less in a short run]",
+)
 @option("--decode", multiple=True, metavar="NxLENGTH", help="Time decoding of N requests of this length; repeatable.")
 @option("--prefill", multiple=True, metavar="NxLENGTH", help="Time N prompts of this length; repeatable.")
 @option("--device", metavar="NAME", help="PyTorch's name of the device to run on; by default the first.")
@@ -203,6 +210,7 @@ def tune(
     request_inputs: RequestInputs,
     output: str,
     minutes: float,
+    patience: float | None,
     decode: tuple[str, ...],
     prefill: tuple[str, ...],
     device: str | None,
@@ -243,6 +251,7 @@ def tune(
         workloads=workloads_of(_sizes("--decode", decode), _sizes("--prefill", prefill), kind),
         output=Path(output),
         minutes=minutes,
+        patience=patience,
         device=device or "",
     )
     if samples is not None:

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from attnreg.registry import Registry
     from attnreg.selection.question import Question
 
-# seconds until a kernel is said to hang; some are compiled for a minute
-_TIMEOUT = 120.0
+# seconds until a kernel is taken to hang; some are compiled for a minute
+_PATIENCE = 120.0
 _DEVICES = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """A run of `attnreg tune`: what is timed, on what, and where it is written."""
+    """A run of `attnreg tune`: what is timed, on what, and where it is written.
+
+    patience: seconds in which a kernel has to answer, its compilation included; None: 120, less in a short run.
+    """
 
     registry: Registry
     platform: Platform
@@ -42,6 +45,7 @@ class Tuning:
     output: Path
     minutes: float
     device: str = ""
+    patience: float | None = None
 
     @property
     def samples_file(self) -> Path:
@@ -93,7 +97,7 @@ class Tuning:
         if journal.resumed:
             console.print(f"going on with {self.samples_file}: {journal.resumed} turns are there", soft_wrap=True)
         # a kernel that hangs may not take all of the time
-        timeout = min(_TIMEOUT, 15 + 30 * self.minutes)
+        timeout = min(_PATIENCE, 15 + 30 * self.minutes) if self.patience is None else self.patience
         run = Run(self.registry, self.platform, self.torch_device, timeout)
         for line in not_timed(planned):
             console.print(escaped(line), soft_wrap=True)

@@ -90,7 +90,7 @@ class Process:
     """A process that times one backend. Raises `ProblemError` where it does not answer, or answers with a problem."""
 
     def __init__(self, *about: Any, timeout: float) -> None:
-        """about: the arguments of `serve` behind the pipe. timeout: seconds until a kernel is said to hang."""
+        """about: the arguments of `serve` behind the pipe. timeout: seconds until a kernel is taken to hang."""
         context = get_context("spawn")
         self.timeout = timeout
         self.pipe, theirs = context.Pipe()
@@ -115,7 +115,9 @@ class Process:
         try:
             if not self.pipe.poll(self.timeout):
                 self.end()
-                raise ProblemError(f"hangs: no answer within {self.timeout:.0f} s")
+                raise ProblemError(
+                    f"no answer within {self.timeout:.0f} s: it hangs, or compiles for longer (--patience)"
+                )
             answer = self.pipe.recv()
         except (EOFError, OSError):
             raise ProblemError(self._ended()) from None

@@ -75,7 +75,7 @@ def test_what_fails_is_said_and_not_ranked_and_the_others_are_timed(tmp_path: Pa
     assert problems["LOST"] == "RuntimeError: CUDA error: the device is lost"
     assert problems["WRONG"].startswith("wrong: output[0, 0, 0] is 1")
     assert problems["DIES"] == "crashed: its process ended with signal 11 (SIGSEGV)"
-    assert problems["HANGS"] == "hangs: no answer within 2 s"
+    assert problems["HANGS"] == "no answer within 2 s: it hangs, or compiles for longer (--patience)"
     assert problems["RAISES"] == "RuntimeError: CUDA error: the launch timed out and was terminated"
     assert problems["EXITS"] == "crashed: its process ended with exit status 3"
     assert ranked(journal.samples, [0], BACKENDS) == ["FAST", "SLOW"]
@@ -91,13 +91,15 @@ def test_a_kernel_that_hangs_is_ended_and_the_run_goes_on_with_another_process(t
     """It hung between two turns: of that cell nothing of it is ranked, and the next cell has it whole."""
     told = Told()
     journal = run(tmp_path / "s.jsonl", planned("FAST", "STALLS", cells=2), told)
-    assert told.problems == [("STALLS", "hangs: no answer within 2 s")]
+    assert told.problems == [("STALLS", "no answer within 2 s: it hangs, or compiles for longer (--patience)")]
     assert told.cells == [0, 1]
     assert len(journal.samples.turns[0, "FAST"]) >= LEAST_TURNS
     assert all(len(journal.samples.turns[1, name]) >= LEAST_TURNS for name in ("FAST", "STALLS"))
     without_few_turns(journal.samples)
     journal.sign()
-    assert read_samples(tmp_path / "s.jsonl").problems == {(0, "STALLS"): "hangs: no answer within 2 s"}
+    assert read_samples(tmp_path / "s.jsonl").problems == {
+        (0, "STALLS"): "no answer within 2 s: it hangs, or compiles for longer (--patience)"
+    }
 
 
 def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from attnreg.cli.commands import main
 from attnreg.compile.yaml_source import Document
 from attnreg.machine.probe import probe
 from attnreg.tuning import overlay
+from attnreg.tuning.run import Run
 
 LAYER = ["--head-size", "64", "--num-heads", "4", "--num-kv-heads", "2", "--dtype", "float32"]
 SMALL = ["--decode", "2x33", "--prefill", "1x16"]
@@ -174,6 +175,23 @@ def test_an_interrupt_is_said(
     monkeypatch.setattr("attnreg.tuning.command.tune", interrupted)
     assert main(["tune", *LAYER, *SMALL, "-o", str(tmp_path / "t.yaml")]) == 130
     assert "interrupted: what was timed is in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [([], 120.0), (["--minutes", "1"], 45.0), (["--minutes", "1", "--patience", "600"], 600.0)]
+)
+def test_a_kernel_is_waited_for_as_long_as_was_asked(
+    given: list[str], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def tune(run: Run, planned: object, journal: object, **more: object) -> int:
+        waited.append(run.timeout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnreg.tuning.command.tune", tune)
+    assert main(["tune", *LAYER, *SMALL, *given, "-o", str(tmp_path / "tuned.yaml")]) == 130
+    assert waited == [seconds]
 
 
 def test_a_dry_run_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
