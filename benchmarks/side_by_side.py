@@ -88,10 +88,13 @@ CASES = (
 
 
 def measure(case: Case, backends: list[str]) -> dict[str, Any]:
-    """The figures of a case by backend, or why there is none, and how HOPPER_ATTN's compares with the best peer's."""
+    """The figures of a case by backend, or why there is none, and how HOPPER_ATTN's compares with the best peer's.
+
+    errors: of each backend's output against float64, relative, on the rows that `Data.error` draws.
+    """
     torch.cuda.empty_cache()
     found: dict[str, Any] = {}
-    running = {}
+    running, errors = {}, {}
     for title in backends:
         module = module_of(title, case.request)
         if isinstance(module, str):
@@ -101,7 +104,7 @@ def measure(case: Case, backends: list[str]) -> dict[str, Any]:
             data = Data(case, module=module)
             captured = case.block_size is not None and not case.tokens and getattr(module, "CAPTURABLE", False)
             time_us(data.forward, 3, captured=captured)
-            error = data.error()
+            error = errors[title] = data.error()
         except (RuntimeError, ValueError) as problem:
             found[title] = f"refused: {str(problem).splitlines()[0][:90]}"
             continue
@@ -115,6 +118,7 @@ def measure(case: Case, backends: list[str]) -> dict[str, Any]:
     ]
     found |= {title: round(statistics.median(times[title] for times in rounds), 1) for title in running}
     row: dict[str, Any] = {"case": case.name, "mark": case.mark if math.isfinite(case.mark) else None, "us": found}
+    row["errors"] = {title: float(f"{error:.2g}") for title, error in errors.items()}
     peers = [found[title] for title in running if title not in (OURS, TWIN)]
     if OURS in running:
         row["met"] = found[OURS] <= case.mark
