@@ -16,7 +16,14 @@ from attnreg.kernels.flash_attn import record
 from attnreg.kernels.flash_attn.sequences import Sequences, refuse_unaligned, store_rows
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.kernels.upstream import UpstreamError
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, UnclaimedError, paged_cache_shape
+from attnreg.runtime.interface import (
+    AttentionSpec,
+    BatchError,
+    BatchMetadata,
+    Call,
+    UnclaimedError,
+    paged_cache_shape,
+)
 
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
@@ -41,10 +48,14 @@ _operator, _function = _loaded()
 
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
-    """The sequences of a batch. Raises `UnclaimedError` for pages that the installed build does not read."""
+    """The sequences of a batch. Raises `UnclaimedError` for pages that the installed build does not read, `BatchError`
+    for queries without a key in a cache, as a rank that shares one may have: the kernel writes past the LSE for them.
+    """
     if batch.paged and _operator is None and spec.block_size is not None and spec.block_size % PAGE:
         message = f"block_size {spec.block_size}: the package flash-attn reads pages of a multiple of {PAGE} tokens"
         raise UnclaimedError(message, BACKEND)
+    if batch.paged and ((batch.host_starts.diff() > 0) & (batch.host_lens == 0)).any():
+        raise BatchError([f"a request has queries and no key in the cache: {BACKEND} writes past its results there"])
     return Sequences.of(spec, batch)
 
 

@@ -16,7 +16,7 @@ from attnreg.conformance.verify import verify
 from attnreg.kernels import upstream
 from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, UnclaimedError
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, UnclaimedError
 
 MODULE = "attnreg.kernels.flash_attn.fa2"
 
@@ -61,6 +61,18 @@ def test_pages_that_the_build_does_not_read_are_refused(build: str) -> None:
     else:
         with pytest.raises(UnclaimedError, match="block_size 16: the package flash-attn reads pages of a multiple of"):
             module.plan(spec, batch)
+
+
+def test_queries_without_a_key_in_the_cache_are_refused(build: str) -> None:
+    module = importlib.import_module(MODULE)
+    spec = AttentionSpec(
+        num_heads=4, num_kv_heads=2, head_size=64, head_size_v=64, dtype=torch.bfloat16, softmax_scale=0.125,
+        block_size=256,
+    )  # fmt: skip
+    table = torch.zeros(2, 1, dtype=torch.int32)
+    module.plan(spec, BatchMetadata.build([1, 0], [5, 0], block_table=table))
+    with pytest.raises(BatchError, match="a request has queries and no key in the cache: FLASH_ATTN/FA2 writes past"):
+        module.plan(spec, BatchMetadata.build([1, 1], [5, 0], block_table=table, causal=False))
 
 
 @pytest.mark.parametrize("queries", [[1, 1], [1, 0, 1]])
