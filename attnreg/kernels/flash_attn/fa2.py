@@ -49,7 +49,7 @@ _operator, _function = _loaded()
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
     """The sequences of a batch. Raises `UnclaimedError` for pages that the installed build does not read, `BatchError`
-    for queries without a key in a cache, as a rank that shares one may have: the kernel writes past the LSE for them.
+    for queries without a key in a cache, as a rank that shares one may have: it writes past its results there.
     """
     if batch.paged and _operator is None and spec.block_size is not None and spec.block_size % PAGE:
         message = f"block_size {spec.block_size}: the package flash-attn reads pages of a multiple of {PAGE} tokens"
