@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import AttentionSpec, Call, KernelModule, SpecError
@@ -287,7 +288,10 @@ class Prompts:
         return plan
 
     def _make_plan(self, batch: BatchMetadata) -> _Plan:
-        places = validate_batch(self.spec.latent, batch).places
+        places, given = validate_batch(self.spec.latent, batch).places, batch
+        if not batch.on_host and not getattr(self.module, "CAPTURABLE", False):
+            # such a module computes packed keys of as many as the host says
+            batch = replace(batch, seq_lens_cpu=batch.seq_lens.cpu())
         starts, lengths = batch.host_starts.tolist(), batch.host_lens.tolist()
         queries = [last - first for first, last in pairwise(starts)]
         # a request without queries has nothing to compute
@@ -307,8 +311,8 @@ class Prompts:
             rows=rows,
             plan=self.module.plan(self.new_tokens, new),
             chunks=[self._chunk(batch, order, queries, chunk) for chunk in pieces],
-            state=batch.state(),
-            alike=comparison(batch.given),
+            state=given.state(),
+            alike=comparison(given.given),
         )
 
     def _chunk(self, batch: BatchMetadata, order: list[int], queries: list[int], pieces: list[Piece]) -> _Chunk:
@@ -322,16 +326,19 @@ class Prompts:
         chunk = BatchMetadata.build(query_lens, key_lens, device=device, causal=False)
         keys = sum(key_lens)
         # one transfer for all numbers of the host
-        numbers = [owners, [piece.start for piece in pieces], prefix_sums(key_lens)[:-1], key_lens]
-        host = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-        request, start, key_begin, length = host.to(device, non_blocking=True).unbind()
+        host = torch.tensor([owners, [piece.start for piece in pieces], key_lens], dtype=torch.int64, device="cpu")
+        request, start, length = host.to(device, non_blocking=True).unbind()
         context = (batch.seq_lens - batch.query_start_loc.diff())[request].long()
         if not batch.on_host:
-            existing = torch.minimum((context - start).clamp(min=0), length)
-            chunk = replace(chunk, seq_lens=existing.int(), key_start_loc=_starts(key_begin))
-        piece = torch.repeat_interleave(torch.arange(len(pieces), device=device), length, output_size=keys)
-        position = torch.arange(keys, device=device) + (start - key_begin)[piece]
-        # where the device knows of fewer keys, rows are read that the kernel does not see
+            # the device may know of fewer keys, which lie one behind the other all the same
+            length = torch.minimum((context - start).clamp(min=0), length)
+        ends = length.cumsum(0)
+        if not batch.on_host:
+            chunk = replace(chunk, seq_lens=length.int(), key_start_loc=pad(ends, (1, 0)).int())
+        row = torch.arange(keys, device=device)
+        piece = torch.searchsorted(ends, row, right=True).clamp(max=len(pieces) - 1)
+        position = row + (start - ends + length)[piece]
+        # rows past the last key are read that the kernel does not see
         position = torch.minimum(position, (context - 1).clamp(min=0)[piece])
         block = batch.block_table[request[piece], position // block_size].long()
         if not batch.on_host:
@@ -343,11 +350,6 @@ class Prompts:
             blocks=block,
             offsets=position % block_size,
         )
-
-
-def _starts(begins: Tensor) -> Tensor:
-    """The starts of requests' keys as a batch has them; the last of its elements is not read."""
-    return torch.cat([begins, begins[:1]]).int()
 
 
 def _new_tokens(batch: BatchMetadata) -> BatchMetadata:

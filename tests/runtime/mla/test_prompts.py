@@ -144,8 +144,9 @@ def test_padding_of_a_batch_has_no_key() -> None:
         assert output[:3].isfinite().all()
 
 
-def test_the_device_is_right_where_the_host_knows_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = Layer(QUERIES, CONTEXTS)
+@pytest.mark.parametrize("name", MODULES)
+def test_the_device_is_right_where_the_host_knows_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, module = Layer(QUERIES, CONTEXTS), MODULES[name]
     more = torch.tensor([0, 15, 16, 40, 30, 90], dtype=torch.int32)
     # a table has room for the bounds, in columns that name no block
     table = layer.batch.block_table
@@ -155,8 +156,17 @@ def test_the_device_is_right_where_the_host_knows_bounds(monkeypatch: pytest.Mon
     batch = replace(layer.batch, seq_lens_cpu=bounds, max_seq_len=300, block_table=table)
     monkeypatch.setattr(BatchMetadata, "on_host", False)
     monkeypatch.setattr(BatchMetadata, "host_lens", property(lambda batch: batch.seq_lens_cpu))
-    layer.batch = batch
-    layer.check(triton_attn, 48)
+    layer.batch, given, plan = batch, list[BatchMetadata](), module.plan
+    monkeypatch.setattr(module, "plan", lambda spec, batch: given.append(batch) or plan(spec, batch))
+    layer.check(module, 48)
+    # packed keys lie one behind the other, in as many rows as the host says at least
+    assert len(given) > 2
+    for batch in given[1:]:
+        assert batch.key_start_loc is None or batch.key_start_loc.diff().tolist() == batch.seq_lens.tolist()
+        assert (batch.seq_lens <= batch.seq_lens_cpu).all()
+    exact = all((batch.seq_lens == batch.seq_lens_cpu).all() for batch in given)
+    # a module that computes from the host's lengths gets the device's
+    assert exact == (module is not triton_attn)
 
 
 def test_expanded_context_fits_the_workspace(poisoned: list[int]) -> None:
