@@ -1,4 +1,4 @@
-"""Decoding over cached latents for benchmarks/mla.py, beside FlashMLA, FlashInfer's MLA and vLLM's Triton kernel."""
+"""Decoding over cached latents for benchmarks/mla.py, beside FlashMLA, FA3, FlashInfer's and vLLM's Triton kernels."""
 
 from __future__ import annotations
 
@@ -120,7 +120,10 @@ def _sparse(place: Place, tokens: int, heads: int, context: int, topk: int) -> T
 
 
 def _peers(made: _Tensors, context: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """FlashMLA as vLLM builds it, FlashInfer's MLA and vLLM's Triton kernel, where installed, over the same cache."""
+    """FlashMLA and FlashAttention 3 as vLLM builds them, FlashInfer's MLA and vLLM's Triton kernel, where installed.
+
+    All read the same cache.
+    """
     spec, scale = made.spec, made.spec.softmax_scale
     requests, heads, _ = made.query.shape
     if spec.kv_dtype != "auto":
@@ -129,6 +132,12 @@ def _peers(made: _Tensors, context: int) -> Iterator[tuple[str, Callable[[], Any
     if flash_plan is not None:
         flash = function_of("attnreg.kernels.flash_mla.dense", "forward")
         yield "FlashMLA", partial(flash, spec, flash_plan(spec, made.batch), made.call())
+    fa3 = function_of("attnreg.kernels.flash_attn.mla", "build")
+    if fa3 is not None:
+        # the operator itself: it loads pages of 64 fastest, which attnreg does not claim, and this cache has no NaN
+        cache, arguments = as_kv_cache(spec, made.cache).key, fa3.arguments(spec, fa3.plan(spec, made.batch))
+        arguments |= {"q_v": made.query[..., :RANK], "k": cache[..., RANK:], "v": cache[..., :RANK]}
+        yield "FA3", partial(fa3.fwd, q=made.query[..., RANK:], out=torch.empty_like(made.output), **arguments)
     wrapper = function_of("flashinfer.mla", "BatchMLAPagedAttentionWrapper")
     if wrapper is not None:
         device = made.query.device

@@ -106,16 +106,27 @@ def fa3(
     pack_gqa: Any = None, sm_margin: int = 0, s_aux: Any = None, cp_world_size: int = 1, cp_rank: int = 0,
     cp_tot_seqused_k: Any = None,
 ) -> list[Tensor]:  # fmt: skip
-    """FlashAttention 3 as vLLM builds it."""
-    assert (cu_seqlens_k is None) != (seqused_k is None)
+    """FlashAttention 3 as vLLM builds it; of packed keys each sequence may use fewer than it has."""
+    assert (cu_seqlens_k is None) != (page_table is None)
+    assert page_table is None or seqused_k is not None
     assert cp_world_size == 1
     assert s_aux is None or s_aux.dtype == torch.bfloat16
+    if q_v is not None:
+        # the latents are values, and keys beside the rotary part
+        assert q.shape[-1] == k.shape[-1] == 64
+        assert q_v.shape[-1] == v.shape[-1] in (256, 512)
+        assert page_table is None or v.shape[-1] < 512 or k.shape[1] % 64, "a page of a whole tile is loaded whole"
+        q, k = torch.cat([q_v, q], -1), torch.cat([v, k], -1)
     if q_descale is not None:
         assert q_descale.shape == k_descale.shape == (cu_seqlens_q.shape[0] - 1, k.shape[-2])
         group = q.shape[1] // k.shape[-2]
         q, k, v = q.float() * q_descale[0].repeat_interleave(group)[:, None], k.float(), v.float()
         k, v = k * k_descale[0][:, None], v * v_descale[0][:, None]
-    keys = _packed(k, v, cu_seqlens_k) if page_table is None else paged(k, v, page_table, seqused_k)
+    if page_table is not None:
+        keys = paged(k, v, page_table, seqused_k)
+    else:
+        used = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+        keys = [(x[:n], y[:n]) for (x, y), n in zip(_packed(k, v, cu_seqlens_k), used.tolist(), strict=True)]
     found, lse = attend(
         q, keys, cu_seqlens_q.tolist(), scale=softmax_scale, causal=is_causal, softcap=softcap, sinks=s_aux,
         window=(window_size_left, window_size_right),

@@ -62,10 +62,10 @@ class Build:
         sinks = call.params.sinks
         inside = bool(self.more) and sinks is not None and sinks.dtype == torch.bfloat16
         inside = inside and spec.num_heads <= MOST_HEADS
-        arguments = self._arguments(spec, plan)
+        arguments = self.arguments(spec, plan)
         if inside:
             arguments["s_aux"] = sinks
-        lse = self.fwd(q=call.query, k=key, v=value, out=call.output, **arguments)[1]
+        lse = self.fwd(q=call.query, k=key, v=value, out=call.output[: call.query.shape[0]], **arguments)[1]
         if sinks is not None and not inside:
             lse = store_sinks(sinks, call, lse, plan)
         elif sinks is not None:
@@ -76,7 +76,7 @@ class Build:
 
     def repeat(self, spec: AttentionSpec, plan: Sequences, call: Call) -> Repeated:
         """A function that runs a call over packed keys again, on other tensors like these. Raises `BatchError`."""
-        arguments, keys = self._arguments(spec, plan), plan.num_keys
+        arguments, keys = self.arguments(spec, plan), plan.num_keys
         key, value = call.packed
         refuse_unaligned(self.backend, query=call.query, key=key, value=value, output=call.output)
 
@@ -90,11 +90,11 @@ class Build:
 
         return again
 
-    def _arguments(self, spec: AttentionSpec, plan: Sequences) -> dict[str, Any]:
+    def arguments(self, spec: AttentionSpec, plan: Sequences) -> dict[str, Any]:
         """The arguments of a plan's calls without their tensors."""
         return dict(
             k_new=None, v_new=None, q_v=None, cu_seqlens_q=plan.query_starts, cu_seqlens_k=plan.key_starts,
-            cu_seqlens_k_new=None, seqused_q=None, seqused_k=None if plan.block_table is None else plan.seq_lens,
+            cu_seqlens_k_new=None, seqused_q=None, seqused_k=plan.seq_lens,
             max_seqlen_q=plan.max_query_len, max_seqlen_k=plan.max_key_len, page_table=plan.block_table,
             kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None, seqlens_rotary=None,
             q_descale=None, k_descale=None, v_descale=None, softmax_scale=spec.softmax_scale, is_causal=plan.causal,

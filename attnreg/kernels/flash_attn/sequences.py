@@ -43,15 +43,18 @@ class Sequences:
     @classmethod
     def of(cls, spec: AttentionSpec, batch: BatchMetadata) -> Sequences:
         """The sequences of a batch. Queries are aligned to the last keys."""
-        causal, key_starts = batch.causal is True, None
-        if not batch.paged:
-            key_starts = batch.query_start_loc if batch.key_start_loc is None else batch.key_start_loc
+        causal, key_starts, num_keys = batch.causal is True, None, 0
         left, right = spec.sides(causal)
         queries, keys = batch.host_starts.diff(), batch.host_lens
+        if not batch.paged and batch.key_start_loc is None:
+            # of which a request may use fewer
+            key_starts, num_keys = batch.query_start_loc, batch.num_tokens
+        elif not batch.paged:
+            key_starts, num_keys = batch.key_start_loc, int(keys.sum())
         lengths = {*zip(queries.tolist(), keys.tolist(), strict=True)}
         return cls(
             num_tokens=batch.num_tokens,
-            num_keys=0 if batch.paged else int(keys.sum()),
+            num_keys=num_keys,
             query_starts=batch.query_start_loc,
             key_starts=key_starts,
             seq_lens=batch.seq_lens,
@@ -118,7 +121,11 @@ def store_sinks(sinks: Tensor, call: Call, lse: Tensor, plan: Sequences) -> Tens
 
 
 def store_rows(target: Tensor, computed: Tensor, plan: Sequences) -> None:
-    """Copies the rows that exist, of [rows, ...]; the others keep what they hold. For any lengths on the device."""
+    """Copies the rows that exist, of [rows, ...]; the others keep what they hold. For any lengths on the device.
+
+    The target may have more rows than were computed.
+    """
+    target = target[: computed.shape[0]]
     exists = torch.arange(target.shape[0], device=target.device) < plan.query_starts[-1]
     exists = exists.view(-1, *[1] * (target.ndim - 1))
     target.copy_(torch.where(exists, computed.to(target.dtype), target))

@@ -1,4 +1,4 @@
-"""FLASHINFER/fa2: FlashInfer's own kernels after FlashAttention 2, from Ampere on. Not run on a GPU yet."""
+"""FLASHINFER/fa2: FlashInfer's own kernels after FlashAttention 2, from Ampere on."""
 
 from __future__ import annotations
 

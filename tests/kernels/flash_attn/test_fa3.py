@@ -4,60 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from support import fake_aiter, fake_varlen
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
 from attnreg.kernels import reference, upstream
 from attnreg.kernels.flash_attn import record
-from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, LayerParams
 from attnreg.selection.selector import evaluate
 
-MODULE = "attnreg.kernels.flash_attn.fa3"
-BUILDS: dict[str, tuple[str, str, Any]] = {
-    "vllm": ("_vllm_fa3_C", fake_varlen.FA3_VLLM, fake_varlen.fa3),
-    "flash-attn-3": ("flash_attn_3", fake_varlen.FA3_OWN, fake_varlen.fa3_own),
-}
+BUILDS = ("vllm", "flash-attn-3")
 Install = Callable[..., ModuleType]
-
-
-def forget() -> None:
-    sys.modules.pop(MODULE, None)
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Installs the builds that a test names, and imports the adapter anew."""
-    forget()
-    monkeypatch.setattr(cache, "_write", fake_aiter.write)
-    with ExitStack() as stack:
-
-        def load(*builds: str, schema: Callable[[str], str] = str) -> ModuleType:
-            loads = {package.replace("-", "_") for package in builds}
-
-            def library(package: str, pattern: str) -> None:
-                if package not in loads:
-                    raise UpstreamError(f"package {package} is not installed")
-
-            monkeypatch.setattr(upstream, "_load_library", library)
-            for build in builds:
-                namespace, words, function = BUILDS[build]
-                stack.enter_context(fake_varlen.registered(namespace, schema(words), "fwd", function))
-            return importlib.import_module(MODULE)
-
-        yield load
-    forget()
 
 
 def h200(*packages: str) -> Platform:

@@ -9,9 +9,13 @@ import pytest
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.selection.selector import evaluate
 
-PACKAGES = {"torch": "2.11", "triton": "3.6", "vllm": "0.33.0", "flash-attn-4": "4.0.0b36"}
+PACKAGES = {
+    "torch": "2.11", "triton": "3.6", "vllm": "0.33.0", "flash-attn-4": "4.0.0b36", "flashinfer-python": "0.7.2",
+    "ninja": "1.13", "nvcc": "13.0",
+}  # fmt: skip
 FA4, FA3, FA2 = "FLASH_ATTN/FA4-Hopper", "FLASH_ATTN/FA3", "FLASH_ATTN/FA2"
-NON_CAUSAL, SINKS = frozenset({"non_causal"}), frozenset({"sinks"})
+PROMPTS, MLA_PROMPTS = "FLASH_ATTN_PREFILL/FA3", {"attention": "mla", "phase": "prefill"}
+NON_CAUSAL, SINKS, INVARIANT = frozenset({"non_causal"}), frozenset({"sinks"}), frozenset({"batch_invariant"})
 # backend, what is refused, and what changes to be accepted
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (FA4, {"head_size": 40}, {"head_size": 48}),
@@ -22,6 +26,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (FA4, {"head_size": 80, "features": NON_CAUSAL}, {"head_size": 112}),
     (FA4, {"head_size": 80, "attn_type": "encoder_decoder"}, {"head_size": 64}),
     (FA3, {"num_heads": 72, "features": SINKS}, {"num_heads": 64}),
+    (FA3, {"head_size": 64, "features": INVARIANT}, {"head_size": 72}),
+    (PROMPTS, {**MLA_PROMPTS, "head_size": 64, "features": INVARIANT}, {"head_size": 128}),
+    (PROMPTS, {**MLA_PROMPTS, "head_size": 256, "head_size_v": 128}, {"head_size": 192}),
+    ("FLASHINFER/fa2", {"features": frozenset({"lse"})}, {"features": frozenset()}),
     (FA2, {"attn_type": "encoder_decoder"}, {"attn_type": "encoder"}),
     (FA2, {"features": frozenset({"alibi", "lse"})}, {"features": frozenset({"alibi"})}),
     (FA2, {"features": frozenset({"dcp", "lse"})}, {"features": frozenset({"lse"})}),

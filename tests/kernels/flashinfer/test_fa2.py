@@ -44,7 +44,9 @@ def test_every_claim_holds(fake: Fake, kernels: str, module: str, arch: str) -> 
     gpu = dataclasses.replace(AMPERE, arch=arch)
     (evidence,) = verify([f"FLASHINFER/{kernels}"], platform=gpu, device="cpu", size="claims")
     assert evidence.problems == []
-    assert {"lse", "softcap", "sliding_window", "non_causal"} <= evidence.claims["features"].keys()
+    assert {"softcap", "sliding_window", "non_causal"} <= evidence.claims["features"].keys()
+    # fa2's sums are of rounded weights
+    assert ("lse" in evidence.claims["features"]) == (kernels == "fa3")
     assert {call["kv_layout"] for call in fake.calls if "kv_layout" in call} == {"NHD", "HND"}
     # its sub-backend is named in each call
     assert {call["backend"] for call in fake.calls if "backend" in call} == {kernels}
@@ -100,7 +102,7 @@ def test_the_record_passes_nothing_twice() -> None:
 def test_it_runs_where_it_is_named(default: Registry, fake: Fake) -> None:
     request = AttentionRequest(head_size=128, num_heads=32, num_kv_heads=8, block_size=16)
     (said,) = [c for c in evaluate(request, AMPERE, default, to_run=True).candidates if c.name == "FLASHINFER"]
-    assert said.reasons[0].text == "FLASHINFER/fa2 runs where it is named: no GPU has run it yet"
+    assert said.reasons[0].text == "FLASHINFER/fa2 runs where it is named: it is proven, and its speed is not measured"
     chosen = evaluate(request, AMPERE, default, "FLASHINFER/fa2", to_run=True).backend
     assert chosen is not None
     assert chosen.load().BACKEND == "FLASHINFER/fa2"
