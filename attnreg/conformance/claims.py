@@ -157,8 +157,8 @@ class Claims:
         accepted["lengths"] = self.lengths
         accepted["storage"] = tuple(s for s in STORAGES if self._case({**self._base, "storage": s}) is not None)
         for feature in sorted(PROVABLE & self.registry.vocabulary.features.keys()):
-            # a feature may go with one dtype alone
-            if any(self._case({**self._base, "dtype": d, feature: True}) is not None for d in self._dtypes):
+            # a feature may go with one dtype alone, or with some sizes
+            if possible(feature, True):
                 accepted[feature] = (False, True)
         return accepted
 
@@ -259,6 +259,10 @@ class Claims:
             storage = "latents"
         # context is merged by its LSE
         features |= {"lse"} if storage == "latents" else set()
+        lengths = s["lengths"]
+        if "batch_invariant" in features and lengths != "decode":
+            # bits are compared with those of each request alone, which differ most where requests do
+            lengths = "long" if "long" in self.lengths else "mixed"
         if not all(
             (
                 # encoders have no cache, cross-attention has one
@@ -293,7 +297,7 @@ class Claims:
             attn_type=s["attn_type"],
             features=features,
         )
-        case = Case(request=request, lengths=s["lengths"], storage=storage)
+        case = Case(request=request, lengths=lengths, storage=storage)
         declared = "cache_layout" in self.registry.vocabulary.facets
         if case.layout == "SPLIT" and not declared:
             return None

@@ -10,7 +10,7 @@ import attnreg
 from attnreg import Platform, Registry
 from attnreg.conformance.claims import PROVABLE, Claims
 from attnreg.conformance.refusals import refusals
-from attnreg.conformance.trial import ON_GPU
+from attnreg.conformance.trial import LENGTHS, ON_GPU
 
 HOPPER = Platform(platform="cuda", arch="sm90")
 
@@ -125,3 +125,17 @@ def test_batches_of_a_gpu_are_longer(default: Registry) -> None:
     assert {c.lengths for c in cases} == set(ON_GPU)
     # in every layout of a cache, and without one
     assert {c.storage for c in on_gpu.cases("pairs") if c.lengths == "long"} == set(on_gpu.dimensions["storage"])
+
+
+def test_a_feature_that_goes_with_some_sizes_alone_is_tried_with_them(default: Registry) -> None:
+    cases = Claims("FLASH_ATTN/FA3", HOPPER, default).cases("claims")
+    sizes = {c.request.head_size for c in cases if "batch_invariant" in c.request.features}
+    assert sizes
+    assert min(sizes) > 64
+
+
+@pytest.mark.parametrize(("lengths", "varied"), [(LENGTHS, "mixed"), (ON_GPU, "long")])
+def test_bits_are_compared_where_requests_differ_most(default: Registry, lengths: tuple[str, ...], varied: str) -> None:
+    cases = Claims("TRITON_ATTN", HOPPER, default, lengths).cases("pairs")
+    found = {c.lengths for c in cases if "batch_invariant" in c.request.features}
+    assert found == {"decode", varied}
