@@ -96,18 +96,24 @@ def _numbers(request: AttentionRequest, question: Question) -> Numbers:
 def _measurable(request: AttentionRequest) -> AttentionRequest | None:
     """The request as it is timed: paged where it has a cache; None for a form of attention that is not timed."""
     block = BLOCK.get(request.attention)
-    if block is None or request.phase == "prefill" or request.attn_type == "encoder_decoder":
+    expanded = request.attention == "mla" and request.phase == "prefill"
+    if block is None or (request.phase == "prefill" and not expanded) or request.attn_type == "encoder_decoder":
         return None
     heads = request.num_heads or 8
     request = replace(request, model=None, num_heads=heads, num_kv_heads=request.num_kv_heads or heads)
-    uncached = request.attn_type in _WITHOUT_CACHE
-    return replace(request, block_size=None if uncached else request.block_size or block)
+    return replace(request, block_size=None if _packed(request) else request.block_size or block)
+
+
+def _packed(request: AttentionRequest) -> bool:
+    """Whether the layer reads packed keys: an encoder's, or those that prompts of MLA expand latents into."""
+    return request.attn_type in _WITHOUT_CACHE or (request.attention == "mla" and request.phase == "prefill")
 
 
 def _fits(request: AttentionRequest, workload: Workload) -> bool:
     if request.attn_type in _WITHOUT_CACHE:
         return workload.context == 0
-    return request.attention != "mla" or workload.queries == 1
+    # of MLA, prompts have a form of their own
+    return request.attention != "mla" or (workload.queries > 1) == _packed(request)
 
 
 def _usable(

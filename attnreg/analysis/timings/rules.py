@@ -68,7 +68,8 @@ def rules_of(samples: Samples, registry: Registry, platform: Platform) -> list[R
         # a model's heads are told apart by no condition: what holds must hold for all that were measured
         mine = [i for i, cell in enumerate(samples.cells) if _without_numbers(cell.request) == request]
         measured = [i for i in mine if len(rankable(samples, [i], names)) > 1]
-        for phase in PHASES:
+        # a layer for prompts alone has no other phase
+        for phase in (request.phase,) if request.phase == "prefill" else PHASES:
             cells = [i for i in measured if phase in ("any", samples.cells[i].phase)]
             # what serves all phases was timed in all
             if phase == "any" and {samples.cells[i].phase for i in cells} < {samples.cells[i].phase for i in mine}:
@@ -151,8 +152,9 @@ def _listed(values: Iterable[Any]) -> Any:
 
 
 def _without_numbers(request: AttentionRequest) -> AttentionRequest:
-    """The request without what no condition of a rule tells apart."""
-    return replace(request, num_heads=None, num_kv_heads=None, block_size=None, model=None, phase="any", extra=())
+    """The request without what no condition of a rule tells apart, and of all phases unless it is for prompts."""
+    phase = "prefill" if request.phase == "prefill" else "any"
+    return replace(request, num_heads=None, num_kv_heads=None, block_size=None, model=None, phase=phase, extra=())
 
 
 def _entries(

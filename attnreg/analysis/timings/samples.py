@@ -127,7 +127,8 @@ class Cell(NamedTuple):
         unknown = {"asymmetric_window", "chunk", "sparse_blocks", *([] if window else ["sliding_window"])}
         if r.features & unknown or r.attention == "mla_sparse":
             return 0.0
-        latent, wide = r.attention == "mla", r.head_size + (r.head_size_v or r.head_size)
+        # prompts of MLA have keys and values apart
+        latent, wide = r.attention == "mla" and r.phase != "prefill", r.head_size + (r.head_size_v or r.head_size)
         keys, kv_dtype = self.context + self.queries, r.kv_dtype or "auto"
         # keys and values; of a latent the value is a part. What is stored in fewer bits may be computed in fewer
         element = _BYTES.get(r.dtype if kv_dtype == "auto" else kv_dtype, 0.5)

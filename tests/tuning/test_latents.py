@@ -1,0 +1,81 @@
+"""Layers of MLA in both of their forms: latents are decoded, and prompts attend to packed keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support import ROOT
+
+import attnreg
+from attnreg import Platform
+from attnreg.analysis.timings.rules import rules_of
+from attnreg.analysis.timings.samples import Cell, Samples
+from attnreg.loader import load_registry
+from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.selection.selector import evaluate
+from attnreg.tuning.bench import Bench
+from attnreg.tuning.grid import WORKLOADS, Planned, grid
+from attnreg.tuning.overlay import overlay_text
+
+PACKAGES = {"torch": "2.11", "triton": "3.6", "vllm": "0.33.0"}
+H200 = Platform(platform="cuda", arch="sm90", packages=tuple(PACKAGES.items()), device="H200")
+MODEL = ROOT / "examples/configs/DeepSeek-V3"
+
+
+def planned(registry: attnreg.Registry) -> list[Planned]:
+    asked = model_questions(str(MODEL), ModelOptions(), registry).questions
+    return grid(asked, WORKLOADS["gpu"], registry, H200, {})
+
+
+def test_each_form_has_its_workloads_and_backends(default: attnreg.Registry) -> None:
+    forms: dict[str, list[Planned]] = {}
+    for each in planned(default):
+        forms.setdefault(each.cell.request.phase, []).append(each)
+    assert forms.keys() == {"any", "prefill"}
+    assert [each.cell.words for each in forms["any"]] == ["decode 32 x 4096", "decode 1 x 8192"]
+    assert [each.cell.words for each in forms["prefill"]] == ["prefill 4 x 2048", "prefill 1 x 512 after 7680"]
+    for each in forms["prefill"]:
+        request = each.cell.request
+        assert (request.head_size, request.head_size_v, request.num_kv_heads) == (192, 128, 128)
+        assert request.block_size is None
+        assert {"HOPPER_PREFILL", "TRITON_PREFILL"} <= {*each.backends}
+        assert dict(each.refused)["HOPPER_MLA"].startswith("phase is prefill")
+        # 128 heads of 192 and 128, half of the pairs of a causal prompt
+        assert each.cell.least_us(4e3, 1e3) > 20
+    assert {"HOPPER_MLA", "TRITON_MLA"} <= {*forms["any"][0].backends}
+
+
+def test_orders_of_prompts_stand_beside_those_of_latents(default: attnreg.Registry, tmp_path: Path) -> None:
+    machine = {"platform": "cuda", "arch": "sm90", "device": "NVIDIA H200", "packages": PACKAGES}
+    times = {"HOPPER_MLA": 100.0, "TRITON_MLA": 150.0, "TRITON_PREFILL": 5000.0, "HOPPER_PREFILL": 7000.0}
+    samples = Samples(machine, default.title, dict.fromkeys(times, "0" * 16), "2026-11-27")
+    samples.cells = [each.cell for each in planned(default)]
+    for i, each in enumerate(planned(default)):
+        for name in times.keys() & {*each.backends}:
+            samples.turns[i, name] = [[times[name] + turn % 3] for turn in range(8)]
+    latents, prompts = rules_of(samples, default, H200)
+    assert (latents.order, latents.when["phase"]) == (("HOPPER_MLA", "TRITON_MLA"), ["any", "decode"])
+    assert (prompts.order, prompts.when["phase"]) == (("TRITON_PREFILL", "HOPPER_PREFILL"), "prefill")
+    overlay = tmp_path / "tuned.yaml"
+    overlay.write_text(overlay_text(samples, default, "tuned.samples.jsonl"))
+    tuned = load_registry(overlay)
+    request = next(each.cell.request for each in planned(default) if each.cell.request.phase == "prefill")
+    assert request.phase == "prefill"
+    for registry, expected in ((default, "HOPPER_PREFILL"), (tuned, "TRITON_PREFILL")):
+        bare = Platform(platform="cuda", arch="sm90", packages={"torch": "2.11", "triton": "3.6"}, device="H200")
+        chosen = evaluate(request, bare, registry, to_run=True).chosen
+        assert chosen is not None
+        assert chosen.name == expected
+
+
+@pytest.mark.parametrize("context", [0, 50])
+def test_a_bench_runs_prompts_over_packed_keys(default: attnreg.Registry, context: int) -> None:
+    here = attnreg.detect(default.vocabulary)
+    (request,) = {each.cell.request for each in planned(default) if each.cell.request.phase == "prefill"}
+    cell = Cell(attnreg.AttentionRequest(**{**request.to_dict(), "num_heads": 2, "num_kv_heads": 2}), 2, 40, context)
+    bench = Bench(cell, evaluate(cell.request, here, default, "TORCH_PREFILL", to_run=True), torch.device("cpu"))
+    assert bench.trial.cache is None
+    assert bench.wrong() == ""
+    assert len(bench.turn()) > 2
