@@ -27,6 +27,7 @@ _NAMES = {
         "SpecError",
         "BatchError",
         "UnclaimedError",
+        "warm_up_batches",
     ],
     "parallel": ["ContextParallel"],
     "verify": ["verify"],

@@ -1,5 +1,19 @@
-"""Fixtures of tests that run layers."""
+"""Fixtures of tests that run layers, or compile kernels."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.compiler import Compiler
 from support.layers import cpu, make, one_thread
 
-__all__ = ["cpu", "make", "one_thread"]
+__all__ = ["compiler", "cpu", "make", "one_thread"]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    """A process that compiles."""
+    compiler = Compiler()
+    yield compiler
+    compiler.close()

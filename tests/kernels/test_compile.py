@@ -16,14 +16,6 @@ from support.compiling import CAUSAL_TARGETS, TARGETS, cases_of
 
 
 @pytest.fixture(scope="session")
-def compiler() -> Iterator[Compiler]:
-    """A process for all targets."""
-    compiler = Compiler()
-    yield compiler
-    compiler.close()
-
-
-@pytest.fixture(scope="session")
 def causal_compiler() -> Iterator[Compiler]:
     """One in which the attention kernel has no path but that of causal batches."""
     compiler = Compiler(causal_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +14,6 @@ from attnreg.kernels.hopper import decode_plans
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Config
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    compiler = Compiler()
-    yield compiler
-    compiler.close()
 
 
 # a product is of 16 keys, or words, by 16 columns, or keys, by 8 rows; a load is of 16 bytes a lane,

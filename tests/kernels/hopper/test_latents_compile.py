@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from support.compiled import COPY, PRODUCT
 from support.compiler import Compiler
 from support.gluon import LATENT_CASES
@@ -14,13 +11,6 @@ BOXES = {64: 64, 16: 16, 48: 16, 128: 64}
 # 64 keys of 576 columns are 36 products of scores, written for the first tile and for the others; a half of the outputs
 # is 4, written twice for the left half, once for the right
 PRODUCTS = 2 * 36 + 3 * 4
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    compiler = Compiler()
-    yield compiler
-    compiler.close()
 
 
 def test_it_fits_and_keeps_products_in_flight(compiler: Compiler) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -20,13 +20,6 @@ from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Config
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError
 from attnreg.selection.selector import evaluate
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    compiler = Compiler()
-    yield compiler
-    compiler.close()
 
 
 def spec(**changes: object) -> AttentionSpec:
