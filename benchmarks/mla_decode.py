@@ -41,7 +41,7 @@ def cases(place: Place) -> Iterator[Case]:
             name = f"HOPPER_MLA decode b{requests} h{heads} at {context // 1024}k"
             sizes = place.few(requests, 2), place.few(heads, 16), place.few(context, 200)
             yield Case(name=name, mark=mark, prepare=partial(_dense, place, hopper_mla, *sizes, "auto"))
-    # no peer runs here; the marks are twice the time of the products at 787 TFLOP/s, or of the bytes and two launches
+    # the marks are twice the time of the products at 787 TFLOP/s, or of the bytes and two launches
     for tokens, heads, mark in ((64, 128, 93.0), (1, 128, 20.0), (128, 16, 150.0)):
         name = f"sparse decode b{tokens} h{heads}, 2048 of 32k"
         topk = place.few(2048, 40)
@@ -113,10 +113,19 @@ def _sparse(place: Place, tokens: int, heads: int, context: int, topk: int) -> T
     return Trial(
         call=partial(triton_sparse.forward, spec, plan, made.call(indices=indices)),
         error=lambda: made.error(order[-1]),
-        peers=lambda: iter(()),
+        peers=partial(_sparse_peers, made, spec, indices),
         moved=tokens * topk * 2 * (RANK + ROPE) + made.query.nbytes + made.output.nbytes,
         operations=2.0 * tokens * topk * heads * (RANK + ROPE + RANK),
     )
+
+
+def _sparse_peers(made: _Tensors, spec: AttentionSpec, indices: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """FlashMLA as vLLM builds it, where installed, with the places of the chosen tokens made by the same kernel."""
+    plan = function_of("attnreg.kernels.flash_mla.sparse", "plan")
+    if plan is not None:
+        flash = function_of("attnreg.kernels.flash_mla.sparse", "forward")
+        call = made.call(indices=indices)._replace(output=torch.empty_like(made.output))
+        yield "FlashMLA", partial(flash, spec, plan(spec, made.batch), call)
 
 
 def _peers(made: _Tensors, context: int) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -101,10 +101,10 @@ def test_a_module_that_does_not_keep_the_contract_is_refuted(
 XPU = Platform(platform="xpu", arch="xe2")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
-        "FLASHMLA_SPARSE",
+        "FLASHINFER_MLA_SPARSE",
         {},
         (
-            "FLASHMLA_SPARSE cannot be verified: the row is knowledge only, attnreg has no kernel module for it; "
+            "FLASHINFER_MLA_SPARSE cannot be verified: the row is knowledge only, attnreg has no kernel module for it; "
             "these can: CPU_ATTN, TORCH_MLA, TORCH_MLA_SPARSE, TORCH_PREFILL, TORCH_SDPA"
         ),
     ),

@@ -56,9 +56,9 @@ def test_what_proves_nothing_fails(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "FLASHMLA_SPARSE", *CPU]) == 2
+    assert main(["verify", "CPU_PREFILL", *CPU]) == 2
     assert capsys.readouterr().err == (
-        "attnreg: FLASHMLA_SPARSE cannot be verified: the row is knowledge only, attnreg has no kernel module for it\n"
+        "attnreg: CPU_PREFILL cannot be verified: the row is knowledge only, attnreg has no kernel module for it\n"
         "  help: these can: CPU_ATTN, TORCH_MLA, TORCH_MLA_SPARSE, TORCH_PREFILL, TORCH_SDPA\n"
     )
     assert main(["verify", "CPU_ATTN", *CPU, "--device", "nonsense"]) == 2

@@ -226,6 +226,36 @@ def flash_mla(
 
 
 # as the library of the vllm 0.33.0 wheel registers it
+FLASH_MLA_SPARSE = (
+    "sparse_prefill_fwd(Tensor q, Tensor kv, Tensor indices, float sm_scale, int d_v, Tensor? attn_sink, "
+    "Tensor? topk_length, Tensor(a!)? out_) -> Tensor[]"
+)
+
+
+def flash_mla_sparse(
+    q: Tensor, kv: Tensor, indices: Tensor, sm_scale: float, d_v: int, attn_sink: Any, topk_length: Any, out_: Any
+) -> list[Tensor]:
+    """FlashMLA over chosen tokens: places below 0 or past the last are none; of a row without any, what it gets is not
+    defined.
+    """
+    rows, heads, width = q.shape
+    assert heads in (64, 128)
+    assert q.is_contiguous()
+    assert kv.shape[1:] == (1, width) == (1, 576)
+    assert indices.shape[:2] == (rows, 1)
+    assert indices.dtype == torch.int32
+    assert indices.shape[2] % 128 == 0
+    assert d_v == 512
+    there = (indices[:, 0] >= 0) & (indices[:, 0] < len(kv))
+    keys = [
+        (kv[row[some].long()], kv[row[some].long(), :, :d_v]) for row, some in zip(indices[:, 0], there, strict=True)
+    ]
+    out, lse = attend(q, keys, list(range(rows + 1)), scale=sm_scale, causal=False)
+    empty = ~there.any(-1)
+    return [out.masked_fill(empty[:, None, None], 7.0).to(q.dtype), lse.mT.float(), lse.mT.float()]
+
+
+# as the library of the vllm 0.33.0 wheel registers it
 FA2_VLLM = (
     "varlen_fwd(Tensor! q, Tensor k, Tensor v, Tensor!? out, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
     "Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, Tensor? alibi_slopes, int max_seqlen_q, "

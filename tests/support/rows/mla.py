@@ -75,8 +75,8 @@ MLA_ROWS: list[Row] = [
     ("CPU", "aarch64", {**MLA, "block_size": 16}, "CPU_MLA/plain", {}),
     ("CPU, a block size that is not 16", "x86_64", MLA, "TORCH_MLA", {"CPU_MLA": "block_size is 64; supported: 16"}),
     ("CPU with AMX", "x86_64_amx", MLA, "CPU_MLA/AMX", {}),
-    ("sparse, Hopper", "sm90", SPARSE, "FLASHMLA_SPARSE", {"FLASHINFER_MLA_SPARSE": ""}),
-    ("sparse, Blackwell", "sm100", SPARSE, "FLASHMLA_SPARSE", {}),
+    ("sparse, Hopper", "sm90", SPARSE, "FLASHMLA_SPARSE/bfloat16", {"FLASHINFER_MLA_SPARSE": ""}),
+    ("sparse, Blackwell", "sm100", SPARSE, "FLASHMLA_SPARSE/bfloat16", {}),
     ("sparse, Blackwell with few heads", "sm100", {**SPARSE, "num_heads": 16}, "FLASHINFER_MLA_SPARSE/trtllm-gen", {}),
     (
         "sparse, Blackwell with an fp8 cache",
@@ -89,7 +89,7 @@ MLA_ROWS: list[Row] = [
         "sparse, both parallelisms",
         "sm100",
         {**SPARSE, "num_heads": 8, **features("dcp", "pcp")},
-        "FLASHMLA_SPARSE",
+        "FLASHMLA_SPARSE/paged",
         {
             "FLASHINFER_MLA_SPARSE": (
                 "prefill and decode context parallelism do not go together here; FLASHMLA_SPARSE combines them"
@@ -100,7 +100,7 @@ MLA_ROWS: list[Row] = [
         "sparse, a model without index_topk",
         "sm100",
         {**SPARSE, "num_heads": 8, "index_topk": None},
-        "FLASHMLA_SPARSE",
+        "FLASHMLA_SPARSE/bfloat16",
         {"FLASHINFER_MLA_SPARSE": "the model's configuration has no index_topk"},
     ),
     (
