@@ -41,7 +41,7 @@ _HOME = {
     "requests_from_model": "models.reader",
     "select": "selection.refusal",
     "verify": "conformance.verify",
-    "warm_up_batches": "runtime.warming",
+    "warm_up_batches": "runtime.warm_up",
 }
 __all__ = list(_HOME)
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from attnreg.runtime.layer import Attention as Attention
     from attnreg.runtime.mla.layer import MLAAttention as MLAAttention
     from attnreg.runtime.parallel.attention import ContextParallel as ContextParallel
-    from attnreg.runtime.warming import warm_up_batches as warm_up_batches
+    from attnreg.runtime.warm_up import warm_up_batches as warm_up_batches
     from attnreg.selection.refusal import NoBackendError as NoBackendError
     from attnreg.selection.refusal import select as select
     from attnreg.selection.trace import Candidate as Candidate

@@ -100,7 +100,9 @@ def _measurable(request: AttentionRequest) -> AttentionRequest | None:
     if block is None or (request.phase == "prefill" and not expanded) or request.attn_type == "encoder_decoder":
         return None
     heads = request.num_heads or 8
-    request = replace(request, model=None, num_heads=heads, num_kv_heads=request.num_kv_heads or heads)
+    # all heads share the latents
+    kv_heads = request.num_kv_heads or (1 if request.attention == "mla" and not expanded else heads)
+    request = replace(request, model=None, num_heads=heads, num_kv_heads=kv_heads)
     return replace(request, block_size=None if _packed(request) else request.block_size or block)
 
 

@@ -244,6 +244,7 @@ def flash_mla_sparse(
     assert kv.shape[1:] == (1, width) == (1, 576)
     assert indices.shape[:2] == (rows, 1)
     assert indices.dtype == torch.int32
+    assert indices.shape[2]
     assert indices.shape[2] % 128 == 0
     assert d_v == 512
     there = (indices[:, 0] >= 0) & (indices[:, 0] < len(kv))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from attnreg.runtime import latents
-from attnreg.runtime.interface import AttentionSpec
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata
 from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projections
 
 
@@ -20,6 +21,28 @@ def mla_spec(num_heads: int = 4, **changes: Any) -> MLASpec:
         "dtype": torch.bfloat16, "softmax_scale": 0.1, "block_size": 16, "features": frozenset({"lse"}), "latent": True,
     }  # fmt: skip
     return MLASpec(latent=AttentionSpec(**(fields | changes)), qk_nope_head_dim=32, v_head_dim=16)
+
+
+def latent_spec(**changes: Any) -> AttentionSpec:
+    """A layer in its latent form of 512 + 64, as other packages' kernels are compiled for, with blocks of 64 tokens."""
+    fields: dict[str, Any] = {
+        "num_heads": 4, "num_kv_heads": 1, "head_size": 576, "head_size_v": 512, "dtype": torch.bfloat16,
+        "softmax_scale": 0.1, "block_size": 64, "latent": True,
+    }  # fmt: skip
+    return AttentionSpec(**(fields | changes))
+
+
+def refuses(module: Any, spec: AttentionSpec, error: type[Exception], words: str) -> None:
+    """Fails unless a kernel module refuses to plan a batch of a layer, with these words."""
+    batch = BatchMetadata.build([1], [5], block_table=torch.zeros(1, 1, dtype=torch.int32))
+    with pytest.raises(error, match=words):
+        module.plan(spec, batch)
+
+
+def refuses_packed_keys(module: Any, spec: AttentionSpec) -> None:
+    """Fails unless a kernel module refuses a batch without a cache."""
+    with pytest.raises(BatchError, match="no block_table"):
+        module.plan(spec, BatchMetadata.build([5]))
 
 
 def filled_cache(spec: MLASpec, seq_lens: list[int], scale: Tensor | None = None) -> tuple[Tensor, Tensor]:

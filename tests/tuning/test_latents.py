@@ -14,6 +14,7 @@ from attnreg.analysis.timings.rules import rules_of
 from attnreg.analysis.timings.samples import Cell, Samples
 from attnreg.loader import load_registry
 from attnreg.models.questions import ModelOptions, model_questions
+from attnreg.selection.question import Question
 from attnreg.selection.selector import evaluate
 from attnreg.tuning.bench import Bench
 from attnreg.tuning.grid import WORKLOADS, Planned, grid
@@ -68,6 +69,13 @@ def test_orders_of_prompts_stand_beside_those_of_latents(default: attnreg.Regist
         chosen = evaluate(request, bare, registry, to_run=True).chosen
         assert chosen is not None
         assert chosen.name == expected
+
+
+def test_heads_share_the_latents_where_nobody_says_how_many_have_keys(default: attnreg.Registry) -> None:
+    request = attnreg.AttentionRequest(attention="mla", head_size=576, num_heads=16)
+    cells = grid([Question(request)], WORKLOADS["gpu"], default, H200, {})
+    assert {each.cell.request.num_kv_heads for each in cells} == {1}
+    assert all("HOPPER_MLA" in each.backends for each in cells)
 
 
 @pytest.mark.parametrize("context", [0, 50])

@@ -62,7 +62,9 @@ def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:
     assert places is not None
     assert dense.kv_cache is not None
     unseen = torch.arange(places.shape[1], device=device) >= counts[:, None]
-    places = pad(places.masked_fill(unseen, -1), (0, -places.shape[1] % CHOSEN), value=-1)
+    # a query that chose nothing has places too
+    missing = max(-places.shape[1] % CHOSEN, CHOSEN - places.shape[1])
+    places = pad(places.masked_fill(unseen, -1), (0, missing), value=-1)
     padded = next(n for n in HEADS[_is_hopper(device)] if n >= heads)
     query = query.contiguous() if padded == heads else pad(query, (0, 0, 0, padded - heads))
     out = _attend(

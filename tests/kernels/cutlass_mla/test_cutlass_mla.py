@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import fake_aiter, fake_varlen
+from support.mla import latent_spec, refuses
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
@@ -41,11 +42,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def latents(**changes: Any) -> AttentionSpec:
-    fields: dict[str, Any] = {
-        "num_heads": 4, "num_kv_heads": 1, "head_size": 576, "head_size_v": 512, "dtype": torch.bfloat16,
-        "softmax_scale": 0.1, "block_size": 128, "latent": True,
-    }  # fmt: skip
-    return AttentionSpec(**(fields | changes))
+    return latent_spec(**{"block_size": 128} | changes)
 
 
 def test_every_claim_holds(fake: ModuleType) -> None:
@@ -68,9 +65,7 @@ def test_every_claim_holds(fake: ModuleType) -> None:
     ],
 )
 def test_other_layers_are_refused(fake: ModuleType, spec: AttentionSpec, error: type[Exception], words: str) -> None:
-    batch = BatchMetadata.build([1], [5], block_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(error, match=words):
-        fake.plan(spec, batch)
+    refuses(fake, spec, error, words)
 
 
 def test_every_query_is_a_request_of_its_own(fake: ModuleType) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.mla import latent_spec, refuses, refuses_packed_keys
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
 from attnreg.kernels import reference
-from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError, UnclaimedError
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, SpecError, UnclaimedError
 from attnreg.selection.selector import evaluate
 
 Install = Callable[..., ModuleType]
@@ -24,11 +25,7 @@ def h200(*packages: str) -> Platform:
 
 
 def latents(**changes: Any) -> AttentionSpec:
-    fields: dict[str, Any] = {
-        "num_heads": 4, "num_kv_heads": 1, "head_size": 576, "head_size_v": 512, "dtype": torch.bfloat16,
-        "softmax_scale": 0.1, "block_size": 16, "latent": True,
-    }  # fmt: skip
-    return AttentionSpec(**(fields | changes))
+    return latent_spec(**{"block_size": 16} | changes)
 
 
 @pytest.mark.parametrize("build", ["vllm", "flash-attn-3"])
@@ -57,14 +54,11 @@ def test_every_claim_of_prompts_holds(install: Install) -> None:
     ],
 )
 def test_other_layers_are_refused(install: Install, spec: AttentionSpec, error: type[Exception], words: str) -> None:
-    batch = BatchMetadata.build([1], [5], block_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(error, match=words):
-        install("vllm", module=MLA).plan(spec, batch)
+    refuses(install("vllm", module=MLA), spec, error, words)
 
 
 def test_a_batch_without_a_cache_is_refused(install: Install) -> None:
-    with pytest.raises(BatchError, match="no block_table"):
-        install("vllm", module=MLA).plan(latents(), BatchMetadata.build([5]))
+    refuses_packed_keys(install("vllm", module=MLA), latents())
 
 
 def test_small_pages_run_fa3_and_whole_tiles_the_next_backend(install: Install, default: Registry) -> None:

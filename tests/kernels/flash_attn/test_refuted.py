@@ -11,7 +11,7 @@ from attnreg.selection.selector import evaluate
 
 PACKAGES = {
     "torch": "2.11", "triton": "3.6", "vllm": "0.33.0", "flash-attn-4": "4.0.0b36", "flashinfer-python": "0.7.2",
-    "ninja": "1.13", "nvcc": "13.0",
+    "ninja": "1.13", "kernels": "0.17.2", "nvcc": "13.0",
 }  # fmt: skip
 FA4, FA3, FA2 = "FLASH_ATTN/FA4-Hopper", "FLASH_ATTN/FA3", "FLASH_ATTN/FA2"
 PROMPTS, MLA_PROMPTS = "FLASH_ATTN_PREFILL/FA3", {"attention": "mla", "phase": "prefill"}
@@ -27,7 +27,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (FA4, {"head_size": 80, "attn_type": "encoder_decoder"}, {"head_size": 64}),
     (FA3, {"num_heads": 72, "features": SINKS}, {"num_heads": 64}),
     (FA3, {"head_size": 64, "features": INVARIANT}, {"head_size": 72}),
+    ("FLASH_ATTN/FA3-engine", {"head_size": 64, "features": INVARIANT}, {"head_size": 72}),
+    ("FLASH_ATTN/FA3-hub", {"head_size": 64, "features": INVARIANT}, {"head_size": 72}),
     (PROMPTS, {**MLA_PROMPTS, "head_size": 64, "features": INVARIANT}, {"head_size": 128}),
+    (f"{PROMPTS}-engine", {**MLA_PROMPTS, "head_size": 64, "features": INVARIANT}, {"head_size": 128}),
     (PROMPTS, {**MLA_PROMPTS, "head_size": 256, "head_size_v": 128}, {"head_size": 192}),
     ("FLASHINFER/fa2", {"features": frozenset({"lse"})}, {"features": frozenset()}),
     (FA2, {"attn_type": "encoder_decoder"}, {"attn_type": "encoder"}),

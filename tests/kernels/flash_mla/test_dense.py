@@ -6,18 +6,18 @@ import importlib
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from support import fake_aiter, fake_varlen
+from support.mla import latent_spec, refuses, refuses_packed_keys
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
 from attnreg.kernels import upstream
 from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
-from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, SpecError, UnclaimedError
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, SpecError, UnclaimedError
 from attnreg.selection.selector import evaluate
 
 MODULE = "attnreg.kernels.flash_mla.dense"
@@ -34,14 +34,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     sys.modules.pop(MODULE, None)
 
 
-def latents(**changes: Any) -> AttentionSpec:
-    fields: dict[str, Any] = {
-        "num_heads": 4, "num_kv_heads": 1, "head_size": 576, "head_size_v": 512, "dtype": torch.bfloat16,
-        "softmax_scale": 0.1, "block_size": 64, "latent": True,
-    }  # fmt: skip
-    return AttentionSpec(**(fields | changes))
-
-
 def test_every_claim_holds(fake: ModuleType) -> None:
     (evidence,) = verify(["FLASHMLA/dense"], platform=H200, device="cpu")
     assert evidence.problems == []
@@ -51,29 +43,26 @@ def test_every_claim_holds(fake: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("spec", "error", "words"),
     [
-        (latents(block_size=128), UnclaimedError, "block_size 128: the kernel is compiled for"),
-        (latents(head_size=512, head_size_v=448), UnclaimedError, "head sizes 512 and 448"),
-        (latents(kv_dtype="fp8"), UnclaimedError, "queries and latents are of one dtype"),
-        (latents(latent=False), SpecError, "none of MLA in its latent form"),
+        (latent_spec(block_size=128), UnclaimedError, "block_size 128: the kernel is compiled for"),
+        (latent_spec(head_size=512, head_size_v=448), UnclaimedError, "head sizes 512 and 448"),
+        (latent_spec(kv_dtype="fp8"), UnclaimedError, "queries and latents are of one dtype"),
+        (latent_spec(latent=False), SpecError, "none of MLA in its latent form"),
     ],
 )
 def test_other_layers_are_refused(fake: ModuleType, spec: AttentionSpec, error: type[Exception], words: str) -> None:
-    batch = BatchMetadata.build([1], [5], block_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(error, match=words):
-        fake.plan(spec, batch)
+    refuses(fake, spec, error, words)
 
 
 def test_a_batch_without_a_cache_is_refused(fake: ModuleType) -> None:
-    with pytest.raises(BatchError, match="no block_table"):
-        fake.plan(latents(), BatchMetadata.build([5]))
+    refuses_packed_keys(fake, latent_spec())
 
 
 def test_layers_of_a_batch_share_what_the_kernel_works_out(fake: ModuleType) -> None:
     table = torch.zeros(2, 1, dtype=torch.int32)
-    plan = fake.plan(latents(), BatchMetadata.build([1, 1], [5, 9], block_table=table))
+    plan = fake.plan(latent_spec(), BatchMetadata.build([1, 1], [5, 9], block_table=table))
     assert (plan.queries, plan.causal, plan.schedule) == (1, False, [None, None])
-    assert fake.plan(latents(), BatchMetadata.build([2, 2], [5, 9], block_table=table)).causal
-    mixed = fake.plan(latents(), BatchMetadata.build([1, 2], [5, 9], block_table=table))
+    assert fake.plan(latent_spec(), BatchMetadata.build([2, 2], [5, 9], block_table=table)).causal
+    mixed = fake.plan(latent_spec(), BatchMetadata.build([1, 2], [5, 9], block_table=table))
     assert (mixed.requests, mixed.queries, mixed.seq_lens.tolist()) == (3, 1, [5, 8, 9])
 
 

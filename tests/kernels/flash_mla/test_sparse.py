@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import fake_varlen
+from support.mla import latent_spec, refuses, refuses_packed_keys
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
@@ -19,7 +20,6 @@ from attnreg.kernels.mla import torch_sparse
 from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import (
     AttentionSpec,
-    BatchError,
     BatchMetadata,
     Call,
     KVCache,
@@ -43,11 +43,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def sparse(**changes: Any) -> AttentionSpec:
-    fields: dict[str, Any] = {
-        "num_heads": 4, "num_kv_heads": 1, "head_size": 576, "head_size_v": 512, "dtype": torch.bfloat16,
-        "softmax_scale": 0.1, "block_size": 64, "latent": True, "sparse": True,
-    }  # fmt: skip
-    return AttentionSpec(**(fields | changes))
+    return latent_spec(**{"sparse": True} | changes)
 
 
 def test_every_claim_holds(fake: ModuleType) -> None:
@@ -56,7 +52,7 @@ def test_every_claim_holds(fake: ModuleType) -> None:
     assert evidence.cases > 5
 
 
-@pytest.mark.parametrize(("heads", "chosen"), [(4, 5), (64, 128), (100, 300)])
+@pytest.mark.parametrize(("heads", "chosen"), [(4, 0), (4, 5), (64, 128), (100, 300)])
 def test_heads_and_chosen_tokens_are_padded(fake: ModuleType, heads: int, chosen: int) -> None:
     spec = sparse(num_heads=heads)
     key = torch.randn(7, 64, 1, 576).bfloat16()
@@ -69,7 +65,7 @@ def test_heads_and_chosen_tokens_are_padded(fake: ModuleType, heads: int, chosen
         picked = torch.randperm(148 + row)[:chosen]
         # keys of the third block, one of which is NaN, are left out
         picked = picked[picked < 128].int()
-        indices[row, -len(picked) :] = picked
+        indices[row, chosen - len(picked) :] = picked
     query, output = torch.randn(6, heads, 576).bfloat16(), torch.full((6, heads, 512), torch.nan).bfloat16()
     call = Call(query, KVCache(key, key[..., :512]), output, indices=indices)
     fake.forward(spec, fake.plan(spec, batch), call)
@@ -93,14 +89,11 @@ def test_heads_and_chosen_tokens_are_padded(fake: ModuleType, heads: int, chosen
     ],
 )
 def test_other_layers_are_refused(fake: ModuleType, spec: AttentionSpec, error: type[Exception], words: str) -> None:
-    batch = BatchMetadata.build([1], [5], block_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(error, match=words):
-        fake.plan(spec, batch)
+    refuses(fake, spec, error, words)
 
 
 def test_a_batch_without_a_cache_is_refused(fake: ModuleType) -> None:
-    with pytest.raises(BatchError, match="no block_table"):
-        fake.plan(sparse(), BatchMetadata.build([5]))
+    refuses_packed_keys(fake, sparse())
 
 
 def test_it_runs_where_it_is_named(fake: ModuleType, default: Registry) -> None:

@@ -22,7 +22,7 @@ from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCache, LayerParams
-from attnreg.runtime.warming import lengths_of, warm_up_batches
+from attnreg.runtime.warm_up import lengths_of, warm_up_batches
 from support import hopper_packed
 from support.hopper_attn import BF16, PLACES, on_hopper
 from support.kernel_trials import Case, trial_of

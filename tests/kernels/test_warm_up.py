@@ -18,7 +18,7 @@ NAMES = [
 def test_random_batches_launch_what_the_warm_up_launched(
     compiler: Compiler, name: str, bounds: tuple[int, int, int]
 ) -> None:
-    warm, missed = compiler.call("warming", "missed", name, *bounds, 300)
+    warm, missed = compiler.call("warm_up", "missed", name, *bounds, 300)
     assert missed == []
     # one kernel is no proof
     assert warm > 5

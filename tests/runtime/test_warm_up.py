@@ -9,7 +9,7 @@ import torch
 
 import attnreg
 from attnreg import AttentionRequest, BatchError
-from attnreg.runtime.warming import lengths_of, warm_up_batches
+from attnreg.runtime.warm_up import lengths_of, warm_up_batches
 
 SMALL = {"max_num_tokens": 40, "max_num_reqs": 3, "max_seq_len": 70}
 USUAL = 8192, 256, 32768
