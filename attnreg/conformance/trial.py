@@ -164,6 +164,22 @@ class Draw:
     def order(self, count: int) -> Tensor:
         return torch.randperm(count, generator=self.generator)
 
+    def chosen(self, batch: BatchMetadata, block: int) -> Tensor:
+        """Some of the keys that each query sees, as indices of sparse MLA; of some none, of others all that fit.
+
+        One, a few, more than there are keys, or more than a program looks at at once; in any order, with gaps between
+        them.
+        """
+        topk = (1, 1, 7, block + 1, 130, 1030)[self.integer(0, 6)]
+        ends = ends_of(batch, *rows_of(batch)).tolist()
+        rows = torch.full((len(ends) + PADDING, topk), -1, dtype=torch.int32)
+        for row, end in zip(rows, ends, strict=False):
+            count = (0, min(1, end), min(end, topk), self.integer(0, min(end, topk) + 1))[self.integer(0, 4)]
+            row[self.order(topk)[:count]] = self.order(max(end, 0))[:count].int()
+        # no query's: they name no key
+        rows[len(ends) :] = 2**30
+        return rows.to(self.device)
+
 
 def make_layer(
     case: Case,
@@ -182,7 +198,7 @@ def make_layer(
     scales = draw.scales(kv_heads if "per_head_quant_scales" in features else 1)
     kv_dtype, latent = case.request.kv_dtype or "", case.request.attention in ("mla", "mla_sparse")
     quantised = kv_dtype.startswith("fp8") and kv_dtype != "fp8_ds_mla"
-    window = numbers.get("sliding_window") or numbers.get("asymmetric_window") or _window(features, _block(case), draw)
+    window = numbers.get("sliding_window") or numbers.get("asymmetric_window") or _window(case, draw)
     return Attention.from_selection(
         selection,
         # a case does not say how wide expanded keys are
@@ -200,10 +216,14 @@ def make_layer(
     )
 
 
-def _window(features: frozenset[str], block: int, draw: Draw) -> int | tuple[int, int] | None:
+def _window(case: Case, draw: Draw) -> int | tuple[int, int] | None:
+    features, short, long = case.request.features, 1, _block(case)
+    if "batch_invariant" in features:
+        # it holds all keys of a request alone, and not of others: kernels may take it for none
+        short = long = 300 if case.lengths == "long" else 40
     if "asymmetric_window" in features:
-        return ((0, 3), (5, 0), (block, -1), (-1, 2))[draw.integer(0, 4)]
-    return (1, 5, block, 40)[draw.integer(0, 4)] if "sliding_window" in features else None
+        return ((0, 3), (5, 0), (long, -1), (-1, 2))[draw.integer(0, 4)]
+    return (short, 5, long, 40)[draw.integer(0, 4)] if "sliding_window" in features else None
 
 
 def _block(case: Case) -> int:
@@ -266,7 +286,7 @@ def fill(
     layer.write_kv(key.roll(1, 0), value.roll(1, 0), cache, earlier)
     key, value, where = part([slice(k - n, k) for k, n in zip(keys, new, strict=True)])
     batch = build(queries, keys, block_table=table, slot_mapping=where, mm_prefix=ranges, tree_mask=tree)
-    indices = _chosen(draw, batch, spec.block_size) if spec.sparse else None
+    indices = draw.chosen(batch, spec.block_size) if spec.sparse else None
     return Trial(layer, batch, query, key, value, cache, tokens, indices)
 
 
@@ -304,22 +324,6 @@ def blocks_of(draw: Draw, keys: list[int], block: int, unused: int | None) -> tu
 def _tree(draw: Draw, queries: list[int]) -> Tensor:
     """For each query of a batch the queries of its request that it sees, at random."""
     return draw.uniform(0, 1, sum(queries) + PADDING, max(queries) + 3) < 0.6
-
-
-def _chosen(draw: Draw, batch: BatchMetadata, block: int) -> Tensor:
-    """Some of the keys that each query sees, as indices of sparse MLA; of some queries none, of others all that fit.
-
-    One, a few, more than there are keys, or more than a program looks at at once; in any order, with gaps between them.
-    """
-    topk = (1, 1, 7, block + 1, 130, 1030)[draw.integer(0, 6)]
-    ends = ends_of(batch, *rows_of(batch)).tolist()
-    rows = torch.full((len(ends) + PADDING, topk), -1, dtype=torch.int32)
-    for row, end in zip(rows, ends, strict=False):
-        count = (0, min(1, end), min(end, topk), draw.integer(0, min(end, topk) + 1))[draw.integer(0, 4)]
-        row[draw.order(topk)[:count]] = draw.order(max(end, 0))[:count].int()
-    # no query's: they name no key
-    rows[len(ends) :] = 2**30
-    return rows.to(draw.device)
 
 
 def padded(rows: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def test_batches_of_a_gpu_are_longer(default: Registry) -> None:
 
 
 def test_a_feature_that_goes_with_some_sizes_alone_is_tried_with_them(default: Registry) -> None:
-    cases = Claims("FLASH_ATTN/FA3", HOPPER, default).cases("claims")
+    cases = Claims("FLASH_ATTN/FA3-engine", HOPPER, default).cases("claims")
     sizes = {c.request.head_size for c in cases if "batch_invariant" in c.request.features}
     assert sizes
     assert min(sizes) > 64

@@ -92,10 +92,11 @@ class Build:
 
     def arguments(self, spec: AttentionSpec, plan: Sequences) -> dict[str, Any]:
         """The arguments of a plan's calls without their tensors."""
+        max_query_len, max_key_len = plan.most(spec)
         return dict(
             k_new=None, v_new=None, q_v=None, cu_seqlens_q=plan.query_starts, cu_seqlens_k=plan.key_starts,
             cu_seqlens_k_new=None, seqused_q=None, seqused_k=plan.seq_lens,
-            max_seqlen_q=plan.max_query_len, max_seqlen_k=plan.max_key_len, page_table=plan.block_table,
+            max_seqlen_q=max_query_len, max_seqlen_k=max_key_len, page_table=plan.block_table,
             kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None, seqlens_rotary=None,
             q_descale=None, k_descale=None, v_descale=None, softmax_scale=spec.softmax_scale, is_causal=plan.causal,
             window_size_left=plan.left, window_size_right=plan.right, softcap=spec.softcap or 0.0,

@@ -1,7 +1,7 @@
 """FLASH_ATTN/FA2: FlashAttention 2, from vLLM's build or from its own package, behind the runtime's contract.
 
 vLLM's build is loaded from its file and reads pages of a multiple of 16 tokens; the package reads those of 256, and its
-function returns memory of its own, which is copied. On an H200 it has run, not proven.
+function returns memory of its own, which is copied.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _by_operator(
         # not read where there are pages
         cu_seqlens_k=plan.query_starts if plan.key_starts is None else plan.key_starts,
         seqused_k=None if plan.block_table is None else plan.seq_lens, leftpad_k=None, block_table=plan.block_table,
-        alibi_slopes=slopes, max_seqlen_q=queries, max_seqlen_k=plan.max_key_len, p_dropout=0.0,
+        alibi_slopes=slopes, max_seqlen_q=queries, max_seqlen_k=plan.most(spec)[1], p_dropout=0.0,
         softmax_scale=spec.softmax_scale, zero_tensors=False, is_causal=plan.causal, window_size_left=plan.left,
         window_size_right=plan.right, softcap=spec.softcap or 0.0, return_softmax=False,
         # splits depend on what else is in the batch
@@ -110,7 +110,7 @@ def _by_function(
         key_starts = torch.nn.functional.pad(plan.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     output, lse, _ = _function(
         q=call.query, k=key, v=value, cu_seqlens_q=plan.query_starts, cu_seqlens_k=key_starts,
-        max_seqlen_q=queries, max_seqlen_k=plan.max_key_len, softmax_scale=spec.softmax_scale,
+        max_seqlen_q=queries, max_seqlen_k=plan.most(spec)[1], softmax_scale=spec.softmax_scale,
         causal=plan.causal, window_size=(plan.left, plan.right), softcap=spec.softcap or 0.0, alibi_slopes=slopes,
         return_attn_probs=True, block_table=plan.block_table,
     )  # fmt: skip

@@ -14,6 +14,8 @@ from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, 
 
 # the kernels load vectors of so many bytes
 ALIGNMENT = 16
+# the most rows of a tile of FlashAttention 3
+LARGEST_TILE = 192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +81,16 @@ class Sequences:
             return (key.transpose(1, 2), value.transpose(1, 2)) if layout == "HND" else (key, value)
         key, value = call.packed
         return key[: self.num_keys], value[: self.num_keys]
+
+    def most(self, spec: AttentionSpec) -> tuple[int, int]:
+        """The most queries and keys of a request, as FlashAttention is told: by them it takes a window that holds every
+        key for none, and chooses tiles. Of a batch_invariant layer they are such that it does so alike in each batch.
+
+        Source: hopper/flash_api.cpp#mha_fwd and #get_pagedkv_tma, hopper/tile_size.h, csrc/flash_attn/flash_api.cpp.
+        """
+        if "batch_invariant" not in spec.features:
+            return self.max_query_len, self.max_key_len
+        return max(self.max_query_len, LARGEST_TILE + 1, self.right + 2), max(self.max_key_len, self.left + 2)
 
     def nothing(self, call: Call) -> bool:
         """Whether there is nothing to compute: no query, or no key at all; the rows without a key are then stored."""

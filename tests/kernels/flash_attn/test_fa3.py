@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import fake_varlen
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
@@ -65,6 +67,36 @@ def test_bfloat16_sinks_go_to_the_kernel(install: Install, heads: int, inside: b
     assert output[43:].isnan().all()
     assert lse[:, 43:].isnan().all()
     assert (given[0] is not None) == inside
+
+
+def tiles(module: ModuleType, size: int, window: int | None, invariant: bool) -> dict[Any, set[tuple[int, str]]]:
+    """The tiles that FlashAttention takes in batches of many lengths, by block size and causality."""
+    found: dict[Any, set[tuple[int, str]]] = {}
+    for block, causal in itertools.product((None, 16, 48, 112, 144, 176), (True, False)):
+        features = {"non_causal", "batch_invariant"} if invariant else {"non_causal"}
+        spec = AttentionSpec(
+            num_heads=4, num_kv_heads=4, head_size=size, head_size_v=size, dtype=torch.float16, softmax_scale=0.1,
+            block_size=block, sliding_window=window,
+            features=frozenset(features if window is None else features | {"sliding_window"}),
+        )  # fmt: skip
+        for queries, keys in (([1], [3]), ([1], [1000]), ([3, 1], [900, 1]), ([70], [70]), ([1, 600], [9, 600])):
+            table = None if block is None else torch.zeros(len(keys), 70, dtype=torch.int32)
+            batch = BatchMetadata.build(queries, keys, block_table=table, causal=causal)
+            q, k = torch.empty(1, 4, size, device="meta"), torch.empty(9, block or 1, 4, size, device="meta")
+            tile = fake_varlen.fa3_tile(q, k, k, module.build.arguments(spec, module.plan(spec, batch)))
+            found.setdefault((block, causal), set()).add(tile)
+    return found
+
+
+@pytest.mark.parametrize("window", [None, 6, 301, 701])
+@pytest.mark.parametrize("size", [8, 64, 96, 128, 192, 256])
+def test_a_batch_invariant_layer_has_the_same_tiles_in_every_batch(
+    install: Install, size: int, window: int | None
+) -> None:
+    module = install("vllm")
+    assert all(len(found) == 1 for found in tiles(module, size, window, True).values())
+    # which no other layer of these has
+    assert any(len(found) > 1 for found in tiles(module, size, window, False).values())
 
 
 def test_without_a_build_the_next_backend_is_taken(install: Install, default: Registry) -> None:
