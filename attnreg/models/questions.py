@@ -186,7 +186,8 @@ def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) 
         if found.request is not None:
             features = found.request.features | options.features
             extra = tuple({**dict(found.request.extra), **dict(options.extra)}.items())
-            request = dataclasses.replace(found.request, **changes, features=features, extra=extra)
+            own = {k: v for k, v in changes.items() if not (k == "phase" and _prompts_alone(found, options))}
+            request = dataclasses.replace(found.request, **own, features=features, extra=extra)
             label = found.label if request == found.request else changed_label(found.facts, request)
             request = dataclasses.replace(request, extra=tuple((stated | dict(extra)).items())) if stated else request
             found = dataclasses.replace(found, request=request, label=label)
@@ -223,10 +224,17 @@ def questions_of(
                 request = dataclasses.replace(found.request, phase=phase)
                 questions.append(Question(request, f"{found.label} · {phase}", layers, members, kind, numbers))
             continue
-        questions.append(Question(found.request, found.label, layers, members, kind, numbers))
-        if found.prefill is not None and "phase" not in options.given:
+        alone = _prompts_alone(found, options)
+        if not alone:
+            questions.append(Question(found.request, found.label, layers, members, kind, numbers))
+        if found.prefill is not None and (alone or "phase" not in options.given):
             questions.append(Question(*found.prefill, layers, members, kind, numbers))
     return questions
+
+
+def _prompts_alone(found: LayerGroup, options: ModelOptions) -> bool:
+    """Whether a layer of MLA is asked about for prompts alone: they have no latents, but keys for each head."""
+    return found.prefill is not None and options.given.get("phase") == "prefill"
 
 
 def group_layers(found: LayerGroup) -> str:

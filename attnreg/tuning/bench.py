@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from attnreg.conformance.proof import attend, compare
-from attnreg.conformance.trial import Case, Draw, Trial, fill, make_layer
+from attnreg.conformance.trial import PADDING, Case, Draw, Trial, fill, make_layer
 from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.sparse.indices import ends_of, rows_of
 from attnreg.tuning.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -22,19 +23,35 @@ if TYPE_CHECKING:
 _ROWS = 8
 # a turn of samples on a processor, in seconds
 _TURN = 0.02
+# tokens that an indexer keeps for each query, where nobody says how many, and queries whose tokens are drawn at once
+TOPK = 2048
+_DRAWN = 1024
 
 
 class DeviceDraw(Draw):
     """Random numbers that are drawn where they are needed: of large workloads, a processor's would take minutes."""
 
-    def __init__(self, seed: str, device: torch.device) -> None:
+    def __init__(self, seed: str, device: torch.device, topk: int | None = None) -> None:
         super().__init__(seed, device)
+        self.topk = topk or TOPK
         self.there = torch.Generator(device).manual_seed(self.generator.initial_seed())
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         # at once in its type, if numbers can be drawn in it: half of the memory
         drawn = dtype if dtype.itemsize > 1 else torch.float16
         return torch.randn(*shape, generator=self.there, device=self.device, dtype=drawn).to(dtype)
+
+    def chosen(self, batch: BatchMetadata, block: int) -> Tensor:
+        """As many keys of each query as an indexer keeps, or all that it sees, in any order."""
+        ends = ends_of(batch, *rows_of(batch))
+        rows = torch.full((len(ends) + PADDING, self.topk), -1, dtype=torch.int32, device=self.device)
+        for first in range(0, len(ends), _DRAWN):
+            some = slice(first, min(first + _DRAWN, len(ends)))
+            keys = torch.rand(some.stop - first, batch.max_seq_len, generator=self.there, device=self.device)
+            unseen = torch.arange(batch.max_seq_len, device=self.device) >= ends[some, None]
+            kept = keys.masked_fill(unseen, -1.0).topk(min(self.topk, batch.max_seq_len), -1)
+            rows[some, : kept.indices.shape[1]] = kept.indices.int().masked_fill(kept.values < 0, -1)
+        return rows
 
 
 class Bench:
@@ -43,7 +60,7 @@ class Bench:
     @torch.inference_mode()
     def __init__(self, cell: Cell, selection: Selection, device: torch.device) -> None:
         case = Case(request=cell.request, lengths="mixed", storage="NHD" if cell.request.block_size else "packed")
-        draw = DeviceDraw(case.seed, device)
+        draw = DeviceDraw(case.seed, device, cell.request.index_topk)
         self.layer = make_layer(case, selection, device, draw=draw, numbers=dict(cell.numbers))
         lengths = [(cell.queries, cell.queries + cell.context)] * cell.requests
         causal = cell.request.attn_type == "decoder" and "non_causal" not in cell.request.features
@@ -61,7 +78,9 @@ class Bench:
         """One call, as an engine makes it for each layer: the plan of the batch is shared."""
         trial = self.trial
         key, value = (trial.key, trial.value) if trial.cache is None else (None, None)
-        self.layer.attend(trial.query, trial.cache, trial.batch, self.output, key=key, value=value)
+        self.layer.attend(
+            trial.query, trial.cache, trial.batch, self.output, key=key, value=value, indices=trial.indices
+        )
 
     @torch.inference_mode()
     def wrong(self) -> str:
@@ -125,5 +144,6 @@ def _parts(trial: Trial, request: int) -> list[tuple[Trial, slice]]:
         key, value = trial.key, trial.value
         if batch.block_table is None:
             key, value = (x[first_key : first_key + seen] for x in (key, value))
-        out.append((replace(trial, batch=alone, query=trial.query[rows], key=key, value=value), rows))
+        indices = None if trial.indices is None else trial.indices[rows]
+        out.append((replace(trial, batch=alone, query=trial.query[rows], key=key, value=value, indices=indices), rows))
     return out

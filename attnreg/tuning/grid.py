@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Numbers = tuple[tuple[str, Any], ...]
 
 # engines keep tokens in blocks of that many unless they are told otherwise; FlashMLA's kernels read 64
-BLOCK = {"mha": 16, "mla": 64}
+BLOCK = {"mha": 16, "mla": 64, "mla_sparse": 64}
 # what a layer has that no model states: it was asked about by its features alone
 USUAL: dict[str, Any] = {"asymmetric_window": (1023, 127), "chunk": 1024, "sliding_window": 1024, "softcap": 50.0}
 _WITHOUT_CACHE = ("encoder", "encoder_only")
@@ -96,26 +96,27 @@ def _numbers(request: AttentionRequest, question: Question) -> Numbers:
 def _measurable(request: AttentionRequest) -> AttentionRequest | None:
     """The request as it is timed: paged where it has a cache; None for a form of attention that is not timed."""
     block = BLOCK.get(request.attention)
-    expanded = request.attention == "mla" and request.phase == "prefill"
-    if block is None or (request.phase == "prefill" and not expanded) or request.attn_type == "encoder_decoder":
+    if block is None or request.attn_type == "encoder_decoder":
         return None
     heads = request.num_heads or 8
     # all heads share the latents
-    kv_heads = request.num_kv_heads or (1 if request.attention == "mla" and not expanded else heads)
+    kv_heads = request.num_kv_heads or (heads if request.attention == "mha" or _packed(request) else 1)
     request = replace(request, model=None, num_heads=heads, num_kv_heads=kv_heads)
     return replace(request, block_size=None if _packed(request) else request.block_size or block)
 
 
 def _packed(request: AttentionRequest) -> bool:
     """Whether the layer reads packed keys: an encoder's, or those that prompts of MLA expand latents into."""
-    return request.attn_type in _WITHOUT_CACHE or (request.attention == "mla" and request.phase == "prefill")
+    return request.attn_type in _WITHOUT_CACHE or (request.attention != "mha" and request.phase == "prefill")
 
 
 def _fits(request: AttentionRequest, workload: Workload) -> bool:
     if request.attn_type in _WITHOUT_CACHE:
         return workload.context == 0
-    # of MLA, prompts have a form of their own
-    return request.attention != "mla" or (workload.queries > 1) == _packed(request)
+    if request.phase != "any":
+        return (request.phase == "prefill") == (workload.queries > 1)
+    # prompts of MLA have a form of their own, unless their tokens are chosen
+    return request.attention != "mla" or workload.queries == 1
 
 
 def _usable(

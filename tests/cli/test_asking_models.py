@@ -299,3 +299,18 @@ def test_the_table_of_the_cache_says_how_its_layers_are_stored(
     lines = run("explain", *HOPPER, *model, *options).out.splitlines()
     at = lines.index(f"KV cache of one request, {heading}")
     assert all(line.startswith(row) for line, row in zip(lines[at + 3 :], rows, strict=False))
+
+
+def test_prompts_of_mla_alone_have_keys_for_each_head(run: Callable[..., Any]) -> None:
+    model = ("--platform", "cuda", *HOPPER, "--model", str(CONFIGS / "DeepSeek-V3"))
+    (asked,) = answers(run, *model, "--phase", "prefill")["answers"]
+    (_, both) = answers(run, *model)["answers"]
+    request = asked["selections"][0]["request"]
+    assert request == both["selections"][0]["request"]
+    assert (request["phase"], request["head_size"], request["head_size_v"]) == ("prefill", 192, 128)
+    assert asked["selections"][0]["backend"] is not None
+    # and what the cache takes is asked of the latents
+    memory = [answers(run, *model, *more)["kv_cache"] for more in ((), ("--phase", "prefill"))]
+    assert memory[0] == memory[1]
+    (latents,) = answers(run, *model, "--phase", "decode")["answers"]
+    assert latents["selections"][0]["request"]["head_size"] == 576

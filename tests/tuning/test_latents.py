@@ -22,21 +22,31 @@ from attnreg.tuning.overlay import overlay_text
 
 PACKAGES = {"torch": "2.11", "triton": "3.6", "vllm": "0.33.0"}
 H200 = Platform(platform="cuda", arch="sm90", packages=tuple(PACKAGES.items()), device="H200")
-MODEL = ROOT / "examples/configs/DeepSeek-V3"
+MODELS = ROOT / "examples/configs"
 
 
-def planned(registry: attnreg.Registry) -> list[Planned]:
-    asked = model_questions(str(MODEL), ModelOptions(), registry).questions
+def planned(registry: attnreg.Registry, model: str = "DeepSeek-V3", **given: str) -> list[Planned]:
+    asked = model_questions(str(MODELS / model), ModelOptions(given=given), registry).questions
     return grid(asked, WORKLOADS["gpu"], registry, H200, {})
+
+
+def words(cells: list[Planned]) -> dict[str, list[str]]:
+    """The workloads of each phase."""
+    found: dict[str, list[str]] = {}
+    for each in cells:
+        found.setdefault(each.cell.request.phase, []).append(each.cell.words)
+    return found
 
 
 def test_each_form_has_its_workloads_and_backends(default: attnreg.Registry) -> None:
     forms: dict[str, list[Planned]] = {}
     for each in planned(default):
         forms.setdefault(each.cell.request.phase, []).append(each)
-    assert forms.keys() == {"any", "prefill"}
-    assert [each.cell.words for each in forms["any"]] == ["decode 32 x 4096", "decode 1 x 8192"]
-    assert [each.cell.words for each in forms["prefill"]] == ["prefill 4 x 2048", "prefill 1 x 512 after 7680"]
+    prompts = ["prefill 4 x 2048", "prefill 1 x 512 after 7680"]
+    assert words(planned(default)) == {"any": ["decode 32 x 4096", "decode 1 x 8192"], "prefill": prompts}
+    # one of them alone
+    assert words(planned(default, phase="prefill")) == {"prefill": prompts}
+    assert words(planned(default, phase="decode")) == {"decode": ["decode 32 x 4096", "decode 1 x 8192"]}
     for each in forms["prefill"]:
         request = each.cell.request
         assert (request.head_size, request.head_size_v, request.num_kv_heads) == (192, 128, 128)
@@ -85,5 +95,43 @@ def test_a_bench_runs_prompts_over_packed_keys(default: attnreg.Registry, contex
     cell = Cell(attnreg.AttentionRequest(**{**request.to_dict(), "num_heads": 2, "num_kv_heads": 2}), 2, 40, context)
     bench = Bench(cell, evaluate(cell.request, here, default, "TORCH_PREFILL", to_run=True), torch.device("cpu"))
     assert bench.trial.cache is None
+    assert bench.wrong() == ""
+    assert len(bench.turn()) > 2
+
+
+def test_a_phase_has_its_own_workloads(default: attnreg.Registry) -> None:
+    prompts = {"prefill": ["prefill 4 x 2048", "prefill 1 x 512 after 7680"]}
+    assert words(planned(default, "Llama-3.1-8B", phase="prefill")) == prompts
+    assert words(planned(default, "Llama-3.1-8B", phase="decode")) == {
+        "decode": ["decode 32 x 4096", "decode 1 x 8192"]
+    }
+
+
+def test_where_tokens_are_chosen_prompts_attend_to_latents_too(default: attnreg.Registry) -> None:
+    cells = planned(default, "DeepSeek-V3.2-Exp")
+    prompts = ["prefill 4 x 2048", "prefill 1 x 512 after 7680"]
+    every = ["decode 32 x 4096", "prefill 4 x 2048", "decode 1 x 8192", "prefill 1 x 512 after 7680"]
+    assert words(cells) == {"any": every, "prefill": prompts}
+    assert {"TRITON_MLA_SPARSE", "TORCH_MLA_SPARSE"} <= {*cells[0].backends}
+
+
+@pytest.mark.parametrize(("queries", "context"), [(1, 20), (1, 90), (40, 0), (40, 60)])
+def test_a_bench_chooses_as_many_tokens_as_an_indexer_keeps(
+    default: attnreg.Registry, queries: int, context: int
+) -> None:
+    here = attnreg.detect(default.vocabulary)
+    request = attnreg.AttentionRequest(
+        attention="mla_sparse", head_size=576, head_size_v=512, num_heads=2, num_kv_heads=1, block_size=64,
+        dtype="float16", index_topk=30,
+    )  # fmt: skip
+    selection = evaluate(request, here, default, "TORCH_MLA_SPARSE", to_run=True)
+    bench = Bench(Cell(request, 2, queries, context), selection, torch.device("cpu"))
+    indices = bench.trial.indices
+    assert indices is not None
+    seen = torch.arange(context, context + queries).repeat(2) + 1
+    kept = indices[: len(seen)]
+    assert (kept >= 0).sum(-1).tolist() == seen.clamp(max=30).tolist()
+    assert (kept < seen[:, None]).all()
+    assert all(len({*row.tolist()} - {-1}) == n for row, n in zip(kept, seen.clamp(max=30).tolist(), strict=True))
     assert bench.wrong() == ""
     assert len(bench.turn()) > 2

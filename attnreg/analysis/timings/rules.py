@@ -68,8 +68,8 @@ def rules_of(samples: Samples, registry: Registry, platform: Platform) -> list[R
         # a model's heads are told apart by no condition: what holds must hold for all that were measured
         mine = [i for i, cell in enumerate(samples.cells) if _without_numbers(cell.request) == request]
         measured = [i for i in mine if len(rankable(samples, [i], names)) > 1]
-        # a layer for prompts alone has no other phase
-        for phase in (request.phase,) if request.phase == "prefill" else PHASES:
+        # a layer that was asked about for one phase has no other
+        for phase in (request.phase,) if request.phase != "any" else PHASES:
             cells = [i for i in measured if phase in ("any", samples.cells[i].phase)]
             # what serves all phases was timed in all
             if phase == "any" and {samples.cells[i].phase for i in cells} < {samples.cells[i].phase for i in mine}:
