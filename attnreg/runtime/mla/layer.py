@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from attnreg.runtime.mla.phases import Phases, phases_of
 from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
 from attnreg.runtime.sparse.indices import validate_indices
 from attnreg.runtime.states.memory import overlap_problems
-from attnreg.runtime.tensors import Alike, comparison, derivative_problems, tensor_problems
+from attnreg.runtime.tensors import Alike, Remembered, comparison, derivative_problems, tensor_problems
 from attnreg.runtime.validation import refuse
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class MLAAttention:
         self.kv_b_proj, self.decode_queries = kv_b_proj, decode_queries
         self.name: str | None = None
         self._key = (MLAAttention, decode_queries)
+        # calls that fitted, without an lse and with one
+        self._fitted: tuple[Remembered[None], Remembered[None]] = Remembered(), Remembered()
         if name is not None:
             ops.register_mla(self, name)
 
@@ -111,14 +114,16 @@ class MLAAttention:
         *,
         lse: Tensor | None = None,
         indices: Tensor | None = None,
+        stored: bool = False,
     ) -> Tensor:
         """Writes the new latents to the cache, attends, and returns the output [tokens, num_heads, v_head_dim].
 
         query [tokens, num_heads, nope + rope], rotated; latent [tokens, kv_lora_rank] and rope [tokens,
         qk_rope_head_dim] of the same tokens; kv_cache [num_blocks, block_size, width]. lse: [num_heads, tokens]
         float32, written to. indices: of sparse MLA, the positions that each query attends to, [tokens, topk] int32.
-        Rows from ``batch.num_tokens`` on are padding and stay as they are; in a captured graph, which computes all in
-        the latent form, those of the output are zero.
+        stored: the cache holds the new latents already, so nothing is written to it, and the batch needs no
+        slot_mapping. Rows from ``batch.num_tokens`` on are padding and stay as they are; in a captured graph, which
+        computes all in the latent form, those of the output are zero.
 
         Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
         """
@@ -136,7 +141,8 @@ class MLAAttention:
                 refuse_unasked(self.prefill.selection, features_of(causal=batch.causal))
                 self.prompts.plan(phases.expanded.batch)
         cache = as_kv_cache(self.spec.latent, kv_cache)
-        self.decode.write_kv(latent[:, None], rope[:, None], cache, batch)
+        if not stored:
+            self.decode.write_kv(latent[:, None], rope[:, None], cache, batch)
         if phases is None:
             self._latent(slice(0, rows), query, cache, batch, output, lse, padded=capturing, indices=indices)
             return output
@@ -212,33 +218,22 @@ class MLAAttention:
 
     def _validate(self, query: Any, latent: Any, rope: Any, cache: Any, batch: Any, output: Any, lse: Any) -> bool:
         """Whether a CUDA graph is being captured. Raises `BatchError` for tensors that do not fit."""
-        spec, dtype = self.spec, self.spec.latent.dtype
         if not isinstance(batch, BatchMetadata) or batch.block_table is None:
             raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; a layer of MLA has a cache"])
         # what follows computes with its lengths
         self.decode.plan(batch)
+        tensors = [batch.seq_lens, self.kv_b_proj, query, latent, rope, cache, output, *([] if lse is None else [lse])]
+        fitted = self._fitted[lse is not None]
+        known = fitted.find(tensors) is not None
+        problems = [] if known else [*self._tensor_problems(query, latent, rope, cache, batch, output, lse)]
         rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
-        device: dict[str, Any] = {"device": batch.seq_lens.device}
-        cache_shape, cache_dtype = latent_cache_shape(spec.latent, 0)
-        shape = (None, *cache_shape[1:])
-        problems = [*weight_problems(spec, self.kv_b_proj, batch.seq_lens.device)]
         if rows is not None and rows < batch.num_tokens:
             problems.append(f"query has {rows} rows; the batch has {batch.num_tokens} tokens")
-        problems += [
-            *tensor_problems("query", query, (rows, spec.num_heads, spec.qk_head_dim), dtype, **device),
-            *tensor_problems("latent", latent, (rows, spec.kv_lora_rank), dtype, **device),
-            *tensor_problems("rope", rope, (rows, spec.qk_rope_head_dim), dtype, **device),
-            *tensor_problems("kv_cache", cache, shape, cache_dtype, written=True, **device),
-            *tensor_problems("output", output, (rows, spec.num_heads, spec.v_head_dim), dtype, written=True, **device),
-        ]
-        if lse is not None:
-            sizes = spec.num_heads, rows
-            problems += tensor_problems("lse", lse, sizes, torch.float32, dense=False, written=True, **device)
-            if "lse" not in spec.latent.features & (spec.expanded_features if self.prompts else spec.latent.features):
-                problems.append("lse is given, and a backend of this layer was not asked for it")
         if batch.mm_prefix is not None or batch.tree_mask is not None:
             problems.append("the batch has mm_prefix or tree_mask; layers of MLA have no such mask")
         refuse(problems)
+        if not known:
+            fitted.put(tensors, None)
         written = {"kv_cache": cache, "output": output} | ({} if lse is None else {"lse": lse})
         # of one phase the output is written before the other's queries are read
         read = {"query": query, "latent": latent, "rope": rope}
@@ -246,6 +241,27 @@ class MLAAttention:
         whole = {**read, **written, "kv_b_proj": self.kv_b_proj}
         refuse(derivative_problems([*whole.values()], lambda: [*whole]))
         return bool(query.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    def _tensor_problems(
+        self, query: Any, latent: Any, rope: Any, cache: Any, batch: BatchMetadata, output: Any, lse: Any
+    ) -> Iterator[str]:
+        spec, dtype = self.spec, self.spec.latent.dtype
+        rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
+        device: dict[str, Any] = {"device": batch.seq_lens.device}
+        cache_shape, cache_dtype = latent_cache_shape(spec.latent, 0)
+        shape = (None, *cache_shape[1:])
+        yield from weight_problems(spec, self.kv_b_proj, batch.seq_lens.device)
+        yield from tensor_problems("query", query, (rows, spec.num_heads, spec.qk_head_dim), dtype, **device)
+        yield from tensor_problems("latent", latent, (rows, spec.kv_lora_rank), dtype, **device)
+        yield from tensor_problems("rope", rope, (rows, spec.qk_rope_head_dim), dtype, **device)
+        yield from tensor_problems("kv_cache", cache, shape, cache_dtype, written=True, **device)
+        out = rows, spec.num_heads, spec.v_head_dim
+        yield from tensor_problems("output", output, out, dtype, written=True, **device)
+        if lse is not None:
+            sizes = spec.num_heads, rows
+            yield from tensor_problems("lse", lse, sizes, torch.float32, dense=False, written=True, **device)
+            if "lse" not in spec.latent.features & (spec.expanded_features if self.prompts else spec.latent.features):
+                yield "lse is given, and a backend of this layer was not asked for it"
 
 
 def _refuse_features(phase: str, layer: Attention) -> None:

@@ -127,6 +127,21 @@ def test_an_output_is_allocated(cpu: Platform) -> None:
     case.check()
 
 
+@pytest.mark.parametrize("name", ["mixed", "decodes", "prompts"])
+def test_latents_that_are_stored_already_are_not_written(cpu: Platform, name: str) -> None:
+    case = Case(cpu, name)
+    case.layer(*case.tensors, case.batch, case.output, lse=case.lse)
+    outputs, before = (case.output.clone(), case.lse.clone()), case.cache.clone()
+    case.output.fill_(torch.nan)
+    case.lse.fill_(torch.nan)
+    batch = BatchMetadata.build(*BATCHES[name], block_table=case.batch.block_table)
+    with pytest.raises(BatchError, match="slot_mapping is None"):
+        case.layer(*case.tensors, batch, case.output)
+    case.layer(*case.tensors, batch, case.output, lse=case.lse, stored=True)
+    torch.testing.assert_close((case.output, case.lse), outputs, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(case.cache.view(torch.uint8), before.view(torch.uint8))
+
+
 def test_the_op_runs_the_layer_of_a_name(cpu: Platform) -> None:
     case = Case(cpu, "mixed", name="mla.0")
     op = attnreg.ops.unified_mla_attention_with_output
@@ -167,15 +182,22 @@ def test_the_op_is_traced(cpu: Platform) -> None:
         ({"kv_cache": torch.zeros(9, 16, 81)}, r"kv_cache is \[9, 16, 81\] float32; expected \[any, 16, 80\]"),
         ({"output": torch.zeros(29, 4, 1).expand(29, 4, 24)}, "output has stride 0 in its last dimension"),
         ({"lse": torch.zeros(4, 28)}, r"lse is \[4, 28\] float32; expected \[4, 29\] float32"),
+        ({"latent": None}, "latent is None; expected a tensor"),
+        ({"kv_cache": [1]}, r"kv_cache is \[1\]; expected a tensor"),
     ],
 )
+@pytest.mark.parametrize("known", [False, True])
 def test_what_does_not_fit_is_refused_before_the_cache_is_written(
-    cpu: Platform, changes: dict[str, Any], message: str
+    cpu: Platform, changes: dict[str, Any], message: str, known: bool
 ) -> None:
     case = Case(cpu, "mixed")
-    before = case.cache.clone()
     names = ("query", "latent", "rope", "kv_cache")
     given = dict(zip(names, case.tensors, strict=True)) | {"output": case.output, "lse": case.lse}
+    if known:
+        # others of their kind have fitted
+        case.layer(batch=case.batch, **given)
+        case.output.fill_(torch.nan)
+    before = case.cache.clone()
     with pytest.raises(BatchError, match=message):
         case.layer(batch=case.batch, **(given | changes))
     assert torch.equal(case.cache.view(torch.uint8), before.view(torch.uint8))

@@ -90,9 +90,5 @@ def _blocks(packed: Packed) -> Blocks:
         shift = [i * per_request * BLOCK_SIZE - start for i, start in enumerate(prefix_sums(lengths)[:-1])]
         shifts = torch.tensor(shift, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
         places = request, position, torch.arange(len(request), device=device) + shifts[request]
-    # the latents of new tokens are among those that are copied
-    written = torch.full((sum(packed.query_lens),), -1, dtype=torch.int64, device=device)
-    batch = BatchMetadata.build(
-        packed.query_lens, lengths, device=device, block_table=table, slot_mapping=written, causal=packed.band.causal
-    )
+    batch = BatchMetadata.build(packed.query_lens, lengths, device=device, block_table=table, causal=packed.band.causal)
     return Blocks(batch, per_request, packed.key_stop, places, packed.query_lens == lengths)

@@ -195,14 +195,15 @@ class LatentLayers:
         new = slice(packed.key_stop - queries, packed.key_stop)
         latent, rope = (x[:, 0, new].flatten(0, 1) for x in (latents.latent, latents.rope))
         output = query.new_empty(len(query), heads, attention.spec.v_head_dim)
+        # the latents of new tokens are among those that it holds
         cache, rows = blocks.filled(latents), packed.queries
         indices = None if call.chosen is None else blocks.positions(call.chosen)
         if rows is None:
-            attention(query, latent, rope, cache, blocks.batch, output, indices=indices)
+            attention(query, latent, rope, cache, blocks.batch, output, indices=indices, stored=True)
         else:
             q, c, r = (x[rows] for x in (query, latent, rope))
             chosen = None if indices is None else indices[rows]
-            output.zero_()[rows] = attention(q, c, r, cache, blocks.batch, indices=chosen)
+            output.zero_()[rows] = attention(q, c, r, cache, blocks.batch, indices=chosen, stored=True)
         output = output.view(size, queries, heads, -1)
         if packed.rest is not None:
             packed.rest.attend(attention.decode, call.query, *latents.expanded, output)
