@@ -47,7 +47,7 @@ _READ = {
     Backend: "name summary status platforms attention variants where",
     Variant: "name when requires claims features features_at emulated unchecked rules where served consequences module"
     " run_on_request",
-    Order: "platform name when entries where because",
+    Order: "platform name when entries where because measured",
     Facet: "name of kind legend where words claim word_set config like unless known",
     Step: "name when effects where",
     Effect: "when where sets refuses unknown because",
@@ -59,10 +59,16 @@ _WITHOUT_EFFECT = {
     Registry: "invariants known sources files trusted base left_out page",
     Backend: "module phases source since notes only_on_request contract options",
     Variant: "source notes open module_at",
-    Order: "source measured",
+    Order: "source",
     Step: "source",
     Consequence: "prefers",
 }
+
+
+def _evidence(order: Order) -> list[str] | None:
+    """The backend that an order's evidence is of, and the evidence."""
+    found = order.measured
+    return None if found is None else [found.of, f"{found.text} ({found.where.short})"]
 
 
 def registry_document(registry: Registry) -> dict[str, Any]:
@@ -93,6 +99,7 @@ def registry_document(registry: Registry) -> dict[str, Any]:
                     "when": write.condition(order.when),
                     "where": write.where(order.where),
                     "because": order.because,
+                    "evidence": _evidence(order),
                     "entries": [[e.backend, write.condition(e.condition), write.where(e.where)] for e in order.entries],
                 }
                 for order in orders

@@ -154,6 +154,7 @@
     for (const fact of selection.consequences.filter((c) => c.kind !== "fails")) {
       out.push(element("p", {}, `· ${fact.text} `, place(fact.where)));
     }
+    if (selection.evidence) out.push(element("p", {}, `· ${selection.evidence}`));
     const losers = selection.candidates.filter((c) => chosen === null || title(c.name, c.variant) !== title(chosen.name, chosen.variant));
     if (losers.length > 0) {
       const list = element("ol", { class: "losers" }, ...losers.map((c) => loser(c, ofModel, pending)));

@@ -18,6 +18,7 @@
       backend: chosen && { name: chosen.name, variant: chosen.variant },
       requested: selection.requested,
       order: order && { name: order.title, where: order.where.text },
+      ...evidenceOf(selection),
       choice: choice && { strength: choice.strength, where: choice.where.text },
       derived: Object.fromEntries(derived),
       ...(selection.start === null ? {} : { start: startDict(selection.start) }),
@@ -26,6 +27,12 @@
       alternatives: alternatives(selection),
       candidates: selection.candidates.map((c) => candidateDict(selection, c, remedies)),
     };
+  }
+
+  /** What was measured of the choice. */
+  function evidenceOf({ order, chosen }) {
+    const [of, text] = order?.evidence ?? [];
+    return of !== undefined && chosen?.title === of ? { evidence: text } : {};
   }
 
   /** What the engine did before it chose. */
