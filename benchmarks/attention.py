@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from measuring import Figures, Peers, ceilings, machine, measured, parser_of, require_gpus, time_us
+from measuring import Figures, Peer, Peers, ceilings, machine, measured, parser_of, require_gpus, time_us
 from peers import module_of
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -186,13 +186,14 @@ class Data:
         call = Call(self.query, self.cache, self.output, key, value, params=self.params)
         self.module.forward(self.spec, self.plan, call)
 
-    def error(self) -> float:
-        """The relative error of the output against float64, on random rows of up to three requests."""
+    def error(self, output: Tensor | None = None) -> float:
+        """The relative error of the output, or of another, against float64, on random rows of up to three requests."""
+        output = self.output if output is None else output
         wrong, right, requests = 0.0, 0.0, len(self.case.lengths)
         for request in {0, requests // 2, requests - 1}:
             queries, _ = self.case.lengths[request]
             rows = torch.randint(queries, (min(queries, 64),), device="cuda")
-            ours = self.output[self.query_starts[request] + rows].double()
+            ours = output[self.query_starts[request] + rows].double()
             exact = self._exact(request, rows)
             wrong += float((ours - exact).square().sum())
             right += float(exact.square().sum())
@@ -236,7 +237,7 @@ def _random(*shape: int) -> Tensor:
 
 
 def peers(data: Data) -> Peers:
-    """(name, call) of torch's own attention on the same numbers in dense tensors, without the cost of paging."""
+    """torch's own attention on the same numbers in dense tensors, without the cost of paging."""
     case = data.case
     if data.spec.quantised or case.window is not None:
         return
@@ -244,6 +245,10 @@ def peers(data: Data) -> Peers:
     causal = case.causal and case.queries > 1
     square = case.context == 0
     bias = causal_lower_right(case.queries, case.keys) if causal and not square else None
+
+    def error(output: Tensor) -> float:
+        return data.error(output.transpose(1, 2).flatten(0, 1))
+
     for name, backend in (("sdpa flash", SDPBackend.FLASH_ATTENTION), ("sdpa cuDNN", SDPBackend.CUDNN_ATTENTION)):
 
         def sdpa(backend: SDPBackend = backend) -> Tensor:
@@ -252,10 +257,10 @@ def peers(data: Data) -> Peers:
                     q, k, v, attn_mask=bias, is_causal=causal and square, enable_gqa=True
                 )
 
-        yield name, sdpa
+        yield Peer(name, sdpa, error)
     # flex is compiled for each shape, which takes longer than measuring it: not for every batch size
     if case.queries > 16 or case.requests == 64:
-        yield "flex", _flex(q, k, v, causal, case.context)
+        yield Peer("flex", _flex(q, k, v, causal, case.context), error)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, context: int) -> Callable[[], Any]:

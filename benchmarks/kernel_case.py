@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from measuring import Figures, ceilings, machine, measured, parser_of, require_gpus, time_us
+from measuring import Figures, Peers, ceilings, machine, measured, parser_of, require_gpus, time_us
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Trial:
 
     call: what is measured. error: of its last result, ||out - ref|| / ||ref||. moved, operations: the bytes and the
     floating-point operations of the work, at least; copies: as many bytes are written as read. captured: whether a
-    CUDA graph can hold the call. peers: name and call of each peer that can be imported.
+    CUDA graph can hold the call. peers: those that can be imported.
     """
 
     call: Callable[[], Any]
     error: Callable[[], float]
-    peers: Callable[[], Iterator[tuple[str, Callable[[], Any]]]]
+    peers: Callable[[], Peers]
     moved: float = 0.0
     operations: float = 0.0
     copies: bool = False

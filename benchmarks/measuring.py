@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -25,8 +25,17 @@ from torch import Tensor
 from attnreg.tuning.stopwatch import Stopwatch
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# name and call of each peer
-Peers = Iterator[tuple[str, Callable[[], Any]]]
+
+
+class Peer(NamedTuple):
+    """A name, a call, and the error of what it returned or wrote, None where that is not held against float64."""
+
+    name: str
+    call: Callable[[], Any]
+    error: Callable[[Any], float] | None = None
+
+
+Peers = Iterator[Peer]
 
 
 def parser_of(program: str, doc: str | None) -> argparse.ArgumentParser:
@@ -102,16 +111,19 @@ class Figures:
 
 
 def measured(
-    name: str, us: float, mark: float, floor: float, error: float, max_error: float, peers: Iterable[Any] = ()
+    name: str, us: float, mark: float, floor: float, error: float, max_error: float, peers: Iterable[Peer] = ()
 ) -> dict[str, Any]:
-    """The row of a case in microseconds, with the times of its peers or why they refused."""
+    """The row of a case in microseconds, with the times of its peers or why they refused, and their errors."""
     row: dict[str, Any] = {"case": name, "us": round(us, 1), "mark": mark, "met": us <= mark, "floor": round(floor, 1),
-                           "error": float(f"{error:.2g}"), "correct": error <= max_error, "peers": {}}  # fmt: skip
-    for peer, call in peers:
+                           "error": float(f"{error:.2g}"), "correct": error <= max_error, "peers": {},
+                           "peer_errors": {}}  # fmt: skip
+    for peer in peers:
         try:
-            row["peers"][peer] = round(time_us(call), 1)
+            row["peers"][peer.name] = round(time_us(peer.call), 1)
+            if peer.error is not None:
+                row["peer_errors"][peer.name] = float(f"{peer.error(peer.call()):.2g}")
         except (RuntimeError, ValueError, NotImplementedError) as problem:
-            row["peers"][peer] = f"refused: {str(problem).splitlines()[0][:90]}"
+            row["peers"][peer.name] = f"refused: {str(problem).splitlines()[0][:90]}"
     return row
 
 

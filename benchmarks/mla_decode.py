@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from kernel_case import Case, Place, Trial, function_of
+from measuring import Peer, Peers
 from torch import Tensor
 
 from attnreg.kernels import triton_mla
@@ -80,15 +81,16 @@ class _Tensors:
         params = LayerParams(k_scale=self.scale, v_scale=self.scale)
         return Call(self.query, as_kv_cache(self.spec, self.cache), self.output, lse=self.lse, params=params, **more)
 
-    def error(self, positions: Tensor) -> float:
-        """The relative error of the last request's output against float64, over keys at these positions."""
+    def error(self, positions: Tensor, output: Tensor | None = None) -> float:
+        """The relative error of the last request's output, or of another's, against float64 over these positions."""
         rows = self.table[-1][positions // BLOCK].long()
         # 8-bit floats cannot be indexed on every device
         stored = self.cache.view(torch.uint8) if self.cache.itemsize == 1 else self.cache
         some = stored[rows, positions % BLOCK].view(self.cache.dtype)
         keys = (latents.unpacked(some) if self.spec.kv_dtype == "fp8_ds_mla" else some.float()).double()
         exact = (self.query[-1].double() @ keys.T * self.spec.softmax_scale).softmax(-1) @ keys[:, :RANK]
-        return float((self.output[-1].double() - exact).norm() / exact.norm())
+        found = (self.output if output is None else output)[-1]
+        return float((found.double() - exact).norm() / exact.norm())
 
 
 def _dense(place: Place, module: ModuleType, requests: int, heads: int, context: int, kv_dtype: str) -> Trial:
@@ -113,22 +115,23 @@ def _sparse(place: Place, tokens: int, heads: int, context: int, topk: int) -> T
     return Trial(
         call=partial(triton_sparse.forward, spec, plan, made.call(indices=indices)),
         error=lambda: made.error(order[-1]),
-        peers=partial(_sparse_peers, made, spec, indices),
+        peers=partial(_sparse_peers, made, spec, indices, order[-1]),
         moved=tokens * topk * 2 * (RANK + ROPE) + made.query.nbytes + made.output.nbytes,
         operations=2.0 * tokens * topk * heads * (RANK + ROPE + RANK),
     )
 
 
-def _sparse_peers(made: _Tensors, spec: AttentionSpec, indices: Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _sparse_peers(made: _Tensors, spec: AttentionSpec, indices: Tensor, last: Tensor) -> Peers:
     """FlashMLA as vLLM builds it, where installed, with the places of the chosen tokens made by the same kernel."""
     plan = function_of("attnreg.kernels.flash_mla.sparse", "plan")
     if plan is not None:
         flash = function_of("attnreg.kernels.flash_mla.sparse", "forward")
-        call = made.call(indices=indices)._replace(output=torch.empty_like(made.output))
-        yield "FlashMLA", partial(flash, spec, plan(spec, made.batch), call)
+        out = torch.full_like(made.output, math.nan)
+        call = made.call(indices=indices)._replace(output=out)
+        yield Peer("FlashMLA", partial(flash, spec, plan(spec, made.batch), call), lambda _: made.error(last, out))
 
 
-def _peers(made: _Tensors, context: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _peers(made: _Tensors, context: int) -> Peers:
     """FlashMLA and FlashAttention 3 as vLLM builds them, FlashInfer's MLA and vLLM's Triton kernel, where installed.
 
     All read the same cache.
@@ -137,37 +140,46 @@ def _peers(made: _Tensors, context: int) -> Iterator[tuple[str, Callable[[], Any
     requests, heads, _ = made.query.shape
     if spec.kv_dtype != "auto":
         return
+    everything = torch.arange(context, device=made.query.device)
+
+    def peer(name: str, call: Callable[[Tensor], Any]) -> Peer:
+        """A peer whose call is given an output to write."""
+        out = torch.full_like(made.output, math.nan)
+        return Peer(name, partial(call, out), lambda _: made.error(everything, out))
+
     flash_plan = function_of("attnreg.kernels.flash_mla.dense", "plan")
     if flash_plan is not None:
         flash = function_of("attnreg.kernels.flash_mla.dense", "forward")
-        yield "FlashMLA", partial(flash, spec, flash_plan(spec, made.batch), made.call())
+        planned = flash_plan(spec, made.batch)
+        yield peer("FlashMLA", lambda out: flash(spec, planned, made.call()._replace(output=out)))
     fa3 = function_of("attnreg.kernels.flash_attn.mla", "build")
     if fa3 is not None:
         # the operator itself: it loads pages of 64 fastest, which attnreg does not claim, and this cache has no NaN
         cache, arguments = as_kv_cache(spec, made.cache).key, fa3.arguments(spec, fa3.plan(spec, made.batch))
         arguments |= {"q_v": made.query[..., :RANK], "k": cache[..., RANK:], "v": cache[..., :RANK]}
-        yield "FA3", partial(fa3.fwd, q=made.query[..., RANK:], out=torch.empty_like(made.output), **arguments)
+        yield peer("FA3", lambda out: fa3.fwd(q=made.query[..., RANK:], out=out, **arguments))
     wrapper = function_of("flashinfer.mla", "BatchMLAPagedAttentionWrapper")
     if wrapper is not None:
         device = made.query.device
-        planned = wrapper(torch.empty(128 * 2**20, dtype=torch.uint8, device=device), backend="auto")
+        decode = wrapper(torch.empty(128 * 2**20, dtype=torch.uint8, device=device), backend="auto")
         starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
-        planned.plan(
+        decode.plan(
             starts, starts * made.table.shape[1], made.table.flatten(), made.lengths, heads, RANK, ROPE, BLOCK, True,
             scale, spec.dtype, spec.dtype,
         )  # fmt: skip
-        query, cache = (x.split([RANK, ROPE], -1) for x in (made.query, made.cache))  # type: ignore[no-untyped-call]
-        yield "FlashInfer", lambda: planned.run(*query, *cache, return_lse=True)
+        query, latent = (x.split([RANK, ROPE], -1) for x in (made.query, made.cache))  # type: ignore[no-untyped-call]
+        by_token = torch.empty(requests, heads, device=device)
+        yield peer("FlashInfer", lambda out: decode.run(*query, *latent, out=out, lse=by_token, return_lse=True))
     triton_decode = function_of("vllm.v1.attention.ops.triton_decode_attention", "decode_attention_fwd")
     if triton_decode is not None:
         splits = 4 if requests > 1 else 64
         parts = torch.empty(requests, heads, splits, RANK + 1, device=made.query.device)
-        out, lse = torch.empty_like(made.output), torch.empty(requests, heads, device=made.query.device)
+        lse = torch.empty(requests, heads, device=made.query.device)
         # a scale that is not given is copied to the GPU in each call
         cache, one = made.cache[:, :, None], torch.ones((), device=made.query.device)
-        yield (
+        yield peer(
             "vLLM Triton",
-            lambda: triton_decode(
+            lambda out: triton_decode(
                 made.query, cache, cache[..., :RANK], out, lse, made.table, made.lengths, parts, splits, scale, BLOCK,
                 k_scale=one, v_scale=one, is_mla=True,
             ),

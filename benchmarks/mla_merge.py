@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from kernel_case import Case, Place, Trial, function_of
+from measuring import Peer, Peers
 
 from attnreg import ops
 
@@ -50,23 +50,28 @@ def _two(place: Place, tokens: int, heads: int, size: int, with_prefix: int) -> 
     output, lse = torch.full_like(states[0], math.nan), torch.full_like(lses[0], math.nan)
     arguments = (output, states[0], lses[0], states[1], lses[1], lse, with_prefix)
 
-    def peers() -> Iterator[tuple[str, Callable[[], Any]]]:
+    def error(found: torch.Tensor = output) -> float:
+        return _error(found, states, lses, with_prefix)
+
+    def peers() -> Peers:
+        other = torch.full_like(output, math.nan)
         for name, module in (
             ("vLLM CUDA", "vllm._custom_ops"),
             ("vLLM Triton", "vllm.v1.attention.ops.triton_merge_attn_states"),
         ):
             function = function_of(module, "merge_attn_states")
             if function is not None:
-                yield name, partial(function, *arguments)
+                yield Peer(name, partial(function, other, *arguments[1:]), lambda _: error(other))
         flashinfer = function_of("flashinfer", "merge_state")
         if flashinfer is not None and with_prefix == tokens:
             # its logarithms have base 2 and tokens first
             by_token = (lses / math.log(2)).transpose(1, 2).contiguous()
-            yield "FlashInfer", partial(flashinfer, states[0], by_token[0], states[1], by_token[1])
+            merge = partial(flashinfer, states[0], by_token[0], states[1], by_token[1])
+            yield Peer("FlashInfer", merge, lambda merged: error(merged[0]))
 
     return Trial(
         call=partial(ops.merge_attn_states, *arguments),
-        error=partial(_error, output, states, lses, with_prefix),
+        error=error,
         peers=peers,
         # a state is read of tokens without context, two of the others, and one is written
         moved=(states[0, 0].nbytes + 4 * heads) * (2 * tokens + with_prefix),

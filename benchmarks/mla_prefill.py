@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from kernel_case import Case, Place, Trial, function_of
+from measuring import Peer, Peers
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -58,7 +60,7 @@ def _prompts(place: Place, module: ModuleType, requests: int, tokens: int, heads
     batch = BatchMetadata.build([tokens] * requests, device=place.device, causal=causal)
     plan, call = module.plan(spec, batch), Call(query, None, output, key, value, lse)
 
-    def error() -> float:
+    def error(found: Tensor = output) -> float:
         """On some rows of a request and a head."""
         chosen = torch.randint(tokens, (64,), device=place.device)
         own = slice((requests - 1) * tokens, None)
@@ -66,22 +68,23 @@ def _prompts(place: Place, module: ModuleType, requests: int, tokens: int, heads
         if causal:
             scores.masked_fill_(torch.arange(tokens, device=place.device) > chosen[:, None], -math.inf)
         exact = scores.softmax(-1) @ value[own, -1].double()
-        return float((output[own, -1][chosen].double() - exact).norm() / exact.norm())
+        return float((found[own, -1][chosen].double() - exact).norm() / exact.norm())
 
-    def peers() -> Iterator[tuple[str, Callable[[], Any]]]:
+    def peers() -> Peers:
         q, k, v = (x.view(requests, tokens, heads, -1).transpose(1, 2) for x in (query, key, value))
 
-        def sdpa(backend: SDPBackend) -> None:
+        def sdpa(backend: SDPBackend) -> Tensor:
             with sdpa_kernel(backend):
-                scaled_dot_product_attention(q, k, v, is_causal=causal)
+                return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-        yield "cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION)
-        yield "sdpa flash", partial(sdpa, SDPBackend.FLASH_ATTENTION)
+        for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("sdpa flash", SDPBackend.FLASH_ATTENTION)):
+            yield Peer(name, partial(sdpa, backend), lambda x: error(x.transpose(1, 2).flatten(0, 1)))
         fa3 = function_of("attnreg.kernels.flash_attn.fa3", "build")
         if fa3 is not None:
             # the operator itself: the adapter cuts the padding off by the host's lengths, which no graph may hold
             arguments = fa3.arguments(spec, fa3.plan(spec, batch)) | {"k": key, "v": value}
-            yield "FA3", partial(fa3.fwd, q=query, out=torch.empty_like(output), **arguments)
+            other = torch.full_like(output, math.nan)
+            yield Peer("FA3", partial(fa3.fwd, q=query, out=other, **arguments), lambda _: error(other))
 
     return Trial(
         call=partial(module.forward, spec, plan, call),

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 from kernel_case import Case, Place, Trial, function_of, run
+from measuring import Peer, Peers
+from torch import Tensor
 
 from attnreg.kernels import reference, triton_attn
 from attnreg.kernels.turboquant import attention as turboquant_attn
@@ -104,26 +106,27 @@ def _decode(place: Place, preset: str, requests: int, context: int) -> Trial:
     module, call = _module(place), Call(query, cache, output, lse=lse)
     plan = module.plan(spec, batch)
 
-    def error() -> float:
+    def error(found: Tensor = output) -> float:
         """Of the last request, against what its codes stand for."""
         assert batch.block_table is not None
         one = BatchMetadata.build([1], [context], device=place.device, block_table=batch.block_table[-1:])
         exact = reference.attention(spec, one, query[-1:], cache).output[0]
-        return float((output[-1].double() - exact).norm() / exact.norm())
+        return float((found[-1].double() - exact).norm() / exact.norm())
 
-    def peers() -> Iterator[tuple[str, Callable[[], Any]]]:
+    def peers() -> Peers:
         other = torch.empty_like(query)
         if module is not turboquant_attn:
             portable = turboquant_attn.plan(spec, batch)
-            yield "TURBOQUANT/Triton", partial(turboquant_attn.forward, spec, portable, call._replace(output=other))
+            twin = partial(turboquant_attn.forward, spec, portable, call._replace(output=other))
+            yield Peer("TURBOQUANT/Triton", twin, lambda _: error(other))
         dense = _spec(place, None)
-        yield (
+        yield Peer(
             "TRITON_ATTN bf16",
             partial(triton_attn.forward, dense, triton_attn.plan(dense, batch), Call(query, plain, other, lse=lse)),
         )
         if flash := function_of("flash_attn_interface", "flash_attn_with_kvcache"):
             lengths = batch.seq_lens
-            yield (
+            yield Peer(
                 "FlashAttention 3 bf16",
                 partial(
                     flash, query[:, None], *plain, cache_seqlens=lengths, page_table=batch.block_table, causal=True
@@ -138,7 +141,7 @@ def _decode(place: Place, preset: str, requests: int, context: int) -> Trial:
     )  # fmt: skip
 
 
-def _of_vllm(preset: str, query: Any, batch: BatchMetadata, context: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _of_vllm(preset: str, query: Any, batch: BatchMetadata, context: int) -> Peers:
     """vLLM's decode over its own cache of that preset; its bytes are random, which take the same time."""
     attend = function_of(
         "vllm.v1.attention.ops.triton_turboquant_decode", "triton_turboquant_decode_attention"
@@ -151,13 +154,14 @@ def _of_vllm(preset: str, query: Any, batch: BatchMetadata, context: int) -> Ite
     blocks = batch.num_reqs * context // BLOCK
     cache = torch.zeros(blocks, BLOCK, KV_HEADS, config.slot_size_aligned, dtype=torch.uint8, device=query.device)
     matrix = torch.eye(SIZE, device=query.device)
-    yield "vLLM", partial(
+    call = partial(
         attend, query=query, kv_cache=cache, block_table=batch.block_table, seq_lens=batch.seq_lens, Pi=matrix,
         centroids=centroids_of(SIZE, config.centroid_bits).to(query.device), scale=SIZE**-0.5,
         mse_bits=config.key_mse_bits, key_packed_size=config.key_packed_size,
         value_quant_bits=config.effective_value_quant_bits, key_fp8=config.key_fp8,
         norm_correction=config.norm_correction, PiT=matrix,
     )  # fmt: skip
+    yield Peer("vLLM", call)
 
 
 def _store(place: Place, preset: str, tokens: int) -> Trial:
@@ -182,12 +186,12 @@ def _store(place: Place, preset: str, tokens: int) -> Trial:
         exact, best = codec.rotated(key[:BLOCK], SIZE), codec.decode(page, codec.encode(page, key[:BLOCK]))
         return float((found - exact).norm() / (best - exact).norm()) - 1.0
 
-    def peers() -> Iterator[tuple[str, Callable[[], Any]]]:
+    def peers() -> Peers:
         dense = _spec(place, None)
         plain = KVCache(*(torch.empty(-(-tokens // BLOCK), BLOCK, KV_HEADS, SIZE, device=place.device,
                                       dtype=place.dtype) for _ in range(2)))  # fmt: skip
         dense_plan = triton_attn.plan(dense, batch)
-        yield "TRITON_ATTN bf16", partial(triton_attn.write_kv, dense, dense_plan, key, value, plain)
+        yield Peer("TRITON_ATTN bf16", partial(triton_attn.write_kv, dense, dense_plan, key, value, plain))
 
     return Trial(
         call=partial(turboquant_attn.write_kv, spec, plan, key, value, cache), error=error, peers=peers,

@@ -39,14 +39,15 @@ def speed_block(root: Path, benchmark: str) -> str:
 def _speed(record: dict[str, Any]) -> str:
     rows = []
     for figure in record["figures"]:
-        peers = ", ".join(f"{name} {_time(value)}" for name, value in figure.get("peers", {}).items())
+        errors = {name: f" ({error:.1e})" for name, error in figure.get("peer_errors", {}).items()}
+        peers = ", ".join(f"{name} {_time(t)}{errors.get(name, '')}" for name, t in figure.get("peers", {}).items())
         error = f"{figure['error']:.1e}" if figure.get("error") is not None else ""
         met = "met" if figure["met"] else "missed"
         rows.append([figure["case"], _time(figure["us"]), f"{figure['mark']:,}, {met}", peers, error])
     machine = record["machine"]
     head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs."
     ceilings = ", ".join(f"{name} {value:,}" for name, value in record["ceilings"].items())
-    columns = (("case", 34), ("attnreg", 11), ("mark", 12), ("peers", 60), ("error", 8))
+    columns = (("case", 34), ("attnreg", 11), ("mark", 12), ("peers (their errors)", 60), ("error", 8))
     return f"{head} Ceilings measured in the same run: {ceilings}.\n\n{table(columns, rows)}"
 
 
@@ -65,6 +66,9 @@ def side_by_side_block(root: Path) -> str:
     head = f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}; µs. "
     head += f"Of the best peer's time HOPPER_ATTN takes {statistics.geometric_mean(ratios):.2f} in the geometric mean, "
     head += f"and leads in {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} cases with a peer."
+    worst = {n: max((f["errors"][n] for f in record["figures"] if n in f["errors"]), default=None) for n in names}
+    found = ", ".join(f"{name} {error:.1e}" for name, error in worst.items() if error is not None)
+    head += f" The largest relative errors against float64: {found}."
     columns = (("case", 50), *((name, 16) for name in names), ("of the best peer", 16), ("mark", 14))
     return f"{head}\n\n{table(columns, rows)}"
 

@@ -95,6 +95,40 @@ def paged(k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> list[tuple[Te
     return found
 
 
+def fa3_tile(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> tuple[int, str]:
+    """The keys of a tile of FlashAttention 3 on SM 9.0, in 16 bits, and the mask that its kernel is compiled for.
+
+    Source: hopper/flash_api.cpp#mha_fwd, tile_size.h#tile_size_fwd_sm90, flash_fwd_launch_template.h#get_pagedkv_tma.
+    """
+    size, size_v, table = query.shape[-1], value.shape[-1], given["page_table"]
+    queries, rows = given["max_seqlen_q"], given["max_seqlen_q"] * (query.shape[-2] // key.shape[-2])
+    left, right, causal = given["window_size_left"], given["window_size_right"], given["is_causal"]
+    left = -1 if left >= given["max_seqlen_k"] - 1 else left
+    right = -1 if right >= queries - 1 else right
+    if queries == 1 and left == right == -1 and not (64 < size <= 128 and table is not None):
+        causal = False
+    right = 0 if causal else right
+    causal, local = left < 0 and right == 0, left >= 0 or right > 0
+    mask = "causal" if causal else "local" if local else "full"
+    few = size in (64, 128) and not local and rows <= 64
+
+    def tile(copied: bool) -> tuple[int, int]:
+        """Its rows and keys; copied: pages by the kernel's own loads."""
+        if size <= 64:
+            return (64, 192) if few else (192, 128 if causal else 160 if local or copied else 192)
+        if size <= 96:
+            return 192, 128 if local or copied else 144
+        if size <= 128:
+            return 64 if few else 128, 128 if causal or local or copied else 176
+        if size <= 192:
+            return 128, 96 if local or copied else 128 if size_v <= 128 else 112
+        return 128, 64 if local else 80
+
+    most, keys = tile(False)
+    whole = table is not None and not local and key.shape[1] % keys == 0 and rows > most
+    return tile(table is not None and not whole)[1], mask
+
+
 def fa3(
     q: Tensor, k: Tensor, v: Tensor, k_new: Any = None, v_new: Any = None, q_v: Any = None, out: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, cu_seqlens_k_new: Any = None, seqused_q: Any = None,
@@ -247,13 +281,20 @@ def flash_mla_sparse(
     assert indices.shape[2]
     assert indices.shape[2] % 128 == 0
     assert d_v == 512
+    assert topk_length is None
     there = (indices[:, 0] >= 0) & (indices[:, 0] < len(kv))
     keys = [
         (kv[row[some].long()], kv[row[some].long(), :, :d_v]) for row, some in zip(indices[:, 0], there, strict=True)
     ]
     out, lse = attend(q, keys, list(range(rows + 1)), scale=sm_scale, causal=False)
     empty = ~there.any(-1)
-    return [out.masked_fill(empty[:, None, None], 7.0).to(q.dtype), lse.mT.float(), lse.mT.float()]
+    logarithms = lse.mT.float()
+    largest = logarithms - 1
+    return [
+        out.masked_fill(empty[:, None, None], 7.0).to(q.dtype),
+        largest,
+        logarithms.masked_fill(empty[:, None], math.inf),
+    ]
 
 
 # as the library of the vllm 0.33.0 wheel registers it

@@ -1,4 +1,4 @@
-"""FLASHMLA_SPARSE/bfloat16: FlashMLA over the tokens that an indexer chose, as vLLM builds it. Not run on a GPU yet.
+"""FLASHMLA_SPARSE/bfloat16: FlashMLA over the tokens that an indexer chose, as vLLM builds it.
 
 The kernel takes places in a cache of single tokens, with -1 for none, and counts of heads that it was compiled for:
 others are padded. The library is loaded from its file, so vLLM itself is not imported.
@@ -49,7 +49,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
 
 
 def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:
-    """Writes the attention of each query to the latents that it chose into ``output``.
+    """Writes the attention of each query to the latents that it chose into ``output``, and into ``lse``.
 
     Source of the arguments' meanings: vllm/third_party/flashmla/flash_mla_interface.py#flash_mla_sparse_fwd.
     """
@@ -67,20 +67,26 @@ def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:
     places = pad(places.masked_fill(unseen, -1), (0, missing), value=-1)
     padded = next(n for n in HEADS[_is_hopper(device)] if n >= heads)
     query = query.contiguous() if padded == heads else pad(query, (0, 0, 0, padded - heads))
-    out = _attend(
+    out, _, lse = _attend(
         q=query,
         kv=dense.kv_cache.key[:, 0],
         indices=places[:, None],
         sm_scale=spec.softmax_scale,
         d_v=WIDTHS[1],
         attn_sink=None,
+        # with it an H200 ended in an illegal memory access
         topk_length=None,
         out_=None,
-    )[0]
+    )
     # rows without a key are zero, and those of padding stay as they are
-    out = out[:, :heads].masked_fill((counts == 0)[:, None, None], 0)
-    exists = torch.arange(rows, device=device) < plan.batch.query_start_loc[-1]
-    output[:rows] = torch.where(exists[:, None, None], out, output[:rows])
+    empty = (counts == 0)[:, None]
+    out = out[:, :heads].masked_fill(empty[..., None], 0)
+    exists = (torch.arange(rows, device=device) < plan.batch.query_start_loc[-1])[:, None]
+    output[:rows] = torch.where(exists[..., None], out, output[:rows])
+    if call.lse is not None:
+        kept = call.lse.mT[:rows]
+        # natural logarithms; of a row without a key +inf
+        kept.copy_(torch.where(exists, lse[:, :heads].masked_fill(empty, -torch.inf), kept))
 
 
 def _is_hopper(device: torch.device) -> bool:

@@ -50,6 +50,7 @@ def test_every_claim_holds(fake: ModuleType) -> None:
     (evidence,) = verify(["FLASHMLA_SPARSE/bfloat16"], platform=H200, device="cpu")
     assert evidence.problems == []
     assert evidence.cases > 5
+    assert "lse" in evidence.claims["features"]
 
 
 @pytest.mark.parametrize(("heads", "chosen"), [(4, 0), (4, 5), (64, 128), (100, 300)])
@@ -67,15 +68,18 @@ def test_heads_and_chosen_tokens_are_padded(fake: ModuleType, heads: int, chosen
         picked = picked[picked < 128].int()
         indices[row, chosen - len(picked) :] = picked
     query, output = torch.randn(6, heads, 576).bfloat16(), torch.full((6, heads, 512), torch.nan).bfloat16()
-    call = Call(query, KVCache(key, key[..., :512]), output, indices=indices)
+    lse, other_lse = torch.full((2, heads, 6), torch.nan)
+    call = Call(query, KVCache(key, key[..., :512]), output, lse=lse, indices=indices)
     fake.forward(spec, fake.plan(spec, batch), call)
     expected = torch.zeros(6, heads, 512).bfloat16()
-    other = call._replace(output=expected)
+    other = call._replace(output=expected, lse=other_lse)
     torch_sparse.forward(spec, torch_sparse.plan(spec, batch), other)
     torch.testing.assert_close(output[:4], expected[:4], atol=2e-2, rtol=2e-2)
     # the query that chose nothing, and padding
     assert (output[3] == 0).all()
     assert output[4:].isnan().all()
+    torch.testing.assert_close(lse, other_lse, atol=1e-4, rtol=1e-4, equal_nan=True)
+    assert (lse[:, 3] == -torch.inf).all()
 
 
 @pytest.mark.parametrize(

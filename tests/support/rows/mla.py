@@ -75,7 +75,8 @@ MLA_ROWS: list[Row] = [
     ("CPU", "aarch64", {**MLA, "block_size": 16}, "CPU_MLA/plain", {}),
     ("CPU, a block size that is not 16", "x86_64", MLA, "TORCH_MLA", {"CPU_MLA": "block_size is 64; supported: 16"}),
     ("CPU with AMX", "x86_64_amx", MLA, "CPU_MLA/AMX", {}),
-    ("sparse, Hopper", "sm90", SPARSE, "FLASHMLA_SPARSE/bfloat16", {"FLASHINFER_MLA_SPARSE": ""}),
+    ("sparse, Hopper", "sm90", SPARSE, "TRITON_MLA_SPARSE", {"FLASHMLA_SPARSE": "", "FLASHINFER_MLA_SPARSE": ""}),
+    ("sparse, Hopper, fp8", "sm90", {**SPARSE, "kv_dtype": "fp8_ds_mla"}, "FLASHMLA_SPARSE/paged", {}),
     ("sparse, Blackwell", "sm100", SPARSE, "FLASHMLA_SPARSE/bfloat16", {}),
     ("sparse, Blackwell with few heads", "sm100", {**SPARSE, "num_heads": 16}, "FLASHINFER_MLA_SPARSE/trtllm-gen", {}),
     (
@@ -139,6 +140,7 @@ MLA_ROWS: list[Row] = [
     ("sparse, XPU", "xe_hpc", SPARSE, "XPU_MLA_SPARSE", {}),
     ("sparse, CPU", "x86_64", SPARSE, "TORCH_MLA_SPARSE", {}),
     ("prefill, Hopper", "sm90", PREFILL, "FLASH_ATTN_PREFILL/FA3", {}),
+    ("prefill, Hopper at wide dimensions", "sm90", {**PREFILL, **WIDE}, "FLASH_ATTN_PREFILL/FA3", {}),
     ("prefill, Ampere", "sm80", PREFILL, "FLASH_ATTN_PREFILL/FA2", {}),
     ("prefill, Blackwell", "sm100", PREFILL, "FLASH_ATTN_PREFILL/FA4", {"TRTLLM_RAGGED": ""}),
     (
