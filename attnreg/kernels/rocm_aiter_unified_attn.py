@@ -7,7 +7,7 @@ which are not causal, run by aiter's FlashAttention instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ from attnreg.kernels.aiter import packed as aiter_packed
 from attnreg.kernels.aiter import unified as aiter_unified
 from attnreg.kernels.aiter.packed import Lengths
 from attnreg.kernels.aiter.unified import Paged
+from attnreg.kernels.dense.pages import Pages
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchMetadata,
     Call,
-    KVCache,
     KVCacheShape,
     UnclaimedError,
 )
@@ -40,15 +40,15 @@ BLOCK = 16
 class UnifiedPlan:
     """One call for a batch: over packed keys, or over a cache.
 
-    empty: whether a row of queries sees no key, bool. copied: the slots that packed keys are copied to, int64, and
-    their number of blocks.
+    empty: whether a row of queries sees no key, bool. copied: where packed keys are copied
+    to.
     """
 
     num_tokens: int
     work: Lengths | Paged
     empty: Tensor | None = None
     slot_mapping: Tensor | None = None
-    copied: tuple[Tensor, int] | None = None
+    copied: Pages | None = None
 
 
 def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
@@ -65,7 +65,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
         return UnifiedPlan(batch.num_tokens, lengths)
     copied = None
     if batch.block_table is None:
-        batch, copied = _in_blocks(batch)
+        batch, copied = Pages.of(batch, BLOCK)
     else:
         common.validate_cache(spec, BACKEND)
     assert batch.block_table is not None
@@ -78,21 +78,6 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
     paged = Paged(batch.query_start_loc, batch.seq_lens, batch.block_table, batch.max_query_len, batch.max_seq_len)
     work, empty = _one_query_each(batch) if alone else (paged, None)
     return UnifiedPlan(batch.num_tokens, work, empty, batch.slot_mapping, copied)
-
-
-def _in_blocks(batch: BatchMetadata) -> tuple[BatchMetadata, tuple[Tensor, int]]:
-    """A batch over packed keys as a batch over blocks, and the slots and the number of these blocks."""
-    device, keys = batch.seq_lens.device, batch.host_lens.long()
-    blocks = -(-keys // BLOCK)
-    first = blocks.cumsum(0) - blocks
-    count = int(blocks.sum())
-    table = (first[:, None] + torch.arange(max(1, -(-batch.max_seq_len // BLOCK)), device="cpu")).clamp(
-        max=max(count - 1, 0)
-    )
-    begins = keys.cumsum(0) - keys
-    slots = torch.arange(int(keys.sum()), device="cpu") + (first * BLOCK - begins).repeat_interleave(keys)
-    paged = replace(batch, block_table=common.int32(table, device), key_start_loc=None)
-    return paged, (slots.to(device, non_blocking=True), count)
 
 
 def _one_query_each(batch: BatchMetadata) -> tuple[Paged, Tensor | None]:
@@ -129,15 +114,8 @@ def forward(spec: AttentionSpec, plan: UnifiedPlan, call: Call) -> None:
         return
     kv_cache = call.kv_cache
     if plan.copied is not None:
-        kv_cache = KVCache(*(_copied(x, *plan.copied) for x in call.packed))
+        kv_cache = plan.copied.filled(call.packed)
     assert kv_cache is not None
     aiter_unified.attend(spec, plan.work, query, kv_cache, output, call.params, packed=plan.copied is not None)
     if plan.empty is not None:
         output.masked_fill_(plan.empty[:, None, None], 0)
-
-
-def _copied(packed: Tensor, slots: Tensor, blocks: int) -> Tensor:
-    """Packed rows copied to blocks [blocks, BLOCK, num_kv_heads, size]; other slots are zero."""
-    cache = packed.new_zeros(blocks * BLOCK, *packed.shape[1:])
-    cache.index_copy_(0, slots, packed[: slots.shape[0]])
-    return cache.view(blocks, BLOCK, *packed.shape[1:])

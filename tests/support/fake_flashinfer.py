@@ -14,8 +14,18 @@ from attnreg.kernels.flashinfer import record
 from support import fake_varlen
 from support.fake_aiter import signature_of
 
-FA2, FA3, MLA = (f"attnreg.kernels.flashinfer.{name}" for name in ("fa2", "fa3", "mla"))
-MODULES = ("attnreg.kernels.flashinfer.trtllm_ragged", "attnreg.kernels.flashinfer.prefill", FA2, FA3, MLA)
+FA2, FA3, MLA, XQA, CONTEXT = (
+    f"attnreg.kernels.flashinfer.{name}" for name in ("fa2", "fa3", "mla", "xqa", "trtllm_context")
+)
+MODULES = (
+    "attnreg.kernels.flashinfer.trtllm_ragged",
+    "attnreg.kernels.flashinfer.prefill",
+    FA2,
+    FA3,
+    MLA,
+    XQA,
+    CONTEXT,
+)
 
 
 def attend(
@@ -53,6 +63,61 @@ def attend(
         out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[places].double()).to(out.dtype)
         lse[rows] = (scores.logsumexp(-1) / torch.log(torch.tensor(2.0))).float().t()
     return out, lse
+
+
+def _of_cache(call: dict[str, Any], starts: list[int], causal: bool) -> tuple[Tensor, Tensor]:
+    """Output and LSE of queries over pages, and what NVIDIA's kernels assert of both."""
+    query, caches, lengths = call["query"], call["kv_cache"], call["seq_lens"]
+    assert query.is_contiguous()
+    assert call["out"].is_contiguous()
+    assert call["out"].shape == query.shape
+    assert query.dtype == call["out"].dtype == caches[0].dtype == caches[1].dtype
+    assert caches[0].stride() == caches[1].stride()
+    assert lengths.dtype == call["block_tables"].dtype == torch.int32
+    assert len(lengths) == len(call["block_tables"]) == len(starts) - 1
+    assert int(lengths.min()) > 0
+    assert call["bmm2_scale"] == 1.0
+    assert call["enable_pdl"] is False
+    if call["kv_layout"] == "HND":
+        caches = tuple(cache.transpose(1, 2) for cache in caches)
+    sinks = call["sinks"]
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.shape == (query.shape[1],))
+    keys = fake_varlen.paged(*caches, call["block_tables"], lengths)
+    window = call["window_left"], 0 if causal else -1
+    return fake_varlen.attend(query, keys, starts, scale=call["bmm1_scale"], causal=causal, window=window, sinks=sinks)
+
+
+def of_nvidia(calls: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """The functions of XQA and of trtllm-gen's paged kernels; their calls' arguments are added to ``calls``."""
+
+    def xqa(*args: Any, **given: Any) -> Any:
+        """One query of each request."""
+        call = signature_of(record.XQA).bind(*args, **given).arguments
+        calls.append(call)
+        assert call["max_seq_len"] >= 0
+        # a window ends with the query, which is the last
+        out, _ = _of_cache(call, list(range(len(call["query"]) + 1)), True)
+        call["out"].copy_(out)
+        return call["out"]
+
+    def context(*args: Any, **given: Any) -> Any:
+        call = signature_of(record.TRTLLM_CONTEXT).bind(*args, **given).arguments
+        calls.append(call)
+        starts, lengths = call["cum_seq_lens_q"].tolist(), call["seq_lens"].tolist()
+        assert call["batch_size"] == len(lengths) > 0
+        assert [b - a for a, b in pairwise(call["cum_seq_lens_kv"].tolist())] == lengths
+        assert call["max_q_len"] == max(b - a for a, b in pairwise(starts))
+        assert call["max_kv_len"] == max(lengths)
+        assert call["causal"] or call["window_left"] < 0
+        assert call["backend"] == "trtllm-gen"
+        out, lse = _of_cache(call, starts, call["causal"])
+        call["out"].copy_(out)
+        lse = (lse.mT / torch.log(torch.tensor(2.0, dtype=torch.float64))).float()
+        return (call["out"], lse) if call["return_lse"] else call["out"]
+
+    xqa.__signature__ = signature_of(record.XQA)  # type: ignore[attr-defined]
+    context.__signature__ = signature_of(record.TRTLLM_CONTEXT)  # type: ignore[attr-defined]
+    return xqa, context
 
 
 class Fake:
@@ -100,6 +165,8 @@ class Fake:
             call["out"].copy_(out.nan_to_num(7.0).view(call["out"].shape))
             assert call["return_lse_base"] == "basee"
             return (call["out"], lse.mT.float()) if call["return_lse"] else call["out"]
+
+        xqa, context = of_nvidia(self.calls)
 
         class Wrapper:
             def __init__(self, *args: Any, **given: Any) -> None:
@@ -169,7 +236,9 @@ class Fake:
         Wrapper.__signature__ = signature_of(record.WRAPPER)  # type: ignore[attr-defined]
         Wrapper.plan.__signature__ = signature_of(record.PLAN)  # type: ignore[attr-defined]
         Wrapper.run.__signature__ = signature_of(record.RUN)  # type: ignore[attr-defined]
-        self.prefill = ModuleType("flashinfer.prefill")
+        self.prefill, self.decode = ModuleType("flashinfer.prefill"), ModuleType("flashinfer.decode")
+        self.prefill.trtllm_batch_context_with_kv_cache = context  # type: ignore[attr-defined]
+        self.decode.xqa_batch_decode_with_kv_cache = xqa  # type: ignore[attr-defined]
         self.prefill.trtllm_ragged_attention_deepseek = trtllm  # type: ignore[attr-defined]
         self.prefill.BatchPrefillWithRaggedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
         self.prefill.BatchPrefillWithPagedKVCacheWrapper = Paged  # type: ignore[attr-defined]
@@ -179,6 +248,7 @@ class Fake:
         self.package = ModuleType("flashinfer")
         self.package.prefill = self.prefill  # type: ignore[attr-defined]
         self.package.mla = self.mla  # type: ignore[attr-defined]
+        self.package.decode = self.decode  # type: ignore[attr-defined]
         self.package.__path__ = []
 
     def install(self, monkeypatch: Any) -> None:
@@ -186,5 +256,6 @@ class Fake:
         monkeypatch.setitem(sys.modules, "flashinfer", self.package)
         monkeypatch.setitem(sys.modules, "flashinfer.prefill", self.prefill)
         monkeypatch.setitem(sys.modules, "flashinfer.mla", self.mla)
+        monkeypatch.setitem(sys.modules, "flashinfer.decode", self.decode)
         for module in MODULES:
             monkeypatch.delitem(sys.modules, module, raising=False)

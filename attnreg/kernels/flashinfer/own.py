@@ -17,6 +17,7 @@ from attnreg.kernels.flashinfer import record
 from attnreg.kernels.flashinfer.ragged import (
     Ragged,
     arguments,
+    pages_of,
     ragged,
     requests_of,
     rows_of,
@@ -24,7 +25,7 @@ from attnreg.kernels.flashinfer.ragged import (
     store_empty,
     workspace,
 )
-from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 
 
 class Planned(NamedTuple):
@@ -90,12 +91,7 @@ class Own:
             store_empty(requests, call)
             return
         if plan.paged:
-            assert call.kv_cache is not None
-            cache = call.kv_cache.key, call.kv_cache.value
-            if cache[0].stride() != cache[1].stride() or cache[0].stride(-1) != 1:
-                strides = " and ".join(str(tuple(x.stride())) for x in cache)
-                needs = f"{self.backend} reads keys and values by the same, dense in a head"
-                raise BatchError([f"kv_cache has strides {strides}: {needs}"])
+            cache = pages_of(call, self.backend)
             query, out = rows_of(requests, call)
             result = plan.wrapper.run(q=query, paged_kv_cache=cache, out=out, return_lse=with_lse)
         else:

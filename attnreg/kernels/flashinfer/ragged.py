@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnreg.kernels.dense.pages import Pages
 from attnreg.runtime.interface import (
     NO_PARAMS,
     AttentionSpec,
@@ -27,7 +28,7 @@ from attnreg.runtime.interface import (
 
 # as vLLM sizes it
 WORKSPACE = 394 << 20
-_workspaces: dict[tuple[torch.device, int], Tensor] = {}
+_workspaces: dict[tuple[torch.device, int, str], Tensor] = {}
 
 
 class Ragged(NamedTuple):
@@ -131,6 +132,24 @@ def rows_of(plan: Ragged, call: Call) -> tuple[Tensor, Tensor]:
     return query.contiguous(), out
 
 
+def pages_of(call: Call, backend: str) -> KVCache:
+    """The keys and values of a cache in the layer's layout. Raises `BatchError` where the kernels cannot read them."""
+    assert call.kv_cache is not None
+    key, value = call.kv_cache.key, call.kv_cache.value
+    if key.stride() != value.stride() or key.stride(-1) != 1:
+        strides = f"{tuple(key.stride())} and {tuple(value.stride())}"
+        needs = f"{backend} reads keys and values by the same, dense in a head"
+        raise BatchError([f"kv_cache has strides {strides}: {needs}"])
+    return call.kv_cache
+
+
+def caches(spec: AttentionSpec, copied: Pages | None, call: Call, backend: str) -> tuple[KVCache, str]:
+    """The keys and values that kernels of pages read, and their layout: a cache, or pages that packed ones go to."""
+    if copied is not None:
+        return copied.filled(call.packed), "NHD"
+    return pages_of(call, backend), spec.kv_layout
+
+
 def store(plan: Ragged, call: Call, out: Tensor, lse: Tensor | None) -> None:
     """Stores what the kernels computed, and the rows without a key; lse [rows, heads], to the base 2."""
     n, output = plan.num_rows, call.output
@@ -162,10 +181,13 @@ def store_empty(plan: Ragged, call: Call) -> None:
             call.lse.index_fill_(1, plan.empty, -torch.inf)
 
 
-def workspace(tensor: Tensor) -> Tensor:
-    """The kernels' memory for the current stream of a tensor's device; it begins as zeros, as they expect."""
+def workspace(tensor: Tensor, kernels: str = "") -> Tensor:
+    """Some kernels' memory for the current stream of a tensor's device; it begins as zeros, as they expect.
+
+    kernels: those that count in it, and so share it with no others.
+    """
     stream = torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
-    key = tensor.device, stream
+    key = tensor.device, stream, kernels
     if key not in _workspaces:
         _workspaces[key] = torch.zeros(WORKSPACE if tensor.is_cuda else 16, dtype=torch.uint8, device=tensor.device)
     return _workspaces[key]

@@ -135,6 +135,34 @@ TRTLLM_MLA = Function(
 )  # fmt: skip
 
 
+XQA = Function(
+    name="xqa_batch_decode_with_kv_cache",
+    modules=("flashinfer.decode",),
+    source="https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2.post1/flashinfer/decode.py",
+    passes=(
+        "query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_seq_len", "bmm1_scale", "bmm2_scale",
+        "window_left", "out", "sinks", "kv_layout", "enable_pdl",
+    ),
+    defaults={"q_len_per_req": 1, "o_scale": 1.0, "mask": None, "kv_cache_sf": None, "q_cu_seq_lens": None},
+)  # fmt: skip
+
+TRTLLM_CONTEXT = Function(
+    name="trtllm_batch_context_with_kv_cache",
+    modules=("flashinfer.prefill",),
+    source=_RELEASE,
+    passes=(
+        "query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_q_len", "max_kv_len", "bmm1_scale",
+        "bmm2_scale", "batch_size", "cum_seq_lens_q", "cum_seq_lens_kv", "window_left", "out", "kv_layout",
+        "enable_pdl", "sinks", "causal", "return_lse", "backend",
+    ),
+    defaults={
+        "out_dtype": None, "o_sf_scale": None, "o_sf_vec_size": None, "kv_cache_sf": None,
+        "skip_softmax_threshold_scale_factor": None, "uses_shared_paged_kv_idx": True, "lse": None,
+        "multi_ctas_kv_counter_buffer": None, "use_fp16_softmax": None, "uses_spcompress": None,
+    },
+)  # fmt: skip
+
+
 def load_wrapper(wrapper: Function = WRAPPER, methods: tuple[Function, ...] = (PLAN, RUN)) -> Any:
     """The class of a wrapper. Raises `UpstreamError` where it or one of its methods is gone or changed."""
     found = wrapper.load()
