@@ -87,8 +87,13 @@ def pages_of(
     """
     questions, found = tuple(questions), dict[Page, list[str]]()
     mixers = any(question.request is None for question in questions)
+    requests = [question.request for question in questions if question.request is not None]
+    prompts = bool(requests) and all(request.phase == "prefill" for request in requests)
+    if prompts and any(request.attention != "mha" for request in requests):
+        # what reads the cache of MLA is not asked about
+        return ()
     for platform in platforms:
-        kept = [(q, ask(q.request, platform)) for q in questions if q.request is not None and _has_blocks(q)]
+        kept = [(q, ask(q.request, platform)) for q in questions if q.request is not None and _has_blocks(q, prompts)]
         if any(s.backend is None and not (s.unknown and registry.page) for _, s in kept):
             continue
         page = _settled(_in_order(kept), registry.page, mixers, given) if registry.page else _written(kept)
@@ -107,14 +112,17 @@ def _written(layers: Iterable[tuple[Question, Selection]]) -> Page | None:
     return Page(sizes.pop(), f"which {taken[0].name} sets", taken[0].where, taken[0].step.source)
 
 
-def _has_blocks(question: Question) -> bool:
-    """Whether the question is about layers for which the engine keeps a cache in blocks, or lays one out."""
+def _has_blocks(question: Question, prompts: bool) -> bool:
+    """Whether the question is about layers for which the engine keeps a cache in blocks, or lays one out.
+
+    prompts: whether all questions are about prompts; else others ask about the same layers.
+    """
     request = question.request
     assert request is not None
     # of towers a decoder alone has a cache
     of_tower = all(member[1] for member in question.members if isinstance(member, tuple))
     return (
-        request.phase != "prefill"
+        (prompts or request.phase != "prefill")
         and request.role in ("target", "draft")
         and request.attn_type in (_WITH_BLOCKS[:2] if of_tower else _WITH_BLOCKS)
     )

@@ -258,6 +258,18 @@ def test_a_size_is_said_in_text_and_in_json() -> None:
     assert line in console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("model", "prompts"), [("Llama-3.1-8B", True), ("DeepSeek-V3", False)])
+def test_a_phase_alone_has_the_blocks_of_both(model: str, prompts: bool) -> None:
+    def said(**given_: str) -> list[str]:
+        return [page.sentence for page in answer("vllm-0.33.0", model, "sm90", given=given_).pages]
+
+    both = said()
+    assert both
+    assert said(phase="decode") == both
+    # of MLA, latents are what the cache holds, and prompts do not ask about them
+    assert said(phase="prefill") == (both if prompts else [])
+
+
 def test_a_size_that_is_not_known_has_its_reason() -> None:
     (hybrid,) = answer("vllm-0.33.0", "Qwen3-Next-80B-A3B-Instruct", "sm90").pages
     assert hybrid.tokens is None

@@ -90,6 +90,8 @@ OPTIONS: list[tuple[dict[str, Any], tuple[str, ...], int, tuple[str, ...], str |
     ({"kv_dtype": None, "block_size": 16}, ("sinks", "lse"), 1, (), "TRITON_ATTN", ()),
     # by its config alone an engine may store the cache otherwise than is asked, which a note says
     ({"kv_dtype": "fp8_e4m3", "phase": "decode"}, (), 4, ("aiter",), None, ()),
+    # of MLA, its prompts alone
+    ({"phase": "prefill"}, ("lse",), 1, (), None, (4096,)),
 ]
 
 

@@ -24,9 +24,10 @@ class Pages(NamedTuple):
         device, keys = batch.seq_lens.device, batch.host_lens.long()
         blocks = -(-keys // size)
         first = blocks.cumsum(0) - blocks
-        count = int(blocks.sum())
+        # a kernel may look at a page where no request has a key
+        count = max(1, int(blocks.sum()))
         table = first[:, None] + torch.arange(max(1, -(-batch.max_seq_len // size)), device="cpu")
-        table = table.clamp(max=max(count - 1, 0)).to(torch.int32).to(device, non_blocking=True)
+        table = table.clamp(max=count - 1).to(torch.int32).to(device, non_blocking=True)
         begins = keys.cumsum(0) - keys
         slots = torch.arange(int(keys.sum()), device="cpu") + (first * size - begins).repeat_interleave(keys)
         paged = replace(batch, block_table=table, key_start_loc=None)

@@ -79,6 +79,25 @@ def test_tokens_prompts_and_requests_without_keys_go_together(fake: Fake, module
     assert call.output[27:].isnan().all()
 
 
+@pytest.mark.parametrize("module", [XQA, CONTEXT])
+def test_packed_keys_are_copied_to_pages(fake: Fake, module: str) -> None:
+    kernels = importlib.import_module(module)
+    for queries in ([3, 0, 20], [0, 0]):
+        batch = BatchMetadata.build(queries, causal=True)
+        query, key, value = (torch.randn(sum(queries) + 1, n, 64).bfloat16() for n in (4, 2, 2))
+        output = torch.full_like(query, torch.nan)
+        kernels.forward(SPEC, kernels.plan(SPEC, batch), Call(query, None, output, key, value))
+        exact = reference.attention(SPEC, batch, query, key=key, value=value).output
+        torch.testing.assert_close(output[:-1].double(), exact, atol=2e-2, rtol=2e-2)
+        assert output[-1].isnan().all()
+    # a query without a key looks at one
+    batch = BatchMetadata.build([2], [0], causal=False)
+    query, key = torch.randn(2, 4, 64).bfloat16(), torch.randn(0, 2, 64).bfloat16()
+    output = torch.full_like(query, torch.nan)
+    kernels.forward(SPEC, kernels.plan(SPEC, batch), Call(query, None, output, key, key))
+    assert (output == 0).all()
+
+
 def test_xqa_has_one_query_of_each_request(fake: Fake) -> None:
     kernels = importlib.import_module(XQA)
     batch, call, _, _ = of_cache([3, 1], [20, 9])

@@ -130,21 +130,28 @@
     const questions = found.groups.flatMap(([about, index]) => {
       const group = model.groups[about];
       const fields = index === null ? null : { features: [], extra: {}, ...model.requests[index] };
-      const { label, asked } = groupQuestions(registry, group, fields, { ...model, stated }, options);
+      const { label, asked, stores } = groupQuestions(registry, group, fields, { ...model, stated }, options);
       labels.push([label, group.indices]);
-      firsts.push(asked[0][0]);
+      firsts.push(stores ?? asked[0][0]);
       return asked.map(([request, words]) => ({ request, label: words, layers: group.layers }));
     });
     const memory = (started) => memoryDict(registry, model, found, labels, firsts.map((r) => r && [r, started(r)]), options);
     return { questions, title: [model.head, ...optionWords(found, options)].join(" · "), notes: found.notes, memory };
   }
 
-  /** The label of a group of layers, and its requests with theirs: one, or one for each phase. */
+  /**
+   * The label of a group of layers, and its requests with theirs: one, or one for each phase. stores: the request of what
+   * the cache holds, where none of these is that.
+   */
   function groupQuestions(registry, group, fields, model, options) {
     let label = model.labels[group.label];
     if (fields === null) return { label, asked: [[null, label]] };
     const { kv_dtype: _, ...changes } = options.given;
     const before = makeRequest(registry, fields);
+    const both = before.attention.startsWith("mla") && before.qk_nope_head_dim !== null;
+    // prompts of MLA have no latents, but keys for each head
+    const alone = both && changes.phase === "prefill";
+    if (alone) delete changes.phase;
     const features = [...before.features, ...options.features];
     const changed = { ...fields, ...changes, features, extra: { ...before.extra, ...options.extra } };
     let request = makeRequest(registry, changed);
@@ -154,9 +161,10 @@
     }
     // no label repeats what the config states
     request = makeRequest(registry, { ...changed, extra: { ...model.stated, ...request.extra } });
-    const both = request.attention.startsWith("mla") && request.qk_nope_head_dim !== null;
+    const prompts = both ? [expanded(registry, request), `${label} · prefill`] : null;
+    if (alone) return { label, asked: [prompts], stores: request };
     if ("phase" in options.given) return { label, asked: [[request, label]] };
-    if (both) return { label, asked: [[request, label], [expanded(registry, request), `${label} · prefill`]] };
+    if (both) return { label, asked: [[request, label], prompts] };
     const phases = registry.phases.map((phase) => [makeRequest(registry, { ...request, phase }), `${label} · ${phase}`]);
     return { label, asked: phases.length > 0 ? phases : [[request, label]] };
   }
@@ -270,7 +278,7 @@
     const pairs = answers.filter((a) => a.request !== null).map((a) => [a.request, a.selection]);
     const notes = [...(registry.silence ? [registry.silence] : []), ...asked.notes, ...idleFlags(pairs, ask, platform)];
     const started = (request) => {
-      const selection = pairs.find(([other]) => other === request)[1];
+      const selection = pairs.find(([other]) => other === request)?.[1] ?? ask(request, platform);
       const { start } = selection;
       if (start?.refusal?.unknown) return UNKNOWN;
       const stored = consequences(selection).find((follows) => follows.kind === "stores");
