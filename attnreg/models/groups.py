@@ -14,12 +14,16 @@ from attnreg.selection.wording import cache_words, facet_words, feature_words, h
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that are alike: their indices, their common request, and the facts of the first."""
+    """Layers that are alike: their indices, their common request, and the facts of the first.
+
+    changed_prefill: what prompts of MLA ask for, with its label, where something else is asked than the model does.
+    """
 
     label: str
     layers: tuple[int, ...]
     request: AttentionRequest | None
     facts: LayerFacts
+    changed_prefill: tuple[AttentionRequest, str] | None = None
 
     @property
     def prefill(self) -> tuple[AttentionRequest, str] | None:
@@ -27,7 +31,7 @@ class LayerGroup:
         request = self.request
         if request is None or not request.attention.startswith("mla") or request.qk_nope_head_dim is None:
             return None
-        return request.expanded(), f"{self.label} · prefill"
+        return self.changed_prefill or (request.expanded(), f"{self.label} · prefill")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnreg.language.vocabulary import Facet
     from attnreg.models.families import Families
     from attnreg.registry import Effect, Registry
+    from attnreg.request import AttentionRequest
 
 # the name of the draft that a model's own MTP layers are
 MTP = "mtp"
@@ -181,18 +182,31 @@ def _changed(model: ModelLayers, options: ModelOptions, stated: dict[str, Any]) 
     stated: the registry's facets that the config states, which no label repeats.
     """
     changes = {k: v for k, v in options.given.items() if k not in ("dtype", "kv_dtype", "role")}
+    sizes = {k: v for k, v in changes.items() if k in ("head_size", "head_size_v", "num_kv_heads")}
     groups = []
     for found in model.groups:
         if found.request is not None:
             features = found.request.features | options.features
             extra = tuple({**dict(found.request.extra), **dict(options.extra)}.items())
-            own = {k: v for k, v in changes.items() if not (k == "phase" and _prompts_alone(found, options))}
+            alone = _prompts_alone(found, options)
+            # what is asked of prompts alone is no matter of the latents
+            own = {k: v for k, v in changes.items() if not (alone and (k == "phase" or k in sizes))}
             request = dataclasses.replace(found.request, **own, features=features, extra=extra)
             label = found.label if request == found.request else changed_label(found.facts, request)
-            request = dataclasses.replace(request, extra=tuple((stated | dict(extra)).items())) if stated else request
-            found = dataclasses.replace(found, request=request, label=label)
+            prefill = None
+            if found.prefill is not None:
+                prompts = dataclasses.replace(request.expanded(), **(sizes if alone else {}))
+                if (label, prompts) != (found.label, found.prefill[0]):
+                    prefill = _stating(prompts, stated, extra), changed_label(found.facts, prompts)
+            request = _stating(request, stated, extra)
+            found = dataclasses.replace(found, request=request, label=label, changed_prefill=prefill)
         groups.append(found)
     return dataclasses.replace(model, groups=tuple(groups))
+
+
+def _stating(request: AttentionRequest, stated: dict[str, Any], extra: tuple[tuple[str, Any], ...]) -> AttentionRequest:
+    """A request with the facets that the config states beside its own."""
+    return dataclasses.replace(request, extra=tuple((stated | dict(extra)).items())) if stated else request
 
 
 def phases_of(registry: Registry) -> tuple[str, ...]:

@@ -312,5 +312,17 @@ def test_prompts_of_mla_alone_have_keys_for_each_head(run: Callable[..., Any]) -
     # and what the cache takes is asked of the latents
     memory = [answers(run, *model, *more)["kv_cache"] for more in ((), ("--phase", "prefill"))]
     assert memory[0] == memory[1]
+    # what else is asked is said of the keys, not of the latents
+    for more, sizes in (
+        (("--feature", "lse"), "128 heads of 192/128"),
+        (("--num-kv-heads", "8"), "128/8 heads of 192/128"),
+    ):
+        (asked,) = answers(run, *model, "--phase", "prefill", *more)["answers"]
+        assert asked["label"].startswith(sizes)
+        request = asked["selections"][0]["request"]
+        assert sizes == f"128{'' if request['num_kv_heads'] == 128 else '/8'} heads of {request['head_size']}/128"
+    (latents, prompts) = answers(run, *model, "--feature", "lse")["answers"]
+    assert latents["label"].startswith("128/1 heads of 576/512")
+    assert prompts["label"].startswith("128 heads of 192/128")
     (latents,) = answers(run, *model, "--phase", "decode")["answers"]
     assert latents["selections"][0]["request"]["head_size"] == 576

@@ -155,13 +155,16 @@
     const features = [...before.features, ...options.features];
     const changed = { ...fields, ...changes, features, extra: { ...before.extra, ...options.extra } };
     let request = makeRequest(registry, changed);
-    if (JSON.stringify(request) !== JSON.stringify(before)) {
-      const words = requestWords(registry, request, group.phrases, ["dtype", "model"]);
-      label = [...new Set([...words, ...group.beside])].join(" · ");
-    }
+    const labelled = (about) => {
+      const words = requestWords(registry, about, group.phrases, ["dtype", "model"]);
+      return [...new Set([...words, ...group.beside])].join(" · ");
+    };
+    const isChanged = JSON.stringify(request) !== JSON.stringify(before);
+    if (isChanged) label = labelled(request);
+    const promptLabel = both ? (isChanged ? labelled(expanded(registry, request)) : `${label} · prefill`) : null;
     // no label repeats what the config states
     request = makeRequest(registry, { ...changed, extra: { ...model.stated, ...request.extra } });
-    const prompts = both ? [expanded(registry, request), `${label} · prefill`] : null;
+    const prompts = both ? [expanded(registry, request), promptLabel] : null;
     if (alone) return { label, asked: [prompts], stores: request };
     if ("phase" in options.given) return { label, asked: [[request, label]] };
     if (both) return { label, asked: [[request, label], prompts] };
