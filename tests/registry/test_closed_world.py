@@ -171,11 +171,13 @@ def test_the_layout_of_amds_paged_kernels_is_read_by_one_row(default: Registry) 
     assert rows == ["ROCM_ATTN"]
 
 
-def test_trtllm_gen_reads_one_layout(default: Registry) -> None:
+def test_engines_hand_trtllm_gen_one_layout(default: Registry) -> None:
     on = Platform(platform="cuda", arch="sm100")
     asked = {"head_size": 128, "features": {"sinks"}, "extra": {"cache_layout": "NHD"}}
-    found = reasons(default, on, "FLASHINFER", **asked)
+    found = reasons(default, on, "FLASHINFER/trtllm-gen", **asked)
     assert found["FLASHINFER"][0][0] == "cache_layout is NHD; supported: HND"
+    # as attnreg calls it, through strides, it reads both
+    assert attnreg.select(AttentionRequest(**asked), on, default, "FLASHINFER/trtllm-gen-context").backend is not None
     asked["extra"] = {"cache_layout": "HND"}
     chosen = attnreg.select(AttentionRequest(**asked), on, default, "FLASHINFER").backend
     assert chosen is not None
