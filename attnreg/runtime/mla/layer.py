@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -79,13 +81,38 @@ class MLAAttention:
                 workspace_tokens=workspace_tokens,
             )  # fmt: skip
         projections(self.spec, kv_b_proj)
-        self.kv_b_proj, self.decode_queries = kv_b_proj, decode_queries
+        self.kv_b_proj, self.decode_queries, self._workspace_tokens = kv_b_proj, decode_queries, workspace_tokens
         self.name: str | None = None
         self._key = (MLAAttention, decode_queries)
         # calls that fitted, without an lse and with one
         self._fitted: tuple[Remembered[None], Remembered[None]] = Remembered(), Remembered()
         if name is not None:
             ops.register_mla(self, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a copy plans anew, and has no name, which belongs to one layer
+        return partial(type(self), **self._given), self._selections
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        given: dict[str, Any] = {
+            name: deepcopy(x, memo) if isinstance(x, Tensor) else x for name, x in self._given.items()
+        }
+        return type(self)(*self._selections, **given)
+
+    @property
+    def _selections(self) -> tuple[Selection, Selection | None]:
+        return self.decode.selection, None if self.prefill is None else self.prefill.selection
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """What the layer was made of beside its selections."""
+        return {
+            "kv_b_proj": self.kv_b_proj,
+            "softmax_scale": self.decode.spec.softmax_scale,
+            "kv_scale": self.decode.params.k_scale,
+            "decode_queries": self.decode_queries,
+            "workspace_tokens": self._workspace_tokens,
+        }
 
     def __repr__(self) -> str:
         prefill = "" if self.prefill is None else f", prompts {self.prefill.backend}"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+import types
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -125,6 +129,27 @@ def test_an_output_is_allocated(cpu: Platform) -> None:
     case.output[: case.batch.num_tokens] = output[: case.batch.num_tokens]
     case.layer(*case.tensors, case.batch, lse=case.lse)
     case.check()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("changes", [{}, {"prefill": False}, {"kv_dtype": "fp8", "decode_queries": 5}], ids=str)
+def test_a_copy_of_a_layer_attends_alike_and_has_no_name(
+    cpu: Platform, copied: Callable[[MLAAttention], MLAAttention], changes: dict[str, Any]
+) -> None:
+    case = Case(cpu, "mixed", **changes, name="copied-mla")
+    case.layer(*case.tensors, case.batch, case.output, lse=case.lse)
+    expected = case.output.clone()
+    other = copied(case.layer)
+    assert other.name is None
+    assert (other.decode_queries, other.prefill is None) == (case.layer.decode_queries, case.layer.prefill is None)
+    case.output.fill_(torch.nan)
+    other(*case.tensors, case.batch, case.output, lse=case.lse)
+    torch.testing.assert_close(case.output, expected, rtol=0, atol=0, equal_nan=True)
+    case.check()
+    # a module that holds a layer and its weight has one weight after a copy, too
+    held: Any = copied(types.SimpleNamespace(layer=case.layer, weight=case.weight))  # type: ignore[arg-type]
+    assert held.layer.kv_b_proj is held.weight
+    assert (held.weight is case.weight) == (copied is copy.copy)
 
 
 @pytest.mark.parametrize("name", ["mixed", "decodes", "prompts"])
