@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
-from support import fake_aiter
 from support.fake_flashinfer import FA2, FA3, Fake
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
 from attnreg.kernels.flashinfer import record
-from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache
 from attnreg.selection.selector import evaluate
@@ -26,16 +22,6 @@ AMPERE = Platform(platform="cuda", arch="sm80", packages=tuple(PACKAGES.items())
 SPEC = AttentionSpec(
     num_heads=4, num_kv_heads=2, head_size=64, head_size_v=64, dtype=torch.bfloat16, softmax_scale=0.125, block_size=16
 )
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    fake = Fake()
-    fake.install(monkeypatch)
-    monkeypatch.setattr(cache, "_write", fake_aiter.write)
-    yield fake
-    for module in (FA2, FA3):
-        sys.modules.pop(module, None)
 
 
 @pytest.mark.parametrize(("kernels", "module", "arch"), [("fa2", FA2, "sm80"), ("fa3", FA3, "sm90")])

@@ -30,13 +30,6 @@ PROMPT = AttentionRequest(
 )  # fmt: skip
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    fake = Fake()
-    fake.install(monkeypatch)
-    return fake
-
-
 def expanded(**changes: Any) -> AttentionSpec:
     fields: dict[str, Any] = {
         "num_heads": 3, "num_kv_heads": 3, "head_size": 192, "head_size_v": 128, "dtype": torch.bfloat16,

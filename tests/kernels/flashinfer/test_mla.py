@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
-from support import fake_aiter
 from support.fake_flashinfer import MLA, Fake
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
 from attnreg.kernels import reference
 from attnreg.kernels.flashinfer import record
-from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache, UnclaimedError
 from attnreg.selection.selector import evaluate
@@ -27,15 +23,6 @@ SPEC = AttentionSpec(
     num_heads=4, num_kv_heads=1, head_size=576, head_size_v=512, dtype=torch.bfloat16, softmax_scale=0.1,
     block_size=64, latent=True,
 )  # fmt: skip
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    fake = Fake()
-    fake.install(monkeypatch)
-    monkeypatch.setattr(cache, "_write", fake_aiter.write)
-    yield fake
-    sys.modules.pop(MLA, None)
 
 
 def test_every_claim_holds(fake: Fake) -> None:

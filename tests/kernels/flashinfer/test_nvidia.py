@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from support import fake_aiter
 from support.fake_flashinfer import CONTEXT, FA3, XQA, Fake
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.conformance.verify import verify
 from attnreg.kernels import reference
-from attnreg.kernels.triton import cache
 from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache
 from attnreg.selection.selector import evaluate
@@ -29,16 +25,6 @@ SPEC = AttentionSpec(
 
 def gpu(arch: str) -> Platform:
     return Platform(platform="cuda", arch=arch, packages=tuple(PACKAGES.items()))
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    fake = Fake()
-    fake.install(monkeypatch)
-    monkeypatch.setattr(cache, "_write", fake_aiter.write)
-    yield fake
-    for module in (XQA, CONTEXT, FA3):
-        sys.modules.pop(module, None)
 
 
 @pytest.mark.parametrize(("kernels", "module", "arch"), KERNELS)
