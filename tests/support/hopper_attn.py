@@ -30,7 +30,7 @@ BF16 = {"heads": (8, 2), "head_size": 128, "dtype": torch.bfloat16}
 PACKED = {"queries": [300, 40], "keys": [300, 40], "block_size": None}
 CASES = {
     "paged": Case(**LENGTHS, **BF16),
-    "paged, long": Case(**{**LENGTHS, "keys": [2500, 40, 9]}, **BF16),
+    "pages of 128": Case(**LENGTHS, **BF16, block_size=128),
     "packed": Case(**PACKED, **BF16),
     "full": Case(**PACKED, **BF16, causal=False),
     "window of 64": Case(
@@ -45,6 +45,7 @@ CASES = {
     "fp8": Case(**LENGTHS, **BF16, kv_dtype="fp8"),
     "mixed": Case(**LENGTHS, **BF16),
     "split": Case(**LENGTHS, **BF16),
+    **{f"split, {size}": Case(**LENGTHS, **{**BF16, "head_size": size}) for size in (64, 96, 192, 256)},
     "192, values of 128": Case(**PACKED, **{**BF16, "head_size": 192}, head_size_v=128),
 }
 
@@ -115,7 +116,7 @@ def compiled(name: str) -> Compiled:
     # batches alike share what runs them
     plans._launches.cache_clear()
     hopper_attn.HopperPlan.changes = {"mixed": name == "mixed"}
-    hopper_attn.HopperPlan.splits = 2 if name == "split" else 1
+    hopper_attn.HopperPlan.splits = 2 if name.startswith("split") else 1
     try:
         _launch(CASES[name])
     finally:

@@ -121,9 +121,7 @@ class HopperPlan(TritonPlan):
         """The kernel for prompts for a launch of a layer that this package computes, None where it cannot run."""
         assert isinstance(self.causal, bool)
         queries, changes = queries_of(content(self.starts)).each, {"mixed": mixed, **self.changes}
-        # values of tokens' tiles are loaded with their keys
-        keys = 0 if mixed else self.max_seq_len
-        return prompts_of(self.spec, self.causal, launch, queries, self._numbers, tensors, changes, keys)
+        return prompts_of(self.spec, self.causal, launch, queries, self._numbers, tensors, changes)
 
 
 def _mixed(together: Run, runs: Sequence[Run]) -> Run:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnreg.kernels.hopper.latents import SWIZZLED, latent_attention_kernel
+from attnreg.kernels.hopper.latents import BOXES, latent_attention_kernel
 from attnreg.kernels.hopper.target import require
 from attnreg.kernels.mla.cache import block_and_token
 from attnreg.kernels.mla.plans import Launches, latent_launches
@@ -29,13 +29,11 @@ from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, 
 from attnreg.runtime.lengths import content, queries_of
 
 RANK, ROPE = 512, 64
-# the tile of a program: its rows and keys, and that it has a multiprocessor to itself. On an H200 in bfloat16, graphs
-# replayed in turn (Triton 3.6, 2026-11-22, µs; in brackets FlashMLA, FlashAttention 3, TRITON_MLA): 64 requests of 8k
-# keys, 128 heads 259 (251, 252, 554), with two queries each 489 (484, 472, 1,059); 128 requests 503 (526, 495, 1,086);
-# 16 requests 94 (101, 85, 161); one 30 (47, 31, 31), in more splits 34 and 43; 32 of 2k 65 (72, 61, 93); 128 of 32k,
-# 16 heads 1,123 (1,189, 1,120, 1,101). In another run 64 requests took 257, and FlashMLA 259. Two warpgroups that take
-# turns at scores and weights, each of every second tile, and hand each other the weights, took 261, 503 (128 requests),
-# 101, 34 and 1,132.
+# the tile of a program: its rows and keys, and that it has a multiprocessor to itself. On an H200 in bfloat16, blocks
+# of 64, graphs replayed in turn (Triton 3.6, 2026-11-27, us; in brackets FlashAttention 3): 64 requests of 8k keys and 128
+# heads 250 (249), 16 of them 80 (81), four 34 (39), one 22 (27), or with 24 or 48 splits of its keys in place of 32 two
+# more; 64 of 1k 45 to 48 (53); 128 of 32k with 16 heads 1,110 (1,113). Two warpgroups that take turns at scores and
+# weights, each of every second tile, and hand each other the weights, took 261 where these took 259.
 CONFIG = Config(64, 64, 4, 2, programs_per_sm=1)
 # the tensors of a launch in the order of the kernel's pointers: those of the call and of the batch, then its parts
 _POINTERS = (
@@ -44,7 +42,7 @@ _POINTERS = (
 )  # fmt: skip
 # the numbers of the batch and of the call, those of its cache, and those of the launch
 _NUMBERS = ("num_reqs", "stride_table", "stride_lse")
-_CACHE = ("wide_desc", "narrow_desc", "apart")
+_CACHE = ("wide_desc", "narrow_desc")
 _LAUNCH = ("min_query_len", "max_query_len", "min_split", "softmax_scale")
 _ATTENTION = Kernel(latent_attention_kernel, (*_POINTERS, *_CACHE, *_NUMBERS, *_LAUNCH, "slots"))
 # a block of key lengths within which plans are alike
@@ -69,34 +67,28 @@ def validate_spec(spec: AttentionSpec) -> None:
         raise SpecError(f"block_size is {spec.block_size}; the kernel reads blocks of a multiple of 16 tokens")
 
 
-class CacheRows(NamedTuple):
-    """A cache as rows of one token each: where it begins, its rows, elements from one to the next, and rows from one
-    block to the next."""
+class CacheStrides(NamedTuple):
+    """Where a cache of latents is: its address, blocks, and elements from one block, and one token, to the next."""
 
     address: int
-    rows: int
-    step: int
-    apart: int
+    blocks: int
+    block: int
+    token: int
 
 
-def cache_rows(cache: Tensor, *, tokens_first: bool) -> CacheRows:
-    """The rows of a cache of latents. Raises `BatchError` where its strides are none that the hardware copies by."""
-    blocks, block_size = cache.shape[0], cache.shape[1 if tokens_first else 2]
-    between, step = block_and_token(cache, tokens_first)
-    if blocks < 2:
-        between = block_size * step
-    address = cache.data_ptr()
-    if address % 16 or step % (16 // cache.itemsize) or not step or between % step:
+def cache_strides(cache: Tensor, *, tokens_first: bool) -> CacheStrides:
+    """The strides of a cache of latents. Raises `BatchError` where the hardware does not copy by them."""
+    block, token = block_and_token(cache, tokens_first)
+    if cache.shape[0] < 2:
+        block = cache.shape[1 if tokens_first else 2] * token
+    address, unit = cache.data_ptr(), 16 // cache.itemsize
+    if address % 16 or block % unit or token % unit or min(block, token) <= 0:
         problem = (
             f"kv_cache.key has strides {list(cache.stride())} and begins {address % 16} bytes after a multiple of 16"
         )
-        rule = "here tokens begin at multiples of 16 bytes, and blocks at multiples of a token; TRITON_MLA reads any"
+        rule = "here blocks and tokens begin at multiples of 16 bytes; TRITON_MLA reads any"
         raise BatchError([f"{problem}; {rule}"])
-    apart = between // step
-    rows = (blocks - 1) * apart + block_size
-    if rows > 2**31:
-        raise BatchError([f"kv_cache.key spans {rows} rows of a token; the kernel counts up to {2**31}"])
-    return CacheRows(address, rows, step, apart)
+    return CacheStrides(address, cache.shape[0], block, token)
 
 
 class HopperLatentPlan:
@@ -124,7 +116,7 @@ class HopperLatentPlan:
         assert call.kv_cache is not None
         query, output, lse = call.query, call.output, call.lse
         key = _VariantKey(query.stride(), output.stride(), lse is None)
-        cache = cache_rows(call.kv_cache.key, tokens_first=self._tokens_first)
+        cache = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first)
         # an lse is contiguous, and that of one head may have any stride
         numbers = (*self._numbers, 0 if lse is None else lse.shape[1])
         for run in self.launches.bound(key, query.shape[0], numbers, cache):
@@ -174,14 +166,16 @@ class _Code(NamedTuple):
             "SPLIT": self.split,
         }
 
-    def descriptors(self, cache: CacheRows) -> Mapping[str, Any]:
+    def descriptors(self, cache: CacheStrides) -> Mapping[str, Any]:
         """The kernel's arguments that describe a cache. They hold its address alone: a plan keeps no cache alive."""
         base = SimpleNamespace(data_ptr=lambda: cache.address, dtype=self.dtype)
-        shape, strides = [cache.rows, RANK + ROPE], [cache.step, 1]
+        shape = [cache.blocks, self.block_size // 8, (RANK + ROPE) // 64, 8, 64]
+        strides = [cache.block, 8 * cache.token, 64, cache.token, 1]
         wide, narrow = (
-            TensorDescriptor(base, shape, strides, [self.box, columns], SWIZZLED.value) for columns in (RANK // 2, ROPE)
+            TensorDescriptor(base, shape, strides, [1, self.box // 8, columns // 64, 8, 64], BOXES.value)
+            for columns in (RANK // 2, ROPE)
         )
-        return {"wide_desc": wide, "narrow_desc": narrow, "apart": cache.apart}
+        return {"wide_desc": wide, "narrow_desc": narrow}
 
 
 class _PlannedLaunch:
@@ -194,7 +188,7 @@ class _PlannedLaunch:
         self.values = chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.softmax_scale
         self.variant = _ATTENTION.variant(device, code)
 
-    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...], cache: CacheRows) -> Run:
+    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...], cache: CacheStrides) -> Run:
         """What computes the requests of this launch, of calls with so many rows of queries, padding included."""
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
         named = dict(zip((*_NUMBERS, *_LAUNCH, "slots"), (*numbers, *self.values, 0), strict=True))

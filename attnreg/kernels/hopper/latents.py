@@ -8,7 +8,7 @@ scores, weights, and the left half of the outputs; the right warpgroup the right
 one hands over. Tiles are walked from the last one: only the first tiles that a program meets have keys that rows do
 not see.
 
-Arguments in capitals are constants. A descriptor is of the cache's rows, one for each place of a token.
+Arguments in capitals are constants.
 """
 
 from triton.experimental import gluon
@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from attnreg.kernels.hopper.memory import STAGED, in_groups
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
 
 ROWS, KEYS, HALF, ROPE = (gl.constexpr(n) for n in (64, 64, 256, 64))
@@ -30,10 +31,15 @@ SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 OUTPUTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 # as copies write shared memory, and as products read it
 SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+# a half tile as its copies write it, [boxes, groups of 8 rows, parts of 64 columns, rows, columns], one for each box. A
+# copy for each 64 columns, of which a tile has 36 over pages of 16, took 15 to 20 % more time on an H200
+BOXES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5))
+IN_GROUPS = gl.constexpr(in_groups(KEYS.value, HALF.value, HALF.value))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 # 16 bytes a thread, whole rows a warp
 WIDE_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 NARROW_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+STAGED_ROWS = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
@@ -82,35 +88,47 @@ def _load_pages(block_table_ptr, n, last_block, BLOCK_SIZE: gl.constexpr, BOX: g
 @gluon.jit
 def _fetch(
     wide_desc, narrow_desc, left, right, rope, left_full, left_empty, right_full, right_empty,
-    block_table_ptr, start, tiles, last_block, apart, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
+    block_table_ptr, start, tiles, last_block, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """Fetches the tiles of keys from `start` on, the last one first; apart: rows from one block to the next."""
+    """Fetches the tiles of keys from `start` on, the last one first."""
     if tiles > 0:
         first = start + (tiles - 1) * KEYS
         pages = _load_pages(block_table_ptr, first, last_block, BLOCK_SIZE, BOX)
         for i in range(tiles):
             n = first - i * KEYS
             now = pages
-            # the next tile's blocks are on their way before its keys are fetched
-            pages = _load_pages(block_table_ptr, gl.maximum(n - KEYS, 0), last_block, BLOCK_SIZE, BOX)
             stage, free = i & 1, ((i >> 1) & 1) ^ 1
             mbarrier.wait(left_empty.index(stage), free)
             mbarrier.expect(left_full.index(stage), KEYS * HALF * 2)
             for x in gl.static_range(KEYS // BOX):
-                row = now[x] * apart + (n + x * BOX) % BLOCK_SIZE
+                group = (n + x * BOX) % BLOCK_SIZE // 8
                 tma.async_copy_global_to_shared(
-                    wide_desc, [row, 0], left_full.index(stage), left.index(stage).slice(x * BOX, BOX, 0)
+                    wide_desc, [now[x], group, 0, 0, 0], left_full.index(stage), left.index(stage).slice(x, 1, 0)
                 )
+            # the next tile's blocks are there before its memory is free
+            pages = _load_pages(block_table_ptr, gl.maximum(n - KEYS, 0), last_block, BLOCK_SIZE, BOX)
             mbarrier.wait(right_empty.index(stage), free)
             mbarrier.expect(right_full.index(stage), KEYS * (HALF + ROPE) * 2)
             for x in gl.static_range(KEYS // BOX):
-                row = now[x] * apart + (n + x * BOX) % BLOCK_SIZE
+                group = (n + x * BOX) % BLOCK_SIZE // 8
                 tma.async_copy_global_to_shared(
-                    wide_desc, [row, HALF], right_full.index(stage), right.index(stage).slice(x * BOX, BOX, 0)
+                    wide_desc, [now[x], group, 4, 0, 0], right_full.index(stage), right.index(stage).slice(x, 1, 0)
                 )
                 tma.async_copy_global_to_shared(
-                    narrow_desc, [row, 2 * HALF], right_full.index(stage), rope.index(stage).slice(x * BOX, BOX, 0)
+                    narrow_desc, [now[x], group, 8, 0, 0], right_full.index(stage), rope.index(stage).slice(x, 1, 0)
                 )
+
+
+@gluon.jit
+def _half(tiles, i):
+    """Returns half i of the tiles, as products read it: [64, 256]."""
+    return tiles.index(i)._reinterpret(tiles.dtype, [KEYS, HALF], IN_GROUPS)
+
+
+@gluon.jit
+def _rotary(tiles, i):
+    """Returns the rotary part of tile i, as products read it: [64, 64]."""
+    return tiles.index(i)._reinterpret(tiles.dtype, [KEYS, ROPE], SWIZZLED)
 
 
 @gluon.jit
@@ -131,21 +149,31 @@ def _part_of_rows(slots, req, first_token, token, head, NUM_HEADS: gl.constexpr)
 
 @gluon.jit
 def _store_half(
-    output_ptr, partial_ptr, acc, factor, slots, req, first_token, tile, head_tile, query_len,
+    output_ptr, partial_ptr, acc, factor, tiles, slots, req, first_token, tile, head_tile, query_len,
     OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr,
     FIRST: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Stores half of the rows' outputs, from column FIRST on, times a factor for each row."""
-    token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, OUTPUTS))
-    columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, OUTPUTS))
+    """Stores half of the rows' outputs, from column FIRST on, times a factor for each row.
+
+    By way of the memory of the half tiles, which is free by now.
+    """
     acc = acc * factor[:, None]
     if SPLIT:
+        staged = tiles._reinterpret(gl.float32, [ROWS, HALF], STAGED)
+        staged.store(acc)
+        token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, STAGED_ROWS))
         offs = _part_of_rows(slots, req, first_token, token, head, NUM_HEADS) * (2 * HALF)
-        gl.store(partial_ptr + offs[:, None] + columns[None, :], acc, mask=exists[:, None])
+        columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, STAGED_ROWS))
+        # parts are in memory of the run's own
+        target = gl.multiple_of(partial_ptr + offs[:, None] + columns[None, :], [16, 16])
+        gl.store(target, staged.load(STAGED_ROWS), mask=exists[:, None])
     else:
+        staged = tiles.index(0)._reinterpret(tiles.dtype, [ROWS, HALF], SWIZZLED)
+        staged.store(acc.to(tiles.dtype))
+        token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, WIDE_ROWS))
         offs = (first_token + token) * OUT_TOKEN + head.to(gl.int64) * OUT_HEAD
-        gl.store(output_ptr + offs[:, None] + columns[None, :], acc.to(output_ptr.dtype.element_ty),
-                 mask=exists[:, None])  # fmt: skip
+        columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, WIDE_ROWS))
+        gl.store(output_ptr + offs[:, None] + columns[None, :], staged.load(WIDE_ROWS), mask=exists[:, None])
 
 
 @gluon.jit
@@ -203,12 +231,12 @@ def _left(
         n = start + (tiles - 1) * KEYS
         mbarrier.wait(left_full.index(0), 0)
         if stop - n < KEYS:
-            _clear_rows(left.index(0), stop - n)
-        s = warpgroup_mma(query_left, left.index(0).permute([1, 0]), zeros, use_acc=False, is_async=True)
+            _clear_rows(_half(left, 0), stop - n)
+        s = warpgroup_mma(query_left, _half(left, 0).permute([1, 0]), zeros, use_acc=False, is_async=True)
         mbarrier.wait(query_full, 0)
         mbarrier.wait(right_full.index(0), 0)
-        s = warpgroup_mma(query_right, right.index(0).permute([1, 0]), s, is_async=True)
-        s = warpgroup_mma(query_rope, rope.index(0).permute([1, 0]), s, is_async=True)
+        s = warpgroup_mma(query_right, _half(right, 0).permute([1, 0]), s, is_async=True)
+        s = warpgroup_mma(query_rope, _rotary(rope, 0).permute([1, 0]), s, is_async=True)
         s = warpgroup_mma_wait(0, [s])
         mbarrier.arrive(right_empty.index(0))
         s = _masked(s, n, token, context, kv_len, CAUSAL)
@@ -223,12 +251,12 @@ def _left(
         for i in range(1, tiles):
             stage, full = i & 1, (i >> 1) & 1
             n -= KEYS
-            acc = warpgroup_mma(operand, left.index(stage ^ 1), acc, is_async=True)
+            acc = warpgroup_mma(operand, _half(left, stage ^ 1), acc, is_async=True)
             mbarrier.wait(left_full.index(stage), full)
-            s = warpgroup_mma(query_left, left.index(stage).permute([1, 0]), zeros, use_acc=False, is_async=True)
+            s = warpgroup_mma(query_left, _half(left, stage).permute([1, 0]), zeros, use_acc=False, is_async=True)
             mbarrier.wait(right_full.index(stage), full)
-            s = warpgroup_mma(query_right, right.index(stage).permute([1, 0]), s, is_async=True)
-            s = warpgroup_mma(query_rope, rope.index(stage).permute([1, 0]), s, is_async=True)
+            s = warpgroup_mma(query_right, _half(right, stage).permute([1, 0]), s, is_async=True)
+            s = warpgroup_mma(query_rope, _rotary(rope, stage).permute([1, 0]), s, is_async=True)
             acc = warpgroup_mma_wait(3, [acc])
             mbarrier.arrive(left_empty.index(stage ^ 1))
             s = warpgroup_mma_wait(0, [s])
@@ -249,7 +277,7 @@ def _left(
             sums = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None] + _sums_of_lanes(p)
             operand = gl.convert_layout(p16, WEIGHTS)
             acc = acc * gl.convert_layout(factor, OF_ROWS)[:, None]
-        acc = warpgroup_mma(operand, left.index((tiles - 1) & 1), acc, is_async=True)
+        acc = warpgroup_mma(operand, _half(left, (tiles - 1) & 1), acc, is_async=True)
         row_sum = gl.convert_layout(gl.sum(sums, 1), gl.SliceLayout(1, SCORES))
         mbarrier.wait(weights_empty, (tiles & 1) ^ 1)
         factors.store(1.0 / gl.where(row_sum > 0, row_sum, 1.0))
@@ -257,7 +285,7 @@ def _left(
         acc = warpgroup_mma_wait(0, [acc])
     if tiles > 0 or not SPLIT:
         factor = gl.convert_layout(1.0 / gl.where(row_sum > 0, row_sum, 1.0), OF_ROWS)
-        _store_half(output_ptr, partial_ptr, acc, factor, slots, req, first_token, tile, head_tile, query_len,
+        _store_half(output_ptr, partial_ptr, acc, factor, left, slots, req, first_token, tile, head_tile, query_len,
                     OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, 0, SPLIT)  # fmt: skip
     _store_sums(lse_ptr, partial_lse_ptr, row_max, row_sum, stride_lse, slots, req, first_token, tile, head_tile,
                 query_len, NUM_HEADS, HEADS, SPLIT)  # fmt: skip
@@ -284,7 +312,7 @@ def _right(
         mbarrier.wait(right_full.index(0), 0)
         count = stop - (start + (tiles - 1) * KEYS)
         if count < KEYS:
-            _clear_rows(right.index(0), count)
+            _clear_rows(_half(right, 0), count)
         for i in range(tiles):
             stage = i & 1
             mbarrier.wait(weights_full, i & 1)
@@ -293,20 +321,20 @@ def _right(
             mbarrier.arrive(weights_empty)
             acc = acc * factor[:, None]
             mbarrier.wait(right_full.index(stage), (i >> 1) & 1)
-            acc = warpgroup_mma(operand, right.index(stage), acc, is_async=True)
+            acc = warpgroup_mma(operand, _half(right, stage), acc, is_async=True)
             acc = warpgroup_mma_wait(0, [acc])
             mbarrier.arrive(right_empty.index(stage))
         mbarrier.wait(weights_full, tiles & 1)
         factor = factors.load(OF_ROWS)
     if tiles > 0 or not SPLIT:
-        _store_half(output_ptr, partial_ptr, acc, factor, slots, req, first_token, tile, head_tile, query_len,
+        _store_half(output_ptr, partial_ptr, acc, factor, right, slots, req, first_token, tile, head_tile, query_len,
                     OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, HALF, SPLIT)  # fmt: skip
 
 
 @gluon.jit(
     do_not_specialize=[
         "num_reqs", "min_query_len", "max_query_len", "min_split", "stride_table", "stride_lse", "softmax_scale",
-        "apart", "slots",
+        "slots",
     ],
     do_not_specialize_on_alignment=[
         "lse_ptr", "query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "partial_ptr", "partial_lse_ptr",
@@ -315,15 +343,16 @@ def _right(
 def latent_attention_kernel(
     query_ptr, output_ptr, lse_ptr, query_start_loc_ptr, seq_lens_ptr, block_table_ptr, partial_ptr, partial_lse_ptr,
     wide_desc, narrow_desc, num_reqs, min_query_len, max_query_len, min_split, stride_table, stride_lse, softmax_scale,
-    apart, slots,
+    slots,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr,
     ONE_TILE: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
-    Grid, tiles, splits and parts are those of `attnreg.kernels.mla.decode`. wide_desc, narrow_desc: the cache's rows
-    in boxes of BOX, of 256 columns and of 64. apart: rows from one block to the next.
+    Grid, tiles, splits and parts are those of `attnreg.kernels.mla.decode`. wide_desc, narrow_desc: the cache
+    in boxes of BOX rows, of 256 columns and of 64; its dimensions are blocks, groups of 8 rows, groups of 64 columns,
+    rows and columns.
     """
     if SPLIT:
         # the merge may be set up while this kernel still runs; it waits for the results itself
@@ -362,9 +391,9 @@ def latent_attention_kernel(
     query_left = gl.allocate_shared_memory(DTYPE, [ROWS, HALF], SWIZZLED)
     query_right = gl.allocate_shared_memory(DTYPE, [ROWS, HALF], SWIZZLED)
     query_rope = gl.allocate_shared_memory(DTYPE, [ROWS, ROPE], SWIZZLED)
-    left = gl.allocate_shared_memory(DTYPE, [2, KEYS, HALF], SWIZZLED)
-    right = gl.allocate_shared_memory(DTYPE, [2, KEYS, HALF], SWIZZLED)
-    rope = gl.allocate_shared_memory(DTYPE, [2, KEYS, ROPE], SWIZZLED)
+    left = gl.allocate_shared_memory(DTYPE, [2, KEYS // BOX, BOX // 8, HALF // 64, 8, 64], BOXES)
+    right = gl.allocate_shared_memory(DTYPE, [2, KEYS // BOX, BOX // 8, HALF // 64, 8, 64], BOXES)
+    rope = gl.allocate_shared_memory(DTYPE, [2, KEYS // BOX, BOX // 8, ROPE // 64, 8, 64], BOXES)
     weights = gl.allocate_shared_memory(DTYPE, [ROWS, KEYS], SWIZZLED)
     factors = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
     query_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -395,6 +424,6 @@ def latent_attention_kernel(
                   right_empty, weights_full, weights_empty, req, first_token, tile, head_tile, rows, start, stop, tiles,
                   slots, Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, SPLIT)),
         (_fetch, (wide_desc, narrow_desc, left, right, rope, left_full, left_empty, right_full, right_empty,
-                  block_table_ptr, start, tiles, last_block, apart, BLOCK_SIZE, BOX)),
+                  block_table_ptr, start, tiles, last_block, BLOCK_SIZE, BOX)),
         # the addresses of many boxes take registers
     ], [4, 1], [216 if BOX == KEYS else 208, 24 if BOX == KEYS else 40])  # fmt: skip

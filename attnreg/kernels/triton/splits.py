@@ -194,7 +194,7 @@ class PlannedMerge:
         self.slots = chosen.max_query_len
         self.by_request = requests * self.slots
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
-        block_s = min(32, 4096 // block_dv)
+        block_s = min(32, 8192 // block_dv)
         if "batch_invariant" not in spec.features:
             block_s = min(block_s, power_of_2(chosen.splits))
         codes = (

@@ -13,7 +13,7 @@ from support.asking import MLA
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import mla as hopper_mla
 from attnreg.kernels.hopper import target
-from attnreg.kernels.hopper.latent_plans import cache_rows, validate_spec
+from attnreg.kernels.hopper.latent_plans import cache_strides, validate_spec
 from attnreg.kernels.triton.target import target_for
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, SpecError
 from attnreg.selection.selector import evaluate
@@ -66,38 +66,36 @@ def test_a_batch_without_a_cache() -> None:
         hopper_mla.plan(SPEC, BatchMetadata.build([1], [1]))
 
 
-def test_rows_of_a_cache() -> None:
+def test_strides_of_a_cache() -> None:
     cache = torch.zeros(5, 16, 1, 576, dtype=torch.bfloat16)
     address = cache.data_ptr()
     assert address % 16 == 0
-    assert cache_rows(cache, tokens_first=True) == (address, 80, 576, 16)
-    assert cache_rows(cache.transpose(1, 2), tokens_first=False) == (address, 80, 576, 16)
+    assert cache_strides(cache, tokens_first=True) == (address, 5, 16 * 576, 576)
+    assert cache_strides(cache.transpose(1, 2), tokens_first=False) == (address, 5, 16 * 576, 576)
     # blocks of several layers, one behind the other, and every second block
-    assert cache_rows(cache[1::2], tokens_first=True) == (address + 16 * 576 * 2, 48, 576, 32)
+    assert cache_strides(cache[1::2], tokens_first=True) == (address + 16 * 576 * 2, 2, 32 * 576, 576)
     # the stride of the only block is that of nothing
-    assert cache_rows(cache[:1].as_strided((1, 16, 1, 576), (7, 576, 576, 1)), tokens_first=True)[1:] == (16, 576, 16)
-    assert cache_rows(torch.zeros(3, 16, 1, 640, dtype=torch.bfloat16)[..., :576], tokens_first=True)[1:] == (
-        48,
-        640,
-        16,
-    )
+    only = cache[:1].as_strided((1, 16, 1, 576), (7, 576, 576, 1))
+    assert cache_strides(only, tokens_first=True)[1:] == (1, 16 * 576, 576)
+    wide = torch.zeros(3, 16, 1, 640, dtype=torch.bfloat16)[..., :576]
+    assert cache_strides(wide, tokens_first=True)[1:] == (3, 16 * 640, 640)
+    # blocks that begin between tokens, and more tokens than 32 bits count
+    between = torch.empty(5 * 9300, dtype=torch.bfloat16).as_strided((3, 16, 1, 576), (16 * 576 + 8, 576, 576, 1))
+    assert cache_strides(between, tokens_first=True)[1:] == (3, 16 * 576 + 8, 576)
+    far = torch.empty(2**28, 16, 1, 576, dtype=torch.bfloat16, device="meta")
+    assert cache_strides(far, tokens_first=True)[1:] == (2**28, 16 * 576, 576)
 
 
 @pytest.mark.parametrize(
-    ("strides", "offset"), [((16 * 580, 580), 0), ((16 * 576, 576), 4), ((16 * 576 + 8, 576), 0), ((16 * 576, 0), 0)]
+    ("strides", "offset"),
+    [((16 * 580, 580), 0), ((16 * 576, 576), 4), ((16 * 576 + 4, 576), 0), ((16 * 576, 0), 0), ((0, 576), 0)],
 )
 def test_a_cache_that_the_hardware_cannot_copy(strides: tuple[int, int], offset: int) -> None:
     memory = torch.zeros(5 * 16 * 600, dtype=torch.bfloat16)
     assert memory.data_ptr() % 16 == 0
     cache = memory.as_strided((3, 16, 1, 576), (*strides, 576, 1), offset)
     with pytest.raises(BatchError, match=r"kv_cache.key has strides .* TRITON_MLA reads any"):
-        cache_rows(cache, tokens_first=True)
-
-
-def test_a_cache_of_more_rows_than_the_kernel_counts() -> None:
-    cache = torch.empty(2**27 + 1, 16, 1, 576, dtype=torch.bfloat16, device="meta")
-    with pytest.raises(BatchError, match="2147483664 rows"):
-        cache_rows(cache, tokens_first=True)
+        cache_strides(cache, tokens_first=True)
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "3.8.0"])

@@ -22,5 +22,5 @@ def test_it_fits_and_keeps_products_in_flight(compiler: Compiler) -> None:
         assert not facts.serialised, (case, facts)
         assert facts.shared <= 232448, (case, facts)
         assert facts.instructions[PRODUCT] == PRODUCTS, (case, facts)
-        # a tile is nine columns of boxes
-        assert facts.instructions[COPY] == 9 * 64 // BOXES[block_sizes[case]], (case, facts)
+        # a tile is two halves and the rotary part, each in boxes
+        assert facts.instructions[COPY] == 3 * 64 // BOXES[block_sizes[case]], (case, facts)

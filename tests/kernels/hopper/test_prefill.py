@@ -30,25 +30,28 @@ def spec(**changes: object) -> AttentionSpec:
 
 # products: those of the first block and of a loop's step with keys, and of the step and of the last block with values,
 # by two warpgroups. loads: of queries by two, and of keys and values by boxes, each in parts of 64 columns. stores: of
-# two warpgroups, each a part of the output
+# two warpgroups, each a part of the output. Where a block of keys is several boxes, one copy brings all of 128 or 256
 @pytest.mark.parametrize(
     ("name", "products", "loads", "stores"),
     [
-        ("paged", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
-        # values by a warp of their own
-        ("paged, long", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
+        ("paged", 2 * (2 * 8 + 2 * 8), 2 * 2 + 8 + 8, 2),
+        ("pages of 128", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
         ("packed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
         ("full", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
         # what is widened is packed
         ("fp8", 2 * (2 * 8 + 2 * 8), 2 * (2 + 1 + 1), 2),
         # parts are stored by the warps
-        ("split", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 0),
-        ("mixed", 2 * (2 * 8 + 2 * 8), 2 * (2 + 8 + 8), 2),
+        ("split", 2 * (2 * 8 + 2 * 8), 2 * 2 + 8 + 8, 0),
+        ("split, 64", 2 * (2 * 4 + 2 * 8), 2 + 8 + 8, 0),
+        ("split, 96", 2 * (2 * (4 + 2) + 2 * 2 * 8), 2 * (2 + 8 + 8), 0),
+        ("split, 192", 2 * (2 * 12 + 2 * 3 * 4), 3 * (2 + 4 + 4), 0),
+        ("split, 256", 2 * (2 * 16 + 2 * 4), 4 * 2 + 4 + 4, 0),
+        ("mixed", 2 * (2 * 8 + 2 * 8), 2 * 2 + 8 + 8, 2),
         # one warpgroup, of which a multiprocessor holds several; or three
         ("window of 64", 2 * 4 + 2 * 4, 1 + 4 + 4, 1),
         ("64", 3 * (2 * 4 + 2 * 8), 3 + 1 + 1, 3),
         ("paged, 64", 3 * (2 * 4 + 2 * 8), 3 + 8 + 8, 3),
-        ("256, softcap", 2 * (2 * 16 + 2 * 4), 4 * (2 + 4 + 4), 2),
+        ("256, softcap", 2 * (2 * 16 + 2 * 4), 4 * 2 + 4 + 4, 2),
         # the second part has fewer columns; products with values are two
         ("80", 2 * (2 * (4 + 1) + 2 * 2 * 8), 2 * (2 + 1 + 1), 4),
         ("96", 2 * (2 * (4 + 2) + 2 * 2 * 8), 2 * (2 + 8 + 8), 4),
@@ -286,17 +289,32 @@ def test_warpgroups_by_heads_and_tiles(groups: int, queries: list[int], facts: d
     assert groups_of(layer, True, MANY._replace(max_query_len=max(queries)), queries, 132) == groups
 
 
-def test_values_are_loaded_apart_over_many_keys_in_pages() -> None:
-    def apart(block_size: int, max_seq_len: int, groups: int = 2, *, causal: bool = True, **facts: object) -> bool:
-        return code_of(spec(**facts), causal, block_size, groups=groups, max_seq_len=max_seq_len).apart
+def test_columns_are_copied_together_over_small_pages() -> None:
+    def together(block_size: int, size: int = 128, size_v: int | None = None) -> bool:
+        return code_of(spec(head_size=size, head_size_v=size_v or size), True, block_size).in_groups
 
-    assert apart(16, 8192)
-    assert not apart(16, 2048)
-    assert not apart(0, 8192)
-    assert not apart(16, 8192, causal=False)
-    assert not apart(16, 8192, sliding_window=1000, features=frozenset({"sliding_window"}))
-    assert not any(apart(16, 8192, head_size=size, head_size_v=size) for size in (64, 80, 96, 192, 256))
-    assert not apart(16, 8192, groups=3)
+    assert together(16)
+    assert together(48)
+    # one box holds a block of keys
+    assert not together(128)
+    assert not together(0)
+    assert together(16, 256)
+    assert not together(64, 256)
+    assert not any(together(16, size) for size in (64, 80, 96, 192))
+    assert not together(16, 192, 128)
+
+
+def test_a_cache_whose_blocks_begin_at_no_group_of_rows() -> None:
+    memory = torch.zeros(200, 2, 128, dtype=torch.bfloat16)
+    # blocks of 16 tokens, 16 and 20 tokens apart
+    even, odd = (memory.as_strided((4, 16, 2, 128), (apart * 256, 256, 128, 1)) for apart in (16, 20))
+    rows = [rows_of(x.shape, x.stride(), "NHD") for x in (even, odd)]
+    assert [x and x.in_groups for x in rows] == [True, False]
+    # a head that begins at no part of 64 columns
+    wide = torch.zeros(4, 16, 2, 136, dtype=torch.bfloat16)[..., :128]
+    found = rows_of(wide.shape, wide.stride(), "NHD")
+    assert found is not None
+    assert not found.in_groups
 
 
 def test_a_repeated_call_is_described_as_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:

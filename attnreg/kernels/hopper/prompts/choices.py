@@ -13,6 +13,10 @@ from attnreg.runtime.lengths import LONGEST
 # head sizes that the kernel computes, of keys and of values; the columns that the copy engine can swizzle
 SIZES = (64, 80, 96, 128, 192, 256)
 COPIED = 64
+# sizes of which one copy brings all columns of a box, where a block of keys is several: a power of 2, and more than one
+# part. On an H200, over pages of 16, heads of 128 take 0 to 3 % less time, those of 256 take 3 to 4 % less; over pages
+# of 128 they would take 1 % more
+IN_GROUPS = {128, 256}
 # the rows of a tile, where no more is said
 TILE = 2 * ROWS.value
 # the smallest box of keys
@@ -23,8 +27,6 @@ SEVERAL = 4
 OTHERS = 40
 # keys are split where there are fewer tiles than so many of each, as if a program began in the time of so many keys
 FEW_TILES, BEGIN = 2, 256
-# where a request has more keys, its values may be loaded by a warp of their own; its first keys come later then
-LONG_KEYS = 2048
 # where requests of few queries are computed too: the share of the multiprocessors that take prompts first, measured on
 # an H200; the least share of the work that is either's; the longest of them, as a share of a multiprocessor's work
 OF_PROMPTS, WORTH, LONG = 0.3, 0.1, 0.4
@@ -56,17 +58,18 @@ def pack_of(spec: AttentionSpec) -> int:
 
 def code_of(
     spec: AttentionSpec, causal: bool, block_size: int, given: Collection[str] = (), groups: int = 2,
-    split: bool = False, max_seq_len: int = 0,
+    split: bool = False,
 ) -> Code:  # fmt: skip
     """The constants of the kernel for a layer.
 
     block_size: 0 without a cache. given: which of lse, sinks, k_scale and v_scale its calls have. groups: the
-    warpgroups that compute a tile. split: a tile's keys are shared out. max_seq_len: of the batch, over a cache.
+    warpgroups that compute a tile. split: a tile's keys are shared out.
     """
     group = spec.num_heads // spec.num_kv_heads
     left, right = spec.sides(causal)
     size, size_v = spec.head_size, spec.head_size_v
     block_n = 64 if max(size - 64, size_v) > 128 or _is_narrow(spec, causal) else 128
+    box = min(block_size & -block_size, block_n) if block_size else block_n
     wide = size > 128
     output_in_query = size_v <= size and wide
     # parts of the output are those of the queries then
@@ -74,7 +77,7 @@ def code_of(
     part_v = _part(size_v) if whole else COPIED
     # so that one part of the queries can be in registers
     part = _part(size) if whole and size <= 128 else COPIED
-    build = WIDE if wide and groups == 2 else BUILDS[groups]
+    build = WIDE if wide and groups == 2 and not split else BUILDS[groups]
     free = build.registers - OTHERS - block_n // 2 - block_n // 4 - size_v // 2
     return Code(
         kv_heads=spec.num_kv_heads,
@@ -85,7 +88,7 @@ def code_of(
         part=part,
         part_v=part_v,
         block_n=block_n,
-        box=min(block_size & -block_size, block_n) if block_size else block_n,
+        box=box,
         block_size=block_size,
         stages=2 if groups == 2 else 3,
         # a position and each of these fit into 32 bits together
@@ -100,8 +103,7 @@ def code_of(
         registers=build.registers,
         loading=build.loading,
         programs=build.programs,
-        apart=_loads_apart(spec, causal, block_size, groups, max_seq_len),
-        # parts of outputs are stored from registers, with places of their own
+        # parts of outputs have places of their own, which take registers
         held=0 if split else max(0, min(free // (part // 4), -(-size // part))),
         lazy=size_v >= 128,
         take_turns=groups > 1,
@@ -110,18 +112,8 @@ def code_of(
         split=split,
         k_scaled="k_scale" in given,
         v_scaled="v_scale" in given,
+        in_groups=box < block_n and {size, size_v} <= IN_GROUPS,
     )
-
-
-def _loads_apart(spec: AttentionSpec, causal: bool, block_size: int, groups: int, max_seq_len: int) -> bool:
-    """Whether values are loaded by a warp of their own: over pages, whose copies are many, where tiles have many keys.
-
-    On an H200 it takes 1 to 2 % less time with heads of 128, and as much more where requests have 1,024 keys, or no
-    causal mask. Heads of 80 and 96 take 1 % more, those of 256 take 4 % more, those of 192 as much either way.
-    """
-    copied = spec.head_size == spec.head_size_v == 2 * COPIED
-    whole = causal and spec.sides(causal)[0] < 0
-    return copied and whole and block_size > 0 and groups == 2 and max_seq_len > LONG_KEYS
 
 
 def _part(size: int) -> int:

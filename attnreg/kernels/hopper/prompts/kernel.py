@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
 # ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
-"""The attention kernel for prompts on SM 9.0, in Gluon: wgmma fed by TMA, with warps that load and warps that compute.
+"""The attention kernel for prompts on SM 9.0, in Gluon: wgmma fed by TMA, a warp that loads and warps that compute.
 
 A block of threads stays on its multiprocessor and takes tiles until none is left. A warp of it (`loads`) finds
 them: it looks up the request, tells the others through shared memory what the tile is, and has the copy engine load
-the queries, and keys and values block by block, some blocks ahead; a second warp may do so for the values. Up to three
-warpgroups compute 64 rows each (`_consume`). A row is one query of one head; heads that share a KV head are rows of the
-same tile, so that their keys are loaded once.
+the queries, and keys and values block by block, some blocks ahead. Up to three warpgroups compute 64 rows each
+(`_consume`). A row is one query of one head; heads that share a KV head are rows of the same tile, so that their keys
+are loaded once.
 
 Keys are walked from the last block to the first: so blocks with hidden keys come first, and only the very first can
 hold keys past the request's end, whose memory may hold anything. In each step the products of a block with the queries
@@ -26,18 +26,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from attnreg.kernels.hopper.prompts.loads import load_values, produce
+from attnreg.kernels.hopper.prompts.loads import produce
 from attnreg.kernels.hopper.prompts.outputs import columns, finish, output_layout, scaled, scaled_if_moved
 from attnreg.kernels.hopper.prompts.scores import hidden, hides, lane_sums
 from attnreg.kernels.hopper.prompts.shared import (
     AHEAD,
+    FACTS,
     ROWS,
     Batch,
     Outputs,
     Places,
     Shared,
     columns_of,
-    facts_of,
     give_turn,
     next_tile,
     part_of,
@@ -75,7 +75,7 @@ def _multiply_keys(held, shared, at, stage, nothing, C: gl.constexpr):
     PARTS: gl.constexpr = parts_of(C.size, C.part)
     s = nothing
     for i in gl.static_range(PARTS):
-        k = part_of(shared.k, shared.k_rest, stage, i, C.size, C.part)
+        k = part_of(shared.k, shared.k_rest, stage, i, C.size, C.part, C)
         if i < C.held:
             s = warpgroup_mma(held[i], k.permute([1, 0]), s, use_acc=i > 0, is_async=True)
         else:
@@ -89,7 +89,7 @@ def _multiply_values(weights, shared, stage, acc, C: gl.constexpr):
     PARTS: gl.constexpr = parts_of(C.size_v, C.part_v)
     found = ()
     for i in gl.static_range(PARTS):
-        v = part_of(shared.v, shared.v_rest, stage, i, C.size_v, C.part_v)
+        v = part_of(shared.v, shared.v_rest, stage, i, C.size_v, C.part_v, C)
         operand = gl.convert_layout(weights, gl.DotOperandLayout(0, output_layout(C, i), 2))
         found = found + (warpgroup_mma(operand, v, acc[i], is_async=True),)
     return found
@@ -119,8 +119,11 @@ def _clear_past(shared, stage, keys, C: gl.constexpr):
 
     Both warpgroups do so; rows before stay as they are.
     """
-    for i in gl.static_range(parts_of(C.size_v, C.part_v)):
-        _clear_rows(part_of(shared.v, shared.v_rest, stage, i, C.size_v, C.part_v), keys, C)
+    if C.in_groups:
+        _clear_groups(shared.v.index(stage), keys, C)
+    else:
+        for i in gl.static_range(parts_of(C.size_v, C.part_v)):
+            _clear_rows(part_of(shared.v, shared.v_rest, stage, i, C.size_v, C.part_v, C), keys, C)
     fence_async_shared()
 
 
@@ -134,6 +137,18 @@ def _clear_rows(memory, keys, C: gl.constexpr):
             rows = x * 16 + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
             some = memory.slice(x * 16, 16, 0)
             some.store(gl.where((rows < keys)[:, None], some.load(LAYOUT), 0.0))
+
+
+@gluon.jit
+def _clear_groups(memory, keys, C: gl.constexpr):
+    """Zeroes the rows of memory [groups of 8 rows, parts of 64 columns, rows, columns] from one on."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 1, 8], [1, 1, 4, 8], [1, 2, 2, 1], [3, 2, 1, 0])
+    of_rows = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))
+    rows = of_rows[None, :][:, None, :][:, :, :, None]
+    for x in gl.static_range(C.block_n // 8):
+        if keys < x * 8 + 8:
+            some = memory.slice(x, 1, 0)
+            some.store(gl.where(x * 8 + rows < keys, some.load(LAYOUT), 0.0))
 
 
 @gluon.jit
@@ -246,7 +261,7 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
     used = 0
     if C.groups - 1 == W:
         give_turn(W, C)
-    tile = next_tile(shared, taken, 4, C)
+    tile = next_tile(shared, taken, 4)
     while tile.blocks > 0:
         if C.mixed:
             if tile.queries > W * (ROWS // C.pack):
@@ -256,7 +271,7 @@ def _consume(W: gl.constexpr, o_desc, shared, outputs, scale, softcap, C: gl.con
         else:
             used = _compute(W, tile, taken, used, o_desc, shared, outputs, scale, softcap, C)
         taken += 1
-        tile = next_tile(shared, taken, 4, C)
+        tile = next_tile(shared, taken, 4)
     tma.store_wait(0)
     if W == 0:
         take_turn(W, C)
@@ -309,8 +324,12 @@ def prefill_kernel(
             o = q._reinterpret(DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
     else:
         o = gl.allocate_shared_memory(DTYPE, [C.groups * PARTS_V, ROWS // C.pack, C.pack, C.part_v], o_desc.layout)
-    k = gl.allocate_shared_memory(DTYPE, [C.stages * WHOLE, C.block_n, C.part], k_desc.layout)
-    v = gl.allocate_shared_memory(DTYPE, [C.stages * WHOLE_V, C.block_n, C.part_v], v_desc.layout)
+    if C.in_groups:
+        k = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n // 8, C.size // 64, 8, 64], k_desc.layout)
+        v = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n // 8, C.size_v // 64, 8, 64], v_desc.layout)
+    else:
+        k = gl.allocate_shared_memory(DTYPE, [C.stages * WHOLE, C.block_n, C.part], k_desc.layout)
+        v = gl.allocate_shared_memory(DTYPE, [C.stages * WHOLE_V, C.block_n, C.part_v], v_desc.layout)
     if C.size > WHOLE * C.part:
         k_rest_of = k_rest_desc
         k_rest = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n, C.size - WHOLE * C.part], k_rest_desc.layout)
@@ -332,10 +351,10 @@ def prefill_kernel(
         k_rest,
         v_rest,
         o,
-        gl.allocate_shared_memory(gl.int32, [AHEAD, facts_of(C)], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        gl.allocate_shared_memory(gl.int32, [AHEAD, FACTS], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         _barriers(C.q_stages * C.groups, 1), _barriers(C.q_stages * C.groups, 1), _barriers(C.stages, 1),
         _barriers(C.stages, C.groups), _barriers(C.stages, 1), _barriers(C.stages, C.groups), _barriers(AHEAD, 1),
-        _barriers(AHEAD, C.groups + C.apart),
+        _barriers(AHEAD, C.groups),
     )  # fmt: skip
     fence_async_shared()
     batch = Batch(query_start_loc_ptr, key_start_loc_ptr, seq_lens_ptr, block_table_ptr, taken_ptr, num_reqs,
@@ -352,13 +371,6 @@ def prefill_kernel(
             (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
             (produce, (q_desc, k_desc, v_desc, k_rest_of, v_rest_of, shared, batch, k_places, v_places, C)),
         ], [1], [C.loading])  # fmt: skip
-    elif C.apart:
-        gl.warp_specialize([
-            (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),
-            (_consume, (1, o_desc, shared, outputs, scale, softcap, C)),
-            (produce, (q_desc, k_desc, v_desc, k_rest_of, v_rest_of, shared, batch, k_places, v_places, C)),
-            (load_values, (v_desc, v_rest_of, shared, batch, v_places, C)),
-        ], [4, 1, 1], [C.registers, C.loading, C.loading])  # fmt: skip
     elif C.groups == 2:
         gl.warp_specialize([
             (_consume, (0, o_desc, shared, outputs, scale, softcap, C)),

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index, assignment"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""The warps of the kernel in `kernel` that have the copy engine load what tiles need; one of them finds the tiles."""
+"""The warp of the kernel in `kernel` that finds the tiles, and has the copy engine load what they need."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, Tile, next_tile, part_of, parts_of, tell
+from attnreg.kernels.hopper.prompts.shared import AHEAD, ROWS, Tile, part_of, parts_of, tell
 
 
 @gluon.jit
@@ -54,13 +54,17 @@ def _load_block(
             at = row + pages[x] * places.block + (key + x * C.box) % C.block_size
         else:
             at = row + key + x * C.box
-        for i in gl.static_range(parts_of(SIZE, PART)):
-            buffer = part_of(memory, rest, stage, i, SIZE, PART).slice(x * C.box, C.box, 0)
-            column = kv_head * places.column + i * PART
-            if i < SIZE // PART:
-                tma.async_copy_global_to_shared(desc, [at, column], full, buffer)
-            else:
-                tma.async_copy_global_to_shared(rest_desc, [at, column], full, buffer)
+        if C.in_groups:
+            buffer = memory.index(stage).slice(x * (C.box // 8), C.box // 8, 0)
+            tma.async_copy_global_to_shared(desc, [at // 8, kv_head * places.column // 64, 0, 0], full, buffer)
+        else:
+            for i in gl.static_range(parts_of(SIZE, PART)):
+                buffer = part_of(memory, rest, stage, i, SIZE, PART, C).slice(x * C.box, C.box, 0)
+                column = kv_head * places.column + i * PART
+                if i < SIZE // PART:
+                    tma.async_copy_global_to_shared(desc, [at, column], full, buffer)
+                else:
+                    tma.async_copy_global_to_shared(rest_desc, [at, column], full, buffer)
 
 
 @gluon.jit
@@ -99,9 +103,7 @@ def _load_tile(
         part = row * (C.kv_heads * C.group) * batch.splits + split
     slot = told % AHEAD
     mbarrier.wait(shared.facts_empty.index(slot), ((told // AHEAD) & 1) ^ 1)
-    tell(
-        shared, slot, Tile(blocks, first_token + first, query_len - first, position, kv_len, begin, head, part, req), C
-    )
+    tell(shared, slot, Tile(blocks, first_token + first, query_len - first, position, kv_len, begin, head, part))
     mbarrier.arrive(shared.facts_full.index(slot))
     GROUPS: gl.constexpr = C.groups
     for w in gl.static_range(GROUPS):
@@ -114,15 +116,15 @@ def _load_tile(
                 shared.q_full.index(at), shared.q.index(at * PARTS + x),
             )  # fmt: skip
     return _load_blocks(k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, req, kv_head,
-                        kv_len, begin, blocks, loaded, True, not C.apart, C)  # fmt: skip
+                        kv_len, begin, blocks, loaded, C)  # fmt: skip
 
 
 @gluon.jit
 def _load_blocks(
     k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, req, kv_head, kv_len, begin, blocks,
-    loaded, KEYS: gl.constexpr, VALUES: gl.constexpr, C: gl.constexpr,
+    loaded, C: gl.constexpr,
 ):  # fmt: skip
-    """Has the blocks of keys or values of a tile loaded, or both, from the last one on; returns the blocks after it."""
+    """Has the blocks of keys and values of a tile loaded, from the last one on; returns the blocks after it."""
     first_row = 0
     table_ptr = batch.block_table
     last_page = 0
@@ -137,14 +139,12 @@ def _load_blocks(
         key = begin + (blocks - 1 - i) * C.block_n
         stage = loaded % C.stages
         phase = (loaded // C.stages) & 1
-        if KEYS:
-            _load_block(k_desc, k_rest_desc, shared.k, shared.k_rest, stage, shared.k_full.index(stage),
-                        shared.k_empty.index(stage), phase, key, pages, first_row, kv_head, k_places, C.size, C.part,
-                        C)  # fmt: skip
-        if VALUES:
-            _load_block(v_desc, v_rest_desc, shared.v, shared.v_rest, stage, shared.v_full.index(stage),
-                        shared.v_empty.index(stage), phase, key, pages, first_row, kv_head, v_places, C.size_v,
-                        C.part_v, C)  # fmt: skip
+        _load_block(k_desc, k_rest_desc, shared.k, shared.k_rest, stage, shared.k_full.index(stage),
+                    shared.k_empty.index(stage), phase, key, pages, first_row, kv_head, k_places, C.size, C.part,
+                    C)  # fmt: skip
+        _load_block(v_desc, v_rest_desc, shared.v, shared.v_rest, stage, shared.v_full.index(stage),
+                    shared.v_empty.index(stage), phase, key, pages, first_row, kv_head, v_places, C.size_v,
+                    C.part_v, C)  # fmt: skip
         if C.block_size > 0:
             # the pages of the next block are there when its memory is free
             pages = _pages(table_ptr, gl.maximum(key - C.block_n, 0), last_page, C)
@@ -153,22 +153,8 @@ def _load_blocks(
 
 
 @gluon.jit
-def load_values(v_desc, v_rest_desc, shared, batch, v_places, C: gl.constexpr):
-    """Has the values of every tile loaded, of which `produce` tells."""
-    taken = 0
-    loaded = 0
-    tile = next_tile(shared, taken, 1, C)
-    while tile.blocks > 0:
-        loaded = _load_blocks(v_desc, v_desc, v_rest_desc, v_rest_desc, shared, batch, v_places, v_places, tile.req,
-                              tile.head // C.group, tile.keys, tile.begin, tile.blocks, loaded, False, True,
-                              C)  # fmt: skip
-        taken += 1
-        tile = next_tile(shared, taken, 1, C)
-
-
-@gluon.jit
 def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_places, v_places, C: gl.constexpr):
-    """Finds tiles, tells the others, and has loaded what they need; but for values, where these are loaded apart.
+    """Finds tiles, tells the others, and has loaded what they need.
 
     With C.mixed there are two lists of programs: the tiles of prompts, and the requests of fewer queries, each of one
     tile. The first blocks of threads take prompts until none is left, the others the requests, and then what is left:
@@ -235,5 +221,5 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
             program += gl.num_programs(0)
     slot = told % AHEAD
     mbarrier.wait(shared.facts_empty.index(slot), ((told // AHEAD) & 1) ^ 1)
-    tell(shared, slot, Tile(0, 0, 0, 0, 0, 0, 0, 0, 0), C)
+    tell(shared, slot, Tile(0, 0, 0, 0, 0, 0, 0, 0))
     mbarrier.arrive(shared.facts_full.index(slot))

@@ -6,6 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from attnreg.kernels.hopper.memory import STAGED
 from attnreg.kernels.hopper.prompts.shared import ROWS, columns_of, parts_of
 from attnreg.kernels.hopper.softmax import with_sink
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E
@@ -82,31 +83,50 @@ def _store_some(o, outputs, tile, first, queries, PLACE: gl.constexpr, C: gl.con
     offs = token * outputs.stride_token + (tile.head + rows % C.pack) * outputs.stride_head
     offs_d = PLACE * C.part_v + gl.arange(0, C.part_v, gl.SliceLayout(0, LAYOUT))
     exists = (rows // C.pack < queries)[:, None] & (offs_d < C.size_v)[None, :]
-    gl.store(outputs.output + offs[:, None] + offs_d[None, :], o.load(LAYOUT), mask=exists)
+    # as the copy engine needs it too, rows begin at multiples of 16 bytes
+    target = gl.multiple_of(outputs.output + offs[:, None] + offs_d[None, :], [16, 16])
+    gl.store(target, o.load(LAYOUT), mask=exists)
 
 
 @gluon.jit
-def _store_part(acc, row_max, total, tile, first, outputs, C: gl.constexpr):
-    """Stores what a warpgroup's rows, from query ``first`` on, have of a share of the keys, for TRITON_ATTN's merge."""
+def _store_part(W: gl.constexpr, acc, row_max, total, tile, shared, outputs, STORED: gl.constexpr, C: gl.constexpr):
+    """Stores what the rows of warpgroup W have of a share of the keys, for TRITON_ATTN's merge."""
     LR: gl.constexpr = row_max.type.layout
-    rows = gl.arange(0, ROWS, LR)
-    exists = rows // C.pack < tile.queries - first
-    has_keys = total != 0
-    of_query = (first + rows // C.pack) * (C.kv_heads * C.group) + tile.head + rows % C.pack
-    part = (tile.part + of_query * outputs.splits).to(gl.int64)
-    gl.store(outputs.partial_lse + part, gl.where(has_keys, row_max + gl.log2(total), float("-inf")), mask=exists)
+    part, exists = _part_of_rows(W, tile, outputs, LR, C)
+    sums = gl.where(total != 0, row_max + gl.log2(total), float("-inf"))
+    gl.store(outputs.partial_lse + part, sums, mask=exists)
     for i in gl.static_range(parts_of(C.size_v, C.part_v)):
-        _store_columns(acc[i], part * C.size_v + i * C.part_v, exists & has_keys, outputs)
+        o = shared.o.index(W * STORED + i)._reinterpret(gl.float32, [ROWS, C.part_v // 2], STAGED)
+        _store_columns(W, acc[i], o, i * C.part_v, tile, outputs, C)
 
 
 @gluon.jit
-def _store_columns(x, begin, stored, outputs):
-    """Stores columns [rows, columns] of parts, of which each begins somewhere; those without keys are not read."""
-    LAYOUT: gl.constexpr = x.type.layout
-    column = gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
-    begin = gl.convert_layout(begin, gl.SliceLayout(1, LAYOUT))
-    mask = gl.convert_layout(stored, gl.SliceLayout(1, LAYOUT))[:, None] & (column >= 0)[None, :]
-    gl.store(outputs.partial + begin[:, None] + column[None, :], x, mask=mask)
+def _part_of_rows(W: gl.constexpr, tile, outputs, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the place of the part of each row of a warpgroup, and whether there is such a row; [ROWS] in a layout."""
+    rows = gl.arange(0, ROWS, LAYOUT)
+    query = W * (ROWS // C.pack) + rows // C.pack
+    part = tile.part + (query * (C.kv_heads * C.group) + tile.head + rows % C.pack) * outputs.splits
+    return part.to(gl.int64), query < tile.queries
+
+
+@gluon.jit
+def _store_columns(W: gl.constexpr, x, memory, FIRST: gl.constexpr, tile, outputs, C: gl.constexpr):
+    """Stores columns of parts, x [ROWS, columns], by way of memory that may be narrower."""
+    if x.shape[1] > memory.shape[1]:
+        HALF: gl.constexpr = x.shape[1] // 2
+        left, right = gl.split(x.reshape([ROWS, 2, HALF]).permute([0, 2, 1]))
+        _store_columns(W, left, memory, FIRST, tile, outputs, C)
+        _store_columns(W, right, memory, FIRST + HALF, tile, outputs, C)
+    else:
+        LANES: gl.constexpr = x.shape[1] // 4
+        LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [4, 1], [1, 0])
+        staged = memory if x.shape[1] == memory.shape[1] else memory.slice(0, x.shape[1], 1)
+        staged.store(x)
+        part, exists = _part_of_rows(W, tile, outputs, gl.SliceLayout(1, LAYOUT), C)
+        column = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
+        # parts are in memory of the run's own
+        target = gl.multiple_of(outputs.partial + part[:, None] * C.size_v + column[None, :], [16, 16])
+        gl.store(target, staged.load(LAYOUT), mask=exists[:, None])
 
 
 @gluon.jit
@@ -134,7 +154,7 @@ def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, 
         factor *= gl.load(outputs.v_scale + tile.head // C.group * outputs.stride_v_scale)
     acc = scaled(acc, factor, C)
     if C.split:
-        _store_part(acc, row_max, gl.where(has_keys, total, 0.0), tile, W * QUERIES, outputs, C)
+        _store_part(W, acc, row_max, gl.where(has_keys, total, 0.0), tile, shared, outputs, STORED, C)
     else:
         tma.store_wait(0)
         for i in gl.static_range(PARTS):

@@ -40,6 +40,18 @@ class Rows(NamedTuple):
     head: int
     column: int
 
+    @property
+    def in_groups(self) -> bool:
+        """Whether blocks and heads begin at groups of 8 rows, and of 64 columns."""
+        return not (self.block % 8 or self.head % 8 or self.column % 64)
+
+    def described(self, base: Tensor, in_groups: bool) -> Descriptor:
+        """The matrix for the copy engine; in groups of 8 rows, those in parts of 64 columns."""
+        (rows, width), stride = self.shape, self.stride
+        if in_groups:
+            return Descriptor(base, (rows // 8, width // 64, 8, 64), (8 * stride, 64, stride, 1))
+        return Descriptor(base, self.shape, (stride, 1))
+
 
 def rows_of(shape: Sequence[int], strides: Sequence[int], layout: str) -> Rows | None:
     """Keys or values [blocks, tokens, heads, size] (or HND), or packed [tokens, heads, size], as rows of a matrix.
@@ -169,9 +181,8 @@ class Prompts:
         return self.device, query.dtype, None if sinks is None else sinks.dtype, self.code
 
     def _descriptors(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Descriptor | None, ...]:
-        keys = Descriptor(key, self.keys.shape, (self.keys.stride, 1))
-        values = Descriptor(value, self.values.shape, (self.values.stride, 1))
         code = self.code
+        keys, values = self.keys.described(key, code.in_groups), self.values.described(value, code.in_groups)
         return (
             Descriptor(query, self.shapes[0], self.strides[0]),
             keys,
@@ -206,7 +217,10 @@ def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
     """
     rows = ROWS.value // code.pack, code.pack
     queries, outputs = ((*rows, part) for part in (code.part, code.part_v))
-    keys, values = ((code.box, part) for part in (code.part, code.part_v))
+    keys, values = (
+        (code.box // 8, size // 64, 8, 64) if code.in_groups else (code.box, part)
+        for size, part in ((code.size, code.part), (code.size_v, code.part_v))
+    )
     rests = ((code.box, size % part) for size, part in ((code.size, code.part), (code.size_v, code.part_v)))
     return [
         (block, gl.NVMMASharedLayout(min(2 * block[-1], 128) or 128, 16, len(block)))
@@ -216,11 +230,11 @@ def blocks_of(code: Code) -> list[tuple[tuple[int, ...], Any]]:
 
 def prompts_of(
     spec: AttentionSpec, causal: bool, launch: Launch, queries: Sequence[int], numbers: Sequence[int],
-    tensors: Sequence[Any], changes: Mapping[str, Any], max_seq_len: int = 0,
+    tensors: Sequence[Any], changes: Mapping[str, Any],
 ) -> Prompts | None:  # fmt: skip
     """The kernel for a launch, None where it cannot run.
 
-    queries: of each request. numbers: of the batch. changes: of the chosen constants. max_seq_len: of a cache's.
+    queries: of each request. numbers: of the batch. changes: of the chosen constants.
     """
     query, key, value, output, lse, sinks, _, _, k_scale, v_scale, *_ = tensors
     block_size = (spec.block_size or 0) if key.dim() == 4 else 0
@@ -239,5 +253,7 @@ def prompts_of(
     if not split and not changes.get("mixed"):
         groups = groups_of(spec, causal, launch, queries, target_of(query.device).num_sms)
     given = [name for name, x in optional.items() if x is not None]
-    code = code_of(spec, causal, block_size, given, groups, split, max_seq_len)
+    code = code_of(spec, causal, block_size, given, groups, split)
+    if not (keys.in_groups and values.in_groups):
+        code = code._replace(in_groups=False)
     return Prompts(spec, code._replace(**changes), launch, strides, keys, values, numbers, tensors)

@@ -8,10 +8,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from attnreg.kernels.hopper.memory import in_groups
+
 # rows of a warpgroup
 ROWS = gl.constexpr(64)
 # tiles that the producer may be ahead of the consumers
 AHEAD = gl.constexpr(2)
+# the numbers that are said of a tile, those of `Tile`, a power of 2
+FACTS = gl.constexpr(8)
 
 
 class Places(NamedTuple):
@@ -76,8 +80,7 @@ class Tile(NamedTuple):
 
     blocks: of keys, 0 where no tile is left. row: of its first query among all. queries: of the request from that one
     on. position: of that query among the request's keys, of which there are ``keys``. begin: of its first block of
-    keys. head: its first. part: the place of its first query's part of head 0. req: its request, where values are
-    loaded apart.
+    keys. head: its first. part: the place of its first query's part of head 0.
     """
 
     blocks: gl.tensor
@@ -88,7 +91,6 @@ class Tile(NamedTuple):
     begin: gl.tensor
     head: gl.tensor
     part: gl.tensor
-    req: gl.tensor
 
 
 class Shared(NamedTuple):
@@ -122,12 +124,13 @@ class Code(NamedTuple):
     box: keys that are copied at once. block_size: of the cache, 0 without one. stages: blocks of keys under way.
     q_stages: tiles whose queries are there or under way. output_in_query: the output goes through their memory.
     groups: warpgroups that compute a tile. registers, loading: of a thread of theirs, and of a warp that loads.
-    programs: blocks of threads that a multiprocessor holds. apart: a second warp loads values. held: parts of the
+    programs: blocks of threads that a multiprocessor holds. held: parts of the
     queries that are kept in registers. lazy: maxima that grow little are not followed. take_turns: the warpgroups issue
     by turns. dynamic: a block of threads takes its next tile when it is free.
     mixed: requests of fewer queries are computed too, and a block of threads takes each tile when it is free. split: a
     tile's keys are shared out to several programs.
-    k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head.
+    k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head. in_groups: keys and values
+    lie in groups of 8 rows, so that one copy brings all columns of a box; heads of a power of 2 from 128 on.
     """
 
     kv_heads: int
@@ -152,7 +155,6 @@ class Code(NamedTuple):
     registers: int
     loading: int
     programs: int
-    apart: bool
     held: int
     lazy: bool
     take_turns: bool
@@ -161,6 +163,7 @@ class Code(NamedTuple):
     split: bool
     k_scaled: bool
     v_scaled: bool
+    in_groups: bool
 
 
 @gluon.constexpr_function
@@ -170,10 +173,15 @@ def parts_of(size, part):
 
 
 @gluon.jit
-def part_of(memory, rest, stage, PLACE: gl.constexpr, SIZE: gl.constexpr, PART: gl.constexpr):
+def part_of(
+    memory, rest, stage, PLACE: gl.constexpr, SIZE: gl.constexpr, PART: gl.constexpr, C: gl.constexpr
+):  # fmt: skip
     """Returns a part of a block of keys, or values, [keys, columns]: of memory, or the narrower last one of rest."""
     WHOLE: gl.constexpr = SIZE // PART
-    if PLACE < WHOLE:  # noqa: SIM108 (the compiler decides)
+    if C.in_groups:
+        some = memory.index(stage).slice(PLACE * PART // 64, PART // 64, 1)
+        found = some._reinterpret(memory.dtype, [C.block_n, PART], in_groups(C.block_n, SIZE, PART))
+    elif PLACE < WHOLE:
         found = memory.index(stage * WHOLE + PLACE)
     else:
         found = rest.index(stage)
@@ -186,22 +194,14 @@ def columns_of(size, part, i):
     return min(part, size - i * part)
 
 
-@gluon.constexpr_function
-def facts_of(C):
-    """The numbers that are said of a tile, a power of 2."""
-    return 16 if C.apart else 8
-
-
 @gluon.jit
-def tell(shared, slot, tile, C: gl.constexpr):
+def tell(shared, slot, tile):
     """Writes what the other warps are to know of a tile."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    i = gl.arange(0, facts_of(C), LAYOUT)
+    i = gl.arange(0, FACTS, LAYOUT)
     x = gl.where(i == 0, tile.blocks, 0) + gl.where(i == 1, tile.row, 0) + gl.where(i == 2, tile.queries, 0)
     x += gl.where(i == 3, tile.position, 0) + gl.where(i == 4, tile.keys, 0) + gl.where(i == 5, tile.begin, 0)
     x += gl.where(i == 6, tile.head, 0) + gl.where(i == 7, tile.part, 0)
-    if C.apart:
-        x += gl.where(i == 8, tile.req, 0)
     shared.facts.index(slot).store(x)
 
 
@@ -211,16 +211,15 @@ def _fact(x, i, N: gl.constexpr):
 
 
 @gluon.jit
-def next_tile(shared, taken, WARPS: gl.constexpr, C: gl.constexpr):
+def next_tile(shared, taken, WARPS: gl.constexpr):
     """Returns the next tile, once it was told of, to so many warps; taken: the tiles before it."""
-    FACTS: gl.constexpr = facts_of(C)
     LAYOUT: gl.constexpr = gl.BlockedLayout([FACTS], [32], [WARPS], [0])
     slot = taken % AHEAD
     mbarrier.wait(shared.facts_full.index(slot), (taken // AHEAD) & 1)
     x = shared.facts.index(slot).load(LAYOUT)
     i = gl.arange(0, FACTS, LAYOUT)
     tile = Tile(_fact(x, i, 0), _fact(x, i, 1), _fact(x, i, 2), _fact(x, i, 3), _fact(x, i, 4), _fact(x, i, 5),
-                _fact(x, i, 6), _fact(x, i, 7), _fact(x, i, 8))  # fmt: skip
+                _fact(x, i, 6), _fact(x, i, 7))  # fmt: skip
     mbarrier.arrive(shared.facts_empty.index(slot))
     return tile
 
