@@ -91,7 +91,7 @@ def test_an_overlay_file_re_ranks(run: Callable[..., Any], tmp_path: Path) -> No
 
 def test_mla_is_explained_for_decoding_and_for_prompts(run: Callable[..., Any]) -> None:
     result = run("explain", "--arch", "sm90", "--model", str(ROOT / "examples/configs/DeepSeek-V3"))
-    assert "▸ FLASH_ATTN_MLA/FA3" in result.out
+    assert "▸ HOPPER_MLA" in result.out
     assert "· prefill" in result.out
     assert "▸ FLASH_ATTN_PREFILL/FA3" in result.out
 

@@ -1,4 +1,4 @@
-"""FLASHINFER/XQA-rows: NVIDIA's XQA kernels for decoding, through FlashInfer. Not run on a GPU yet.
+"""FLASHINFER/XQA-rows: NVIDIA's XQA kernels for decoding, through FlashInfer.
 
 They take one query of each request: of any other batch every query becomes a request of its own, whose keys end before
 those of the later queries. Packed keys and values are copied to pages.

@@ -6,16 +6,16 @@ from support.asking import MLA
 from support.rows.words import PREFILL, SPARSE, WIDE, Row, features
 
 MLA_ROWS: list[Row] = [
-    ("Hopper", "sm90", MLA, "FLASH_ATTN_MLA/FA3-engine", {"FLASHMLA": "", "TRITON_MLA": ""}),
-    ("Hopper, small pages", "sm90", {**MLA, "block_size": 32}, "FLASH_ATTN_MLA/FA3", {"HOPPER_MLA": ""}),
+    ("Hopper", "sm90", MLA, "HOPPER_MLA", {"FLASH_ATTN_MLA": "", "FLASHMLA": "", "TRITON_MLA": ""}),
+    ("Hopper, small pages", "sm90", {**MLA, "block_size": 32}, "HOPPER_MLA", {"FLASH_ATTN_MLA": ""}),
     (
         "Hopper, few heads",
         "sm90",
         {**MLA, "num_heads": 16},
-        "FLASH_ATTN_MLA/FA3-engine",
-        {"TRITON_MLA": "", "FLASHMLA": ""},
+        "HOPPER_MLA",
+        {"FLASH_ATTN_MLA": "", "TRITON_MLA": "", "FLASHMLA": ""},
     ),
-    ("Hopper, many heads", "sm90", {**MLA, "num_heads": 128}, "FLASH_ATTN_MLA/FA3-engine", {"HOPPER_MLA": ""}),
+    ("Hopper, many heads", "sm90", {**MLA, "num_heads": 128}, "HOPPER_MLA", {"FLASH_ATTN_MLA": ""}),
     (
         "Hopper, fp8",
         "sm90",
