@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -220,7 +221,8 @@ def _gaps(numbers: list[int], top: int) -> tuple[int, str]:
     """The numbers whose gaps are the multiples of one step: how many, and in words; none where they are few."""
     missing = next((a + 1 for a, b in itertools.pairwise(numbers) if b != a + 1), 0)
     best = (0, "")
-    for step in (k for k in range(2, missing + 1) if missing % k == 0):
+    small = [k for k in range(1, math.isqrt(missing) + 1) if missing % k == 0]
+    for step in sorted({*small, *(missing // k for k in small)} - {1}):
         expected = (n for n in range(numbers[0], top + 1) if n % step)
         count = _longest(n == e for n, e in zip(numbers, expected, strict=False))
         last = numbers[count - 1]

@@ -18,6 +18,7 @@ from attnreg.kernels.aiter import unified as aiter_unified
 from attnreg.kernels.aiter.packed import Lengths
 from attnreg.kernels.aiter.unified import Paged
 from attnreg.kernels.dense.pages import Pages
+from attnreg.kernels.dense.rows import Rows
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import (
     AttentionSpec,
@@ -75,33 +76,13 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
         raise UnclaimedError("non_causal: aiter's unified kernel is causal only", BACKEND)
     # aiter's ALiBi counts from a request's first query: equal after the softmax, but not if there is a sink
     alone = not batch.causal or ({"alibi", "sinks"} <= spec.features and batch.max_query_len > 1)
-    paged = Paged(batch.query_start_loc, batch.seq_lens, batch.block_table, batch.max_query_len, batch.max_seq_len)
-    work, empty = _one_query_each(batch) if alone else (paged, None)
+    work = Paged(batch.query_start_loc, batch.seq_lens, batch.block_table, batch.max_query_len, batch.max_seq_len)
+    empty = None
+    if alone:
+        rows = Rows.of(batch, several=False)
+        starts = torch.arange(rows.requests + 1, dtype=torch.int32, device=batch.seq_lens.device)
+        work, empty = Paged(starts, rows.seq_lens, rows.block_table, 1, rows.max_key_len), rows.empty
     return UnifiedPlan(batch.num_tokens, work, empty, batch.slot_mapping, copied)
-
-
-def _one_query_each(batch: BatchMetadata) -> tuple[Paged, Tensor | None]:
-    """A batch in which every query is a request of its own, and the rows of queries that see no key.
-
-    A query sees the keys up to its own position, or all keys where the batch is not causal.
-    """
-    assert batch.block_table is not None
-    device = batch.seq_lens.device
-    queries = batch.host_starts.diff()
-    request = torch.repeat_interleave(torch.arange(batch.num_reqs, device="cpu"), queries)
-    # a causal query does not see the keys of the queries after it
-    later = (batch.host_starts[1:][request] - 1 - torch.arange(batch.num_tokens, device="cpu")) * batch.causal
-    request, later = torch.stack([request, later]).to(device, non_blocking=True)
-    seen = (batch.seq_lens[request] - later).clamp(min=0).to(torch.int32)
-    paged = Paged(
-        torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device),
-        seen,
-        batch.block_table[request],
-        1,
-        batch.max_seq_len,
-    )
-    # the host may know upper bounds only
-    return paged, seen == 0
 
 
 def forward(spec: AttentionSpec, plan: UnifiedPlan, call: Call) -> None:

@@ -20,6 +20,8 @@ from attnreg.analysis import diagram
 from attnreg.analysis.diagram import Diagrams, Node
 from attnreg.analysis.space import Space
 from attnreg.analysis.symbolic import Model
+from attnreg.analysis.value_classes import variables
+from attnreg.compile.bundled import bundled_registries
 from attnreg.selection.selector import evaluate
 
 # diagrams ------------------------------------------------------------------------------------------------------------
@@ -51,6 +53,13 @@ def functions(draw: st.DrawFn, number: int, values: st.SearchStrategy[Any]) -> t
     sizes = draw(shapes)
     tables = st.lists(values, min_size=prod(sizes), max_size=prod(sizes))
     return sizes, [dict(zip(points(sizes), draw(tables), strict=True)) for _ in range(number)]
+
+
+@pytest.mark.parametrize("name", bundled_registries(releases=False))
+def test_few_integers_tell_every_size_apart(name: str) -> None:
+    """All up to the least common multiple of a facet's moduli are listed: one of 144, 112 and 176 had 355,075."""
+    sizes = {v.name: v.top for v in variables((load_registry(name),)) if v.top is not None}
+    assert {facet: top for facet, top in sizes.items() if top > 8192} == {}
 
 
 @given(functions(3, st.booleans()))

@@ -21,4 +21,4 @@ def test_random_batches_launch_what_the_warm_up_launched(
     warm, missed = compiler.call("warm_up", "missed", name, *bounds, 300)
     assert missed == []
     # one kernel is no proof
-    assert warm > 5
+    assert warm > 4

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from attnreg.kernels.cutlass_mla import record
+from attnreg.kernels.dense.rows import Rows
 from attnreg.kernels.flash_attn.sequences import refuse_unaligned
-from attnreg.kernels.mla.rows import Rows, latents, validate
+from attnreg.kernels.mla.adapters import latents, validate
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import (
     AttentionSpec,

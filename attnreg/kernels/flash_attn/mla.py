@@ -9,7 +9,7 @@ from __future__ import annotations
 from attnreg.kernels.flash_attn import record
 from attnreg.kernels.flash_attn.builds import Build
 from attnreg.kernels.flash_attn.sequences import Sequences, refuse_unaligned, store_rows
-from attnreg.kernels.mla.rows import latents, validate
+from attnreg.kernels.mla.adapters import latents, validate
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import (
     AttentionSpec,

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from attnreg.kernels.dense.rows import Rows
 from attnreg.kernels.flash_attn.sequences import refuse_unaligned
 from attnreg.kernels.flash_mla import record
-from attnreg.kernels.mla.rows import Rows, latents, validate
+from attnreg.kernels.mla.adapters import latents, validate
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCacheShape, paged_cache_shape
 

@@ -6,10 +6,11 @@ any other batch every query becomes a request of its own.
 
 from __future__ import annotations
 
+from attnreg.kernels.dense.rows import Rows
 from attnreg.kernels.flash_attn.sequences import refuse_unaligned
 from attnreg.kernels.flashinfer import record
 from attnreg.kernels.flashinfer.ragged import workspace
-from attnreg.kernels.mla.rows import Rows, latents, validate
+from attnreg.kernels.mla.adapters import latents, validate
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCacheShape, paged_cache_shape
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from attnreg.kernels.dense.pages import Pages
+from attnreg.kernels.dense.rows import Rows
 from attnreg.kernels.flashinfer import record
 from attnreg.kernels.flashinfer.ragged import caches, workspace
-from attnreg.kernels.mla.rows import Rows
 from attnreg.kernels.triton.cache import write_new_kv as write_kv
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, paged_cache_shape
 

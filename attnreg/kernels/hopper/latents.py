@@ -22,24 +22,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from attnreg.kernels.hopper.memory import STAGED, in_groups
-from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
+from attnreg.kernels.hopper.latent_outputs import (
+    HALF,
+    OUTPUTS,
+    ROWS,
+    SCORES,
+    SWIZZLED,
+    WIDE_ROWS,
+    rows_of_tile,
+    store_half,
+    store_sums,
+)
+from attnreg.kernels.hopper.memory import in_groups
+from attnreg.kernels.triton.softmax import LOG2_E, LOWEST
 
-ROWS, KEYS, HALF, ROPE = (gl.constexpr(n) for n in (64, 64, 256, 64))
-# accumulators of one warpgroup, [64, 64] and [64, 256]
-SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-OUTPUTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
-# as copies write shared memory, and as products read it
-SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+KEYS, ROPE = (gl.constexpr(n) for n in (64, 64))
 # a half tile as its copies write it, [boxes, groups of 8 rows, parts of 64 columns, rows, columns], one for each box. A
 # copy for each 64 columns, of which a tile has 36 over pages of 16, took 15 to 20 % more time on an H200
 BOXES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5))
 IN_GROUPS = gl.constexpr(in_groups(KEYS.value, HALF.value, HALF.value))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
-# 16 bytes a thread, whole rows a warp
-WIDE_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 NARROW_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-STAGED_ROWS = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
@@ -55,22 +58,13 @@ def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
 
 
 @gluon.jit
-def _rows(tile, head_tile, query_len, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Returns the rows of a tile, [64] in a layout: query token of the request, head, and whether there is one."""
-    BLOCK_Q: gl.constexpr = ROWS // HEADS
-    r = gl.arange(0, ROWS, LAYOUT)
-    token, head = tile * BLOCK_Q + r // HEADS, head_tile * HEADS + r % HEADS
-    return token, head, (r < BLOCK_Q * HEADS) & (token < query_len) & (head < NUM_HEADS)
-
-
-@gluon.jit
 def _load_query(
     query_ptr, first_token, tile, head_tile, query_len, shared,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr,
     FIRST: gl.constexpr, SIZE: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Copies SIZE columns of the rows' queries, from the first on, to shared memory; rows that do not exist are 0."""
-    token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, LAYOUT))
+    token, head, exists = rows_of_tile(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, LAYOUT))
     offs = (first_token + token) * Q_TOKEN + head.to(gl.int64) * Q_HEAD + FIRST
     columns = gl.arange(0, SIZE, gl.SliceLayout(0, LAYOUT))
     shared.store(gl.load(query_ptr + offs[:, None] + columns[None, :], mask=exists[:, None], other=0.0))
@@ -141,56 +135,6 @@ def _clear_rows(shared, count):
 
 
 @gluon.jit
-def _part_of_rows(slots, req, first_token, token, head, NUM_HEADS: gl.constexpr):
-    """Returns the index of each row's part among those of all splits; slots: as in `splits.store_part`."""
-    slot = gl.where(slots > 0, req.to(gl.int64) * slots, first_token) + token
-    return (slot * NUM_HEADS + head) * gl.num_programs(1) + gl.program_id(1)
-
-
-@gluon.jit
-def _store_half(
-    output_ptr, partial_ptr, acc, factor, tiles, slots, req, first_token, tile, head_tile, query_len,
-    OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr,
-    FIRST: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
-    """Stores half of the rows' outputs, from column FIRST on, times a factor for each row.
-
-    By way of the memory of the half tiles, which is free by now.
-    """
-    acc = acc * factor[:, None]
-    if SPLIT:
-        staged = tiles._reinterpret(gl.float32, [ROWS, HALF], STAGED)
-        staged.store(acc)
-        token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, STAGED_ROWS))
-        offs = _part_of_rows(slots, req, first_token, token, head, NUM_HEADS) * (2 * HALF)
-        columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, STAGED_ROWS))
-        # parts are in memory of the run's own
-        target = gl.multiple_of(partial_ptr + offs[:, None] + columns[None, :], [16, 16])
-        gl.store(target, staged.load(STAGED_ROWS), mask=exists[:, None])
-    else:
-        staged = tiles.index(0)._reinterpret(tiles.dtype, [ROWS, HALF], SWIZZLED)
-        staged.store(acc.to(tiles.dtype))
-        token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, WIDE_ROWS))
-        offs = (first_token + token) * OUT_TOKEN + head.to(gl.int64) * OUT_HEAD
-        columns = FIRST + gl.arange(0, HALF, gl.SliceLayout(0, WIDE_ROWS))
-        gl.store(output_ptr + offs[:, None] + columns[None, :], staged.load(WIDE_ROWS), mask=exists[:, None])
-
-
-@gluon.jit
-def _store_sums(
-    lse_ptr, partial_lse_ptr, row_max, row_sum, stride_lse, slots, req, first_token, tile, head_tile, query_len,
-    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
-    """Stores the logarithms of the rows' sums of weights: base 2 for a part, else the natural ones."""
-    token, head, exists = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
-    log_sum = gl.where(row_sum > 0, row_max + gl.log2(gl.where(row_sum > 0, row_sum, 1.0)), -float("inf"))
-    if SPLIT:
-        gl.store(partial_lse_ptr + _part_of_rows(slots, req, first_token, token, head, NUM_HEADS), log_sum, mask=exists)
-    elif lse_ptr is not None:
-        gl.store(lse_ptr + head.to(gl.int64) * stride_lse + first_token + token, log_sum * LN_2, mask=exists)
-
-
-@gluon.jit
 def _masked(s, n, token, context, kv_len, CAUSAL: gl.constexpr):
     """Returns the scores of the keys from n on, those that a row does not see as -inf."""
     end = gl.minimum(kv_len, context + token + 1) if CAUSAL else token * 0 + kv_len
@@ -221,7 +165,7 @@ def _left(
     acc = gl.zeros([ROWS, HALF], gl.float32, OUTPUTS)
     if tiles > 0:
         context = kv_len - query_len
-        token, _, _ = _rows(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
+        token, _, _ = rows_of_tile(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
         _load_query(query_ptr, first_token, tile, head_tile, query_len, query_left, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
                     0, HALF, WIDE_ROWS)  # fmt: skip
         _load_query(query_ptr, first_token, tile, head_tile, query_len, query_rope, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
@@ -285,9 +229,9 @@ def _left(
         acc = warpgroup_mma_wait(0, [acc])
     if tiles > 0 or not SPLIT:
         factor = gl.convert_layout(1.0 / gl.where(row_sum > 0, row_sum, 1.0), OF_ROWS)
-        _store_half(output_ptr, partial_ptr, acc, factor, left, slots, req, first_token, tile, head_tile, query_len,
+        store_half(output_ptr, partial_ptr, acc, factor, left, slots, req, first_token, tile, head_tile, query_len,
                     OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, 0, SPLIT)  # fmt: skip
-    _store_sums(lse_ptr, partial_lse_ptr, row_max, row_sum, stride_lse, slots, req, first_token, tile, head_tile,
+    store_sums(lse_ptr, partial_lse_ptr, row_max, row_sum, stride_lse, slots, req, first_token, tile, head_tile,
                 query_len, NUM_HEADS, HEADS, SPLIT)  # fmt: skip
 
 
@@ -327,7 +271,7 @@ def _right(
         mbarrier.wait(weights_full, tiles & 1)
         factor = factors.load(OF_ROWS)
     if tiles > 0 or not SPLIT:
-        _store_half(output_ptr, partial_ptr, acc, factor, right, slots, req, first_token, tile, head_tile, query_len,
+        store_half(output_ptr, partial_ptr, acc, factor, right, slots, req, first_token, tile, head_tile, query_len,
                     OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, HALF, SPLIT)  # fmt: skip
 
 

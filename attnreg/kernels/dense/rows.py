@@ -1,15 +1,14 @@
-"""Rows: a batch over cached latents as the kernels of other packages take it, and what their adapters refuse."""
+"""A batch over a paged cache as kernels of other packages take it: each query a request of its own where it must be."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError, UnclaimedError
+from attnreg.runtime.interface import BatchError, BatchMetadata, Call
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +37,7 @@ class Rows:
         Raises `BatchError` without a cache.
         """
         if batch.block_table is None:
-            raise BatchError(["there is no block_table: MLA in its latent form reads the cache"])
+            raise BatchError(["there is no block_table: the kernel reads the cache"])
         lengths, device = batch.host_starts.diff(), batch.seq_lens.device
         queries = int(lengths[0]) if len(lengths) else 0
         causal, lens, table, requests = batch.causal is True, batch.seq_lens, batch.block_table, batch.num_reqs
@@ -69,25 +68,3 @@ class Rows:
         output.masked_fill_(empty[..., None], 0)
         if call.lse is not None and lse is not None:
             call.lse[:, :n] = lse.masked_fill(empty, -torch.inf).mT
-
-
-def latents(spec: AttentionSpec, call: Call) -> Tensor:
-    """The pages of a cache [num_blocks, block_size, 1, size], in both layouts the same bytes."""
-    assert call.kv_cache is not None
-    key = call.kv_cache.key
-    return key if spec.kv_layout == "NHD" else key.transpose(1, 2)
-
-
-def validate(spec: AttentionSpec, backend: str, widths: Sequence[tuple[int, int]], blocks: Sequence[int]) -> None:
-    """Raises `SpecError` for a layer other than MLA, `UnclaimedError` for one that no kernel is compiled for."""
-    if not spec.latent:
-        raise SpecError(f"the layer is none of MLA in its latent form, which is all that {backend} computes")
-    sizes = spec.head_size, spec.head_size_v
-    if sizes not in widths or spec.block_size not in blocks:
-        given = f"head sizes {sizes[0]} and {sizes[1]}, block_size {spec.block_size}"
-        compiled = ", ".join(f"{a} and {b}" for a, b in widths)
-        raise UnclaimedError(
-            f"{given}: the kernel is compiled for {compiled}, and blocks of {', '.join(map(str, blocks))}", backend
-        )
-    if spec.cache_dtype != spec.dtype:
-        raise UnclaimedError(f"kv_dtype {spec.kv_dtype}: queries and latents are of one dtype", backend)
