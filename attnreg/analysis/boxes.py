@@ -173,7 +173,8 @@ def _integers_text(values: list[Any], others: list[Any], top: int) -> str:
     groups = [sorted(v for v in group if v is not None and v <= top) for group in (values, others)]
     pieces = [_pieces(numbers, top) for numbers in groups]
     texts = [", ".join(p) for p in pieces]
-    negative = bool(texts[1]) and len(texts[0]) > len(texts[1]) + 4 and len(pieces[1]) <= _MOST_PIECES
+    longer = len(pieces[0]) > _MOST_PIECES or len(texts[0]) > len(texts[1]) + 4
+    negative = bool(texts[1]) and longer and len(pieces[1]) <= _MOST_PIECES
     text = f"not {texts[1]}" if negative else texts[0]
     if not negative and len(pieces[0]) > _MOST_PIECES:
         some = groups[0]
@@ -187,10 +188,13 @@ def _integers_text(values: list[Any], others: list[Any], top: int) -> str:
 
 
 def _pieces(numbers: list[int], top: int) -> list[str]:
-    """Sorted integers as runs, multiples, and runs without multiples; what reaches ``top`` has no end."""
-    texts = []
+    """Sorted integers as runs, multiples, and runs without multiples; what reaches ``top`` has no end.
+
+    Of many pieces the first, one more than are told.
+    """
+    texts: list[str] = []
     rest = numbers
-    while rest:
+    while rest and len(texts) <= _MOST_PIECES:
         # the longest piece that begins with the first number; of equal ones, the plainest
         count, text = max((_run(rest, top), _steps(rest, top), _gaps(rest, top)), key=lambda piece: piece[0])
         texts.append(text)
