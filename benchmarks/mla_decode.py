@@ -38,10 +38,17 @@ def cases(place: Place) -> Iterator[Case]:
         # Gluon compiles for the GPU alone
         from attnreg.kernels.hopper import mla as hopper_mla
 
-        for requests, heads, context, mark in ((64, 128, 8192, 255.0), (1, 128, 8192, 23.0), (128, 16, 32768, 1150.0)):
-            name = f"HOPPER_MLA decode b{requests} h{heads} at {context // 1024}k"
-            sizes = place.few(requests, 2), place.few(heads, 16), place.few(context, 200)
-            yield Case(name=name, mark=mark, prepare=partial(_dense, place, hopper_mla, *sizes, "auto"))
+        for block in (BLOCK, 16):
+            for requests, heads, context, mark in (
+                (64, 128, 8192, 255.0),
+                (1, 128, 8192, 23.0),
+                (128, 16, 32768, 1150.0),
+            ):
+                name = f"HOPPER_MLA decode b{requests} h{heads} at {context // 1024}k"
+                words = "" if block == BLOCK else f", pages of {block}"
+                sizes = place.few(requests, 2), place.few(heads, 16), place.few(context, 200)
+                prepare = partial(_dense, place, hopper_mla, *sizes, "auto", block)
+                yield Case(name=name + words, mark=mark, prepare=prepare)
     # the marks are twice the time of the products at 787 TFLOP/s, or of the bytes and two launches
     for tokens, heads, mark in ((64, 128, 93.0), (1, 128, 20.0), (128, 16, 150.0)):
         name = f"sparse decode b{tokens} h{heads}, 2048 of 32k"
@@ -53,16 +60,19 @@ def cases(place: Place) -> Iterator[Case]:
 class _Tensors:
     """The tensors of a step of one query a request, with the blocks of a cache in random order."""
 
-    def __init__(self, place: Place, requests: int, heads: int, context: int, kv_dtype: str) -> None:
+    def __init__(
+        self, place: Place, requests: int, heads: int, context: int, kv_dtype: str, block: int = BLOCK
+    ) -> None:
         torch.manual_seed(0)
+        self.block = block
         scaled = kv_dtype == "fp8_ds_mla"
         # the format's rotary part is of bfloat16, and so is its layer
         dtype = torch.bfloat16 if scaled else place.dtype
         self.spec = AttentionSpec(
             num_heads=heads, num_kv_heads=1, head_size=RANK + ROPE, head_size_v=RANK, dtype=dtype,
-            softmax_scale=192**-0.5, block_size=BLOCK, features=frozenset({"lse"}), latent=True, kv_dtype=kv_dtype,
+            softmax_scale=192**-0.5, block_size=block, features=frozenset({"lse"}), latent=True, kv_dtype=kv_dtype,
         )  # fmt: skip
-        blocks = -(-context // BLOCK)
+        blocks = -(-context // block)
         shape, stored = latent_cache_shape(self.spec, requests * blocks)
         tokens = torch.randn(*shape[:2], RANK + ROPE, device=place.device, dtype=dtype)
         self.cache = latents.packed(tokens[..., :RANK], tokens[..., RANK:]) if scaled else tokens.to(stored)
@@ -83,18 +93,20 @@ class _Tensors:
 
     def error(self, positions: Tensor, output: Tensor | None = None) -> float:
         """The relative error of the last request's output, or of another's, against float64 over these positions."""
-        rows = self.table[-1][positions // BLOCK].long()
+        rows = self.table[-1][positions // self.block].long()
         # 8-bit floats cannot be indexed on every device
         stored = self.cache.view(torch.uint8) if self.cache.itemsize == 1 else self.cache
-        some = stored[rows, positions % BLOCK].view(self.cache.dtype)
+        some = stored[rows, positions % self.block].view(self.cache.dtype)
         keys = (latents.unpacked(some) if self.spec.kv_dtype == "fp8_ds_mla" else some.float()).double()
         exact = (self.query[-1].double() @ keys.T * self.spec.softmax_scale).softmax(-1) @ keys[:, :RANK]
         found = (self.output if output is None else output)[-1]
         return float((found.double() - exact).norm() / exact.norm())
 
 
-def _dense(place: Place, module: ModuleType, requests: int, heads: int, context: int, kv_dtype: str) -> Trial:
-    made = _Tensors(place, requests, heads, context, kv_dtype)
+def _dense(
+    place: Place, module: ModuleType, requests: int, heads: int, context: int, kv_dtype: str, block: int = BLOCK
+) -> Trial:
+    made = _Tensors(place, requests, heads, context, kv_dtype, block)
     plan = module.plan(made.spec, made.batch)
     width = latents.BYTES if kv_dtype == "fp8_ds_mla" else (RANK + ROPE) * made.cache.itemsize
     return Trial(
@@ -148,7 +160,8 @@ def _peers(made: _Tensors, context: int) -> Peers:
         return Peer(name, partial(call, out), lambda _: made.error(everything, out))
 
     flash_plan = function_of("attnreg.kernels.flash_mla.dense", "plan")
-    if flash_plan is not None:
+    # FlashMLA has pages of 64 alone
+    if flash_plan is not None and made.block == BLOCK:
         flash = function_of("attnreg.kernels.flash_mla.dense", "forward")
         planned = flash_plan(spec, made.batch)
         yield peer("FlashMLA", lambda out: flash(spec, planned, made.call()._replace(output=out)))
@@ -164,8 +177,8 @@ def _peers(made: _Tensors, context: int) -> Peers:
         decode = wrapper(torch.empty(128 * 2**20, dtype=torch.uint8, device=device), backend="auto")
         starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
         decode.plan(
-            starts, starts * made.table.shape[1], made.table.flatten(), made.lengths, heads, RANK, ROPE, BLOCK, True,
-            scale, spec.dtype, spec.dtype,
+            starts, starts * made.table.shape[1], made.table.flatten(), made.lengths, heads, RANK, ROPE, made.block,
+            True, scale, spec.dtype, spec.dtype,
         )  # fmt: skip
         query, latent = (x.split([RANK, ROPE], -1) for x in (made.query, made.cache))  # type: ignore[no-untyped-call]
         by_token = torch.empty(requests, heads, device=device)
@@ -180,7 +193,7 @@ def _peers(made: _Tensors, context: int) -> Peers:
         yield peer(
             "vLLM Triton",
             lambda out: triton_decode(
-                made.query, cache, cache[..., :RANK], out, lse, made.table, made.lengths, parts, splits, scale, BLOCK,
-                k_scale=one, v_scale=one, is_mla=True,
+                made.query, cache, cache[..., :RANK], out, lse, made.table, made.lengths, parts, splits, scale,
+                made.block, k_scale=one, v_scale=one, is_mla=True,
             ),
         )  # fmt: skip
