@@ -33,10 +33,6 @@ __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 BACKEND = "ROCM_AITER_UNIFIED_ATTN"
 
 
-# tokens per block of the copies
-BLOCK = 16
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class UnifiedPlan:
     """One call for a batch: over packed keys, or over a cache.
@@ -64,10 +60,8 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> UnifiedPlan:
             batch.query_start_loc, batch.query_start_loc, batch.max_query_len, batch.max_seq_len, batch.causal is True
         )
         return UnifiedPlan(batch.num_tokens, lengths)
-    copied = None
-    if batch.block_table is None:
-        batch, copied = Pages.of(batch, BLOCK)
-    else:
+    batch, copied = Pages.of(batch)
+    if copied is None:
         common.validate_cache(spec, BACKEND)
     assert batch.block_table is not None
     if spec.attn_type != "encoder_decoder":

@@ -19,8 +19,10 @@ class Pages(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, batch: BatchMetadata, size: int) -> tuple[BatchMetadata, Self]:
-        """A batch over packed keys as a batch over pages, and these."""
+    def of(cls, batch: BatchMetadata, size: int = 16) -> tuple[BatchMetadata, Self | None]:
+        """A batch over packed keys as a batch over pages, and these; one over a cache as it is."""
+        if batch.paged:
+            return batch, None
         device, keys = batch.seq_lens.device, batch.host_lens.long()
         blocks = -(-keys // size)
         first = blocks.cumsum(0) - blocks

@@ -19,8 +19,6 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, paged_
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "FLASHINFER/trtllm-gen-context"
-# packed keys are copied to pages of so many tokens
-PAGE = 16
 kv_cache_shape = paged_cache_shape
 
 _attend = record.TRTLLM_CONTEXT.load()
@@ -38,9 +36,7 @@ class Planned(NamedTuple):
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> Planned:
     """The requests of a batch. Raises `BatchError` for causality by request."""
-    copied = None
-    if not batch.paged:
-        batch, copied = Pages.of(batch, PAGE)
+    batch, copied = Pages.of(batch)
     assert batch.block_table is not None
     requests = requests_of(batch, batch.seq_lens.tolist(), BACKEND)
     left, _ = spec.sides(requests.causal)

@@ -20,8 +20,6 @@ from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, 
 __all__ = ["forward", "kv_cache_shape", "plan", "write_kv"]
 
 BACKEND = "FLASHINFER/XQA-rows"
-# packed keys are copied to pages of so many tokens
-PAGE = 16
 kv_cache_shape = paged_cache_shape
 
 _decode = record.XQA.load()
@@ -45,9 +43,7 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> Queries:
     """The queries of a batch. Raises `BatchError` for causality by request."""
     if not isinstance(batch.causal, bool):
         raise BatchError([f"causal is by request; {BACKEND} has one mask for all requests"])
-    copied = None
-    if not batch.paged:
-        batch, copied = Pages.of(batch, PAGE)
+    batch, copied = Pages.of(batch)
     rows = Rows.of(batch, several=False)
     table = rows.block_table.masked_fill((rows.seq_lens == 0)[:, None], 0)
     return Queries(rows, rows.seq_lens.clamp(min=1), table, spec.sides(batch.causal)[0], copied)

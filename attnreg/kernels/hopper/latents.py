@@ -38,7 +38,7 @@ from attnreg.kernels.triton.softmax import LOG2_E, LOWEST
 
 KEYS, ROPE = (gl.constexpr(n) for n in (64, 64))
 # a half tile as its copies write it, [boxes, groups of 8 rows, parts of 64 columns, rows, columns], one for each box. A
-# copy for each 64 columns, of which a tile has 36 over pages of 16, took 15 to 20 % more time on an H200
+# copy for each 64 columns, of which a tile has 36 over pages of 16, took up to 19 % more time on an H200
 BOXES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5))
 IN_GROUPS = gl.constexpr(in_groups(KEYS.value, HALF.value, HALF.value))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))

@@ -174,3 +174,30 @@ def test_a_call_is_repeated_on_other_tensors(install: Install) -> None:
     shifted = torch.randn(45 * 4 * 64 + 1).bfloat16()[1:].view(45, 4, 64)
     with pytest.raises(BatchError, match=r"query has strides .* 2 past a multiple of 16"):
         again(shifted, key, value, output)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "block_size", "features", "reason"),
+    [
+        (80, 144, (), "pages of a whole tile"),
+        (96, 1008, (), "pages of a whole tile"),
+        (80, 160, (), None),
+        (128, 176, ("non_causal",), "pages of a whole tile"),
+        (128, 176, (), None),
+        (192, 112, (), "pages of a whole tile"),
+        (192, 128, (), None),
+        # the next multiples after those that the row names
+        (80, 1152, (), "pages of a whole tile"),
+        (192, 1120, (), "pages of a whole tile"),
+    ],
+)
+def test_pages_of_a_whole_tile_as_engines_call_it(
+    default: Registry, head_size: int, block_size: int, features: tuple[str, ...], reason: str | None
+) -> None:
+    request = AttentionRequest(
+        head_size=head_size, block_size=block_size, features=frozenset({"batch_invariant", *features})
+    )
+    found = evaluate(request, h200("vllm"), default, "FLASH_ATTN/FA3-engine")
+    told = [r.text for c in found.candidates for r in c.reasons]
+    assert [text for text in told if "batch" in text] == [text for text in told if reason and reason in text]
+    assert (found.chosen is None) == (reason is not None), told

@@ -15,8 +15,8 @@ SIZES = (64, 80, 96, 128, 192, 256)
 COPIED = 64
 # sizes of which one copy brings all columns of a box, where a block of keys is several: a power of 2, and more than one
 # part. On an H200, over pages of 16, heads of 128 take 0 to 3 % less time, those of 256 take 3 to 4 % less; over pages
-# of 128 they would take 1 % more
-IN_GROUPS = {128, 256}
+# of 128 they would take 1 to 2 % more
+GROUPED = {128, 256}
 # the rows of a tile, where no more is said
 TILE = 2 * ROWS.value
 # the smallest box of keys
@@ -112,7 +112,7 @@ def code_of(
         split=split,
         k_scaled="k_scale" in given,
         v_scaled="v_scale" in given,
-        in_groups=box < block_n and {size, size_v} <= IN_GROUPS,
+        in_groups=box < block_n and {size, size_v} <= GROUPED,
     )
 
 
