@@ -36,7 +36,7 @@ def cases(place: Place) -> Iterator[Case]:
         yield Case(name=name, mark=mark, prepare=partial(_dense, place, triton_mla, *sizes, kv_dtype))
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
         # Gluon compiles for the GPU alone
-        from attnreg.kernels.hopper import mla as hopper_mla
+        from attnreg.kernels.hopper.latents import attention as hopper_mla
 
         for block in (BLOCK, 16):
             for requests, heads, context, mark in (

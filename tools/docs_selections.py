@@ -70,6 +70,9 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
         yield from ({**request, "features": ["non_causal"]}, {**request, "dtype": "float32"})
         yield {**request, "head_size": 544}
     yield {**_SPARSE, "num_heads": 8, "features": ["non_causal"]}
+    # 8-bit latents that Hopper's own kernels do not take
+    yield from ({**_LATENT, "kv_dtype": "fp8", "features": ["pcp"]}, {**_LATENT, "kv_dtype": "fp8", "head_size": 512})
+    yield {**_SPARSE, "kv_dtype": "fp8_e4m3", "features": ["pcp"]}
     # latents that few kernels are compiled for
     yield from ({**_LATENT, "qk_nope_head_dim": 96}, {**_LATENT, "head_size": 288, "head_size_v": 256})
     wide = {**_EXPANDED, "head_size": 256, "head_size_v": 256, "qk_nope_head_dim": 192, "v_head_dim": 256}

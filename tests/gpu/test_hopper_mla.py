@@ -1,4 +1,4 @@
-"""HOPPER_MLA on a Hopper GPU against float64: lengths, heads, splits, graphs, poison, far caches."""
+"""HOPPER_MLA on a Hopper GPU against float64: lengths, heads, formats, splits, graphs, poison, far caches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from support.mla import filled_cache, mla_spec
 
 from attnreg.conformance.bounds import bounds
 from attnreg.kernels import reference
-from attnreg.kernels.hopper import mla as hopper_mla
-from attnreg.kernels.hopper.latent_plans import HopperLatentPlan
+from attnreg.kernels.hopper.latents import attention as hopper_mla
+from attnreg.kernels.hopper.latents import sparse as hopper_sparse
+from attnreg.kernels.hopper.latents.plans import HopperLatentPlan
 from attnreg.runtime.interface import BatchMetadata, Call, LayerParams
 from attnreg.runtime.mla.interface import as_kv_cache
 
@@ -27,12 +28,29 @@ pytestmark = [
 class Layer:
     """A layer's tensors for a step; cached tokens that no request has, and all that is written, hold NaN."""
 
-    def __init__(self, queries: list[int], lengths: list[int], *, causal: bool = True, **changes: Any) -> None:
+    def __init__(
+        self, queries: list[int], lengths: list[int], *, causal: bool = True, scale: float | None = None, topk: int = 0,
+        **changes: Any,
+    ) -> None:  # fmt: skip
+        """scale: the factor of a cache of 8-bit floats. topk: the keys that a query chooses; 0: it sees all."""
         torch.manual_seed(0)
         heads = changes.pop("heads", 16)
         made = mla_spec(heads, **{"head_size": 576, "head_size_v": 512, "block_size": 64, **changes})
-        self.spec = made.latent
-        cache, table = filled_cache(made, lengths)
+        self.spec, self.module = replace(made.latent, sparse=topk > 0), hopper_sparse if topk else hopper_mla
+        factor = None if scale is None else torch.tensor([scale])
+        cache, table = filled_cache(made, lengths, factor)
+        factor = None if factor is None else factor.cuda()
+        self.params = LayerParams(k_scale=factor, v_scale=factor)
+        self.indices = None
+        if topk:
+            ends = [k - q + j + 1 if causal else k for q, k in zip(queries, lengths, strict=True) for j in range(q)]
+            # rows of padding have indices that nobody may follow
+            self.indices = torch.full((len(ends) + 2, topk + 5), -1, dtype=torch.int32)
+            self.indices[len(ends) :] = 2**30
+            for row, end in zip(self.indices, ends, strict=False):
+                chosen = torch.randperm(max(end, 0))[:topk].int()
+                row[: len(chosen)] = chosen
+            self.indices = self.indices.cuda()
         self.cache = cache.cuda()
         self.batch = BatchMetadata.build(queries, lengths, device="cuda", block_table=table.cuda(), causal=causal)
         rows = sum(queries) + 2
@@ -44,12 +62,16 @@ class Layer:
     @property
     def call(self) -> Call:
         cache = as_kv_cache(self.spec, self.cache)
-        return Call(self.query, cache, self.output, lse=self.lse, params=LayerParams())
+        return Call(self.query, cache, self.output, lse=self.lse, params=self.params, indices=self.indices)
+
+    def run(self) -> None:
+        self.module.forward(self.spec, self.module.plan(self.spec, self.batch), self.call)
 
     def check(self) -> None:
         """Assert that output and lse are the reference's but for rounding, and that padding is as it was."""
         n = self.batch.num_tokens
-        exact = reference.attention(self.spec, self.batch, self.query, as_kv_cache(self.spec, self.cache))
+        cache, indices = as_kv_cache(self.spec, self.cache), None if self.indices is None else self.indices[:n]
+        exact = reference.attention(self.spec, self.batch, self.query, cache, params=self.params, indices=indices)
         allowed, allowed_lse = bounds(self.spec, self.batch, exact, 8.0)
         assert ((self.output[:n].double() - exact.output).abs() <= allowed).all()
         lse = self.lse[:, :n].double()
@@ -72,18 +94,31 @@ MIXED = [1, 0, 5, 1, 20, 2], [300, 0, 17, 1, 33, 4097]
         {"heads": 40, "block_size": 128, "kv_layout": "HND"},
         {"heads": 96, "block_size": 32},
         {"heads": 64, "features": frozenset({"lse", "batch_invariant"})},
+        {"heads": 128, "kv_dtype": "fp8"},
+        {"heads": 16, "kv_dtype": "fp8", "scale": 0.37, "block_size": 48},
+        {"heads": 20, "kv_dtype": "fp8_e4m3", "dtype": torch.float16, "kv_layout": "HND"},
+        {"heads": 128, "kv_dtype": "fp8_e5m2", "scale": 1.7, "block_size": 16},
+        {"heads": 40, "kv_dtype": "fp8_e5m2", "dtype": torch.float16},
+        {"heads": 128, "kv_dtype": "fp8_ds_mla"},
+        {"heads": 24, "kv_dtype": "fp8_ds_mla", "block_size": 16, "kv_layout": "HND"},
+        {"heads": 128, "topk": 200},
+        {"heads": 16, "topk": 64, "block_size": 1},
+        {"heads": 33, "topk": 300, "block_size": 24, "dtype": torch.float16},
+        {"heads": 128, "topk": 200, "kv_dtype": "fp8", "scale": 2.5},
+        {"heads": 64, "topk": 129, "kv_dtype": "fp8_ds_mla"},
     ],
-    ids=["16 heads", "128 heads", "1 head", "float16", "HND", "96 heads", "batch invariant"],
+    ids=lambda x: ", ".join(f"{name} {value}" for name, value in x.items() if name != "features") or "16 heads",
 )
 def test_any_batch(changes: dict[str, Any], causal: bool) -> None:
     layer = Layer(*MIXED, causal=causal, **changes)
-    hopper_mla.forward(layer.spec, hopper_mla.plan(layer.spec, layer.batch), layer.call)
+    layer.run()
     layer.check()
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "fp8_ds_mla"])
 @pytest.mark.parametrize("heads", [16, 128])
-def test_splits(heads: int) -> None:
-    layer = Layer([1, 1, 3, 1], [5000, 1, 333, 64], heads=heads)
+def test_splits(heads: int, kv_dtype: str) -> None:
+    layer = Layer([1, 1, 3, 1], [5000, 1, 333, 64], heads=heads, kv_dtype=kv_dtype)
     for splits in (1, 2, 5, 16, 40):
         for _ in range(2):
             layer.output.fill_(torch.nan)
@@ -92,19 +127,23 @@ def test_splits(heads: int) -> None:
             layer.check()
 
 
-def test_every_length_around_a_tile() -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "fp8_ds_mla"])
+def test_every_length_around_a_tile(kv_dtype: str) -> None:
     lengths = [*range(1, 8), *range(60, 70), *range(124, 134), *range(190, 196)]
-    layer = Layer([1] * len(lengths), lengths, heads=128)
+    layer = Layer([1] * len(lengths), lengths, heads=128, kv_dtype=kv_dtype)
     for splits in (1, 3):
         layer.output.fill_(torch.nan)
         HopperLatentPlan(layer.spec, layer.batch, splits=splits).run(layer.call)
         layer.check()
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"kv_dtype": "fp8", "scale": 0.5}, {"kv_dtype": "fp8_ds_mla"}, {"topk": 200}], ids=str
+)
 @pytest.mark.parametrize("queries", [[1, 1, 1], [1, 4, 2]], ids=str)
-def test_a_graph_of_a_dummy_batch_follows_the_lengths(queries: list[int]) -> None:
+def test_a_graph_of_a_dummy_batch_follows_the_lengths(queries: list[int], changes: dict[str, Any]) -> None:
     lengths = [3000, 70, 1500]
-    layer = Layer(queries, lengths)
+    layer = Layer(queries, lengths, **changes)
     assert layer.batch.block_table is not None
     # one token a request, and bounds of what may come
     dummy = replace(
@@ -113,7 +152,7 @@ def test_a_graph_of_a_dummy_batch_follows_the_lengths(queries: list[int]) -> Non
     )  # fmt: skip
 
     def run() -> None:
-        hopper_mla.forward(layer.spec, hopper_mla.plan(layer.spec, dummy), layer.call)
+        layer.module.forward(layer.spec, layer.module.plan(layer.spec, dummy), layer.call)
 
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -134,29 +173,51 @@ def test_a_graph_of_a_dummy_batch_follows_the_lengths(queries: list[int]) -> Non
         layer.query[:n] = layer.query[:n].flip(0)
 
 
-def test_a_cache_past_two_to_the_31_elements() -> None:
-    layer = Layer([1, 2], [400, 700])
+@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "fp8"}, {"kv_dtype": "fp8_ds_mla"}, {"topk": 200}], ids=str)
+def test_a_cache_past_two_to_the_31_elements(changes: dict[str, Any]) -> None:
+    layer = Layer([1, 2], [400, 700], **changes)
     blocks, size, width = layer.cache.shape
-    # blocks lie far from each other, at multiples of a token
-    apart = -(-(2**31 // blocks + 2**14) // width) * width
-    if torch.cuda.mem_get_info()[0] < 2 * blocks * apart + 2**30:
-        pytest.skip("needs 6 GiB of memory on the GPU")
-    memory = torch.full((blocks * apart,), torch.nan, dtype=layer.spec.dtype, device="cuda")
-    far = memory.as_strided((blocks, size, width), (apart, width, 1))
-    far.copy_(layer.cache)
+    # blocks lie far from each other, at multiples of a token; words of 8-bit numbers are past 2**31 too
+    size_of = 4 // layer.cache.itemsize if layer.cache.itemsize == 1 else 1
+    apart = -(-(size_of * 2**31 // blocks + 2**14) // width) * width
+    if torch.cuda.mem_get_info()[0] < layer.cache.itemsize * blocks * apart + 2**30:
+        pytest.skip("needs 10 GiB of memory on the GPU")
+    memory = torch.full((blocks * apart * layer.cache.itemsize,), 0xFF, dtype=torch.uint8, device="cuda")
+    far = memory.view(layer.cache.dtype).as_strided((blocks, size, width), (apart, width, 1))
+    far.view(torch.uint8).copy_(layer.cache.view(torch.uint8))
     layer.cache = far
-    hopper_mla.forward(layer.spec, hopper_mla.plan(layer.spec, layer.batch), layer.call)
+    layer.run()
     layer.check()
 
 
-def test_unaligned_queries_and_outputs() -> None:
-    layer = Layer([1, 3], [400, 70], heads=24)
+@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "fp8"}, {"topk": 200}], ids=str)
+def test_unaligned_queries_and_outputs(changes: dict[str, Any]) -> None:
+    layer = Layer([1, 3], [400, 70], heads=24, **changes)
     rows, heads, _ = layer.query.shape
     query = torch.full((rows, heads, 585), torch.nan, dtype=layer.spec.dtype, device="cuda")[..., 3:579]
     query.copy_(layer.query)
     output = torch.full((rows, heads + 1, 515), torch.nan, dtype=layer.spec.dtype, device="cuda")
     layer.query, layer.output = query, output[:, 1:, 1:513]
-    hopper_mla.forward(layer.spec, hopper_mla.plan(layer.spec, layer.batch), layer.call)
+    layer.run()
     layer.check()
     layer.output.fill_(torch.nan)
     assert output.isnan().all()
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2"])
+def test_every_8_bit_float_is_what_it_is(kv_dtype: str) -> None:
+    layer = Layer([1], [256], heads=16, kv_dtype=kv_dtype)
+    codes = torch.arange(256, dtype=torch.uint8, device="cuda").view(layer.cache.dtype).float()
+    finite = codes.where(codes.isfinite(), 0.0)
+    # key i holds the number i in every column; the weights are nearly alike
+    layer.query *= 1e-6
+    assert layer.batch.block_table is not None
+    rows = layer.batch.block_table[0, :4].long()
+    layer.cache[rows] = finite.view(4, 64, 1).expand(4, 64, 576).to(layer.cache.dtype)
+    layer.run()
+    layer.check()
+    # and what is no number makes the outputs none
+    for code in codes[~codes.isfinite()].to(layer.cache.dtype):
+        layer.cache[rows[1], 7] = code
+        layer.run()
+        assert not layer.output[0].isfinite().any()

@@ -190,9 +190,9 @@ def test_engines_hand_trtllm_gen_one_layout(default: Registry) -> None:
 def test_attnregs_own_rows_cite_what_decides_what_they_can_do(default: Registry) -> None:
     own = {n: row for n, row in default.backends.items() if row.source.startswith("attnreg:")}
     assert sorted(own) == [
-        "CPU_ATTN", "FLEX_ATTENTION", "HOPPER_ATTN", "HOPPER_MLA", "HOPPER_PREFILL", "ROCM_ATTN", "TORCH_MLA",
-        "TORCH_MLA_SPARSE", "TORCH_PREFILL", "TORCH_SDPA", "TRITON_ATTN", "TRITON_MLA", "TRITON_MLA_SPARSE",
-        "TRITON_PREFILL", "TURBOQUANT",
+        "CPU_ATTN", "FLEX_ATTENTION", "HOPPER_ATTN", "HOPPER_MLA", "HOPPER_MLA_SPARSE", "HOPPER_PREFILL", "ROCM_ATTN",
+        "TORCH_MLA", "TORCH_MLA_SPARSE", "TORCH_PREFILL", "TORCH_SDPA", "TRITON_ATTN", "TRITON_MLA",
+        "TRITON_MLA_SPARSE", "TRITON_PREFILL", "TURBOQUANT",
     ]  # fmt: skip
     assert default.sources["attnreg"].version == attnreg.__version__
     for name, row in own.items():

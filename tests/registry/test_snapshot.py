@@ -86,7 +86,8 @@ def test_every_loss_and_exchange_moves_a_selection_of_the_snapshot(default: Regi
         return d.ite(d.conjoin([space.possible, installed]), Model(space, registry).chosen(), d.terminal(None))
 
     expected = selections(default)
-    assert [what for what, after in unseen if selections(after) != expected] == []
+    lost = [what for what, after in unseen if selections(after) != expected]
+    assert lost == [], lost
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ class LatentCase:
     dtype: str = "bfloat16"
     causal: bool = True
     lse: bool = True
+    kv_dtype: str = "auto"
 
 
 LATENT_CASES = (
@@ -34,6 +35,12 @@ LATENT_CASES = (
     LatentCase("16 heads, 4 queries, blocks of 16", heads=16, queries=4, block_size=16),
     LatentCase("20 heads, prompts, blocks of 48", heads=20, queries=30, requests=2, keys=100, block_size=48),
     LatentCase("float16, not causal, no lse", heads=40, dtype="float16", causal=False, lse=False, block_size=128),
+    LatentCase("fp8", kv_dtype="fp8"),
+    LatentCase("fp8, split, 16 heads", kv_dtype="fp8", heads=16, requests=1, block_size=16),
+    LatentCase("fp8_e5m2, float16, prompts", kv_dtype="fp8_e5m2", dtype="float16", queries=30, requests=2, keys=100),
+    LatentCase("fp8_ds_mla", kv_dtype="fp8_ds_mla"),
+    LatentCase("tokens", block_size=1, keys=2048, causal=False),
+    LatentCase("tokens, split, 16 heads", block_size=1, keys=2048, causal=False, requests=1, heads=16),
 )
 
 
@@ -88,7 +95,10 @@ def _type(value: Any) -> str:
     """The type of an argument as the compiler writes it."""
     if isinstance(value, int | float):
         return "fp32" if isinstance(value, float) else "i32"
-    dtype = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.int32": "i32"}
+    dtype = {
+        "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.int32": "i32",
+        "torch.float8_e4m3fn": "fp8e4nv", "torch.float8_e5m2": "fp8e5",
+    }  # fmt: skip
     if hasattr(value, "block_shape"):
         return f"tensordesc<{dtype[str(value.base.dtype)]}{value.block_shape},{value.layout!r}>"
     return "*" + dtype[str(value.dtype)]
@@ -98,7 +108,7 @@ def _run_latents(case: LatentCase) -> None:
     """Plans and runs a case on the CPU, as if it were an H200; what runs it is `recorded`."""
     import torch
 
-    from attnreg.kernels.hopper import latent_plans
+    from attnreg.kernels.hopper.latents import plans as latent_plans
     from attnreg.kernels.triton.target import target_for
     from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
     from attnreg.runtime.mla.interface import as_kv_cache, latent_cache_shape
@@ -106,7 +116,8 @@ def _run_latents(case: LatentCase) -> None:
     dtype, rows = getattr(torch, case.dtype), case.queries * case.requests
     spec = AttentionSpec(
         num_heads=case.heads, num_kv_heads=1, head_size=576, head_size_v=512, dtype=dtype, softmax_scale=0.1,
-        block_size=case.block_size, features=frozenset({"lse"}) if case.lse else frozenset(), latent=True,
+        block_size=case.block_size, kv_dtype=case.kv_dtype, features=frozenset({"lse"}) if case.lse else frozenset(),
+        latent=True,
     )  # fmt: skip
     table = torch.zeros(case.requests, -(-case.keys // case.block_size), dtype=torch.int32)
     batch = BatchMetadata.build(

@@ -11,8 +11,7 @@ from torch.nn.functional import pad
 
 from attnreg.kernels.flash_mla import record
 from attnreg.kernels.mla.cache import write_latents as write_kv
-from attnreg.kernels.mla.sparse import by_token
-from attnreg.kernels.mla.triton_sparse import SparsePlan
+from attnreg.kernels.mla.sparse import SparsePlan, by_token
 from attnreg.runtime.interface import (
     AttentionSpec,
     BatchMetadata,
@@ -45,7 +44,7 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
     """The batch, whose call depends on what its queries chose. Raises `SpecError`, `UnclaimedError`, `BatchError`."""
     _validate(spec)
-    return SparsePlan(spec, batch)
+    return SparsePlan(batch)
 
 
 def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnreg.kernels.mla.chosen import Chosen, dense_call, indices_of, tokens_of
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.rows import request_of_row
-from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call
 
 # the indices of a query that are looked at at once
 _BLOCK = 1024
@@ -83,6 +83,26 @@ class _Code(NamedTuple):
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         return {"CAUSAL": self.causal, "BLOCK_SIZE": self.block_size, "BLOCK": _BLOCK}
+
+
+class SparsePlan:
+    """A batch, and the slots of its new keys. It holds the batch's tensors and not the batch, which holds its plans."""
+
+    def __init__(self, batch: BatchMetadata) -> None:
+        """Raises `BatchError` for a batch without a cache."""
+        if batch.block_table is None:
+            raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
+        self.slot_mapping = batch.slot_mapping
+        self.batch = BatchMetadata(
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
+            query_start_loc_cpu=batch.query_start_loc_cpu,
+            seq_lens_cpu=batch.seq_lens_cpu,
+            block_table=batch.block_table,
+            causal=batch.causal,
+        )
 
 
 def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[AttentionSpec, BatchMetadata, Call]:

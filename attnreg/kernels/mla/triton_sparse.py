@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attnreg.kernels.mla.cache import write_latents as write_kv
 from attnreg.kernels.mla.plans import LatentPlan, validate_spec
-from attnreg.kernels.mla.sparse import by_token
-from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCacheShape, paged_cache_shape
+from attnreg.kernels.mla.sparse import SparsePlan, by_token
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCacheShape, paged_cache_shape
 
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
 
@@ -20,27 +20,8 @@ def kv_cache_shape(spec: AttentionSpec, num_blocks: int) -> KVCacheShape:
 
 def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
     """The batch, whose launches depend on the rows of a call. Raises `SpecError` and `BatchError`."""
-    return SparsePlan(spec, batch)
-
-
-class SparsePlan:
-    """A batch, and the slots of its new keys. It holds the batch's tensors and not the batch, which holds its plans."""
-
-    def __init__(self, spec: AttentionSpec, batch: BatchMetadata) -> None:
-        validate_spec(spec)
-        if batch.block_table is None:
-            raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
-        self.slot_mapping = batch.slot_mapping
-        self.batch = BatchMetadata(
-            query_start_loc=batch.query_start_loc,
-            seq_lens=batch.seq_lens,
-            max_query_len=batch.max_query_len,
-            max_seq_len=batch.max_seq_len,
-            query_start_loc_cpu=batch.query_start_loc_cpu,
-            seq_lens_cpu=batch.seq_lens_cpu,
-            block_table=batch.block_table,
-            causal=batch.causal,
-        )
+    validate_spec(spec)
+    return SparsePlan(batch)
 
 
 def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:

@@ -108,7 +108,7 @@ def test_it_runs_where_it_is_named(fake: ModuleType, default: Registry) -> None:
     automatic = evaluate(request, H200, default, to_run=True).chosen
     assert named is not None
     assert automatic is not None
-    assert (named.title, automatic.name) == ("FLASHMLA_SPARSE/bfloat16", "TRITON_MLA_SPARSE")
+    assert (named.title, automatic.name) == ("FLASHMLA_SPARSE/bfloat16", "HOPPER_MLA_SPARSE")
 
 
 def test_without_the_library_there_is_a_reason() -> None:

@@ -11,9 +11,10 @@ import triton
 from support.asking import MLA
 
 from attnreg import AttentionRequest, Platform, Registry
-from attnreg.kernels.hopper import mla as hopper_mla
 from attnreg.kernels.hopper import target
-from attnreg.kernels.hopper.latent_plans import cache_strides, validate_spec
+from attnreg.kernels.hopper.latents import attention as hopper_mla
+from attnreg.kernels.hopper.latents import sparse as hopper_sparse
+from attnreg.kernels.hopper.latents.plans import cache_strides, validate_spec
 from attnreg.kernels.triton.target import target_for
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, SpecError
 from attnreg.selection.selector import evaluate
@@ -30,7 +31,6 @@ SPEC = AttentionSpec(
         ({"latent": False}, "latent form"),
         ({"head_size": 288, "head_size_v": 256}, "head_size is 288 and head_size_v 256"),
         ({"head_size": 512}, "head_size is 512"),
-        ({"kv_dtype": "fp8"}, "that of the cache torch.float8_e4m3fn"),
         ({"kv_dtype": "float16"}, "that of the cache torch.float16"),
         ({"dtype": torch.float32}, "dtype is torch.float32"),
         ({"block_size": 24}, "block_size is 24"),
@@ -40,6 +40,13 @@ def test_another_layer(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(SpecError, match=named):
         validate_spec(replace(SPEC, **changes))
     validate_spec(SPEC)
+    for kv_dtype in ("fp8", "fp8_e5m2", "fp8_ds_mla"):
+        validate_spec(replace(SPEC, kv_dtype=kv_dtype))
+    # of sparse layers, whose caches are read token by token
+    sparse = replace(SPEC, block_size=24, sparse=True)
+    assert hopper_sparse.kv_cache_shape(sparse, 3).key == (3, 24, 1, 576)
+    with pytest.raises(SpecError, match="head_size is 512"):
+        hopper_sparse.kv_cache_shape(replace(sparse, head_size=512), 3)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +101,7 @@ def test_a_cache_that_the_hardware_cannot_copy(strides: tuple[int, int], offset:
     memory = torch.zeros(5 * 16 * 600, dtype=torch.bfloat16)
     assert memory.data_ptr() % 16 == 0
     cache = memory.as_strided((3, 16, 1, 576), (*strides, 576, 1), offset)
-    with pytest.raises(BatchError, match=r"kv_cache.key has strides .* TRITON_MLA reads any"):
+    with pytest.raises(BatchError, match=r"kv_cache.key has strides .* TRITON_MLA_SPARSE read any"):
         cache_strides(cache, tokens_first=True)
 
 

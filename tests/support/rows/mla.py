@@ -20,8 +20,8 @@ MLA_ROWS: list[Row] = [
         "Hopper, fp8",
         "sm90",
         {**MLA, "kv_dtype": "fp8"},
-        "FLASHMLA/paged",
-        {"FLASH_ATTN_MLA": "kv_dtype is fp8; supported: auto, float16, bfloat16"},
+        "HOPPER_MLA",
+        {"FLASH_ATTN_MLA": "kv_dtype is fp8; supported: auto, float16, bfloat16", "FLASHMLA": "", "TRITON_MLA": ""},
     ),
     (
         "Hopper, non-causal",
@@ -75,8 +75,15 @@ MLA_ROWS: list[Row] = [
     ("CPU", "aarch64", {**MLA, "block_size": 16}, "CPU_MLA/plain", {}),
     ("CPU, a block size that is not 16", "x86_64", MLA, "TORCH_MLA", {"CPU_MLA": "block_size is 64; supported: 16"}),
     ("CPU with AMX", "x86_64_amx", MLA, "CPU_MLA/AMX", {}),
-    ("sparse, Hopper", "sm90", SPARSE, "TRITON_MLA_SPARSE", {"FLASHMLA_SPARSE": "", "FLASHINFER_MLA_SPARSE": ""}),
-    ("sparse, Hopper, fp8", "sm90", {**SPARSE, "kv_dtype": "fp8_ds_mla"}, "FLASHMLA_SPARSE/paged", {}),
+    ("sparse, Hopper", "sm90", SPARSE, "HOPPER_MLA_SPARSE", {"TRITON_MLA_SPARSE": "", "FLASHMLA_SPARSE": ""}),
+    (
+        "sparse, Hopper, fp8_ds_mla",
+        "sm90",
+        {**SPARSE, "kv_dtype": "fp8_ds_mla"},
+        "FLASHMLA_SPARSE/paged",
+        {"HOPPER_MLA_SPARSE": ""},
+    ),
+    ("sparse, Hopper, float16", "sm90", {**SPARSE, "dtype": "float16"}, "HOPPER_MLA_SPARSE", {"TRITON_MLA_SPARSE": ""}),
     ("sparse, Blackwell", "sm100", SPARSE, "FLASHMLA_SPARSE/bfloat16", {}),
     ("sparse, Blackwell with few heads", "sm100", {**SPARSE, "num_heads": 16}, "FLASHINFER_MLA_SPARSE/trtllm-gen", {}),
     (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnreg.kernels.hopper.latent_plans import HopperLatentPlan, validate_spec
+from attnreg.kernels.hopper.latents.plans import HopperLatentPlan, validate_spec
 from attnreg.kernels.mla.cache import write_latents as write_kv
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCacheShape, paged_cache_shape
 

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnreg.kernels.hopper.latents import BOXES, latent_attention_kernel
+from attnreg.kernels.hopper.latents.kernel import latent_attention_kernel
+from attnreg.kernels.hopper.latents.loads import BOXES
 from attnreg.kernels.hopper.target import require
-from attnreg.kernels.mla.cache import block_and_token
+from attnreg.kernels.mla.cache import block_and_token, paged_layout
 from attnreg.kernels.mla.plans import Launches, latent_launches
 from attnreg.kernels.triton.launch import Kernel
+from attnreg.kernels.triton.layout import FP8
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target
@@ -37,13 +39,15 @@ RANK, ROPE = 512, 64
 CONFIG = Config(64, 64, 4, 2, programs_per_sm=1)
 # the tensors of a launch in the order of the kernel's pointers: those of the call and of the batch, then its parts
 _POINTERS = (
-    "query_ptr", "output_ptr", "lse_ptr", "query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "partial_ptr",
-    "partial_lse_ptr",
+    "query_ptr", "output_ptr", "lse_ptr", "latent_ptr", "tile_scale_ptr", "kv_scale_ptr",
+    "query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "partial_ptr", "partial_lse_ptr",
 )  # fmt: skip
 # the numbers of the batch and of the call, those of its cache, and those of the launch
 _NUMBERS = ("num_reqs", "stride_table", "stride_lse")
 _CACHE = ("wide_desc", "narrow_desc")
 _LAUNCH = ("min_query_len", "max_query_len", "min_split", "softmax_scale")
+# 8-bit floats that a warpgroup converts
+_CONVERTED = (torch.float8_e4m3fn, torch.float8_e5m2)
 _ATTENTION = Kernel(latent_attention_kernel, (*_POINTERS, *_CACHE, *_NUMBERS, *_LAUNCH, "slots"))
 # a block of key lengths within which plans are alike
 _ALIKE = 256
@@ -58,12 +62,13 @@ def validate_spec(spec: AttentionSpec) -> None:
             f"head_size is {spec.head_size} and head_size_v {spec.head_size_v}; the kernel computes latents of {RANK} "
             f"with a rotary part of {ROPE}"
         )
-    if spec.dtype not in (torch.float16, torch.bfloat16) or spec.cache_dtype != spec.dtype:
+    read = spec.kv_dtype == "fp8_ds_mla" or spec.cache_dtype in (spec.dtype, *_CONVERTED)
+    if spec.dtype not in (torch.float16, torch.bfloat16) or not read:
         raise SpecError(
             f"dtype is {spec.dtype} and that of the cache {spec.cache_dtype}; the kernel computes float16 and "
-            "bfloat16, from a cache of the same"
+            "bfloat16, from a cache of the same or of 8-bit floats"
         )
-    if spec.block_size is None or spec.block_size % 16:
+    if spec.block_size is None or (spec.block_size != 1 and spec.block_size % 16):
         raise SpecError(f"block_size is {spec.block_size}; the kernel reads blocks of a multiple of 16 tokens")
 
 
@@ -86,7 +91,7 @@ def cache_strides(cache: Tensor, *, tokens_first: bool) -> CacheStrides:
         problem = (
             f"kv_cache.key has strides {list(cache.stride())} and begins {address % 16} bytes after a multiple of 16"
         )
-        rule = "here blocks and tokens begin at multiples of 16 bytes; TRITON_MLA reads any"
+        rule = "here blocks and tokens begin at multiples of 16 bytes; TRITON_MLA and TRITON_MLA_SPARSE read any"
         raise BatchError([f"{problem}; {rule}"])
     return CacheStrides(address, cache.shape[0], block, token)
 
@@ -114,21 +119,38 @@ class HopperLatentPlan:
         if not self.launches.planned:
             return
         assert call.kv_cache is not None
-        query, output, lse = call.query, call.output, call.lse
+        query, output, lse, kv_scale = call.query, call.output, call.lse, call.params.k_scale
+        strides = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first)
+        latent, scales, cache = None, None, None
         key = _VariantKey(query.stride(), output.stride(), lse is None)
-        cache = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first)
+        if not self.launches.planned[0].code.by_row:
+            cache = strides
+        else:
+            # its tensors are given, so that what runs it depends on no address
+            latent, scales = _by_row(call.kv_cache.key)
+            key = key._replace(cache=block_and_token(latent, self._tokens_first), no_kv_scale=kv_scale is None)
         # an lse is contiguous, and that of one head may have any stride
         numbers = (*self._numbers, 0 if lse is None else lse.shape[1])
         for run in self.launches.bound(key, query.shape[0], numbers, cache):
-            run((query, output, lse), self._tensors)
+            run((query, output, lse, latent, scales, kv_scale), self._tensors)
+
+
+def _by_row(cache: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A cache that is read row by row, 8-bit numbers as words, and the scales that a latent in fp8_ds_mla has."""
+    if cache.itemsize > 1:
+        return cache, None
+    scales = None if cache.dtype in FP8 else cache.view(torch.float32)[..., RANK // 4 :]
+    return cache.view(torch.int32), scales
 
 
 class _VariantKey(NamedTuple):
-    """The facts about a call's tensors that the kernel's code depends on."""
+    """The facts about a call's tensors that the kernel's code depends on; cache: strides of one read row by row."""
 
     query: tuple[int, ...]
     output: tuple[int, ...]
     no_lse: bool
+    no_kv_scale: bool = True
+    cache: tuple[int, int] = (0, 0)
 
 
 class _Code(NamedTuple):
@@ -141,6 +163,8 @@ class _Code(NamedTuple):
     causal: bool
     one_tile: bool
     split: bool
+    by_row: bool
+    fp8: str
 
     @property
     def options(self) -> Mapping[str, int]:
@@ -148,8 +172,8 @@ class _Code(NamedTuple):
 
     @property
     def box(self) -> int:
-        """The rows that are fetched at once: they lie in one block."""
-        return math.gcd(self.block_size, CONFIG.block_n)
+        """The rows that the copy engine fetches at once: they lie in one block."""
+        return CONFIG.block_n if self.by_row else math.gcd(self.block_size, CONFIG.block_n)
 
     def constants(self, key: _VariantKey) -> Mapping[str, Any]:
         return {
@@ -157,7 +181,7 @@ class _Code(NamedTuple):
             "Q_HEAD": key.query[1],
             "OUT_TOKEN": key.output[0],
             "OUT_HEAD": key.output[1],
-            "BLOCK_SIZE": self.block_size,
+            "CACHE": paged_layout(self.block_size, key.cache, RANK, self.fp8),
             "BOX": self.box,
             "NUM_HEADS": self.num_heads,
             "HEADS": self.heads,
@@ -166,8 +190,10 @@ class _Code(NamedTuple):
             "SPLIT": self.split,
         }
 
-    def descriptors(self, cache: CacheStrides) -> Mapping[str, Any]:
+    def descriptors(self, cache: CacheStrides | None) -> Mapping[str, Any]:
         """The kernel's arguments that describe a cache. They hold its address alone: a plan keeps no cache alive."""
+        if cache is None:
+            return dict.fromkeys(_CACHE)
         base = SimpleNamespace(data_ptr=lambda: cache.address, dtype=self.dtype)
         shape = [cache.blocks, self.block_size // 8, (RANK + ROPE) // 64, 8, 64]
         strides = [cache.block, 8 * cache.token, 64, cache.token, 1]
@@ -188,7 +214,7 @@ class _PlannedLaunch:
         self.values = chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.softmax_scale
         self.variant = _ATTENTION.variant(device, code)
 
-    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...], cache: CacheStrides) -> Run:
+    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...], cache: CacheStrides | None) -> Run:
         """What computes the requests of this launch, of calls with so many rows of queries, padding included."""
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
         named = dict(zip((*_NUMBERS, *_LAUNCH, "slots"), (*numbers, *self.values, 0), strict=True))
@@ -227,6 +253,8 @@ def _launches(
             causal=causal,
             one_tile=one.one_tile,
             split=one.splits > 1,
+            by_row=spec.cache_dtype != spec.dtype or spec.block_size % 16 > 0,
+            fp8=FP8.get(torch.float8_e4m3fn if spec.kv_dtype == "fp8_ds_mla" else spec.cache_dtype, ""),
         )
         planned.append(_PlannedLaunch(spec, one, len(queries), device, code))
     return Launches(planned)

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, no-untyped-call, assignment"
-# ruff: noqa: N803, N806, RUF005 (constexprs are written in capitals, and Gluon unpacks no tuples)
+# ruff: noqa: N803, N806 (constexprs are written in capitals)
 """The decode kernel of MLA for SM 9.0, in Gluon: absorbed queries against a paged cache of latents of 512 + 64.
 
-A program computes 64 rows, query heads of one or more queries of a request, over tiles of 64 keys. A warp fetches the
-tiles, each as its left half, its right half and its rotary part; two buffers hold them. The left warpgroup computes
-scores, weights, and the left half of the outputs; the right warpgroup the right half, from the weights that the left
-one hands over. Tiles are walked from the last one: only the first tiles that a program meets have keys that rows do
-not see.
+A program computes 64 rows, query heads of one or more queries of a request, over tiles of 64 keys. A warp or a
+warpgroup of `loads` brings the tiles, each as its left half, its right half and its rotary part; two buffers hold them.
+The left warpgroup computes scores, weights, and the left half of the outputs; the right warpgroup the right half, from
+the weights that the left one hands over. Tiles are walked from the last one: only the first tiles that a program meets
+have keys that rows do not see.
 
 Arguments in capitals are constants.
 """
@@ -16,13 +16,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from attnreg.kernels.hopper.latent_outputs import (
+from attnreg.kernels.hopper.latents.loads import BOXES, CONVERTERS, KEYS, ROPE, bring, half_of, rotary_of
+from attnreg.kernels.hopper.latents.outputs import (
     HALF,
     OUTPUTS,
     ROWS,
@@ -33,15 +33,11 @@ from attnreg.kernels.hopper.latent_outputs import (
     store_half,
     store_sums,
 )
-from attnreg.kernels.hopper.memory import in_groups
 from attnreg.kernels.triton.softmax import LOG2_E, LOWEST
 
-KEYS, ROPE = (gl.constexpr(n) for n in (64, 64))
-# a half tile as its copies write it, [boxes, groups of 8 rows, parts of 64 columns, rows, columns], one for each box. A
-# copy for each 64 columns, of which a tile has 36 over pages of 16, took up to 19 % more time on an H200
-BOXES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5))
-IN_GROUPS = gl.constexpr(in_groups(KEYS.value, HALF.value, HALF.value))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+# the numbers that are said of a tile, a power of 2
+FACTS = gl.constexpr(8)
 NARROW_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
@@ -58,71 +54,41 @@ def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
 
 
 @gluon.jit
+def _tell(facts, req, first_token, tile, query_len, slots, stride_lse):
+    """Writes what the warpgroups are to know of the tile: a number that is given to them takes a register for all of
+    their loop."""
+    i = gl.arange(0, FACTS, LANES)
+    x = gl.where(i == 0, req, 0) + gl.where(i == 1, first_token, 0) + gl.where(i == 2, tile, 0)
+    facts.store(x + gl.where(i == 3, query_len, 0) + gl.where(i == 4, slots, 0) + gl.where(i == 5, stride_lse, 0))
+
+
+@gluon.jit
+def _told(facts, N: gl.constexpr):
+    """Returns number N that was said of the tile."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([FACTS], [32], [4], [0])
+    return gl.sum(gl.where(gl.arange(0, FACTS, LAYOUT) == N, facts.load(LAYOUT), 0), 0)
+
+
+@gluon.jit
+def _tile(facts):
+    """Returns the tile's request, its first token, the tile of it, and its queries; 0 where another launch has them."""
+    return _told(facts, 0), _told(facts, 1), _told(facts, 2), _told(facts, 3)
+
+
+@gluon.jit
 def _load_query(
-    query_ptr, first_token, tile, head_tile, query_len, shared,
+    query_ptr, first_token, tile, query_len, shared,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr,
     FIRST: gl.constexpr, SIZE: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Copies SIZE columns of the rows' queries, from the first on, to shared memory; rows that do not exist are 0."""
-    token, head, exists = rows_of_tile(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, LAYOUT))
-    offs = (first_token + token) * Q_TOKEN + head.to(gl.int64) * Q_HEAD + FIRST
+    token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, LAYOUT))
+    offs = (first_token + token).to(gl.int64) * Q_TOKEN + head.to(gl.int64) * Q_HEAD + FIRST
     columns = gl.arange(0, SIZE, gl.SliceLayout(0, LAYOUT))
-    shared.store(gl.load(query_ptr + offs[:, None] + columns[None, :], mask=exists[:, None], other=0.0))
-
-
-@gluon.jit
-def _load_pages(block_table_ptr, n, last_block, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr):
-    """Returns the cache blocks of the boxes of the tile of keys from n on; of a box past the last block, that."""
-    blocks = ()
-    for x in gl.static_range(KEYS // BOX):
-        blocks = blocks + (gl.load(block_table_ptr + gl.minimum((n + x * BOX) // BLOCK_SIZE, last_block)),)
-    return blocks
-
-
-@gluon.jit
-def _fetch(
-    wide_desc, narrow_desc, left, right, rope, left_full, left_empty, right_full, right_empty,
-    block_table_ptr, start, tiles, last_block, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
-):  # fmt: skip
-    """Fetches the tiles of keys from `start` on, the last one first."""
-    if tiles > 0:
-        first = start + (tiles - 1) * KEYS
-        pages = _load_pages(block_table_ptr, first, last_block, BLOCK_SIZE, BOX)
-        for i in range(tiles):
-            n = first - i * KEYS
-            now = pages
-            stage, free = i & 1, ((i >> 1) & 1) ^ 1
-            mbarrier.wait(left_empty.index(stage), free)
-            mbarrier.expect(left_full.index(stage), KEYS * HALF * 2)
-            for x in gl.static_range(KEYS // BOX):
-                group = (n + x * BOX) % BLOCK_SIZE // 8
-                tma.async_copy_global_to_shared(
-                    wide_desc, [now[x], group, 0, 0, 0], left_full.index(stage), left.index(stage).slice(x, 1, 0)
-                )
-            # the next tile's blocks are there before its memory is free
-            pages = _load_pages(block_table_ptr, gl.maximum(n - KEYS, 0), last_block, BLOCK_SIZE, BOX)
-            mbarrier.wait(right_empty.index(stage), free)
-            mbarrier.expect(right_full.index(stage), KEYS * (HALF + ROPE) * 2)
-            for x in gl.static_range(KEYS // BOX):
-                group = (n + x * BOX) % BLOCK_SIZE // 8
-                tma.async_copy_global_to_shared(
-                    wide_desc, [now[x], group, 4, 0, 0], right_full.index(stage), right.index(stage).slice(x, 1, 0)
-                )
-                tma.async_copy_global_to_shared(
-                    narrow_desc, [now[x], group, 8, 0, 0], right_full.index(stage), rope.index(stage).slice(x, 1, 0)
-                )
-
-
-@gluon.jit
-def _half(tiles, i):
-    """Returns half i of the tiles, as products read it: [64, 256]."""
-    return tiles.index(i)._reinterpret(tiles.dtype, [KEYS, HALF], IN_GROUPS)
-
-
-@gluon.jit
-def _rotary(tiles, i):
-    """Returns the rotary part of tile i, as products read it: [64, 64]."""
-    return tiles.index(i)._reinterpret(tiles.dtype, [KEYS, ROPE], SWIZZLED)
+    query = gl.load(query_ptr + offs[:, None] + columns[None, :], mask=exists[:, None], other=0.0)
+    if gl.float16 == shared.dtype and query.dtype != gl.float16:
+        query = gl.minimum(gl.maximum(query.to(gl.float32), -65504.0), 65504.0)
+    shared.store(query.to(shared.dtype))
 
 
 @gluon.jit
@@ -149,13 +115,23 @@ def _sums_of_lanes(p):
 
 
 @gluon.jit
+def _factor(row_sum, kv_scale_ptr):
+    """Returns what the rows' sums of latents are multiplied with: one over that of weights, and the cache's scale."""
+    factor = 1.0 / gl.where(row_sum > 0, row_sum, 1.0)
+    if kv_scale_ptr is not None:
+        factor = factor * gl.load(kv_scale_ptr)
+    return factor
+
+
+@gluon.jit
 def _left(
-    query_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr,
+    query_ptr, output_ptr, lse_ptr, kv_scale_ptr, partial_ptr, partial_lse_ptr,
     query_left, query_rope, query_right, left, right, rope, weights, factors,
     query_full, left_full, left_empty, right_full, right_empty, weights_full, weights_empty,
-    req, first_token, tile, head_tile, query_len, kv_len, start, stop, tiles, unit, stride_lse, slots,
+    facts, kv_len, start, stop, tiles, unit,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
-    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr, SPLIT: gl.constexpr, DTYPE: gl.constexpr,
+    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr, SPLIT: gl.constexpr, BY_ROW: gl.constexpr,
+    DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Scores, weights, and the left half of the outputs."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
@@ -164,23 +140,29 @@ def _left(
     row_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     acc = gl.zeros([ROWS, HALF], gl.float32, OUTPUTS)
     if tiles > 0:
+        _, first_token, tile, query_len = _tile(facts)
         context = kv_len - query_len
-        token, _, _ = rows_of_tile(tile, head_tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
-        _load_query(query_ptr, first_token, tile, head_tile, query_len, query_left, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+        token, _, _ = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
+        _load_query(query_ptr, first_token, tile, query_len, query_left, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
                     0, HALF, WIDE_ROWS)  # fmt: skip
-        _load_query(query_ptr, first_token, tile, head_tile, query_len, query_rope, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+        _load_query(query_ptr, first_token, tile, query_len, query_rope, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
                     2 * HALF, ROPE, NARROW_ROWS)  # fmt: skip
         fence_async_shared()
         zeros = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
+        # the first key that a row may not see
+        hidden = context + tile * (ROWS // HEADS) + 1
         n = start + (tiles - 1) * KEYS
+        if kv_scale_ptr is not None:
+            unit = unit * gl.load(kv_scale_ptr)
         mbarrier.wait(left_full.index(0), 0)
-        if stop - n < KEYS:
-            _clear_rows(_half(left, 0), stop - n)
-        s = warpgroup_mma(query_left, _half(left, 0).permute([1, 0]), zeros, use_acc=False, is_async=True)
+        if not BY_ROW:  # noqa: SIM102 (the compiler decides the first, the device the second)
+            if stop - n < KEYS:
+                _clear_rows(half_of(left, 0), stop - n)
+        s = warpgroup_mma(query_left, half_of(left, 0).permute([1, 0]), zeros, use_acc=False, is_async=True)
         mbarrier.wait(query_full, 0)
         mbarrier.wait(right_full.index(0), 0)
-        s = warpgroup_mma(query_right, _half(right, 0).permute([1, 0]), s, is_async=True)
-        s = warpgroup_mma(query_rope, _rotary(rope, 0).permute([1, 0]), s, is_async=True)
+        s = warpgroup_mma(query_right, half_of(right, 0).permute([1, 0]), s, is_async=True)
+        s = warpgroup_mma(query_rope, rotary_of(rope, 0).permute([1, 0]), s, is_async=True)
         s = warpgroup_mma_wait(0, [s])
         mbarrier.arrive(right_empty.index(0))
         s = _masked(s, n, token, context, kv_len, CAUSAL)
@@ -195,19 +177,19 @@ def _left(
         for i in range(1, tiles):
             stage, full = i & 1, (i >> 1) & 1
             n -= KEYS
-            acc = warpgroup_mma(operand, _half(left, stage ^ 1), acc, is_async=True)
+            acc = warpgroup_mma(operand, half_of(left, stage ^ 1), acc, is_async=True)
             mbarrier.wait(left_full.index(stage), full)
-            s = warpgroup_mma(query_left, _half(left, stage).permute([1, 0]), zeros, use_acc=False, is_async=True)
-            mbarrier.wait(right_full.index(stage), full)
-            s = warpgroup_mma(query_right, _half(right, stage).permute([1, 0]), s, is_async=True)
-            s = warpgroup_mma(query_rope, _rotary(rope, stage).permute([1, 0]), s, is_async=True)
-            acc = warpgroup_mma_wait(3, [acc])
+            s = warpgroup_mma(query_left, half_of(left, stage).permute([1, 0]), zeros, use_acc=False, is_async=True)
+            acc = warpgroup_mma_wait(1, [acc])
             mbarrier.arrive(left_empty.index(stage ^ 1))
+            mbarrier.wait(right_full.index(stage), full)
+            s = warpgroup_mma(query_right, half_of(right, stage).permute([1, 0]), s, is_async=True)
+            s = warpgroup_mma(query_rope, rotary_of(rope, stage).permute([1, 0]), s, is_async=True)
             s = warpgroup_mma_wait(0, [s])
             mbarrier.arrive(right_empty.index(stage))
             if CAUSAL and HEADS * 2 <= ROWS:  # noqa: SIM102 (the compiler decides the first, the device the second)
                 # queries of one tile of rows end at different keys, and these may be in two tiles
-                if n + KEYS > context + tile * (ROWS // HEADS) + 1:
+                if n + KEYS > hidden:
                     s = _masked(s, n, token, context, kv_len, CAUSAL)
             new_max = gl.maximum(row_max, gl.max(s, 1) * unit)
             p = gl.exp2(s * unit - new_max[:, None])
@@ -221,17 +203,18 @@ def _left(
             sums = sums * gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout))[:, None] + _sums_of_lanes(p)
             operand = gl.convert_layout(p16, WEIGHTS)
             acc = acc * gl.convert_layout(factor, OF_ROWS)[:, None]
-        acc = warpgroup_mma(operand, _half(left, (tiles - 1) & 1), acc, is_async=True)
+        acc = warpgroup_mma(operand, half_of(left, (tiles - 1) & 1), acc, is_async=True)
         row_sum = gl.convert_layout(gl.sum(sums, 1), gl.SliceLayout(1, SCORES))
         mbarrier.wait(weights_empty, (tiles & 1) ^ 1)
-        factors.store(1.0 / gl.where(row_sum > 0, row_sum, 1.0))
+        factors.store(_factor(row_sum, kv_scale_ptr))
         mbarrier.arrive(weights_full)
         acc = warpgroup_mma_wait(0, [acc])
+    req, first_token, tile, query_len = _tile(facts)
     if tiles > 0 or not SPLIT:
-        factor = gl.convert_layout(1.0 / gl.where(row_sum > 0, row_sum, 1.0), OF_ROWS)
-        store_half(output_ptr, partial_ptr, acc, factor, left, slots, req, first_token, tile, head_tile, query_len,
+        factor = gl.convert_layout(_factor(row_sum, kv_scale_ptr), OF_ROWS)
+        store_half(output_ptr, partial_ptr, acc, factor, left, _told(facts, 4), req, first_token, tile, query_len,
                     OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, 0, SPLIT)  # fmt: skip
-    store_sums(lse_ptr, partial_lse_ptr, row_max, row_sum, stride_lse, slots, req, first_token, tile, head_tile,
+    store_sums(lse_ptr, partial_lse_ptr, row_max, row_sum, _told(facts, 5), _told(facts, 4), req, first_token, tile,
                 query_len, NUM_HEADS, HEADS, SPLIT)  # fmt: skip
 
 
@@ -239,9 +222,9 @@ def _left(
 def _right(
     query_ptr, output_ptr, partial_ptr, query_right, right, weights, factors,
     query_full, right_full, right_empty, weights_full, weights_empty,
-    req, first_token, tile, head_tile, query_len, start, stop, tiles, slots,
+    facts, start, stop, tiles,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
-    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr,
+    NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, SPLIT: gl.constexpr, BY_ROW: gl.constexpr,
 ):  # fmt: skip
     """The right half of the outputs, from the weights of the left warpgroup."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
@@ -249,14 +232,16 @@ def _right(
     acc = gl.zeros([ROWS, HALF], gl.float32, OUTPUTS)
     factor = gl.full([ROWS], 1.0, gl.float32, OF_ROWS)
     if tiles > 0:
-        _load_query(query_ptr, first_token, tile, head_tile, query_len, query_right, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
+        _, first_token, tile, query_len = _tile(facts)
+        _load_query(query_ptr, first_token, tile, query_len, query_right, Q_TOKEN, Q_HEAD, NUM_HEADS, HEADS,
                     HALF, HALF, WIDE_ROWS)  # fmt: skip
         fence_async_shared()
         mbarrier.arrive(query_full)
         mbarrier.wait(right_full.index(0), 0)
         count = stop - (start + (tiles - 1) * KEYS)
-        if count < KEYS:
-            _clear_rows(_half(right, 0), count)
+        if not BY_ROW:  # noqa: SIM102 (as above)
+            if count < KEYS:
+                _clear_rows(half_of(right, 0), count)
         for i in range(tiles):
             stage = i & 1
             mbarrier.wait(weights_full, i & 1)
@@ -265,13 +250,14 @@ def _right(
             mbarrier.arrive(weights_empty)
             acc = acc * factor[:, None]
             mbarrier.wait(right_full.index(stage), (i >> 1) & 1)
-            acc = warpgroup_mma(operand, _half(right, stage), acc, is_async=True)
+            acc = warpgroup_mma(operand, half_of(right, stage), acc, is_async=True)
             acc = warpgroup_mma_wait(0, [acc])
             mbarrier.arrive(right_empty.index(stage))
         mbarrier.wait(weights_full, tiles & 1)
         factor = factors.load(OF_ROWS)
     if tiles > 0 or not SPLIT:
-        store_half(output_ptr, partial_ptr, acc, factor, right, slots, req, first_token, tile, head_tile, query_len,
+        req, first_token, tile, query_len = _tile(facts)
+        store_half(output_ptr, partial_ptr, acc, factor, right, _told(facts, 4), req, first_token, tile, query_len,
                     OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, HALF, SPLIT)  # fmt: skip
 
 
@@ -281,30 +267,34 @@ def _right(
         "slots",
     ],
     do_not_specialize_on_alignment=[
-        "lse_ptr", "query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr", "partial_ptr", "partial_lse_ptr",
+        "lse_ptr", "latent_ptr", "tile_scale_ptr", "kv_scale_ptr", "query_start_loc_ptr", "seq_lens_ptr",
+        "block_table_ptr", "partial_ptr", "partial_lse_ptr",
     ],
 )  # fmt: skip
 def latent_attention_kernel(
-    query_ptr, output_ptr, lse_ptr, query_start_loc_ptr, seq_lens_ptr, block_table_ptr, partial_ptr, partial_lse_ptr,
-    wide_desc, narrow_desc, num_reqs, min_query_len, max_query_len, min_split, stride_table, stride_lse, softmax_scale,
-    slots,
+    query_ptr, output_ptr, lse_ptr, latent_ptr, tile_scale_ptr, kv_scale_ptr,
+    query_start_loc_ptr, seq_lens_ptr, block_table_ptr, partial_ptr, partial_lse_ptr, wide_desc, narrow_desc,
+    num_reqs, min_query_len, max_query_len, min_split, stride_table, stride_lse, softmax_scale, slots,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr, OUT_TOKEN: gl.constexpr, OUT_HEAD: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr,
+    CACHE: gl.constexpr, BOX: gl.constexpr, NUM_HEADS: gl.constexpr, HEADS: gl.constexpr, CAUSAL: gl.constexpr,
     ONE_TILE: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Computes the requests that have from min_query_len to max_query_len queries; leaves the others alone.
 
     Grid, tiles, splits and parts are those of `attnreg.kernels.mla.decode`. wide_desc, narrow_desc: the cache
     in boxes of BOX rows, of 256 columns and of 64; its dimensions are blocks, groups of 8 rows, groups of 64 columns,
-    rows and columns.
+    rows and columns. Or None, where latent_ptr is the cache: 8-bit numbers as words of 32 bits, in which its strides
+    are counted. tile_scale_ptr: None, or the scales of tiles of a latent, in the same memory. kv_scale_ptr: None, or
+    the scale of all latents. CACHE: the `CacheLayout` of the latents.
     """
     if SPLIT:
         # the merge may be set up while this kernel still runs; it waits for the results itself
         gdc_launch_dependents()
-    DTYPE: gl.constexpr = query_ptr.dtype.element_ty
+    # float16 holds every 8-bit float exactly, but not one with the scale of its tile
+    EXACT: gl.constexpr = CACHE.fp8 != "" and tile_scale_ptr is None
+    DTYPE: gl.constexpr = gl.float16 if EXACT else query_ptr.dtype.element_ty
     BLOCK_Q: gl.constexpr = ROWS // HEADS
     HEAD_TILES: gl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
-    head_tile = gl.program_id(0) % HEAD_TILES
     tile = gl.program_id(0) // HEAD_TILES
     req = tile
     if ONE_TILE:
@@ -313,10 +303,10 @@ def latent_attention_kernel(
         # a causal request's last tiles have the most keys: they begin first
         tile = gl.num_programs(0) // HEAD_TILES - 1 - tile
         req = _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q)
-    first_token = gl.load(query_start_loc_ptr + req).to(gl.int64)
-    query_len = (gl.load(query_start_loc_ptr + req + 1) - first_token).to(gl.int32)
+    first_token = gl.load(query_start_loc_ptr + req)
+    query_len = gl.load(query_start_loc_ptr + req + 1) - first_token
     if not ONE_TILE:
-        tile -= (first_token // BLOCK_Q).to(gl.int32) + req
+        tile -= first_token // BLOCK_Q + req
     kv_len = gl.load(seq_lens_ptr + req)
     mine = (tile * BLOCK_Q < query_len) & (query_len >= min_query_len) & (query_len <= max_query_len)
     stop = kv_len
@@ -328,9 +318,8 @@ def latent_attention_kernel(
         start = gl.program_id(1) * ((share + KEYS - 1) // KEYS * KEYS)
         stop = gl.minimum(start + (share + KEYS - 1) // KEYS * KEYS, stop)
     tiles = gl.where(mine, gl.maximum(stop - start + KEYS - 1, 0) // KEYS, 0)
-    rows = gl.where(mine, query_len, 0)
     block_table_ptr += req.to(gl.int64) * stride_table
-    last_block = gl.maximum(stop - 1, 0) // BLOCK_SIZE
+    last_block = gl.maximum(stop - 1, 0) // CACHE.block_size
 
     query_left = gl.allocate_shared_memory(DTYPE, [ROWS, HALF], SWIZZLED)
     query_right = gl.allocate_shared_memory(DTYPE, [ROWS, HALF], SWIZZLED)
@@ -340,6 +329,8 @@ def latent_attention_kernel(
     rope = gl.allocate_shared_memory(DTYPE, [2, KEYS // BOX, BOX // 8, ROPE // 64, 8, 64], BOXES)
     weights = gl.allocate_shared_memory(DTYPE, [ROWS, KEYS], SWIZZLED)
     factors = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
+    facts = gl.allocate_shared_memory(gl.int32, [FACTS], PLAIN)
+    _tell(facts, req, first_token, tile, gl.where(mine, query_len, 0), slots, stride_lse)
     query_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     weights_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     weights_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -357,17 +348,21 @@ def latent_attention_kernel(
         # both warpgroups read the right half
         mbarrier.init(right_empty.index(i), count=2)
     fence_async_shared()
+    BY_ROW: gl.constexpr = wide_desc is None
+    CONVERTS: gl.constexpr = BY_ROW and CACHE.fp8 != ""
     # the tuples are written in place: in a variable, their constants would become tensors
     gl.warp_specialize([
-        (_left, (query_ptr, output_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_left, query_rope, query_right,
-                 left, right, rope, weights, factors, query_full, left_full, left_empty, right_full, right_empty,
-                 weights_full, weights_empty, req, first_token, tile, head_tile, rows, kv_len, start, stop, tiles,
-                 softmax_scale * LOG2_E, stride_lse, slots, Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS,
-                 CAUSAL, SPLIT, DTYPE)),
+        (_left, (query_ptr, output_ptr, lse_ptr, kv_scale_ptr, partial_ptr, partial_lse_ptr, query_left, query_rope,
+                 query_right, left, right, rope, weights, factors, query_full, left_full, left_empty, right_full,
+                 right_empty, weights_full, weights_empty, facts, kv_len, start, stop, tiles, softmax_scale * LOG2_E,
+                 Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, CAUSAL, SPLIT, BY_ROW,
+                 DTYPE)),
         (_right, (query_ptr, output_ptr, partial_ptr, query_right, right, weights, factors, query_full, right_full,
-                  right_empty, weights_full, weights_empty, req, first_token, tile, head_tile, rows, start, stop, tiles,
-                  slots, Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_HEADS, HEADS, SPLIT)),
-        (_fetch, (wide_desc, narrow_desc, left, right, rope, left_full, left_empty, right_full, right_empty,
-                  block_table_ptr, start, tiles, last_block, BLOCK_SIZE, BOX)),
-        # the addresses of many boxes take registers
-    ], [4, 1], [216 if BOX == KEYS else 208, 24 if BOX == KEYS else 40])  # fmt: skip
+                  right_empty, weights_full, weights_empty, facts, start, stop, tiles, Q_TOKEN, Q_HEAD, OUT_TOKEN,
+                  OUT_HEAD, NUM_HEADS, HEADS, SPLIT, BY_ROW)),
+        (bring, (wide_desc, narrow_desc, latent_ptr, tile_scale_ptr, left, right, rope, left_full, left_empty,
+                 right_full, right_empty, block_table_ptr, start, stop, tiles, last_block, CACHE, BOX)),
+        # who converts needs registers for a tile; the addresses of many boxes take some too
+    ], [4, CONVERTERS if CONVERTS else 4 if BY_ROW else 1],
+       [176 if CONVERTS else 216 if BOX == KEYS else 208,
+        112 if CONVERTS else 24 if BOX == KEYS and not BY_ROW else 40])  # fmt: skip
