@@ -44,7 +44,7 @@ _POINTERS = (
 _NUMBERS = ("num_reqs", "stride_table", "stride_lse")
 _CACHE = ("wide_desc", "narrow_desc")
 _LAUNCH = ("min_query_len", "max_query_len", "min_split", "softmax_scale")
-_ATTENTION = Kernel(latent_attention_kernel, (*_POINTERS, *_CACHE, *_NUMBERS, *_LAUNCH, "slots"))
+_ATTENTION = Kernel(latent_attention_kernel, (*_POINTERS, *_CACHE, *_NUMBERS, *_LAUNCH, "slots"), _CACHE)
 # a block of key lengths within which plans are alike
 _ALIKE = 256
 
@@ -119,8 +119,10 @@ class HopperLatentPlan:
         cache = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first)
         # an lse is contiguous, and that of one head may have any stride
         numbers = (*self._numbers, 0 if lse is None else lse.shape[1])
-        for run in self.launches.bound(key, query.shape[0], numbers, cache):
-            run((query, output, lse), self._tensors)
+        code = self.launches.planned[0].code
+        descriptors = _descriptors(code.dtype, code.block_size, code.box, cache)
+        for run in self.launches.bound(key, query.shape[0], numbers):
+            run((query, output, lse), self._tensors, descriptors)
 
 
 class _VariantKey(NamedTuple):
@@ -166,16 +168,18 @@ class _Code(NamedTuple):
             "SPLIT": self.split,
         }
 
-    def descriptors(self, cache: CacheStrides) -> Mapping[str, Any]:
-        """The kernel's arguments that describe a cache. They hold its address alone: a plan keeps no cache alive."""
-        base = SimpleNamespace(data_ptr=lambda: cache.address, dtype=self.dtype)
-        shape = [cache.blocks, self.block_size // 8, (RANK + ROPE) // 64, 8, 64]
-        strides = [cache.block, 8 * cache.token, 64, cache.token, 1]
-        wide, narrow = (
-            TensorDescriptor(base, shape, strides, [1, self.box // 8, columns // 64, 8, 64], BOXES.value)
-            for columns in (RANK // 2, ROPE)
-        )
-        return {"wide_desc": wide, "narrow_desc": narrow}
+
+@functools.lru_cache(maxsize=1024)
+def _descriptors(dtype: torch.dtype, block_size: int, box: int, cache: CacheStrides) -> tuple[Any, Any]:
+    """The kernel's arguments that describe a cache. They hold its address alone and keep no cache alive."""
+    base = SimpleNamespace(data_ptr=lambda: cache.address, dtype=dtype)
+    shape = [cache.blocks, block_size // 8, (RANK + ROPE) // 64, 8, 64]
+    strides = [cache.block, 8 * cache.token, 64, cache.token, 1]
+    wide, narrow = (
+        TensorDescriptor(base, shape, strides, [1, box // 8, columns // 64, 8, 64], BOXES.value)
+        for columns in (RANK // 2, ROPE)
+    )
+    return wide, narrow
 
 
 class _PlannedLaunch:
@@ -188,11 +192,14 @@ class _PlannedLaunch:
         self.values = chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.softmax_scale
         self.variant = _ATTENTION.variant(device, code)
 
-    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...], cache: CacheStrides) -> Run:
-        """What computes the requests of this launch, of calls with so many rows of queries, padding included."""
+    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...]) -> Run:
+        """What computes the requests of this launch, of calls with so many rows of queries, padding included.
+
+        It is given the `_descriptors` of a call's cache: whoever makes a cache for each call has others each time.
+        """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
-        named = dict(zip((*_NUMBERS, *_LAUNCH, "slots"), (*numbers, *self.values, 0), strict=True))
-        named |= self.code.descriptors(cache)
+        values = (None, None, *numbers, *self.values, 0)
+        named = dict(zip((*_CACHE, *_NUMBERS, *_LAUNCH, "slots"), values, strict=True))
         merge_key = MergeKey(key.output, None, not key.no_lse, False)
         return run_of(self.variant, self.merge, key, grid, rows, named, merge_key, _merged)
 
