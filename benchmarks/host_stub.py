@@ -6,6 +6,7 @@ figures of a GPU.
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,14 @@ import torch
 import triton  # type: ignore[import-untyped]
 
 from attnreg import Platform
+from attnreg.kernels.hopper import attention, decode_plans
+from attnreg.kernels.hopper.latents import plans as latent_plans
+from attnreg.kernels.hopper.prompts import plans as prompt_plans
 from attnreg.kernels.triton import cache, plans
 from attnreg.kernels.triton.launch import Variant
 from attnreg.kernels.triton.target import target_for
 from attnreg.runtime import ops
+from attnreg.runtime.states import memory
 
 # tensors of this device have no memory to read, so planning takes the paths of a GPU's tensors
 DEVICE = "meta"
@@ -39,7 +44,17 @@ class CudaLauncher:
 def install() -> None:
     """Puts the stand-ins in their places, for the rest of the process."""
     target = target_for("cuda", 90, 132)
-    plans.target_of = cache.target_of = lambda device: target  # type: ignore[assignment, attr-defined]
+    for module, name in (
+        (plans, "target_of"), (cache, "target_of"), (decode_plans, "target_of"), (prompt_plans, "target_of"),
+        (attention, "require"), (latent_plans, "require"),
+    ):  # fmt: skip
+        setattr(module, name, lambda device: target)
+    # all begin at address 0; a cache that is made for each call is in another place each time
+    memory.share_memory = lambda x, y, *, may_be_alias: False
+    strides, places = latent_plans.cache_strides, itertools.cycle(range(0, 1 << 26, 1 << 10))
+    latent_plans.cache_strides = lambda cache, *, tokens_first: strides(cache, tokens_first=tokens_first)._replace(
+        address=next(places)
+    )
     compiled = SimpleNamespace(run=CudaLauncher(), function=1, packed_metadata=())
 
     def compile_nothing(variant: Variant, key: Any, facts: Any, grid: Any, values: Any) -> None:
@@ -54,6 +69,9 @@ def install() -> None:
             ops._library.impl(f"unified_{name}", function, "Meta", allow_override=True)
     _quick()
     _transformers()
+    # attnreg tells tensors without memory apart, and PyTorch knows no autocast of theirs
+    torch.Tensor.is_meta = False
+    torch.is_autocast_enabled = lambda *device: False
 
 
 def _quick() -> None:
@@ -61,7 +79,7 @@ def _quick() -> None:
 
     They take several times as long as of a GPU's tensors.
     """
-    split, new_empty = torch.Tensor.unsafe_split_with_sizes, torch.Tensor.new_empty
+    split, new_empty, cat = torch.Tensor.unsafe_split_with_sizes, torch.Tensor.new_empty, torch.cat
 
     def quick_split(whole: torch.Tensor, sizes: list[int]) -> Any:
         return (
@@ -69,11 +87,18 @@ def _quick() -> None:
         )
 
     def quick_empty(like: torch.Tensor, *size: Any, **types: Any) -> torch.Tensor:
-        if not like.is_meta:
+        if like.device.type != DEVICE:
             return new_empty(like, *size, **types)
         return torch.empty(*size, device=DEVICE, **{"dtype": like.dtype, **types})
 
+    def quick_product(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.empty(*x.shape[:2], y.shape[2], dtype=x.dtype, device=DEVICE) if out is None else out
+
+    def quick_cat(tensors: Any, dim: int = 0, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return cat(tensors, dim) if out is None else out
+
     torch.Tensor.unsafe_split_with_sizes, torch.Tensor.new_empty = quick_split, quick_empty  # type: ignore[assignment]
+    torch.bmm, torch.cat = quick_product, quick_cat  # type: ignore[assignment]
 
 
 def _transformers() -> None:
@@ -85,6 +110,7 @@ def _transformers() -> None:
 
     import attnreg.integrations.transformers as transformers_attention
     from attnreg.integrations.transformers.fetched import Fetched
+    from attnreg.integrations.transformers.latent import modules
     from attnreg.runtime import arguments
 
     def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -93,9 +119,11 @@ def _transformers() -> None:
 
     # true, and a position in a static cache
     yes: Any = torch.tensor(4096)
-    places: Any = arguments, masking_utils, torch.Tensor, Fetched, torch.nn.functional
-    names = "validate_device", "fast_all", "all", "get", "scaled_dot_product_attention"
-    answers: Any = lambda platform: None, lambda told: yes, lambda told: yes, lambda fetched: yes, attended
+    places: Any = arguments, masking_utils, torch.Tensor, Fetched, torch.nn.functional, modules
+    names = "validate_device", "fast_all", "all", "get", "scaled_dot_product_attention", "_is_product"
+    answers: Any = (
+        lambda platform: None, lambda told: yes, lambda told: yes, lambda fetched: yes, attended, lambda *given: True,
+    )  # fmt: skip
     for place, name, answer in zip(places, names, answers, strict=True):
         setattr(place, name, answer)
     transformers_attention.register(platform=PLATFORM)

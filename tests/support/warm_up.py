@@ -15,8 +15,8 @@ import torch
 
 from attnreg.kernels import triton_attn, triton_mla
 from attnreg.kernels.hopper import attention as hopper_attn
-from attnreg.kernels.hopper import latent_plans
 from attnreg.kernels.hopper.latents import attention as hopper_mla
+from attnreg.kernels.hopper.latents import plans as latent_plans
 from attnreg.kernels.hopper.packed import attention as hopper_turboquant
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans

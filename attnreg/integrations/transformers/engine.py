@@ -25,7 +25,7 @@ from attnreg.integrations.transformers.compressed.layers import CompressedLayers
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.latent.layers import LatentLayers
 from attnreg.integrations.transformers.latent.lazy import latents_of
-from attnreg.integrations.transformers.sites import Found, Run, Sites
+from attnreg.integrations.transformers.sites import Found, Run, Site, Sites
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import UnclaimedError
@@ -107,8 +107,9 @@ class Engine:
             self.refuse_unknown(module, dropout, more)
         plain = position_bias is indices is sinks is more.get("cu_seq_lens_q") is None
         site = self.sites.of(module) if plain else None
-        if s_aux is None and self._repeats and site is not None:
-            repeated = site.repeated(query, key, value, attention_mask, scaling, softcap)
+        if s_aux is None and site is not None:
+            numbers = scaling, sliding_window, softcap
+            repeated = self._repeated(site, module, query, key, value, attention_mask, numbers)
             if repeated is not None:
                 return repeated, None
         if is_causal is None:
@@ -179,10 +180,28 @@ class Engine:
             out = layers.attend(TransformersCall(module, query, key, value, *given), held)
         return without_gradient(out, *trained, cure=_CURE)
 
-    @property
-    def _repeats(self) -> bool:
-        """Whether a call may be one that another layer made: nothing is recorded of it, and no cache is packed."""
-        return self.compressed is None and not torch.is_grad_enabled() and not in_forward_mode()
+    def _repeated(
+        self,
+        site: Site,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        numbers: tuple[Any, Any, Any],
+    ) -> Tensor | None:
+        """The output of a call that is like one of this module or of another; None where it has to be looked at.
+
+        The call has nothing but these; numbers: its scale, window and softcap. Nothing may be recorded of it for
+        gradients, and no cache is packed.
+        """
+        if self.compressed is not None or torch.is_grad_enabled() or in_forward_mode():
+            return None
+        latents = latents_of(key, value)
+        if latents is not None:
+            return self.latent_layers.repeated(site, module, query, latents, mask, numbers)
+        scale, _, softcap = numbers
+        return site.repeated(query, key, value, mask, scale, softcap)
 
     def _attend(
         self, layer: Attention, packed: Packed, query: Tensor, key: Tensor, value: Tensor, trained: tuple[Any, ...]

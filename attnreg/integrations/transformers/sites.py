@@ -147,13 +147,23 @@ class Site:
             return Question((*layer, size, queries, keys, causal, window, window.__class__, stream), None)
         if mask.__class__ is not LazyMask:
             return None
-        source = mask.source
-        if source.device != query.device or (source.batch, source.queries, source.keys) != (size, queries, keys):
-            return None
-        packed = packed_mask(source, crossed=self.crossed)
-        if not isinstance(packed, Packed):
+        packed = self.batch(mask, query, size, keys)
+        if packed is None:
             return None
         return Question((*layer, packed.band, packed.crossed, packed.mm_prefix is None), packed, packed.phase)
+
+    def batch(self, mask: LazyMask, query: Tensor, size: int, keys: int) -> Packed | None:
+        """The batch of a mask for a query and keys [size, any, keys, any].
+
+        None for a mask of others, and where no batch can express it.
+        """
+        source, (query_size, _, queries, _) = mask.source, query.shape
+        if source.device != query.device or (source.batch, source.queries, source.keys) != (size, queries, keys):
+            return None
+        if query_size != size:
+            return None
+        packed = packed_mask(source, crossed=self.crossed)
+        return packed if isinstance(packed, Packed) else None
 
     def known(self, question: Question) -> Found | None:
         """What was found for a call like this one, in every phase or in its own."""

@@ -156,12 +156,18 @@ def weight_problems(spec: MLASpec, kv_b_proj: Any, device: torch.device | None =
 
 def projections(spec: MLASpec, kv_b_proj: Tensor) -> Projections:
     """The parts of a weight [num_heads * (nope + v_head_dim), kv_lora_rank]. Raises `SpecError` for any other."""
-    sizes = [spec.qk_nope_head_dim, spec.v_head_dim]
     problem = next(weight_problems(spec, kv_b_proj), None)
     if problem is not None:
         raise SpecError(problem)
-    w_uk, w_uv = torch.split(kv_b_proj.view(spec.num_heads, sum(sizes), spec.kv_lora_rank), sizes, dim=1)
-    return Projections(w_uk, w_uv)
+    return parts_of(spec, kv_b_proj)
+
+
+def parts_of(spec: MLASpec, kv_b_proj: Tensor) -> Projections:
+    """The parts of a weight without `weight_problems`, as it is now: it may be loaded, or moved, between calls."""
+    nope, value = spec.qk_nope_head_dim, spec.v_head_dim
+    whole = kv_b_proj.view(spec.num_heads, nope + value, spec.kv_lora_rank)
+    # Tensor.split is written in Python, and takes several times as long
+    return Projections(*whole.split_with_sizes((nope, value), 1))
 
 
 def latent_cache_shape(spec: AttentionSpec, num_blocks: int) -> tuple[tuple[int, ...], torch.dtype]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,15 @@ from attnreg.runtime import ops
 from attnreg.runtime.batch import BatchError, BatchMetadata, tensor_words
 from attnreg.runtime.interface import SpecError
 from attnreg.runtime.layer import Attention, refuse_unasked
-from attnreg.runtime.mla.interface import MLASpec, as_kv_cache, latent_cache_shape, projections, weight_problems
+from attnreg.runtime.lengths import content, queries_of
+from attnreg.runtime.mla.interface import (
+    MLASpec,
+    as_kv_cache,
+    latent_cache_shape,
+    parts_of,
+    projections,
+    weight_problems,
+)
 from attnreg.runtime.mla.phases import Phases, phases_of
 from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
 from attnreg.runtime.sparse.indices import validate_indices
@@ -32,6 +40,9 @@ if TYPE_CHECKING:
 # rows of a phase, and a chunk of context is of several requests, so bits depend on the batch. Phases are those of the
 # host's lengths, and masks and ranks are no part of the contract of MLA
 _SERVED = frozenset({"causal_by_request", "kv_connector", "lse", "non_causal"})
+# the tensors of a call that attends, and of one that writes too
+_READING = "query", "kv_cache", "output"
+_WRITING = (*_READING, "latent", "rope")
 
 
 class MLAAttention:
@@ -84,8 +95,9 @@ class MLAAttention:
         self.kv_b_proj, self.decode_queries, self._workspace_tokens = kv_b_proj, decode_queries, workspace_tokens
         self.name: str | None = None
         self._key = (MLAAttention, decode_queries)
-        # calls that fitted, without an lse and with one
-        self._fitted: tuple[Remembered[None], Remembered[None]] = Remembered(), Remembered()
+        self._sizes = self.spec.qk_nope_head_dim, self.spec.kv_lora_rank, self.spec.qk_rope_head_dim
+        # calls that fitted, by the names of their tensors
+        self._fitted: dict[Sequence[str], Remembered[None]] = {}
         if name is not None:
             ops.register_mla(self, name)
 
@@ -155,13 +167,14 @@ class MLAAttention:
         Raises `BatchError` and `UnclaimedError`, before anything is launched or written.
         """
         output = self.new_output(query) if output is None else output
-        capturing = self._validate(query, latent, rope, kv_cache, batch, output, lse)
+        rows, capturing = self._validate(batch, _WRITING, (query, kv_cache, output, latent, rope), lse)
+        # of one phase the output is written before the other's queries are read
+        written = {"kv_cache": kv_cache, "output": output} | ({} if lse is None else {"lse": lse})
+        refuse([*overlap_problems(written, {"query": query, "latent": latent, "rope": rope})])
         validate_indices(self.spec.latent, batch, indices, query.shape[0])
-        if capturing or self.prompts is None:
-            rows = query.shape[0] if capturing else batch.num_tokens
-            phases = None
-        else:
-            rows, phases = batch.num_tokens, self._phases(batch)
+        phases = None
+        if not capturing and self.prompts is not None:
+            phases = self._phases(batch)
             if phases.expanded is not None:
                 # what a layer for prompts refuses is refused before the cache is written
                 assert self.prefill is not None
@@ -180,6 +193,31 @@ class MLAAttention:
         return output
 
     __call__ = forward
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        batch: BatchMetadata,
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Attends in the latent form, whatever the queries, to a cache that holds the latents of all tokens.
+
+        It writes nothing to the cache. Arguments, output, padding and errors are those of `forward`.
+        """
+        made = output is None
+        output = self.new_output(query) if output is None else output
+        rows, capturing = self._validate(batch, _READING, (query, kv_cache, output), lse)
+        if not made or lse is not None:
+            written = {"output": output} | ({} if lse is None else {"lse": lse})
+            refuse([*overlap_problems(written, {"query": query, "kv_cache": kv_cache})])
+        validate_indices(self.spec.latent, batch, indices, query.shape[0])
+        cache = as_kv_cache(self.spec.latent, kv_cache)
+        self._latent(slice(0, rows), query, cache, batch, output, lse, padded=capturing, indices=indices)
+        return output
 
     def _phases(self, batch: BatchMetadata) -> Phases:
         """The phases of a batch as it is now, made once for all layers with the same bound."""
@@ -204,18 +242,26 @@ class MLAAttention:
         indices: Tensor | None = None,
     ) -> None:
         """Computes rows in the latent form: absorbs W_UK, attends, multiplies by W_UV. padded: rows may be padding."""
-        spec, q = self.spec, query[rows]
-        w_uk, w_uv = projections(spec, self.kv_b_proj.detach())
-        absorbed = q.new_empty(q.shape[0], spec.num_heads, spec.latent.head_size)
-        nope, rotary = q.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)  # type: ignore[no-untyped-call]
-        absorbed[..., : spec.kv_lora_rank] = torch.bmm(nope.transpose(0, 1), w_uk).transpose(0, 1)
-        absorbed[..., spec.kv_lora_rank :] = rotary
+        spec, (nope, rank, rope) = self.spec, self._sizes
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        q = query if count == query.shape[0] and isinstance(rows, slice) else query[rows]
+        w_uk, w_uv = parts_of(spec, self.kv_b_proj)
+        absorbed = q.new_empty(count, spec.num_heads, rank + rope)
+        # products are written where they are read: a copy of each costs the host as much as the product
+        q_nope, q_rope = q.transpose(0, 1).split_with_sizes((nope, rope), 2)
+        to_latent, to_rope = absorbed.transpose(0, 1).split_with_sizes((rank, rope), 2)
+        torch.bmm(q_nope, w_uk, out=to_latent)
+        to_rope.copy_(q_rope)
         memory = q.new_zeros if padded else q.new_empty
-        latents = memory(q.shape[0], spec.num_heads, spec.kv_lora_rank)
-        whole = lse is None or (isinstance(rows, slice) and rows.stop - rows.start == lse.shape[1])
-        own_lse = lse if lse is None or (whole and lse.is_contiguous()) else lse.new_empty(lse.shape[0], q.shape[0])
+        latents = memory(count, spec.num_heads, rank)
+        whole = lse is None or (isinstance(rows, slice) and count == lse.shape[1])
+        own_lse = lse if lse is None or (whole and lse.is_contiguous()) else lse.new_empty(lse.shape[0], count)
         self.decode.attend(absorbed, cache, batch, latents, lse=own_lse, indices=indices)
-        output[rows] = torch.bmm(latents.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)
+        if isinstance(rows, slice):
+            part = output if q is query else output[rows]
+            torch.bmm(latents.transpose(0, 1), w_uv.mT, out=part.transpose(0, 1))
+        else:
+            output[rows] = torch.bmm(latents.transpose(0, 1), w_uv.mT).transpose(0, 1)
         if lse is not None and own_lse is not None and own_lse is not lse:
             lse[:, rows] = own_lse
 
@@ -243,52 +289,58 @@ class MLAAttention:
         if lse is not None and own_lse is not None:
             lse[:, rows] = own_lse
 
-    def _validate(self, query: Any, latent: Any, rope: Any, cache: Any, batch: Any, output: Any, lse: Any) -> bool:
-        """Whether a CUDA graph is being captured. Raises `BatchError` for tensors that do not fit."""
+    def _validate(self, batch: Any, names: Sequence[str], tensors: Sequence[Any], lse: Any) -> tuple[int, bool]:
+        """The rows of queries that are computed, and whether a CUDA graph is being captured, which computes all.
+
+        names: of the tensors that are given, the first of them a query. Raises `BatchError` where they do not fit.
+        """
         if not isinstance(batch, BatchMetadata) or batch.block_table is None:
             raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; a layer of MLA has a cache"])
         # what follows computes with its lengths
         self.decode.plan(batch)
-        tensors = [batch.seq_lens, self.kv_b_proj, query, latent, rope, cache, output, *([] if lse is None else [lse])]
-        fitted = self._fitted[lse is not None]
-        known = fitted.find(tensors) is not None
-        problems = [] if known else [*self._tensor_problems(query, latent, rope, cache, batch, output, lse)]
+        tokens = queries_of(content(batch.host_starts)).total
+        if lse is not None:
+            names, tensors = (*names, "lse"), (*tensors, lse)
+        query, compared = tensors[0], (batch.seq_lens, self.kv_b_proj, *tensors)
+        fitted = self._fitted.get(names) or self._fitted.setdefault(names, Remembered())
+        known = fitted.find(compared) is not None
+        problems = [] if known else [*self._tensor_problems(dict(zip(names, tensors, strict=True)), batch)]
         rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
-        if rows is not None and rows < batch.num_tokens:
-            problems.append(f"query has {rows} rows; the batch has {batch.num_tokens} tokens")
+        if rows is not None and rows < tokens:
+            problems.append(f"query has {rows} rows; the batch has {tokens} tokens")
         if batch.mm_prefix is not None or batch.tree_mask is not None:
             problems.append("the batch has mm_prefix or tree_mask; layers of MLA have no such mask")
         refuse(problems)
         if not known:
-            fitted.put(tensors, None)
-        written = {"kv_cache": cache, "output": output} | ({} if lse is None else {"lse": lse})
-        # of one phase the output is written before the other's queries are read
-        read = {"query": query, "latent": latent, "rope": rope}
-        refuse([*overlap_problems(written, read)])
-        whole = {**read, **written, "kv_b_proj": self.kv_b_proj}
-        refuse(derivative_problems([*whole.values()], lambda: [*whole]))
-        return bool(query.is_cuda and torch.cuda.is_current_stream_capturing())
+            fitted.put(compared, None)
+        refuse(derivative_problems(compared[1:], lambda: ["kv_b_proj", *names]))
+        capturing = bool(query.is_cuda and torch.cuda.is_current_stream_capturing())
+        return query.shape[0] if capturing else tokens, capturing
 
-    def _tensor_problems(
-        self, query: Any, latent: Any, rope: Any, cache: Any, batch: BatchMetadata, output: Any, lse: Any
-    ) -> Iterator[str]:
-        spec, dtype = self.spec, self.spec.latent.dtype
+    def _tensor_problems(self, given: dict[str, Any], batch: BatchMetadata) -> Iterator[str]:
+        spec, query = self.spec, given["query"]
         rows = query.shape[0] if isinstance(query, Tensor) and query.ndim else None
-        device: dict[str, Any] = {"device": batch.seq_lens.device}
         cache_shape, cache_dtype = latent_cache_shape(spec.latent, 0)
-        shape = (None, *cache_shape[1:])
+        shapes = {
+            "query": (rows, spec.num_heads, spec.qk_head_dim),
+            "latent": (rows, spec.kv_lora_rank),
+            "rope": (rows, spec.qk_rope_head_dim),
+            "kv_cache": (None, *cache_shape[1:]),
+            "output": (rows, spec.num_heads, spec.v_head_dim),
+            "lse": (spec.num_heads, rows),
+        }
+        dtypes = {"kv_cache": cache_dtype, "lse": torch.float32}
         yield from weight_problems(spec, self.kv_b_proj, batch.seq_lens.device)
-        yield from tensor_problems("query", query, (rows, spec.num_heads, spec.qk_head_dim), dtype, **device)
-        yield from tensor_problems("latent", latent, (rows, spec.kv_lora_rank), dtype, **device)
-        yield from tensor_problems("rope", rope, (rows, spec.qk_rope_head_dim), dtype, **device)
-        yield from tensor_problems("kv_cache", cache, shape, cache_dtype, written=True, **device)
-        out = rows, spec.num_heads, spec.v_head_dim
-        yield from tensor_problems("output", output, out, dtype, written=True, **device)
-        if lse is not None:
-            sizes = spec.num_heads, rows
-            yield from tensor_problems("lse", lse, sizes, torch.float32, dense=False, written=True, **device)
-            if "lse" not in spec.latent.features & (spec.expanded_features if self.prompts else spec.latent.features):
-                yield "lse is given, and a backend of this layer was not asked for it"
+        for name, shape in shapes.items():
+            if name in given:
+                yield from tensor_problems(
+                    name, given[name], shape, dtypes.get(name, spec.latent.dtype), device=batch.seq_lens.device,
+                    dense=name != "lse", written=name in ("kv_cache", "output", "lse"),
+                )  # fmt: skip
+        if "lse" in given and "lse" not in spec.latent.features & (
+            spec.expanded_features if self.prompts else spec.latent.features
+        ):
+            yield "lse is given, and a backend of this layer was not asked for it"
 
 
 def _refuse_features(phase: str, layer: Attention) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 def reach(tensor: Tensor) -> int:
     """The bytes from a tensor's first element to the end of its last; 0 without elements."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
     if not tensor.numel():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

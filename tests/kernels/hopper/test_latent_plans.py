@@ -9,14 +9,16 @@ import pytest
 import torch
 import triton
 from support.asking import MLA
+from support.gluon import observed
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import target
 from attnreg.kernels.hopper.latents import attention as hopper_mla
+from attnreg.kernels.hopper.latents import plans as latent_plans
 from attnreg.kernels.hopper.latents import sparse as hopper_sparse
 from attnreg.kernels.hopper.latents.plans import cache_strides, validate_spec
 from attnreg.kernels.triton.target import target_for
-from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, SpecError
+from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache, SpecError
 from attnreg.selection.selector import evaluate
 
 SPEC = AttentionSpec(
@@ -103,6 +105,29 @@ def test_a_cache_that_the_hardware_cannot_copy(strides: tuple[int, int], offset:
     cache = memory.as_strided((3, 16, 1, 576), (*strides, 576, 1), offset)
     with pytest.raises(BatchError, match=r"kv_cache.key has strides .* TRITON_MLA_SPARSE read any"):
         cache_strides(cache, tokens_first=True)
+
+
+def test_a_launch_is_made_once_for_caches_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent_plans, "require", lambda device: target_for("cuda", 90, 132))
+    table = torch.zeros(1, 4, dtype=torch.int32)
+    plan = latent_plans.HopperLatentPlan(SPEC, BatchMetadata.build([1], [50], block_table=table))
+    query, output = torch.zeros(1, 16, 576).bfloat16(), torch.zeros(1, 16, 512).bfloat16()
+    # others than before in their places, blocks and strides
+    whole = torch.zeros(2, 9, 16, 1, 576, dtype=torch.bfloat16)
+    caches = [whole[0, :4], whole[1, 1:5], whole[1], whole[0, ::2]]
+    with observed() as launches:
+        for cache in caches:
+            plan.run(Call(query, KVCache(cache, cache[..., :512]), output))
+    latent_plans._launches.cache_clear()
+    assert len(plan.launches._runs) == 1
+    assert len(launches) == len(caches)
+    for cache, (_, arguments) in zip(caches, launches, strict=True):
+        for name, columns in (("wide_desc", 256), ("narrow_desc", 64)):
+            found = arguments[name]
+            assert found.base.data_ptr() == cache.data_ptr()
+            assert found.shape == [len(cache), 2, 9, 8, 64]
+            assert found.strides == [cache.stride(0), 8 * 576, 64, 576, 1]
+            assert found.block_shape == [1, 2, columns // 64, 8, 64]
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "3.8.0"])

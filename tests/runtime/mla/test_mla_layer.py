@@ -167,6 +167,54 @@ def test_latents_that_are_stored_already_are_not_written(cpu: Platform, name: st
     assert torch.equal(case.cache.view(torch.uint8), before.view(torch.uint8))
 
 
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "fp8"}], ids=str)
+def test_a_cache_that_holds_all_latents_is_attended_to(cpu: Platform, name: str, changes: dict[str, Any]) -> None:
+    # in the latent form, as a layer without a backend for prompts computes it
+    case = Case(cpu, name, prefill=False, **changes)
+    case.layer(*case.tensors, case.batch, case.output, lse=case.lse)
+    outputs, before = (case.output.clone(), case.lse.clone()), case.cache.clone()
+    layer = Case(cpu, name, **changes).layer
+    batch = BatchMetadata.build(*BATCHES[name], block_table=case.batch.block_table)
+    case.output.fill_(torch.nan)
+    case.lse.fill_(torch.nan)
+    assert layer.attend(case.query, case.cache, batch, case.output, lse=case.lse) is case.output
+    torch.testing.assert_close((case.output, case.lse), outputs, rtol=0, atol=0, equal_nan=True)
+    made, rows = layer.attend(case.query, case.cache, batch), batch.num_tokens
+    assert torch.equal(made[:rows], outputs[0][:rows])
+    # the weight is read at each call
+    layer.kv_b_proj.neg_()
+    layer.attend(case.query[:rows], case.cache, batch, case.output[:rows])
+    case.weight.neg_()
+    again = case.layer(*case.tensors, case.batch)
+    assert torch.equal(case.output[:rows], again[:rows])
+    assert not rows or not torch.equal(case.output[:rows], outputs[0][:rows])
+    assert torch.equal(case.cache.view(torch.uint8), before.view(torch.uint8))
+
+
+def test_what_does_not_fit_a_cache_that_is_read_is_refused(cpu: Platform) -> None:
+    case = Case(cpu, "decodes")
+    attend, query, cache, batch = case.layer.attend, case.query, case.cache, case.batch
+    rows = len(query)
+    attend(query, cache, batch, case.output, lse=case.lse)
+    with pytest.raises(BatchError, match=r"query is \[4, 4, 47\] float32; expected \[4, 4, 48\] float32"):
+        attend(query[..., 1:], cache, batch)
+    with pytest.raises(BatchError, match=r"query has 1 rows; the batch has 2 tokens"):
+        attend(query[:1], cache, batch)
+    with pytest.raises(BatchError, match=r"kv_cache is \[.*, 16, 79\] float32; expected \[any, 16, 80\]"):
+        attend(query, cache[..., 1:], batch)
+    with pytest.raises(BatchError, match=r"lse is \[4, 1\] float32; expected \[4, 4\] float32"):
+        attend(query, cache, batch, lse=case.lse[:, :1])
+    with pytest.raises(BatchError, match="indices are given, and the layer is none of sparse MLA"):
+        attend(query, cache, batch, indices=torch.zeros(rows, 3, dtype=torch.int32))
+    with pytest.raises(BatchError, match="output overlaps query in memory"):
+        attend(query, cache, batch, query.flatten()[: rows * 96].view(rows, 4, 24))
+    with pytest.raises(BatchError, match="output overlaps kv_cache in memory"):
+        attend(query, cache, batch, cache.flatten()[: rows * 96].view(rows, 4, 24))
+    with pytest.raises(BatchError, match="query requires a gradient, and attnreg computes none"):
+        attend(query.clone().requires_grad_(), cache, batch)
+
+
 def test_the_op_runs_the_layer_of_a_name(cpu: Platform) -> None:
     case = Case(cpu, "mixed", name="mla.0")
     op = attnreg.ops.unified_mla_attention_with_output

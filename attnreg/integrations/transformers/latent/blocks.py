@@ -24,31 +24,35 @@ class Blocks(NamedTuple):
     """The batch of a mask over blocks, for all layers of a step.
 
     places: the request and position of each key in transformers' rectangles, and its row in the blocks; None for all
-    keys before ``stop``, which stand in the blocks as they stand there. all_new: no request has a key of an earlier
-    step.
+    keys before ``stop``, which stand in the blocks as they stand there. source: beside places, for each row of the
+    blocks its row in the rectangles up to ``stop``, any for one that is no key. all_new: no request has a key of an
+    earlier step. least, most: the queries of a request that has some; 0 where none has.
     """
 
     batch: BatchMetadata
     per_request: int
     stop: int
     places: tuple[Tensor, Tensor, Tensor] | None
+    source: Tensor | None
     all_new: bool
+    least: int
+    most: int
 
     def filled(self, latents: Latents) -> Tensor:
         """A cache [num_blocks, block_size, rank + rope] that holds the latents of all keys."""
-        latent, rope = latents.latent[:, 0], latents.rope[:, 0]
-        size, rank = latent.shape[0], latent.shape[2]
-        width = rank + rope.shape[2]
+        latent, rope = latents.latent, latents.rope
+        size, _, keys, rank = latent.shape
+        width = rank + rope.shape[3]
+        if keys != self.stop:
+            latent, rope = latent[:, :, : self.stop], rope[:, :, : self.stop]
+        if self.source is not None:
+            whole = torch.cat((latent, rope), 3).view(-1, width)
+            return whole.index_select(0, self.source).view(-1, BLOCK_SIZE, width)
         # rows that are no keys are not read
         cache = latent.new_empty(size * self.per_request, BLOCK_SIZE, width)
-        if self.places is None:
-            rows = cache.view(size, self.per_request * BLOCK_SIZE, width)[:, : self.stop]
-            rows[..., :rank] = latent[:, : self.stop]
-            rows[..., rank:] = rope[:, : self.stop]
-            return cache
-        request, position, row = self.places
-        rows = cache.view(-1, width)
-        rows[row] = torch.cat([latent[request, position], rope[request, position]], -1)
+        rows = cache.view(size, 1, self.per_request * BLOCK_SIZE, width)
+        # in one operation, straight into the blocks
+        torch.cat((latent, rope), 3, out=rows.narrow(2, 0, self.stop))
         return cache
 
     def positions(self, chosen: Tensor) -> Tensor:
@@ -83,12 +87,17 @@ def _blocks(packed: Packed) -> Blocks:
     lengths, device = packed.seq_lens, packed.device
     per_request = max(1, -(-max(lengths, default=0) // BLOCK_SIZE))
     table = torch.arange(len(lengths) * per_request, dtype=torch.int32, device=device).view(len(lengths), per_request)
-    places = None
+    places = source = None
     if packed.tokens is not None:
         request, position = packed.tokens
         # keys stand request by request
         shift = [i * per_request * BLOCK_SIZE - start for i, start in enumerate(prefix_sums(lengths)[:-1])]
         shifts = torch.tensor(shift, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
-        places = request, position, torch.arange(len(request), device=device) + shifts[request]
+        row = torch.arange(len(request), device=device) + shifts[request]
+        places = request, position, row
+        source = row.new_zeros(table.numel() * BLOCK_SIZE)
+        source[row] = request * packed.key_stop + position
     batch = BatchMetadata.build(packed.query_lens, lengths, device=device, block_table=table, causal=packed.band.causal)
-    return Blocks(batch, per_request, packed.key_stop, places, packed.query_lens == lengths)
+    queries = [n for n in packed.query_lens if n] or [0]
+    all_new = packed.query_lens == lengths
+    return Blocks(batch, per_request, packed.key_stop, places, source, all_new, min(queries), max(queries))

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from attnreg.integrations.transformers.batches import Packed
+from attnreg.integrations.transformers.batches import Packed, packed_rows
 from attnreg.integrations.transformers.calls import Asked, TransformersCall
-from attnreg.integrations.transformers.latent.blocks import BLOCK_SIZE, blocks_of
+from attnreg.integrations.transformers.latent.blocks import BLOCK_SIZE, Blocks, blocks_of
 from attnreg.integrations.transformers.latent.lazy import METHOD, Expand, Latents, LazyKeys, Sizes, expanded
 from attnreg.integrations.transformers.latent.modules import PROJECTION, Modules
+from attnreg.integrations.transformers.masks import LazyMask
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.mla.layer import MLAAttention
 from attnreg.selection.trace import Selection
 
 if TYPE_CHECKING:
-    from attnreg.integrations.transformers.sites import Run
+    from attnreg.integrations.transformers.sites import Run, Site
 
 
 _READ = "an operation reads its expanded keys or values before attention"
@@ -37,12 +38,21 @@ class Engine(Protocol):
     def record(self, module: nn.Module, asked: Asked, selection: Selection) -> Run: ...
 
 
+@dataclass(slots=True)
+class Phase:
+    """What a module's calls of one phase ask for, the selection, and the record of these calls; None before any."""
+
+    asked: Asked
+    selection: Selection
+    run: Run | None = None
+
+
 class Layer(NamedTuple):
     """The layer that runs a module's calls, and what it asks for in each phase; expand None: no backend has prompts."""
 
     attention: MLAAttention
-    latent: tuple[Asked, Selection]
-    expand: tuple[Asked, Selection] | None
+    latent: Phase
+    expand: Phase | None
 
 
 class LatentLayers:
@@ -84,6 +94,24 @@ class LatentLayers:
         call.key, call.value = expanded(call.key), expanded(call.value)
         return None
 
+    def repeated(
+        self, site: Site, module: nn.Module, query: Tensor, latents: Latents, mask: Any, numbers: tuple[Any, ...]
+    ) -> Tensor | None:
+        """The output of a call that is like one before but for its mask; None where it has to be looked at in full.
+
+        The call has nothing but these; numbers: its scale, window and softcap.
+        """
+        scale, *others = numbers
+        # True is no 1, and is refused
+        if mask.__class__ is not LazyMask or others != [None, None] or not (scale is None or type(scale) is float):
+            return None
+        packed = site.batch(mask, query, len(latents.latent), latents.latent.shape[2])
+        if packed is None or _why_not_attended(packed) or packed.band.window is not None:
+            return None
+        facts = _facts(query, latents.sizes, scale, None, blocks_of(packed))
+        layer = self._known(module)[1].get(facts)
+        return self._run(layer, module, query, None, packed, latents) if isinstance(layer, Layer) else None
+
     def expanded(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, expanded where they are lazy and an operation has read one of them."""
         if isinstance(key, LazyKeys) or isinstance(value, LazyKeys):
@@ -122,28 +150,32 @@ class LatentLayers:
             return packed
         if chosen is not None and packed.rest is not None:
             return "an indexer chose keys for queries of padding"
-        if packed.crossed or not packed.band.causal or packed.mm_prefix is not None:
-            return "its mask is not causal"
+        why = _why_not_attended(packed)
+        if why:
+            return why
         if packed.band.window is not None or call.softcap is not None or call.sinks is not None:
             return "it has a window, a softcap or sinks, and no backend of MLA has these"
         if call.query_sinks is not None or call.bias is not None:
             return "its queries have sinks of their own or a bias"
-        layer = self._layer(call, latents.sizes, all_new=blocks_of(packed).all_new)
+        blocks = blocks_of(packed)
+        weight, known = self._known(call.module)
+        topk = None if chosen is None else _topk(call.module, chosen)
+        facts = _facts(call.query, latents.sizes, call.scale, topk, blocks)
+        layer = known.get(facts)
+        if layer is None:
+            most = 1 if blocks.all_new else most_decoded(latents.sizes)
+            layer = known[facts] = self._made(call, latents.sizes, topk, weight, most)
         if isinstance(layer, str):
             return layer
-        return self._run(layer, call, packed, latents)
+        return self._run(layer, call.module, call.query, chosen, packed, latents)
 
-    def _layer(self, call: TransformersCall, sizes: Sizes, *, all_new: bool) -> Layer | str:
-        weight: Tensor = getattr(call.module, PROJECTION).weight
-        known = self._layers.get(call.module)
+    def _known(self, module: nn.Module) -> tuple[Tensor, dict[Any, Layer | str]]:
+        """A module's weight as it is now, and the layers that read it by the facts of their calls."""
+        weight: Tensor = getattr(module, PROJECTION).weight
+        known = self._layers.get(module)
         if known is None or known[0] is not weight:
-            known = self._layers[call.module] = weight, {}
-        topk = None if call.chosen is None else _topk(call.module, call.chosen)
-        facts = sizes, call.query.dtype, call.query.device, call.scale, topk, topk is None and all_new
-        layer = known[1].get(facts)
-        if layer is None:
-            layer = known[1][facts] = self._made(call, sizes, topk, weight, 1 if all_new else most_decoded(sizes))
-        return layer
+            known = self._layers[module] = weight, {}
+        return known
 
     def _made(
         self, call: TransformersCall, sizes: Sizes, topk: int | None, weight: Tensor, decode_queries: int
@@ -184,41 +216,60 @@ class LatentLayers:
             self._engine.tell(selection)
         return Layer(
             attention,
-            (Asked(request, scale, None, None), latent),
-            (Asked(prompts, scale, None, None), expand) if has_prompts else None,
+            Phase(Asked(request, scale, None, None), latent),
+            Phase(Asked(prompts, scale, None, None), expand) if has_prompts else None,
         )
 
-    def _run(self, layer: Layer, call: TransformersCall, packed: Packed, latents: Latents) -> Tensor:
+    def _run(
+        self, layer: Layer, module: nn.Module, query: Tensor, chosen: Tensor | None, packed: Packed, latents: Latents
+    ) -> Tensor:
         attention, blocks = layer.attention, blocks_of(packed)
-        size, heads, queries, _ = call.query.shape
-        query = call.query.transpose(1, 2).flatten(0, 1)
-        new = slice(packed.key_stop - queries, packed.key_stop)
-        latent, rope = (x[:, 0, new].flatten(0, 1) for x in (latents.latent, latents.rope))
-        output = query.new_empty(len(query), heads, attention.spec.v_head_dim)
-        # the latents of new tokens are among those that it holds
-        cache, rows = blocks.filled(latents), packed.queries
-        indices = None if call.chosen is None else blocks.positions(call.chosen)
-        if rows is None:
-            attention(query, latent, rope, cache, blocks.batch, output, indices=indices, stored=True)
+        size, heads, queries, _ = query.shape
+        rows, tokens = packed.queries, packed_rows(query)
+        cache = blocks.filled(latents)
+        indices = None if chosen is None else blocks.positions(chosen)
+        decoded = layer.expand is None or blocks.most <= attention.decode_queries
+        if rows is not None:
+            tokens = tokens[rows]
+            indices = None if indices is None else indices[rows]
+        if decoded:
+            output = attention.attend(tokens, cache, blocks.batch, indices=indices)
         else:
-            q, c, r = (x[rows] for x in (query, latent, rope))
-            chosen = None if indices is None else indices[rows]
-            output.zero_()[rows] = attention(q, c, r, cache, blocks.batch, indices=chosen, stored=True)
+            new = slice(packed.key_stop - queries, packed.key_stop)
+            latent, rope = (x[:, 0, new].flatten(0, 1) for x in (latents.latent, latents.rope))
+            if rows is not None:
+                latent, rope = latent[rows], rope[rows]
+            # the latents of new tokens are among those that it holds
+            output = attention(tokens, latent, rope, cache, blocks.batch, indices=indices, stored=True)
+        if rows is not None:
+            whole = output.new_zeros(size * queries, *output.shape[1:])
+            whole[rows] = output
+            output = whole
         output = output.view(size, queries, heads, -1)
         if packed.rest is not None:
-            packed.rest.attend(attention.decode, call.query, *latents.expanded, output)
-        self._record(layer, call.module, packed)
+            packed.rest.attend(attention.decode, query, *latents.expanded, output)
+        if decoded or blocks.least <= attention.decode_queries:
+            self._count(module, layer.latent)
+        if layer.expand is not None and not decoded:
+            self._count(module, layer.expand)
         return output
 
-    def _record(self, layer: Layer, module: nn.Module, packed: Packed) -> None:
-        """Counts a call for each phase that some request of it was in."""
-        least = min((n for n in packed.query_lens if n), default=0)
-        most = max(packed.query_lens, default=0)
-        bound = layer.attention.decode_queries
-        if layer.expand is None or least <= bound:
-            self._engine.record(module, *layer.latent)
-        if layer.expand is not None and most > bound:
-            self._engine.record(module, *layer.expand)
+    def _count(self, module: nn.Module, phase: Phase) -> None:
+        """Counts a call that some request of it in a phase was in."""
+        if phase.run is None:
+            phase.run = self._engine.record(module, phase.asked, phase.selection)
+        else:
+            phase.run.calls += 1
+
+
+def _why_not_attended(packed: Packed) -> str:
+    """Why no layer of MLA attends by a batch's mask; empty where one may."""
+    return "its mask is not causal" if packed.crossed or not packed.band.causal or packed.mm_prefix is not None else ""
+
+
+def _facts(query: Tensor, sizes: Sizes, scale: float | None, topk: int | None, blocks: Blocks) -> tuple[Any, ...]:
+    """All that decides which layer runs a call of a module, beside the module's weight."""
+    return sizes, query.dtype, query.device, scale, topk, topk is None and blocks.all_new
 
 
 def _topk(module: nn.Module, chosen: Tensor) -> int:

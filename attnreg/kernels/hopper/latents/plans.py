@@ -48,7 +48,7 @@ _CACHE = ("wide_desc", "narrow_desc")
 _LAUNCH = ("min_query_len", "max_query_len", "min_split", "softmax_scale")
 # 8-bit floats that a warpgroup converts
 _CONVERTED = (torch.float8_e4m3fn, torch.float8_e5m2)
-_ATTENTION = Kernel(latent_attention_kernel, (*_POINTERS, *_CACHE, *_NUMBERS, *_LAUNCH, "slots"))
+_ATTENTION = Kernel(latent_attention_kernel, (*_POINTERS, *_CACHE, *_NUMBERS, *_LAUNCH, "slots"), _CACHE)
 # a block of key lengths within which plans are alike
 _ALIKE = 256
 
@@ -120,19 +120,18 @@ class HopperLatentPlan:
             return
         assert call.kv_cache is not None
         query, output, lse, kv_scale = call.query, call.output, call.lse, call.params.k_scale
-        strides = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first)
-        latent, scales, cache = None, None, None
+        cache, code = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first), self.launches.planned[0].code
+        latent, scales, descriptors = None, None, (None, None)
         key = _VariantKey(query.stride(), output.stride(), lse is None)
-        if not self.launches.planned[0].code.by_row:
-            cache = strides
-        else:
-            # its tensors are given, so that what runs it depends on no address
+        if code.by_row:
             latent, scales = _by_row(call.kv_cache.key)
             key = key._replace(cache=block_and_token(latent, self._tokens_first), no_kv_scale=kv_scale is None)
+        else:
+            descriptors = _descriptors(code.dtype, code.block_size, code.box, cache)
         # an lse is contiguous, and that of one head may have any stride
         numbers = (*self._numbers, 0 if lse is None else lse.shape[1])
-        for run in self.launches.bound(key, query.shape[0], numbers, cache):
-            run((query, output, lse, latent, scales, kv_scale), self._tensors)
+        for run in self.launches.bound(key, query.shape[0], numbers):
+            run((query, output, lse, latent, scales, kv_scale), self._tensors, descriptors)
 
 
 def _by_row(cache: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -190,18 +189,18 @@ class _Code(NamedTuple):
             "SPLIT": self.split,
         }
 
-    def descriptors(self, cache: CacheStrides | None) -> Mapping[str, Any]:
-        """The kernel's arguments that describe a cache. They hold its address alone: a plan keeps no cache alive."""
-        if cache is None:
-            return dict.fromkeys(_CACHE)
-        base = SimpleNamespace(data_ptr=lambda: cache.address, dtype=self.dtype)
-        shape = [cache.blocks, self.block_size // 8, (RANK + ROPE) // 64, 8, 64]
-        strides = [cache.block, 8 * cache.token, 64, cache.token, 1]
-        wide, narrow = (
-            TensorDescriptor(base, shape, strides, [1, self.box // 8, columns // 64, 8, 64], BOXES.value)
-            for columns in (RANK // 2, ROPE)
-        )
-        return {"wide_desc": wide, "narrow_desc": narrow}
+
+@functools.lru_cache(maxsize=1024)
+def _descriptors(dtype: torch.dtype, block_size: int, box: int, cache: CacheStrides) -> tuple[Any, Any]:
+    """The kernel's arguments that describe a cache. They hold its address alone and keep no cache alive."""
+    base = SimpleNamespace(data_ptr=lambda: cache.address, dtype=dtype)
+    shape = [cache.blocks, block_size // 8, (RANK + ROPE) // 64, 8, 64]
+    strides = [cache.block, 8 * cache.token, 64, cache.token, 1]
+    wide, narrow = (
+        TensorDescriptor(base, shape, strides, [1, box // 8, columns // 64, 8, 64], BOXES.value)
+        for columns in (RANK // 2, ROPE)
+    )
+    return wide, narrow
 
 
 class _PlannedLaunch:
@@ -214,11 +213,14 @@ class _PlannedLaunch:
         self.values = chosen.min_query_len, chosen.max_query_len, chosen.min_split, spec.softmax_scale
         self.variant = _ATTENTION.variant(device, code)
 
-    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...], cache: CacheStrides | None) -> Run:
-        """What computes the requests of this launch, of calls with so many rows of queries, padding included."""
+    def bind(self, key: _VariantKey, rows: int, numbers: tuple[int, ...]) -> Run:
+        """What computes the requests of this launch, of calls with so many rows of queries, padding included.
+
+        It is given the `_descriptors` of a call's cache: whoever makes a cache for each call has others each time.
+        """
         grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
-        named = dict(zip((*_NUMBERS, *_LAUNCH, "slots"), (*numbers, *self.values, 0), strict=True))
-        named |= self.code.descriptors(cache)
+        values = (None, None, *numbers, *self.values, 0)
+        named = dict(zip((*_CACHE, *_NUMBERS, *_LAUNCH, "slots"), values, strict=True))
         merge_key = MergeKey(key.output, None, not key.no_lse, False)
         return run_of(self.variant, self.merge, key, grid, rows, named, merge_key, _merged)
 

@@ -244,6 +244,61 @@ def test_weights_that_change_after_a_call(make: Callable[..., Any]) -> None:
         close(both(model, stepwise)[1], expected)
 
 
+def _weight_in_place(module: Any) -> None:
+    module.kv_b_proj.weight.data.mul_(-1.5)
+
+
+def _weight_elsewhere(module: Any) -> None:
+    # as a model that is moved gets it
+    module.kv_b_proj.weight.data = module.kv_b_proj.weight.data * -1.5
+
+
+def _weight_anew(module: Any) -> None:
+    module.kv_b_proj.weight = nn.Parameter(module.kv_b_proj.weight * -1.5)
+
+
+def _weight_apart(module: Any) -> None:
+    weight = module.kv_b_proj.weight
+    weight.data = weight.data.mul(-1.5).t().contiguous().t()
+
+
+def _linear_anew(module: Any) -> None:
+    linear = nn.Linear(module.kv_b_proj.in_features, module.kv_b_proj.out_features, bias=False)
+    linear.load_state_dict(module.kv_b_proj.state_dict())
+    module.kv_b_proj = linear
+    _weight_in_place(module)
+
+
+def _scale(module: Any) -> None:
+    module.scaling = 0.3
+
+
+@pytest.mark.parametrize("make", [v3, v32])
+@pytest.mark.parametrize(
+    "change",
+    [
+        _weight_in_place, _weight_elsewhere, _weight_anew, _weight_apart, _linear_anew, _scale, biased, hooked,
+        hooked_before, replaced_forward, replaced(Adapted), replaced(Quantised), other_method,
+    ],
+)  # fmt: skip
+def test_what_changes_between_two_tokens(make: Callable[..., Any], change: Callable[[Any], None]) -> None:
+    def run(model: Any) -> Tensor:
+        model = copy.deepcopy(model)
+        cache, logits = DynamicCache(config=model.config), []
+        for i, (begin, end) in enumerate(((0, 8), (8, 9), (9, 10), (10, 11), (11, 12))):
+            if i == 3:
+                torch.manual_seed(0)
+                for module in attentions(model):
+                    change(module)
+            logits.append(model(IDS[:, begin:end], past_key_values=cache).logits)
+        return torch.cat(logits, 1)
+
+    expected, found = both(make(), run)
+    close(found, expected)
+    unchanged, _ = both(make(), stepwise)
+    assert not torch.allclose(unchanged[:, -1], expected[:, -1], atol=1e-3)
+
+
 def test_a_dtype_that_changes_after_a_call() -> None:
     attention.register(latent=True)
     model = v3(dtype=torch.bfloat16)

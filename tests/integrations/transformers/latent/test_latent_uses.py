@@ -17,6 +17,7 @@ from transformers import DynamicCache, StaticCache
 
 import attnreg.integrations.transformers as attention
 from attnreg import Platform, Registry
+from attnreg.integrations.transformers import engine
 from attnreg.runtime.interface import UnclaimedError
 
 BOTH_KINDS = pytest.mark.parametrize(("make", "ran"), [(v3, BOTH), (v32, SPARSE)], ids=["dense", "sparse"])
@@ -86,6 +87,38 @@ def test_one_cache_in_two_conversations(make: Callable[[], Any], ran: set[Any]) 
 
     expected, found = both(model, run)
     close(found, expected)
+
+
+@pytest.mark.parametrize("lengths", [(60,), (60, 4, 9)], ids=["one text", "texts of several lengths"])
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_a_token_like_one_before_is_not_looked_at_in_full(
+    lengths: tuple[int, ...], static: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = v3(), tokens(*lengths)
+    looked: list[int] = []
+
+    def run(model: Any) -> Tensor:
+        cache = StaticCache(config=model.config, max_cache_len=80) if static else DynamicCache(config=model.config)
+        ids, told, logits = inputs["input_ids"], inputs["attention_mask"], []
+        # past the end of a block of 64
+        for _ in range(7):
+            looked.append(0)
+            logits.append(model(ids, attention_mask=told, past_key_values=cache).logits[:, -1])
+            ids, told = ids[:, :1] + 1, torch.cat([told, told.new_ones(len(told), 1)], 1)
+        return torch.stack(logits, 1)
+
+    def counted(*args: Any, **named: Any) -> Any:
+        looked[-1] += 1
+        return made(*args, **named)
+
+    made = engine.TransformersCall
+    monkeypatch.setattr(engine, "TransformersCall", counted)
+    expected, found = both(model, run)
+    close(found, expected)
+    # a prompt, the first token, and those like it, of 2 layers
+    assert looked[7:] == [2, 2, 0, 0, 0, 0, 0]
+    decoded = [run for run in attention.runs(model) if run.asked.request.phase == "decode"]
+    assert [run.calls for run in decoded] == [6, 6]
 
 
 def test_a_static_cache_of_two_calls() -> None:
