@@ -20,7 +20,7 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import Tensor
 
-from attnreg.integrations.tensors import platform_of, without_gradient
+from attnreg.integrations.tensors import any_autocast, autocast, autocasts, platform_of, without_gradient
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import BatchMetadata, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -133,8 +133,18 @@ class _Engine:
         """diffusers' attention function: [batch, queries, heads, size_v].
 
         query [batch, queries, heads, size], key and value [batch, keys, KV heads, size(_v)]. attn_mask: as PyTorch's
-        `scaled_dot_product_attention` takes it, or [batch, keys]. Raises `NoBackendError` and `UnclaimedError`.
+        `scaled_dot_product_attention` takes it, or [batch, keys]. Under autocast, query, key and value are cast as
+        PyTorch's attention casts them. Raises `NoBackendError` and `UnclaimedError`.
         """
+        if any_autocast() and autocasts(query.device):
+            query, key, value = autocast(query, key, value)
+            # a backend computes as it claims to, in float32 where it accumulates
+            with torch.autocast(query.device.type, enabled=False):
+                answer: Tensor = self.attend(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, return_lse,
+                    _parallel_config, **more,
+                )  # fmt: skip
+            return answer
         self._refuse(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, return_lse, _parallel_config, more)
         with torch.no_grad():
             kept = None if attn_mask is None else self._kept(attn_mask, query, key)

@@ -1,4 +1,4 @@
-"""What integrations that get tensors of torch share: the platform of a device, and outputs without gradients."""
+"""What integrations that get tensors of torch share: platforms, dtypes, and what of PyTorch no kernel takes part in."""
 
 from __future__ import annotations
 
@@ -25,6 +25,24 @@ def platform_of(device: torch.device, registry: Registry) -> Platform:
     if not platforms:
         raise UnclaimedError(f"the tensors are on {device}, and attnreg finds no such platform here", word)
     return platforms[0]
+
+
+# whether autocast is on for some device, which costs less to ask than for one
+any_autocast = torch._C._is_any_autocast_enabled
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on for a device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one device as autocast, which is on for it, has PyTorch's own attention take them.
+
+    What floats is in autocast's dtype; float64 stays what it is.
+    """
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype not in (dtype, torch.float64) else x for x in tensors)
 
 
 def in_forward_mode() -> bool:

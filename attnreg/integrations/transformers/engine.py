@@ -10,7 +10,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attnreg.integrations.tensors import in_forward_mode, platform_of, refuse_tangents, without_gradient
+from attnreg.integrations.tensors import (
+    any_autocast,
+    autocast,
+    autocasts,
+    in_forward_mode,
+    platform_of,
+    refuse_tangents,
+    without_gradient,
+)
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
     causal_of,
@@ -101,8 +109,19 @@ class Engine:
         query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. The output of a query
         without a key is zero, under a bias the mean of all values. s_aux: [heads] sinks. sinks: [batch, heads, queries,
         1] a sink for each query. indices: [batch, queries, chosen] the keys that an indexer chose for each query; no
-        other key takes part. Raises `NoBackendError` and `UnclaimedError`.
+        other key takes part. Under autocast, query, key and value are cast as PyTorch's attention casts them. Raises
+        `NoBackendError` and `UnclaimedError`.
         """
+        if any_autocast() and autocasts(query.device):
+            query, key, value = autocast(query, key, value)
+            # a backend computes as it claims to, in float32 where it accumulates
+            with torch.autocast(query.device.type, enabled=False):
+                answer: tuple[Tensor, None] = self.attend(
+                    module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, is_causal=is_causal,
+                    sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, position_bias=position_bias,
+                    indices=indices, sinks=sinks, **more,
+                )  # fmt: skip
+            return answer
         if dropout or not more.keys() <= self._harmless:
             self.refuse_unknown(module, dropout, more)
         plain = position_bias is indices is sinks is more.get("cu_seq_lens_q") is None
@@ -111,8 +130,7 @@ class Engine:
             repeated = site.repeated(query, key, value, attention_mask, scaling, softcap)
             if repeated is not None:
                 return repeated, None
-        if is_causal is None:
-            is_causal = causal_of(module, attention_mask, query.shape[2])
+        is_causal = causal_of(module, attention_mask, query.shape[2]) if is_causal is None else is_causal
         given = attention_mask, is_causal, scaling, sliding_window, softcap, s_aux, position_bias, indices, sinks
         if self.compressed is not None:
             out = self._compressed(self.compressed, module, query, key, value, given)

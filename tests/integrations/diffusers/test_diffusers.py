@@ -55,6 +55,16 @@ def test_calls_are_what_native_attention_computes(shape: dict[str, int], more: d
     assert_native(tensors(**shape), **more)
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 3, (torch.float32, torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_autocast_casts_as_it_does_for_native_attention(dtypes: tuple[torch.dtype, ...], causal: bool) -> None:
+    given = [x.to(dtype) for x, dtype in zip(tensors(), dtypes, strict=True)]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        outs = [dispatch_attention_fn(*given, backend=name, is_causal=causal) for name in ("native", "attnreg")]
+    assert outs[1].dtype == torch.bfloat16
+    torch.testing.assert_close(outs[1], outs[0], atol=0.02, rtol=0.02)
+
+
 PADDED = torch.tensor([[True] * 7, [True] * 3 + [False] * 2 + [True] * 2])
 ADDED = torch.zeros(2, 1, 1, 7).masked_fill(~PADDED[:, None, None], -INF)
 
