@@ -20,7 +20,14 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import Tensor
 
-from attnreg.integrations.tensors import any_autocast, autocast, autocasts, platform_of, without_gradient
+from attnreg.integrations.tensors import (
+    any_autocast,
+    autocast,
+    autocasts,
+    platform_of,
+    refuse_wrapped,
+    without_gradient,
+)
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import BatchMetadata, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -146,6 +153,7 @@ class _Engine:
                 )  # fmt: skip
             return answer
         self._refuse(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, return_lse, _parallel_config, more)
+        refuse_wrapped(query, key, value, attn_mask, cure="use another attention backend")
         with torch.no_grad():
             kept = None if attn_mask is None else self._kept(attn_mask, query, key)
             rows = None if kept is None else kept.rows

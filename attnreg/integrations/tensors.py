@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import UnclaimedError
+from attnreg.runtime.tensors import has_memory, is_traced
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
@@ -60,6 +61,24 @@ def refuse_tangents(*inputs: Any, cure: str) -> None:
     unpack: Any = forward_ad.unpack_dual
     if any(isinstance(x, Tensor) and unpack(x).tangent is not None for x in inputs):
         raise UnclaimedError(f"attnreg computes no derivatives in forward mode; {cure}", "attnreg")
+
+
+def refuse_wrapped(*inputs: Any, cure: str) -> None:
+    """Raises `UnclaimedError` where a tracer records a call, or an input is a wrapper without memory of its own.
+
+    Such are tensors inside torch.func and vmap, FakeTensors, and subclasses such as DTensor. A kernel reads memory by
+    its address: of a wrapper it would read anything, and a tracer would not see it.
+    """
+    if is_traced() or torch._C._get_tracing_state() is not None:
+        raise UnclaimedError(f"a tracer such as torch.export records this call, and sees no kernel; {cure}", "attnreg")
+    for x in inputs:
+        # of the meta device it is the device that is refused
+        if isinstance(x, Tensor) and not (has_memory(x) or x.is_meta):
+            raise UnclaimedError(
+                f"a {type(x).__name__} of this call has no memory of its own, as inside torch.func, vmap or "
+                f"torch.export, and kernels read memory; {cure}",
+                "attnreg",
+            )
 
 
 class _NoBackward(torch.autograd.Function):

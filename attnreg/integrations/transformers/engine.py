@@ -17,6 +17,7 @@ from attnreg.integrations.tensors import (
     in_forward_mode,
     platform_of,
     refuse_tangents,
+    refuse_wrapped,
     without_gradient,
 )
 from attnreg.integrations.transformers.arguments import (
@@ -33,6 +34,7 @@ from attnreg.integrations.transformers.compressed.layers import CompressedLayers
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.latent.layers import LatentLayers
 from attnreg.integrations.transformers.latent.lazy import latents_of
+from attnreg.integrations.transformers.masks import BooleanMask
 from attnreg.integrations.transformers.sites import Found, Run, Sites
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("attnreg.integrations.transformers")
 _CURE = "train with another attn_implementation"
+_ELSEWHERE = 'use attn_implementation="eager" or "sdpa"'
 
 
 class Engine:
@@ -84,7 +87,7 @@ class Engine:
         self.compressed = None if kv_dtype is None else CompressedLayers(self, kv_dtype)
         self._told: set[Any] = set()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason="attnreg: export with eager or sdpa")  # type: ignore[no-untyped-call,untyped-decorator]
     def attend(
         self,
         module: torch.nn.Module,
@@ -142,6 +145,8 @@ class Engine:
         kv = (key, value) if latents is None else (latents.latent, latents.rope)
         trained = query, *kv, attention_mask, s_aux, position_bias, sinks, scaling, softcap
         refuse_tangents(*trained, cure=_CURE)
+        mask = None if isinstance(attention_mask, BooleanMask) else attention_mask
+        refuse_wrapped(query, *kv, mask, s_aux, position_bias, sinks, indices, cure=_ELSEWHERE)
         question = None
         if site is not None and latents is None:
             numbers = scaling, sliding_window, softcap
@@ -193,6 +198,7 @@ class Engine:
         mask, _, scale, _, softcap, sinks, *_ = given
         trained = query, mask, sinks, scale, softcap
         refuse_tangents(*trained, cure=_CURE)
+        refuse_wrapped(query, sinks, cure=_ELSEWHERE)
         with torch.no_grad():
             out = layers.attend(TransformersCall(module, query, key, value, *given), held)
         return without_gradient(out, *trained, cure=_CURE)

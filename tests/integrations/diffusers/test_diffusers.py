@@ -65,6 +65,14 @@ def test_autocast_casts_as_it_does_for_native_attention(dtypes: tuple[torch.dtyp
     torch.testing.assert_close(outs[1], outs[0], atol=0.02, rtol=0.02)
 
 
+def test_a_transform_is_refused() -> None:
+    query, key, value = tensors()
+    with pytest.raises(attnreg.UnclaimedError, match=r"has no memory of its own.*use another attention backend"):
+        torch.func.vmap(lambda q: dispatch_attention_fn(q, key, value, backend="attnreg"))(query[None])
+    with pytest.raises(attnreg.UnclaimedError, match="has no memory of its own"):
+        torch.func.grad(lambda q: dispatch_attention_fn(q, key, value, backend="attnreg").sum())(query)
+
+
 PADDED = torch.tensor([[True] * 7, [True] * 3 + [False] * 2 + [True] * 2])
 ADDED = torch.zeros(2, 1, 1, 7).masked_fill(~PADDED[:, None, None], -INF)
 
