@@ -26,6 +26,7 @@ from attnreg.integrations.tensors import (
     autocasts,
     platform_of,
     refuse_wrapped,
+    unknown_dtype,
     without_gradient,
 )
 from attnreg.request import AttentionRequest
@@ -260,13 +261,17 @@ class _Engine:
         heads, kv_heads, size, size_v = query.shape[2], key.shape[2], query.shape[3], value.shape[3]
         kind = (heads, kv_heads, size, size_v, query.dtype, query.device, attn_type, scale)
         if kind not in self.layers:
+            dtype = str(query.dtype).removeprefix("torch.")
+            unknown = unknown_dtype(dtype, self.registry)
+            if unknown is not None:
+                raise self._unclaimed(unknown)
             request = AttentionRequest(
                 attn_type=attn_type,
                 head_size=size,
                 head_size_v=None if size_v == size else size_v,
                 num_heads=heads,
                 num_kv_heads=kv_heads,
-                dtype=str(query.dtype).removeprefix("torch."),
+                dtype=dtype,
             )
             platform = self._platform or platform_of(query.device, self.registry)
             selection = select(request, platform, self.registry, self.backend, to_run=True)

@@ -28,6 +28,12 @@ def platform_of(device: torch.device, registry: Registry) -> Platform:
     return platforms[0]
 
 
+def unknown_dtype(dtype: str, registry: Registry) -> str | None:
+    """Why no backend of a registry takes tensors of a dtype for which it has no word; None where it has one."""
+    words = registry.vocabulary.words_of("dtype")
+    return None if dtype in words else f"{registry.title} has no backend for {dtype}: it knows {', '.join(words)}"
+
+
 # whether autocast is on for some device, which costs less to ask than for one
 any_autocast = torch._C._is_any_autocast_enabled
 

@@ -18,6 +18,7 @@ from attnreg.integrations.tensors import (
     platform_of,
     refuse_tangents,
     refuse_wrapped,
+    unknown_dtype,
     without_gradient,
 )
 from attnreg.integrations.transformers.arguments import (
@@ -239,7 +240,13 @@ class Engine:
         return layer, self.record(call.module, asked, layer.selection)
 
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection:
-        """The selection for a request on a device, among backends that can run here; its backend may be None."""
+        """The selection for a request on a device, among backends that can run here; its backend may be None.
+
+        Raises `UnclaimedError` for a dtype that the registry does not know: it comes from tensors, not from a person.
+        """
+        unknown = unknown_dtype(request.dtype, self.registry)
+        if unknown is not None:
+            raise UnclaimedError(f"{unknown}; {_ELSEWHERE}, or convert the model", self.name)
         return evaluate(request, self.platform(device), self.registry, self.backend, to_run=True)
 
     def select(self, request: AttentionRequest, device: torch.device) -> Selection:

@@ -73,6 +73,13 @@ def test_a_transform_is_refused() -> None:
         torch.func.grad(lambda q: dispatch_attention_fn(q, key, value, backend="attnreg").sum())(query)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int8])
+def test_a_dtype_that_no_backend_has_is_refused(dtype: torch.dtype) -> None:
+    word = str(dtype).removeprefix("torch.")
+    with pytest.raises(attnreg.UnclaimedError, match=f"cannot run this call: .* has no backend for {word}: it knows"):
+        dispatch_attention_fn(*[x.to(dtype) for x in tensors()], backend="attnreg")
+
+
 PADDED = torch.tensor([[True] * 7, [True] * 3 + [False] * 2 + [True] * 2])
 ADDED = torch.zeros(2, 1, 1, 7).masked_fill(~PADDED[:, None, None], -INF)
 
