@@ -20,7 +20,15 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import Tensor
 
-from attnreg.integrations.tensors import platform_of, without_gradient
+from attnreg.integrations.tensors import (
+    any_autocast,
+    autocast,
+    autocasts,
+    platform_of,
+    refuse_wrapped,
+    unknown_dtype,
+    without_gradient,
+)
 from attnreg.request import AttentionRequest
 from attnreg.runtime.interface import BatchMetadata, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -133,9 +141,20 @@ class _Engine:
         """diffusers' attention function: [batch, queries, heads, size_v].
 
         query [batch, queries, heads, size], key and value [batch, keys, KV heads, size(_v)]. attn_mask: as PyTorch's
-        `scaled_dot_product_attention` takes it, or [batch, keys]. Raises `NoBackendError` and `UnclaimedError`.
+        `scaled_dot_product_attention` takes it, or [batch, keys]. Under autocast, query, key and value are cast as
+        PyTorch's attention casts them. Raises `NoBackendError` and `UnclaimedError`.
         """
+        if any_autocast() and autocasts(query.device):
+            query, key, value = autocast(query, key, value)
+            # a backend computes as it claims to, in float32 where it accumulates
+            with torch.autocast(query.device.type, enabled=False):
+                answer: Tensor = self.attend(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, return_lse,
+                    _parallel_config, **more,
+                )  # fmt: skip
+            return answer
         self._refuse(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, return_lse, _parallel_config, more)
+        refuse_wrapped(query, key, value, attn_mask, cure="use another attention backend")
         with torch.no_grad():
             kept = None if attn_mask is None else self._kept(attn_mask, query, key)
             rows = None if kept is None else kept.rows
@@ -242,13 +261,17 @@ class _Engine:
         heads, kv_heads, size, size_v = query.shape[2], key.shape[2], query.shape[3], value.shape[3]
         kind = (heads, kv_heads, size, size_v, query.dtype, query.device, attn_type, scale)
         if kind not in self.layers:
+            dtype = str(query.dtype).removeprefix("torch.")
+            unknown = unknown_dtype(dtype, self.registry)
+            if unknown is not None:
+                raise self._unclaimed(unknown)
             request = AttentionRequest(
                 attn_type=attn_type,
                 head_size=size,
                 head_size_v=None if size_v == size else size_v,
                 num_heads=heads,
                 num_kv_heads=kv_heads,
-                dtype=str(query.dtype).removeprefix("torch."),
+                dtype=dtype,
             )
             platform = self._platform or platform_of(query.device, self.registry)
             selection = select(request, platform, self.registry, self.backend, to_run=True)

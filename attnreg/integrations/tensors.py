@@ -1,4 +1,4 @@
-"""What integrations that get tensors of torch share: the platform of a device, and outputs without gradients."""
+"""What integrations that get tensors of torch share: platforms, dtypes, and what of PyTorch no kernel takes part in."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from attnreg.platforms import Platform
 from attnreg.runtime.interface import UnclaimedError
+from attnreg.runtime.tensors import has_memory, is_traced
 
 if TYPE_CHECKING:
     from attnreg.registry import Registry
@@ -27,6 +28,30 @@ def platform_of(device: torch.device, registry: Registry) -> Platform:
     return platforms[0]
 
 
+def unknown_dtype(dtype: str, registry: Registry) -> str | None:
+    """Why no backend of a registry takes tensors of a dtype for which it has no word; None where it has one."""
+    words = registry.vocabulary.words_of("dtype")
+    return None if dtype in words else f"{registry.title} has no backend for {dtype}: it knows {', '.join(words)}"
+
+
+# whether autocast is on for some device, which costs less to ask than for one
+any_autocast = torch._C._is_any_autocast_enabled
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on for a device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one device as autocast, which is on for it, has PyTorch's own attention take them.
+
+    What floats is in autocast's dtype; float64 stays what it is.
+    """
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype not in (dtype, torch.float64) else x for x in tensors)
+
+
 def in_forward_mode() -> bool:
     """Whether PyTorch differentiates in forward mode."""
     return forward_ad._current_level >= 0
@@ -42,6 +67,24 @@ def refuse_tangents(*inputs: Any, cure: str) -> None:
     unpack: Any = forward_ad.unpack_dual
     if any(isinstance(x, Tensor) and unpack(x).tangent is not None for x in inputs):
         raise UnclaimedError(f"attnreg computes no derivatives in forward mode; {cure}", "attnreg")
+
+
+def refuse_wrapped(*inputs: Any, cure: str) -> None:
+    """Raises `UnclaimedError` where a tracer records a call, or an input is a wrapper without memory of its own.
+
+    Such are tensors inside torch.func and vmap, FakeTensors, and subclasses such as DTensor. A kernel reads memory by
+    its address: of a wrapper it would read anything, and a tracer would not see it.
+    """
+    if is_traced() or torch._C._get_tracing_state() is not None:
+        raise UnclaimedError(f"a tracer such as torch.export records this call, and sees no kernel; {cure}", "attnreg")
+    for x in inputs:
+        # of the meta device it is the device that is refused
+        if isinstance(x, Tensor) and not (has_memory(x) or x.is_meta):
+            raise UnclaimedError(
+                f"a {type(x).__name__} of this call has no memory of its own, as inside torch.func, vmap or "
+                f"torch.export, and kernels read memory; {cure}",
+                "attnreg",
+            )
 
 
 class _NoBackward(torch.autograd.Function):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnreg.runtime.lengths import LONGEST, Lengths, content, queries_of, starts_of
+from attnreg.runtime.tensors import has_memory
 from attnreg.runtime.tensors import tensor_words as tensor_words
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ class BatchMetadata:
         on_device: list[Tensor] = []
         for x in self.given:
             if x.is_cpu:
-                address = x.data_ptr()
+                address = _address(x)
                 read.append((x, address, _bytes_at(address, x)))
             else:
                 on_device.append(x)
@@ -232,6 +233,18 @@ _TENSORS = {
 }  # fmt: skip
 _others = attrgetter(*[name for name in _TENSORS if name != "causal"])
 _STRIDED = torch.strided
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor in host memory begins. Raises `BatchError` for one that only stands for numbers, as a tracer's."""
+    if has_memory(tensor):
+        return tensor.data_ptr()
+    kind = type(tensor).__name__
+    problem = (
+        f"a tensor of the batch ({kind} {tensor_words(tensor)}) has no memory to read its numbers from; build the "
+    )
+    problem += "batch outside what torch.export, vmap or another tracer sees, which attnreg.ops.attention may be in"
+    raise BatchError([problem])
 
 
 def _bytes_at(address: int, tensor: Tensor) -> Any:

@@ -8,7 +8,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 # kernels take the strides of tables as 32-bit numbers
 _INT32 = 2**31 - 1
@@ -176,6 +178,25 @@ def derivative_problems(tensors: Sequence[Tensor | None], names: Callable[[], Se
         if x is not None and _unpack(x).tangent is not None:
             return [f"{names()[i]} has a tangent, and attnreg has no derivatives in forward mode; detach it"]
     return []
+
+
+def has_memory(x: Tensor) -> bool:
+    """Whether a tensor has an address, or no element. FakeTensors, tensors in torch.func and other wrappers have none.
+
+    A kernel would read an address of 0 as any other.
+    """
+    try:
+        return not isinstance(x, FakeTensor) and (x.data_ptr() != 0 or not x.numel())
+    except RuntimeError:
+        return False
+
+
+_MODES = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
+
+
+def is_traced() -> bool:
+    """Whether PyTorch records operations or only acts them, as for torch.export: it sees nothing that a kernel does."""
+    return is_in_torch_dispatch_mode() and any(torch._C._get_dispatch_mode(mode) is not None for mode in _MODES)
 
 
 def table_problems(name: str, tensor: Tensor) -> Iterator[str]:

@@ -26,6 +26,7 @@ from attnreg.runtime.tensors import (
     Alike,
     Remembered,
     derivative_problems,
+    is_traced,
     table_problems,
     tensor_problems,
 )
@@ -73,6 +74,8 @@ class Validated(NamedTuple):
 
 def validate_batch(spec: AttentionSpec, batch: BatchMetadata) -> Validated:
     """Raises `BatchError` where a batch contradicts itself or does not fit a layer."""
+    if is_traced():
+        refuse(["a tracer such as torch.export records this call, and sees no kernel; call attnreg.ops.attention"])
     # causality by request is a tensor, among the others
     causal, given = batch.causal if isinstance(batch.causal, bool) else None, batch.given
     kind = spec, causal, batch.key_rows is None, batch.lacks

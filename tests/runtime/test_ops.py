@@ -159,6 +159,29 @@ def test_a_tracer_sees_the_ops(make: Make) -> None:
         assert attend(*map(mode.from_tensor, (q, k, *cache))).shape == (2, 64)
 
 
+@pytest.mark.parametrize("built", ["before", "inside"])
+@pytest.mark.parametrize("how", ["make_fx", "export", "FakeTensorMode"])
+def test_a_tracer_sees_no_call_of_a_layer_itself(make: Make, how: str, built: str) -> None:
+    layer, batch, q, k = make(), BatchMetadata.build([2]), torch.randn(2, 64), torch.randn(2, 32)
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return layer(q, k, k, None, batch if built == "before" else BatchMetadata.build([2]))
+
+    def fake(q: Tensor, k: Tensor) -> Tensor:
+        # a batch of such tensors has addresses of 0, where nothing may be read
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            return Layer()(mode.from_tensor(q), mode.from_tensor(k))
+
+    trace: dict[str, Callable[..., Any]] = {
+        "make_fx": make_fx(Layer()),
+        "export": lambda *given: torch.export.export(Layer(), given, strict=False),
+        "FakeTensorMode": fake,
+    }
+    with torch.no_grad(), pytest.raises(BatchError, match=r"attnreg\.ops\.attention"):
+        trace[how](q, k)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_is_the_model_and_writes_its_caches(model: Model, backend: str) -> None:
     x = torch.randn(6, 64)

@@ -16,6 +16,7 @@ from attnreg.integrations.transformers.masks import BooleanMask, LazyMask
 from attnreg.models.fields import ConfigError
 from attnreg.models.reader import requests_from_model
 from attnreg.request import AttentionRequest, features_of
+from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.masks import Band
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ class TransformersCall:
         self._validate()
 
     def _validate(self) -> None:
+        if not self.query.is_floating_point():
+            name = type(self.module).__name__
+            raise UnclaimedError(f"query of {name} is {self.query.dtype}; expected a floating dtype", "attnreg")
         batch, heads, queries = max(len(self.query), len(self.key)), *self.query.shape[1:3]
         validate_tensors(
             self.module,

@@ -10,7 +10,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from attnreg.integrations.tensors import in_forward_mode, platform_of, refuse_tangents, without_gradient
+from attnreg.integrations.tensors import (
+    any_autocast,
+    autocast,
+    autocasts,
+    in_forward_mode,
+    platform_of,
+    refuse_tangents,
+    refuse_wrapped,
+    unknown_dtype,
+    without_gradient,
+)
 from attnreg.integrations.transformers.arguments import (
     HARMLESS,
     causal_of,
@@ -25,6 +35,7 @@ from attnreg.integrations.transformers.compressed.layers import CompressedLayers
 from attnreg.integrations.transformers.dense import dense_attention
 from attnreg.integrations.transformers.latent.layers import LatentLayers
 from attnreg.integrations.transformers.latent.lazy import latents_of
+from attnreg.integrations.transformers.masks import BooleanMask
 from attnreg.integrations.transformers.sites import Found, Run, Site, Sites
 from attnreg.platforms import Platform
 from attnreg.request import AttentionRequest
@@ -40,6 +51,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("attnreg.integrations.transformers")
 _CURE = "train with another attn_implementation"
+_ELSEWHERE = 'use attn_implementation="eager" or "sdpa"'
 
 
 class Engine:
@@ -76,7 +88,7 @@ class Engine:
         self.compressed = None if kv_dtype is None else CompressedLayers(self, kv_dtype)
         self._told: set[Any] = set()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason="attnreg: export with eager or sdpa")  # type: ignore[no-untyped-call,untyped-decorator]
     def attend(
         self,
         module: torch.nn.Module,
@@ -101,8 +113,19 @@ class Engine:
         query [batch, heads, queries, size], key and value [batch, KV heads, keys, size(_v)]. The output of a query
         without a key is zero, under a bias the mean of all values. s_aux: [heads] sinks. sinks: [batch, heads, queries,
         1] a sink for each query. indices: [batch, queries, chosen] the keys that an indexer chose for each query; no
-        other key takes part. Raises `NoBackendError` and `UnclaimedError`.
+        other key takes part. Under autocast, query, key and value are cast as PyTorch's attention casts them. Raises
+        `NoBackendError` and `UnclaimedError`.
         """
+        if any_autocast() and autocasts(query.device):
+            query, key, value = autocast(query, key, value)
+            # a backend computes as it claims to, in float32 where it accumulates
+            with torch.autocast(query.device.type, enabled=False):
+                answer: tuple[Tensor, None] = self.attend(
+                    module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, is_causal=is_causal,
+                    sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, position_bias=position_bias,
+                    indices=indices, sinks=sinks, **more,
+                )  # fmt: skip
+            return answer
         if dropout or not more.keys() <= self._harmless:
             self.refuse_unknown(module, dropout, more)
         plain = position_bias is indices is sinks is more.get("cu_seq_lens_q") is None
@@ -112,8 +135,7 @@ class Engine:
             repeated = self._repeated(site, module, query, key, value, attention_mask, numbers)
             if repeated is not None:
                 return repeated, None
-        if is_causal is None:
-            is_causal = causal_of(module, attention_mask, query.shape[2])
+        is_causal = causal_of(module, attention_mask, query.shape[2]) if is_causal is None else is_causal
         given = attention_mask, is_causal, scaling, sliding_window, softcap, s_aux, position_bias, indices, sinks
         if self.compressed is not None:
             out = self._compressed(self.compressed, module, query, key, value, given)
@@ -125,6 +147,8 @@ class Engine:
         kv = (key, value) if latents is None else (latents.latent, latents.rope)
         trained = query, *kv, attention_mask, s_aux, position_bias, sinks, scaling, softcap
         refuse_tangents(*trained, cure=_CURE)
+        mask = None if isinstance(attention_mask, BooleanMask) else attention_mask
+        refuse_wrapped(query, *kv, mask, s_aux, position_bias, sinks, indices, cure=_ELSEWHERE)
         question = None
         if site is not None and latents is None:
             numbers = scaling, sliding_window, softcap
@@ -176,6 +200,7 @@ class Engine:
         mask, _, scale, _, softcap, sinks, *_ = given
         trained = query, mask, sinks, scale, softcap
         refuse_tangents(*trained, cure=_CURE)
+        refuse_wrapped(query, sinks, cure=_ELSEWHERE)
         with torch.no_grad():
             out = layers.attend(TransformersCall(module, query, key, value, *given), held)
         return without_gradient(out, *trained, cure=_CURE)
@@ -234,7 +259,13 @@ class Engine:
         return layer, self.record(call.module, asked, layer.selection)
 
     def evaluate(self, request: AttentionRequest, device: torch.device) -> Selection:
-        """The selection for a request on a device, among backends that can run here; its backend may be None."""
+        """The selection for a request on a device, among backends that can run here; its backend may be None.
+
+        Raises `UnclaimedError` for a dtype that the registry does not know: it comes from tensors, not from a person.
+        """
+        unknown = unknown_dtype(request.dtype, self.registry)
+        if unknown is not None:
+            raise UnclaimedError(f"{unknown}; {_ELSEWHERE}, or convert the model", self.name)
         return evaluate(request, self.platform(device), self.registry, self.backend, to_run=True)
 
     def select(self, request: AttentionRequest, device: torch.device) -> Selection:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from attnreg.integrations.tensors import refuse_wrapped
 from attnreg.integrations.transformers.fetched import Fetched
 from attnreg.integrations.transformers.meanings import MaskFunction, Ranged, fitted, known_band
 from attnreg.runtime.interface import UnclaimedError
@@ -348,7 +349,7 @@ def _misread(func: Any) -> str:
 
 
 # a compiler would trace into it, at no use
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable(reason="attnreg: export with eager or sdpa")  # type: ignore[no-untyped-call,untyped-decorator]
 def lazy_mask(
     batch_size: int,
     q_length: int,
@@ -361,6 +362,7 @@ def lazy_mask(
     **more: Any,
 ) -> LazyMask:
     """The mask for a batch; transformers calls this function, and defines its signature."""
+    refuse_wrapped(q_offset, attention_mask, cure='use attn_implementation="eager" or "sdpa"')
     # a tensor of a static cache changes before the mask is read
     offset = Fetched(q_offset) if isinstance(q_offset, Tensor) else int(q_offset)
     kv_offset = int(kv_offset)

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from attnreg.explain.answers import Answer, Explanation, Verdict, title_of
+from attnreg.integrations.tensors import unknown_dtype
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.sites import Run
 from attnreg.models.groups import describe_indices
@@ -43,6 +44,10 @@ def plan_of(engine: Engine, model: Any) -> Explanation:
     if model.config._attn_implementation != engine.name:
         return Explanation(engine.registry, _title(engine, model), (), tuple(others))
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")
+    unknown = unknown_dtype(dtype, engine.registry)
+    if unknown is not None:
+        note = f"{unknown}; calls that no batch can express run densely, through PyTorch, and others are refused"
+        return Explanation(engine.registry, _title(engine, model), (), (note, *others))
     packed = engine.compressed
     kv_dtype, spares = ("auto", ()) if packed is None else (packed.kv_dtype, packed.spares)
     layers = requests_from_model(model.config, dtype=dtype, kv_dtype=kv_dtype, spares=spares)

@@ -55,6 +55,31 @@ def test_calls_are_what_native_attention_computes(shape: dict[str, int], more: d
     assert_native(tensors(**shape), **more)
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 3, (torch.float32, torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_autocast_casts_as_it_does_for_native_attention(dtypes: tuple[torch.dtype, ...], causal: bool) -> None:
+    given = [x.to(dtype) for x, dtype in zip(tensors(), dtypes, strict=True)]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        outs = [dispatch_attention_fn(*given, backend=name, is_causal=causal) for name in ("native", "attnreg")]
+    assert outs[1].dtype == torch.bfloat16
+    torch.testing.assert_close(outs[1], outs[0], atol=0.02, rtol=0.02)
+
+
+def test_a_transform_is_refused() -> None:
+    query, key, value = tensors()
+    with pytest.raises(attnreg.UnclaimedError, match=r"has no memory of its own.*use another attention backend"):
+        torch.func.vmap(lambda q: dispatch_attention_fn(q, key, value, backend="attnreg"))(query[None])
+    with pytest.raises(attnreg.UnclaimedError, match="has no memory of its own"):
+        torch.func.grad(lambda q: dispatch_attention_fn(q, key, value, backend="attnreg").sum())(query)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int8])
+def test_a_dtype_that_no_backend_has_is_refused(dtype: torch.dtype) -> None:
+    word = str(dtype).removeprefix("torch.")
+    with pytest.raises(attnreg.UnclaimedError, match=f"cannot run this call: .* has no backend for {word}: it knows"):
+        dispatch_attention_fn(*[x.to(dtype) for x in tensors()], backend="attnreg")
+
+
 PADDED = torch.tensor([[True] * 7, [True] * 3 + [False] * 2 + [True] * 2])
 ADDED = torch.zeros(2, 1, 1, 7).masked_fill(~PADDED[:, None, None], -INF)
 

@@ -10,14 +10,18 @@ import pytest
 import torch
 from support import small_models as models
 from support.small_models import by, close, tokens
+from support.transformers_calls import Layer
 from torch import Tensor
+from transformers import AttentionInterface
 
 import attnreg.integrations.transformers as attention
-from attnreg import NoBackendError, Platform, Registry, load_registry, select
+from attnreg import NoBackendError, Platform, Registry, UnclaimedError, load_registry, select
 from attnreg.models.reader import requests_from_model
 
 # TORCH_SDPA, which has neither sinks nor a softcap, before CPU_ATTN
 PREFER = {"prefer": "TORCH_SDPA"}
+# a mask that no batch can express
+HIDING = torch.zeros(1, 1, 3, 3).masked_fill(~torch.ones(3, 3, dtype=torch.bool).tril(), -1e4)
 
 
 def logits(**inputs: Any) -> Callable[[Any], Tensor]:
@@ -74,6 +78,37 @@ def test_a_layer_that_no_backend_serves_raises_with_the_reasons() -> None:
     assert "CPU_ATTN" in str(e.value)
     assert "sinks is not supported" in str(e.value)
     assert "not trusted" in str(e.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn, torch.complex64, torch.int8, torch.bool])
+def test_a_dtype_that_no_backend_has_is_refused(dtype: torch.dtype) -> None:
+    query, word = torch.zeros(1, 4, 3, 16).to(dtype), str(dtype).removeprefix("torch.")
+    attend = AttentionInterface()["attnreg"]  # type: ignore[no-untyped-call]
+    said = f"has no backend for {word}" if dtype.is_floating_point else rf"query of Layer is torch\.{word}; expected"
+    with pytest.raises(UnclaimedError, match=said):
+        attend(Layer(), query, query, query, None, is_causal=True)
+    if not dtype.is_floating_point:
+        with pytest.raises(UnclaimedError, match=said):
+            attend(Layer(), query, query, query, HIDING, is_causal=True)
+
+
+def test_float64_is_exact_where_no_backend_is_asked() -> None:
+    query, interface = torch.randn(1, 4, 3, 16).double(), AttentionInterface()  # type: ignore[no-untyped-call]
+    mask = HIDING.double()
+    expected, found = (interface[name](Layer(), query, query, query, mask)[0] for name in ("sdpa", "attnreg"))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("make", [models.llama, models.gpt_oss, models.deepseek_v3])
+def test_a_model_of_float64_is_refused_and_explained(make: Callable[[], Any], default: Registry) -> None:
+    attention.register("packed", default, kv_dtype="turboquant_4bit_nc")
+    model, said = make().double(), f"{default.title} has no backend for float64: it knows float16, bfloat16, float32"
+    for name in ("attnreg", "packed"):
+        with pytest.raises(UnclaimedError, match=f'{said}; use attn_implementation="eager" or "sdpa"'):
+            by(name, model, logits(**tokens(5)))
+        assert f"note: {said}; calls that no batch can express" in " ".join(
+            attention.explanation(model, name=name).split()
+        )
 
 
 def test_a_backend_by_name(default: Registry) -> None:

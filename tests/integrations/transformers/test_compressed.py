@@ -109,6 +109,19 @@ def test_generate_keeps_the_packed_format_and_its_bytes(default: Registry) -> No
     assert "KV cache turboquant_4bit_nc" in attention.explanation(model, name="packed", width=200)
 
 
+def test_autocast_stores_what_it_attends_to(default: Registry) -> None:
+    # of float32 weights the class passes keys and values of two dtypes, and no packed format is kept from float32
+    register(default)
+    model, inputs = made(), tokens(18, 7)
+    expected = model(**inputs, past_key_values=attention.new_cache(model, name="packed")).logits
+    cache = attention.new_cache(model.float(), name="packed")
+    with torch.autocast("cpu", torch.float16):
+        found = model(**inputs, past_key_values=cache).logits
+    rows = inputs["attention_mask"].bool()
+    assert cache.layers[2].dtype == torch.float16
+    assert float((found - expected)[rows].abs().max()) <= 0.03 * float(expected[rows].abs().max())
+
+
 def test_beams_and_a_cropped_cache(default: Registry) -> None:
     register(default)
     model, inputs = made(), tokens(18, 7)

@@ -120,3 +120,18 @@ def test_sdpa_without_a_paged_cache_stays_transformers_own() -> None:
         assert model.config._attn_implementation == "paged|eager"
         raise ZeroDivisionError
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
+def test_autocast_computes_in_the_dtype_of_the_cache(kept: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+    model, prompts = models.qwen3().to(kept), [tokens(n)["input_ids"][0].tolist() for n in (5, 17)]
+    # in the thread that transformers generates in
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    if kept == torch.bfloat16:
+        expected = by("eager", model, alone(prompts))
+        with attention.continuous_batching(model):
+            assert together(prompts)(model) == expected
+        return
+    with attention.continuous_batching(model):
+        together(prompts)(model)
+    assert "computes in torch.bfloat16, and the paged cache keeps torch.float32" in caplog.text

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from attnreg.integrations.tensors import autocast, autocasts
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.runtime.interface import BatchMetadata, KVCache, UnclaimedError
 from attnreg.runtime.layer import Attention
@@ -56,6 +57,9 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Stand-ins for all keys and values, [batch, KV heads, columns, size]."""
         if self._new is not None:
             raise UnclaimedError("keys of an earlier call were never attended to by attnreg: the cache lacks them", "")
+        if autocasts(key_states.device):
+            # stored beside a query that is cast, by a kernel that takes one dtype
+            key_states, value_states = autocast(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._new = key_states, value_states

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from attnreg.integrations.transformers.latent.lazy import METHOD, Expand, Sizes
+from attnreg.runtime.tensors import is_traced
 
 PROJECTION = "kv_b_proj"
 _global: Any = torch.nn.modules.module
@@ -75,6 +76,8 @@ def _why_not_read(linear: Any, latent: Any, rope: Any) -> str:
         return "autocast is on, which casts at every operation"
     if forward_ad._current_level >= 0:
         return "derivatives in forward mode are computed"
+    if torch._C._functorch.peek_interpreter_stack() is not None or is_traced():
+        return "a transform of torch.func or a tracer wraps its tensors"
     return ""
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from attnreg.integrations.tensors import any_autocast, autocast, autocasts
 from attnreg.integrations.transformers.batches import Packed
 from attnreg.integrations.transformers.calls import TransformersCall
 from attnreg.integrations.transformers.engine import Engine
@@ -114,7 +115,15 @@ def _attend(
     """Packed queries [1, heads, tokens, size] against the paged cache, where their keys and values are stored first.
 
     The mask, of queries times keys elements, is not read: the lengths and the window of the layer's cache say the same.
+    Autocast casts as in calls without a paged cache; keys and values are stored in its dtype.
     """
+    if any_autocast() and autocasts(query.device):
+        query, key, value = autocast(query, key, value)
+        with torch.autocast(query.device.type, enabled=False):
+            return _attend(
+                engine, module, query, key, value, cache=cache, scaling=scaling, dropout=dropout,
+                sliding_window=sliding_window, softcap=softcap, s_aux=s_aux, **kwargs,
+            )  # fmt: skip
     engine.refuse_unknown(module, dropout, {k: v for k, v in kwargs.items() if k not in _PAGED})
     _refuse_latents(module)
     layer_idx: Any = module.layer_idx
@@ -155,6 +164,12 @@ def _found(
     if found is not None and found.layer.params.sinks is sinks:
         found.run.calls += 1
         return found
+    if group.cache.key.dtype != query.dtype:
+        raise UnclaimedError(
+            f"{type(module).__name__} computes in {query.dtype}, and the paged cache keeps {group.cache.key.dtype}; "
+            "under autocast, give the model autocast's dtype",
+            "attnreg",
+        )
     call = TransformersCall(module, query, key, value, None, True, scale, group.window, softcap, sinks)
     asked = call.asked(Packed(Band(True, group.window), False, query.device, [], [], None, None, None, None, 0))
     in_place = replace(asked.request, block_size=group.block_size)
