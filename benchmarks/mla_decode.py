@@ -21,14 +21,17 @@ from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerP
 from attnreg.runtime.mla.interface import as_kv_cache, latent_cache_shape
 
 RANK, ROPE, BLOCK = 512, 64, 64
+# requests, heads, context, format, mark: half of the bytes and as many products, so the marks of bfloat16
+_OF_8_BITS = ((64, 128, 8192, "fp8", 400.0), (64, 128, 8192, "fp8_ds_mla", 400.0), (128, 16, 32768, "fp8", 1150.0))
+# tokens, heads, mark: twice the time of the products at 787 TFLOP/s, or of the bytes and two launches
+_SPARSE = ((64, 128, 93.0), (1, 128, 20.0), (128, 16, 150.0))
 
 
 def cases(place: Place) -> Iterator[Case]:
     # requests, heads, context, format of the cache, mark
     for requests, heads, context, kv_dtype, mark in (
         (64, 128, 8192, "auto", 400.0), (1, 128, 8192, "auto", 30.0), (128, 16, 32768, "auto", 1150.0),
-        # half of the bytes, and as many products: the marks of bfloat16
-        (64, 128, 8192, "fp8", 400.0), (64, 128, 8192, "fp8_ds_mla", 400.0), (128, 16, 32768, "fp8", 1150.0),
+        *_OF_8_BITS,
     ):  # fmt: skip
         words = "" if kv_dtype == "auto" else f" {kv_dtype}"
         name = f"decode{words} b{requests} h{heads} at {context // 1024}k"
@@ -37,6 +40,7 @@ def cases(place: Place) -> Iterator[Case]:
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
         # Gluon compiles for the GPU alone
         from attnreg.kernels.hopper.latents import attention as hopper_mla
+        from attnreg.kernels.hopper.latents import sparse as hopper_sparse
 
         for block in (BLOCK, 16):
             for requests, heads, context, mark in (
@@ -49,12 +53,22 @@ def cases(place: Place) -> Iterator[Case]:
                 sizes = place.few(requests, 2), place.few(heads, 16), place.few(context, 200)
                 prepare = partial(_dense, place, hopper_mla, *sizes, "auto", block)
                 yield Case(name=name + words, mark=mark, prepare=prepare)
-    # the marks are twice the time of the products at 787 TFLOP/s, or of the bytes and two launches
-    for tokens, heads, mark in ((64, 128, 93.0), (1, 128, 20.0), (128, 16, 150.0)):
+        for requests, heads, context, kv_dtype, mark in _OF_8_BITS:
+            name = f"HOPPER_MLA decode {kv_dtype} b{requests} h{heads} at {context // 1024}k"
+            yield Case(
+                name=name, mark=mark, prepare=partial(_dense, place, hopper_mla, requests, heads, context, kv_dtype)
+            )
+        for kv_dtype, sparse in (("auto", _SPARSE), ("fp8_ds_mla", _SPARSE[:1])):
+            words = "" if kv_dtype == "auto" else f" {kv_dtype}"
+            for tokens, heads, mark in sparse:
+                name = f"HOPPER_MLA_SPARSE decode{words} b{tokens} h{heads}, 2048 of 32k"
+                prepare = partial(_chosen, place, hopper_sparse, tokens, heads, 32768, 2048, kv_dtype)
+                yield Case(name=name, mark=mark, prepare=prepare)
+    for tokens, heads, mark in _SPARSE:
         name = f"sparse decode b{tokens} h{heads}, 2048 of 32k"
         topk = place.few(2048, 40)
         sizes = place.few(tokens, 2), place.few(heads, 16), place.few(32768, 128)
-        yield Case(name=name, mark=mark, prepare=partial(_sparse, place, *sizes, topk))
+        yield Case(name=name, mark=mark, prepare=partial(_chosen, place, triton_sparse, *sizes, topk))
 
 
 class _Tensors:
@@ -118,17 +132,20 @@ def _dense(
     )
 
 
-def _sparse(place: Place, tokens: int, heads: int, context: int, topk: int) -> Trial:
-    made = _Tensors(place, tokens, heads, context, "auto")
+def _chosen(
+    place: Place, module: ModuleType, tokens: int, heads: int, context: int, topk: int, kv_dtype: str = "auto"
+) -> Trial:
+    made = _Tensors(place, tokens, heads, context, kv_dtype)
     spec = replace(made.spec, sparse=True)
     order = [torch.randperm(context, device=place.device)[:topk] for _ in range(tokens)]
     indices = torch.stack(order).int()
-    plan = triton_sparse.plan(spec, made.batch)
+    plan = module.plan(spec, made.batch)
+    width = latents.BYTES if kv_dtype == "fp8_ds_mla" else (RANK + ROPE) * made.cache.itemsize
     return Trial(
-        call=partial(triton_sparse.forward, spec, plan, made.call(indices=indices)),
+        call=partial(module.forward, spec, plan, made.call(indices=indices)),
         error=lambda: made.error(order[-1]),
         peers=partial(_sparse_peers, made, spec, indices, order[-1]),
-        moved=tokens * topk * 2 * (RANK + ROPE) + made.query.nbytes + made.output.nbytes,
+        moved=tokens * topk * width + made.query.nbytes + made.output.nbytes,
         operations=2.0 * tokens * topk * heads * (RANK + ROPE + RANK),
     )
 
@@ -136,7 +153,7 @@ def _sparse(place: Place, tokens: int, heads: int, context: int, topk: int) -> T
 def _sparse_peers(made: _Tensors, spec: AttentionSpec, indices: Tensor, last: Tensor) -> Peers:
     """FlashMLA as vLLM builds it, where installed, with the places of the chosen tokens made by the same kernel."""
     plan = function_of("attnreg.kernels.flash_mla.sparse", "plan")
-    if plan is not None:
+    if plan is not None and spec.kv_dtype == "auto":
         flash = function_of("attnreg.kernels.flash_mla.sparse", "forward")
         out = torch.full_like(made.output, math.nan)
         call = made.call(indices=indices)._replace(output=out)
