@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from attnreg.analysis.timings.ranking import compared, ranked
-from attnreg.analysis.timings.samples import Samples, kernel_hash
+from attnreg.analysis.timings.samples import Samples, is_own, kernel_hash
+from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import RequestError
 from attnreg.tuning.worker import ProblemError, Process, lost, make_bench
+from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -155,13 +157,17 @@ def without_few_turns(samples: Samples) -> Samples:
 
 
 def new_samples(registry: Registry, platform: Platform, planned: Sequence[Planned], device: str) -> Samples:
-    """The samples of this machine, of which there are none yet."""
+    """The samples of this machine, of which there are none yet.
+
+    attnreg's version is among those of the packages where one of the kernels is its own.
+    """
     names = sorted({name for each in planned for name in each.backends})
+    own = {OWN_PACKAGE: __version__} if any(is_own(registry, name) for name in names) else {}
     machine = {
         "platform": platform.platform,
         "arch": platform.arch,
         "device": device,
-        "packages": dict(platform.packages or ()),
+        "packages": {**own, **dict(platform.packages or ())},
     }
     hashes = {name: kernel_hash(registry, name) for name in names}
     return Samples(machine, registry.title, hashes, date.today().isoformat())

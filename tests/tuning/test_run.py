@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support import tiny, tuning_benches
 
+import attnreg
 from attnreg import AttentionRequest, Platform, RequestError
 from attnreg.analysis.timings.ranking import ranked
 from attnreg.analysis.timings.samples import Cell, read_samples
@@ -176,6 +177,13 @@ def test_a_process_that_cannot_be_started_is_a_problem(tmp_path: Path, monkeypat
     told = Told()
     run(tmp_path / "s.jsonl", planned("FAST", "SLOW"), told)
     assert {text for _, text in told.problems} == {"no process could be started: Resource temporarily unavailable"}
+
+
+def test_samples_say_the_version_of_attnreg_where_a_kernel_is_its_own(default: attnreg.Registry) -> None:
+    own = new_samples(default, HERE, planned("TRITON_ATTN", "FLASH_ATTN/FA3"), "a device").machine["packages"]
+    assert own == {"attnreg": attnreg.__version__, "lib": "1"}
+    other = new_samples(tiny.load({"A": tiny.row(), "B": tiny.row()}), HERE, planned("A", "B"), "a device")
+    assert other.machine["packages"] == {"lib": "1"}
 
 
 def test_an_interrupt_loses_nothing_and_the_run_goes_on(tmp_path: Path) -> None:

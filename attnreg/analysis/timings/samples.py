@@ -17,6 +17,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnreg.contract import OWN_MODULES
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.files import FileError, read_text
 from attnreg.request import AttentionRequest
@@ -246,11 +247,18 @@ def signature(machine: Mapping[str, Any], lines: bytes) -> dict[str, Any]:
 def kernel_hash(registry: Registry, name: str) -> str:
     """A hash of what a row says of the kernel of a backend, or of a variant: its module, and the module's options.
 
-    What it claims to accept is no part of it: with another claim the kernel is as fast as before.
+    What it claims to accept is no part of it: with another claim the kernel is as fast as before. Nor is the
+    code of the module: samples have the version of its package instead.
     """
     row = registry.row(name)
     assert row is not None, name
     return _hash(repr([row.contract, sorted(row.options.items()), *(v.module for v in row.variants)]).encode())
+
+
+def is_own(registry: Registry, name: str) -> bool:
+    """Whether the kernel module of a backend, or of a variant, is attnreg's own."""
+    row = registry.row(name)
+    return row is not None and any((v.module or "").startswith(OWN_MODULES) for v in row.variants)
 
 
 def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Samples:
