@@ -213,6 +213,9 @@ def test_workloads(decode: Any, prefill: Any) -> None:
     assert not decode or found == [(2, 1, 64), (1, 32, 0)]
     with pytest.raises(ValueError, match="one token says nothing"):
         workloads_of([(1, 1)], [], "cpu")
+    for decode, prefill in (([(2**31, 64)], []), ([], [(1, 2**31)])):
+        with pytest.raises(ValueError, match="less than 2,147,483,648 requests"):
+            workloads_of(decode, prefill, "cpu")
 
 
 def test_what_is_not_timed_is_said_with_the_reason() -> None:
