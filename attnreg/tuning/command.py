@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from attnreg.analysis.timings.machines import impossible, of_the_future
-from attnreg.analysis.timings.samples import read_samples
-from attnreg.errors import RequestError, escaped
+from attnreg.analysis.timings.samples import SamplesError, read_samples
+from attnreg.errors import Location, Problem, RegistryError, RequestError, escaped
 from attnreg.files import write_text
 from attnreg.machine.probe import probe
 from attnreg.tuning.grid import Planned, Workload, grid
@@ -117,12 +117,24 @@ class Tuning:
         return [*lines, *self.write(self.samples_file)]
 
     def write(self, file: Path) -> list[str]:
-        """Writes the overlay that follows from a file of samples. Returns lines on it."""
+        """Writes the overlay that follows from a file of samples. Returns lines on it.
+
+        Raises `SamplesError` for a file that no run can have written, or from which no valid order follows,
+        `RequestError` for samples that no such machine can have taken or that rank nothing, `attnreg.files.FileError`.
+        """
         samples = read_samples(file)
         if why := impossible(samples, self.registry.vocabulary) or of_the_future(samples):
             raise RequestError(f"{file}: {why}", "such a file is written by `attnreg tune` alone")
         name = os.path.relpath(file, self.output.parent)
-        write_text(self.output, overlay_text(samples, self.registry, name))
+        try:
+            text = overlay_text(samples, self.registry, name)
+        except RegistryError as e:
+            # nobody has seen that overlay, and its places are no help
+            where = Location(str(file), 1, 1)
+            raise SamplesError(
+                Problem(where, f"no order follows from them: {p.message}", p.help) for p in e.problems
+            ) from None
+        write_text(self.output, text)
         return [f"wrote {self.output}: see what moves with `attnreg diff {self.registry.base} {self.output}`"]
 
 

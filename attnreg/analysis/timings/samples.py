@@ -367,7 +367,10 @@ def _begun(data: Mapping[str, Any]) -> Samples:
     rows = _typed(data.get("rows"), dict, "rows")
     if not all(isinstance(text, str) for text in (*packages.values(), *rows.values())):
         raise ValueError("versions of packages and hashes of rows are texts")
-    date.fromisoformat(_typed(data.get("date"), str, "date"))
+    day = _typed(data.get("date"), str, "date")
+    # Python reads 20261127 and 2026-W48-5 too, and an order has no such day
+    if date.fromisoformat(day).isoformat() != day:
+        raise ValueError(f"the date is written as {date.fromisoformat(day)}, got {shown(day)}")
     return Samples(machine, _typed(data.get("registry"), str, "registry"), rows, data["date"])
 
 
