@@ -59,13 +59,14 @@ class Tuning:
 
     def planned(self) -> list[Planned]:
         """The grid. Raises `RequestError` where there is nothing to compare."""
+        if not self.registry.imports:
+            message = f"nothing of {self.registry.title} can be timed: "
+            message += "it describes another engine, whose modules are not imported"
+            raise RequestError(message, "leave --registry out to time attnreg's own backends")
         # a module whose import hangs or crashes must not take the run with it
         rows = [row for row in self.registry.backends.values() if self.platform.platform in row.platforms]
         modules = {
-            f"{row.name}/{v.name}" if v.name else row.name: v.module
-            for row in rows
-            for v in row.variants
-            if v.module and self.registry.imports
+            f"{row.name}/{v.name}" if v.name else row.name: v.module for row in rows for v in row.variants if v.module
         }
         reasons = probe(sorted(set(modules.values())))
         unfit = {name: why for name, module in modules.items() if (why := reasons[module])}

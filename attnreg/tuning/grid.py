@@ -134,10 +134,8 @@ def _usable(
             refused.append((name, unfit[name]))
             continue
         selection = evaluate(request, platform, registry, name, to_run=True)
-        chosen = selection.chosen
-        if chosen is not None and chosen.title == name:
-            names.append(name)
+        if reasons := selection.against(name):
+            refused.append((name, reasons[0]))
         else:
-            reasons = selection.candidates[0].reasons
-            refused.append((name, reasons[0].text if reasons else "another backend is chosen in its place"))
+            names.append(name)
     return tuple(names), tuple(refused)

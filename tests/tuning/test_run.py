@@ -19,7 +19,7 @@ from attnreg.analysis.timings.ranking import ranked
 from attnreg.analysis.timings.samples import Cell, read_samples
 from attnreg.tuning import worker
 from attnreg.tuning.command import not_timed
-from attnreg.tuning.grid import Planned, workloads_of
+from attnreg.tuning.grid import Planned, _usable, workloads_of
 from attnreg.tuning.journal import Journal
 from attnreg.tuning.run import LEAST_TURNS, Run, device_name, new_samples, tune, without_few_turns
 
@@ -216,6 +216,22 @@ def test_workloads(decode: Any, prefill: Any) -> None:
     for decode, prefill in (([(2**31, 64)], []), ([], [(1, 2**31)])):
         with pytest.raises(ValueError, match="less than 2,147,483,648 requests"):
             workloads_of(decode, prefill, "cpu")
+
+
+def test_the_reason_is_that_of_the_backend_which_is_left_out() -> None:
+    """A fallback of the registry lets its order decide, whose first candidate is another backend."""
+    module = "attnreg.kernels.torch_sdpa"
+    registry = tiny.load(
+        {
+            "A": tiny.row(module=module, capabilities={"head_sizes": [128]}),
+            "B": tiny.row(module=module, capabilities={"kv_dtypes": "fp8"}),
+            "C": tiny.row(module=module),
+        },
+        fallbacks=[{"when": {"arch": "g1"}, "only": ["kv_dtype", "head_size"], "because": "so it is"}],
+    )
+    names, refused = _usable(LAYER, registry, HERE, {})
+    assert names == ("C",)
+    assert dict(refused) == {"A": "head_size is 64; supported: 128", "B": "kv_dtype is auto; supported: fp8"}
 
 
 def test_what_is_not_timed_is_said_with_the_reason() -> None:

@@ -221,6 +221,10 @@ def test_a_dry_run_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFix
         (["--decode", "32"], "--decode 32: expected requests and length, as 32x4096"),
         (["--prefill", "0x4"], "--prefill 0x4: expected"),
         (["--minutes", "0"], "--minutes"),
+        (
+            ["--head-size", "64", "--registry", "vllm-0.33.0", "--dry-run"],
+            "it describes another engine, whose modules are not imported\n  help: leave --registry out",
+        ),
         (["--from", "none.jsonl"], "none.jsonl:1:1: cannot be read"),
         (["--head-size", "64", "--overlay", "deny.yaml"], "nothing to compare: for no layer do two backends load here"),
     ],
