@@ -230,35 +230,36 @@ def tune(
     from pathlib import Path
 
     from attnreg.compile.bundled import bundled_configs
-    from attnreg.machine.detect import detect
     from attnreg.tuning.grid import workloads_of
 
     registry = registry_inputs.load()
+    if samples is not None:
+        from attnreg.tuning.command import write_orders
+
+        _print_lines("\n".join(write_orders(Path(samples), registry, Path(output))))
+        return
+    try:
+        from attnreg.tuning.command import Tuning
+        from attnreg.tuning.device import device_of
+    except ImportError as e:
+        raise click.ClickException(f"tune runs the backends and needs PyTorch: {e}") from None
+    where = device_of(device or "", registry)
     named = request_inputs.models or "head_size" in request_inputs.facets
     models = request_inputs.models if named else tuple(map(str, bundled_configs().values()))
     left_out: dict[str, None] | None = None if named else {}
-    asked = request_inputs.questions(registry, models, left_out=left_out) if samples is None else {}
-    try:
-        from attnreg.tuning.command import Tuning
-    except ImportError as e:
-        raise click.ClickException(f"tune runs the backends and needs PyTorch: {e}") from None
-    platform = detect(registry.vocabulary)
-    kind = "cpu" if platform.platform == "cpu" else "gpu"
+    asked = request_inputs.questions(registry, models, left_out=left_out)
+    kind = "cpu" if where.platform.platform == "cpu" else "gpu"
     tuning = Tuning(
         registry=registry,
-        platform=platform,
+        device=where,
         questions=[question for questions in asked.values() for question in questions],
         workloads=workloads_of(_sizes("--decode", decode), _sizes("--prefill", prefill), kind),
         output=Path(output),
         minutes=minutes,
         patience=patience,
-        device=device or "",
     )
-    if samples is not None:
-        lines = tuning.write(Path(samples))
-    else:
-        planned = tuning.planned()
-        lines = list(tuning.dry_lines(planned)) if dry_run else tuning.measure(planned)
+    planned = tuning.planned()
+    lines = list(tuning.dry_lines(planned)) if dry_run else tuning.measure(planned)
     _print_lines("\n".join(lines))
 
 
