@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from attnreg.cli.command import argument, command, option
+from attnreg.cli.command import Number, argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
@@ -17,6 +17,9 @@ from attnreg.cli.refusals import BadInput
 if TYPE_CHECKING:
     from attnreg.analysis.check.finding import Finding
     from attnreg.registry import Registry
+
+# minutes, or seconds: what a system can wait for is not much longer
+_LONGEST = 1e6
 
 
 @command(short_help="Check a registry: invariants, dead data; or launch recipes, or a lock.")
@@ -192,10 +195,10 @@ def verify(
 @option(
     "--output", "-o", metavar="FILE", default="tuned.yaml", show_default=True, help="The overlay; samples beside it."
 )
-@option("--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="The most that it may take.")
+@option("--minutes", type=Number(0.1, _LONGEST), default=10.0, show_default=True, help="The most that it may take.")
 @option(
     "--patience",
-    type=click.FloatRange(min=1),
+    type=Number(1, _LONGEST),
     metavar="SECONDS",
     help="How long a kernel may take to answer, compiling included: FlashInfer's take minutes the first time. "
     "[default: 120, less in a short run]",
