@@ -84,10 +84,14 @@ def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
     noun = "finding" if registry.imports else "warning"
     known = f" ({len(registry.known)} known)" if registry.known else ""
     return (
-        f"{registry.title}: {len(registry.backends)} backends, {orders} orders, "
+        f"{registry.title}: {_counted(len(registry.backends), 'backend')}, {_counted(orders, 'order')}, "
         f"{held} of {len(registry.invariants)} invariants hold, "
-        f"{len(findings)} {noun}{'s' * (len(findings) != 1)}{known}"
+        f"{_counted(len(findings), noun)}{known}"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _print_lines(text: str) -> None:
@@ -118,8 +122,8 @@ def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | N
         findings = [{"where": str(p.where), "message": p.message, "help": p.help} for p in found]
         print_json({"findings": findings, "notes": notes})
     else:
-        noun = f"{len(files)} recipe{'s' * (len(files) != 1)}"
-        summary = f"{noun}: {len(found)} finding{'s' * (len(found) != 1)}"
+        noun = _counted(len(files), "recipe")
+        summary = f"{noun}: {_counted(len(found), 'finding')}"
         lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
         _print_lines("\n".join([*lines, *(f"note: {note}" for note in notes), summary]))
     raise click.exceptions.Exit(1 if found else 0)

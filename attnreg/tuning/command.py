@@ -81,7 +81,7 @@ class Tuning:
         seconds = estimate(planned, self.device.torch)
         limit = f", and at most {self.minutes:g} min" if seconds > self.minutes * 60 else ""
         where = f"{self.platform.platform} {self.platform.arch}"
-        yield f"{len(planned)} cells on {where}, about {seconds / 60:.1f} min{limit}"
+        yield f"{_counted(len(planned), 'cell')} on {where}, about {seconds / 60:.1f} min{limit}"
         for each in planned:
             yield f"  {each.cell.words}: {', '.join(each.backends)} · {each.cell.layer}"
         yield from not_timed(planned)
@@ -95,7 +95,9 @@ class Tuning:
         fresh = new_samples(self.registry, self.platform, planned, self.device.name)
         journal = Journal(self.samples_file, fresh)
         if journal.resumed:
-            console.print(f"going on with {self.samples_file}: {journal.resumed} turns are there", soft_wrap=True)
+            console.print(
+                f"going on with {self.samples_file}: {_counted(journal.resumed, 'turn')} there already", soft_wrap=True
+            )
         # a kernel that hangs may not take all of the time
         timeout = min(_PATIENCE, 15 + 30 * self.minutes) if self.patience is None else self.patience
         run = Run(self.registry, self.platform, self.device.torch, timeout)
@@ -112,7 +114,7 @@ class Tuning:
         lines = [f"wrote {self.samples_file}"]
         if begun < len(planned):
             lines.append(
-                f"{len(planned) - begun} of {len(planned)} cells are left: run the same command again to go on"
+                f"{len(planned) - begun} of {_counted(len(planned), 'cell')} left: run the same command again to go on"
             )
         return [*lines, *write_orders(self.samples_file, self.registry, self.output)]
 
@@ -136,6 +138,10 @@ def write_orders(file: Path, registry: Registry, output: Path) -> list[str]:
         ) from None
     write_text(output, text)
     return [f"wrote {output}: see what moves with `attnreg diff {registry.base} {output}`"]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def not_timed(planned: Sequence[Planned]) -> Iterator[str]:

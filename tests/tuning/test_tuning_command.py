@@ -213,6 +213,8 @@ def test_a_dry_run_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert "decode 2 x 33: CPU_ATTN" in out
     assert "not timed: " in out
     assert not any(tmp_path.iterdir())
+    assert main(["tune", *LAYER, *SMALL[:2], "--dry-run", "-o", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("1 cell on cpu")
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,8 @@ class Samples:
             if backend not in self.rows:
                 return f"{what}: the first line names no such backend"
             if len(turns) < _LEAST_TURNS:
-                return f"{what}: {len(turns)} turns; {_LEAST_TURNS} are the least from which noise is known"
+                found = f"{len(turns)} turn{'s' * (len(turns) != 1)}"
+                return f"{what}: {found}; {_LEAST_TURNS} are the least from which noise is known"
             if min(map(len, turns)) < _LEAST_CALLS:
                 return f"{what}: a turn of {min(map(len, turns))}; {_LEAST_CALLS} calls are the least of a turn"
             if len(set(times)) == 1 and times[0] > _STEPS * step:
