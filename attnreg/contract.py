@@ -9,6 +9,8 @@ from types import ModuleType
 
 # A change after which a module that was correct could compute something else, or fail, counts it up.
 CONTRACT = 1
+# attnreg's own kernel modules, and the name under which its version stands among those of packages
+OWN_MODULES, OWN_PACKAGE = "attnreg.kernels.", "attnreg"
 FUNCTIONS = ("kv_cache_shape", "plan", "write_kv", "forward")
 
 

@@ -14,5 +14,5 @@ def module_of(title: str, request: AttentionRequest) -> ModuleType | str:
     """The kernel module of a backend or variant (``FLASH_ATTN/FA3``) for a request; else the reasons."""
     selection = evaluate(request, Platform.detect(), default_registry(), title, to_run=True)
     if selection.backend is None:
-        return "; ".join(reason.text for reason in selection.candidates[0].reasons)
+        return "; ".join(selection.against(title))
     return selection.backend.load()

@@ -26,6 +26,7 @@ import docs_models
 import docs_page
 import docs_quality
 import docs_releases
+import docs_runs
 import docs_schemas
 import docs_selections
 import docs_site
@@ -125,7 +126,9 @@ def outputs(root: Path) -> dict[str, str]:
         "peers": docs_speed.side_by_side_block(root),
         "tiles": docs_tiles.tiles_block(),
     }
-    pages["docs/vllm.md"] = {"engine": docs_speed.engine_block(root)}
+    vllm = docs_runs.log_block(_read(root / "docs/vllm.md"))
+    pages["docs/vllm.md"] = {"engine": docs_speed.engine_block(root), **vllm}
+    pages["docs/transformers.md"] = docs_runs.report_block(registry)
     pages["docs/kv_quality.md"] = docs_quality.quality_blocks(root)
     pages["docs/python_api.md"] = docs_api.api_blocks()
     pages["docs/model_families.md"] = docs_models.family_blocks()

@@ -45,11 +45,15 @@ class _RepeatedKeyError(Exception):
 
 
 class Locked(NamedTuple):
-    """One entry of a lock: a group of a model's layers on a platform, and what it got."""
+    """One entry of a lock: a group of a model's layers on a platform, and what it got.
+
+    ``told`` says whether an outcome of which the registry knew nothing is told from one that no backend accepts.
+    """
 
     asked: Asked
     platform: Platform
     outcome: Outcome
+    told: bool = True
 
 
 class Lock(NamedTuple):
@@ -91,6 +95,7 @@ class _Outcome(_Strict):
     packages: dict[str, str]
     # null, or left out by an attnreg that did not record it
     follows: dict[str, str] | None = None
+    problem: str | None = None
 
 
 class _Entry(_Strict):
@@ -133,7 +138,6 @@ def write_lock(
                 # raises for a word that the registry does not know
                 evaluate(request, platform, registry)
                 outcome = decide(request, platform, registry).outcome.to_dict()
-                del outcome["problem"]
                 entries.append(
                     {
                         "model": model,
@@ -198,6 +202,9 @@ def drift(
 ) -> Moves:
     """The locked outcomes that ``registry`` decides otherwise.
 
+    What neither knows is no move: a note says so, and the model is among the unknown. Nor is what ``registry`` does not
+    know where the lock, of an attnreg that did not record it, says nothing but that no backend was chosen.
+
     here: this machine. Where a lock was written on a machine like it, its installed packages take the place of the
     lock's, so that an upgrade of a package is a move. packages: name and version of those that take the place of the
     lock's on every platform.
@@ -214,7 +221,7 @@ def drift(
             f"see what moves with `attnreg diff {lock.registry} {registry.name} --model ... --kv-dtype {changed[0]}`,"
             " then write the lock again",
         )
-    moves, notes = [], dict[str, None]()
+    moves, notes, unknown = [], dict[str, None](), dict[str, dict[str, None]]()
     for entry in lock.entries:
         platform = entry.platform
         if packages is not None:
@@ -229,11 +236,17 @@ def drift(
         assert request is not None
         new = decide(request, platform, registry)
         notes |= dict.fromkeys(f"{registry.name} has no {word}: compared without it" for word in new.ignored)
-        if moved(entry.outcome, new.outcome):
-            reasons = why(Decided(entry.outcome, None), new)
-            moves.append(Move(entry.asked, platform, entry.outcome, new.outcome, reasons))
+        told = entry.told or new.selection is None
+        old = entry.outcome if told else replace(entry.outcome, problem=new.outcome.problem)
+        if moved(old, new.outcome):
+            moves.append(Move(entry.asked, platform, old, new.outcome, why(Decided(old, None), new)))
+        elif new.outcome.problem:
+            unknown.setdefault(new.outcome.problem, {})[entry.asked.model or "the request"] = None
+    said = [f"not known of {', '.join(models)} in {registry.name}: {text}" for text, models in unknown.items()]
     asked = tuple(dict.fromkeys(entry.asked for entry in lock.entries))
-    return Moves(tuple(moves), asked, tuple(dict.fromkeys(e.platform for e in lock.entries)), tuple(notes))
+    platforms = tuple(dict.fromkeys(entry.platform for entry in lock.entries))
+    names = dict.fromkeys(model for models in unknown.values() for model in models)
+    return Moves(tuple(moves), asked, platforms, (*notes, *said), tuple(names))
 
 
 class _LockFile(NamedTuple):
@@ -284,13 +297,18 @@ class _LockFile(NamedTuple):
             platform = Platform(**entry.platform.model_dump())
         except RequestError as e:
             raise self.problem((*at, "platform"), f"selection {number + 1}: {e}") from None
-        if entry.outcome.backend is None and any(entry.outcome.model_dump().values()):
+        values = entry.outcome.model_dump()
+        problem, backend = values.pop("problem"), values["backend"]
+        if backend is None and any(values.values()):
             message = f"selection {number + 1}: an outcome without a backend has nothing else"
             raise self.problem((*at, "outcome"), message)
-        values = entry.outcome.model_dump()
+        if backend is not None and problem:
+            message = f"selection {number + 1}: an outcome with a backend has no problem"
+            raise self.problem((*at, "outcome", "problem"), message)
         sets = {name: tuple(values[name]) for name in SETS}
         asked = Asked(entry.model, entry.layers, entry.label, (request, request))
-        return Locked(asked, platform, Outcome(**{**values, **sets}))
+        told = backend is not None or problem is not None
+        return Locked(asked, platform, Outcome(**{**values, **sets, "problem": problem or ""}), told)
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

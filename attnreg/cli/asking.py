@@ -208,7 +208,7 @@ def defaults(
     names = [release_name(name) for name in releases] or known
     for given, name in zip(releases, names, strict=False):
         if name not in known:
-            raise BadInput(f"{given} is no bundled release of an engine", help_for_registry(given))
+            raise BadInput(f"{given} is no bundled release of an engine", help_for_registry(given, known))
     platforms = PlatformInputs(arch=archs or _ARCHS).platforms(default_registry())
     for platform in platforms:
         if platform.platform != "cuda":

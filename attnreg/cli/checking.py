@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from attnreg.cli.command import argument, command, option
+from attnreg.cli.command import Number, argument, command, option
 from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
@@ -17,6 +17,9 @@ from attnreg.cli.refusals import BadInput
 if TYPE_CHECKING:
     from attnreg.analysis.check.finding import Finding
     from attnreg.registry import Registry
+
+# minutes, or seconds: what a system can wait for is not much longer
+_LONGEST = 1e6
 
 
 @command(short_help="Check a registry: invariants, dead data; or launch recipes, or a lock.")
@@ -81,10 +84,14 @@ def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
     noun = "finding" if registry.imports else "warning"
     known = f" ({len(registry.known)} known)" if registry.known else ""
     return (
-        f"{registry.title}: {len(registry.backends)} backends, {orders} orders, "
+        f"{registry.title}: {_counted(len(registry.backends), 'backend')}, {_counted(orders, 'order')}, "
         f"{held} of {len(registry.invariants)} invariants hold, "
-        f"{len(findings)} {noun}{'s' * (len(findings) != 1)}{known}"
+        f"{_counted(len(findings), noun)}{known}"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _print_lines(text: str) -> None:
@@ -115,8 +122,8 @@ def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | N
         findings = [{"where": str(p.where), "message": p.message, "help": p.help} for p in found]
         print_json({"findings": findings, "notes": notes})
     else:
-        noun = f"{len(files)} recipe{'s' * (len(files) != 1)}"
-        summary = f"{noun}: {len(found)} finding{'s' * (len(found) != 1)}"
+        noun = _counted(len(files), "recipe")
+        summary = f"{noun}: {_counted(len(found), 'finding')}"
         lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
         _print_lines("\n".join([*lines, *(f"note: {note}" for note in notes), summary]))
     raise click.exceptions.Exit(1 if found else 0)
@@ -192,10 +199,10 @@ def verify(
 @option(
     "--output", "-o", metavar="FILE", default="tuned.yaml", show_default=True, help="The overlay; samples beside it."
 )
-@option("--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="The most that it may take.")
+@option("--minutes", type=Number(0.1, _LONGEST), default=10.0, show_default=True, help="The most that it may take.")
 @option(
     "--patience",
-    type=click.FloatRange(min=1),
+    type=Number(1, _LONGEST),
     metavar="SECONDS",
     help="How long a kernel may take to answer, compiling included: FlashInfer's take minutes the first time. "
     "[default: 120, less in a short run]",
@@ -230,35 +237,36 @@ def tune(
     from pathlib import Path
 
     from attnreg.compile.bundled import bundled_configs
-    from attnreg.machine.detect import detect
     from attnreg.tuning.grid import workloads_of
 
     registry = registry_inputs.load()
+    if samples is not None:
+        from attnreg.tuning.command import write_orders
+
+        _print_lines("\n".join(write_orders(Path(samples), registry, Path(output))))
+        return
+    try:
+        from attnreg.tuning.command import Tuning
+        from attnreg.tuning.device import device_of
+    except ImportError as e:
+        raise click.ClickException(f"tune runs the backends and needs PyTorch: {e}") from None
+    where = device_of(device or "", registry)
     named = request_inputs.models or "head_size" in request_inputs.facets
     models = request_inputs.models if named else tuple(map(str, bundled_configs().values()))
     left_out: dict[str, None] | None = None if named else {}
-    asked = request_inputs.questions(registry, models, left_out=left_out) if samples is None else {}
-    try:
-        from attnreg.tuning.command import Tuning
-    except ImportError as e:
-        raise click.ClickException(f"tune runs the backends and needs PyTorch: {e}") from None
-    platform = detect(registry.vocabulary)
-    kind = "cpu" if platform.platform == "cpu" else "gpu"
+    asked = request_inputs.questions(registry, models, left_out=left_out)
+    kind = "cpu" if where.platform.platform == "cpu" else "gpu"
     tuning = Tuning(
         registry=registry,
-        platform=platform,
+        device=where,
         questions=[question for questions in asked.values() for question in questions],
         workloads=workloads_of(_sizes("--decode", decode), _sizes("--prefill", prefill), kind),
         output=Path(output),
         minutes=minutes,
         patience=patience,
-        device=device or "",
     )
-    if samples is not None:
-        lines = tuning.write(Path(samples))
-    else:
-        planned = tuning.planned()
-        lines = list(tuning.dry_lines(planned)) if dry_run else tuning.measure(planned)
+    planned = tuning.planned()
+    lines = list(tuning.dry_lines(planned)) if dry_run else tuning.measure(planned)
     _print_lines("\n".join(lines))
 
 

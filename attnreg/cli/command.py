@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
 
 # the sections of a command's help, in their order
 SECTIONS = ("Model", "Platform", "Backend", "Request", "Registry", "Output")
+
+
+class Number(click.FloatRange):
+    """A finite number within bounds: `nan` is within any, as every comparison with it is false."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Raises `click.BadParameter` for what is none, is not finite, or is out of bounds."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
 
 
 class Option(click.Option):

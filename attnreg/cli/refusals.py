@@ -44,16 +44,23 @@ def _parts(error: click.ClickException | ValueError | OSError) -> tuple[str, str
         if isinstance(error, click.MissingParameter):
             return f"{path.rpartition(' ')[2]} needs {name}", f"`{path} --help` describes it"
         if isinstance(param.type, click.types.IntParamType):
-            least = f" of at least {param.type.min}" if isinstance(param.type, click.IntRange) else ""
-            return f"{name} is {error.message.partition(' is not ')[0]}; expected an integer{least}", ""
+            return f"{name} is {error.message.partition(' is not ')[0]}; expected an integer{_bounds(param.type)}", ""
         if isinstance(param.type, click.types.FloatParamType):
-            return f"{name} is {error.message.partition(' is not ')[0]}; expected a number", ""
+            return f"{name} is {error.message.partition(' is not ')[0]}; expected a number{_bounds(param.type)}", ""
         return f"{name}: {error.message.rstrip('.')}", ""
     if isinstance(error, click.BadOptionUsage):
         needs = "needs a value" if "requires" in error.message else "takes no value"
         return f"{error.option_name} {needs}", ""
     message = error.format_message().rstrip(".")
     return message[:1].lower() + message[1:], ""
+
+
+def _bounds(kind: object) -> str:
+    """The bounds of a type of numbers in words; nothing where it has none."""
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    if most is not None:
+        return f" from {least:g} to {most:,.0f}"
+    return "" if least is None else f" of at least {least}"
 
 
 def _option_names(ctx: click.Context) -> Iterable[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from attnreg.errors import Location, Problem, RegistryError, did_you_mean
@@ -74,11 +75,14 @@ def bundled_configs() -> dict[str, Path]:
     return {path.parent.name: path for path in sorted(registry_root().parent.glob("examples/configs/*/config.json"))}
 
 
-def help_for_registry(name: str) -> str:
-    """Help for a name that no bundled registry has: the versions of an engine and the nearest, or the nearest name."""
-    bundled = bundled_registries()
+def help_for_registry(name: str, among: Collection[str] = ()) -> str:
+    """Help for a name that no bundled registry has: the versions of an engine and the nearest, or the nearest name.
+
+    among: the registries of which one is asked for, where an overlay or another registry would be refused too.
+    """
+    bundled = among or bundled_registries()
     base, plus, _ = name.partition("+")
-    if plus and (overlays := [other for other in bundled_overlays() if other.startswith(f"{base}+")]):
+    if plus and not among and (overlays := [other for other in bundled_overlays() if other.startswith(f"{base}+")]):
         return did_you_mean(name, [base, *overlays])
     engine, version = _parted(name)
     versions = {other: _parted(other)[1] for other in bundled if _parted(other)[0] == engine}

@@ -13,6 +13,7 @@ from attnreg.compile.schema.values import FromData, MeasuredData
 from attnreg.compile.steps import StepCompiler, copied
 from attnreg.compile.validation import Part
 from attnreg.compile.vocabulary import compile_vocabulary
+from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import Problem, RegistryError
 from attnreg.language.computed import From
 from attnreg.language.frozen import deep_frozen
@@ -202,7 +203,8 @@ class _Compiler(Reporter):
         for name in data.rows:
             self._named(part, (*path, "rows", name), name, backends)
         for name in data.packages:
-            self.name(part, (*path, "packages", name), name, self.vocabulary.packages, "package", key=True)
+            known = (*self.vocabulary.packages, OWN_PACKAGE)
+            self.name(part, (*path, "packages", name), name, known, "package", key=True)
         pairs = {name: tuple(sorted(getattr(data, name).items())) for name in ("packages", "rows")}
         return Measured(**{**data.model_dump(), **pairs}, where=part.key_at(*path))
 

@@ -10,13 +10,12 @@ from attnreg.compile.parts import Reporter, RowData
 from attnreg.compile.schema.tables import VariantData
 from attnreg.compile.validation import Part
 from attnreg.compile.yaml_source import shown
-from attnreg.contract import CONTRACT
+from attnreg.contract import CONTRACT, OWN_MODULES
 from attnreg.errors import Location, did_you_mean
 from attnreg.language.numbers import Float
 from attnreg.registry import Option
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
-_OWN = "attnreg.kernels."
 _KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -63,10 +62,10 @@ class ModuleCompiler:
         """Whether a module of this name may be imported, or need not be."""
         root = name.partition(".")[0]
         if root == "attnreg" and name.endswith(".__init__"):
-            help_ = f"name the module itself, as in {_OWN}triton_attn"
+            help_ = f"name the module itself, as in {OWN_MODULES}triton_attn"
             self.reporter.report(part, ("module",), f"`{name}` names a package by its file", help_)
             return False
-        if _MODULE.match(name) and (not self.imports or name.startswith(_OWN) or root in self.trusted):
+        if _MODULE.match(name) and (not self.imports or name.startswith(OWN_MODULES) or root in self.trusted):
             return True
         if not _MODULE.match(name):
             self.reporter.report(part, ("module",), f"`{name}` is not a dotted module path")
@@ -80,7 +79,7 @@ class ModuleCompiler:
 
     def _check_contract(self, part: Part[RowData | VariantData], name: str, contract: int | None) -> None:
         if contract is None:
-            if self.imports and not name.startswith(_OWN):
+            if self.imports and not name.startswith(OWN_MODULES):
                 message = "the row does not say which contract its module is made for"
                 help_ = (
                     f"write the module for attnreg/runtime/interface.py, and add `contract: {CONTRACT}`, its version"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnreg.conformance.claims import Claims, Size, form_of
+from attnreg.conformance.devices import torch_name, usable
 from attnreg.conformance.evidence import Evidence, read_record, save
 from attnreg.conformance.proof import Outcome, prove
 from attnreg.conformance.refusals import refusals
@@ -109,16 +110,8 @@ def _unverifiable(name: str, platform: Platform, registry: Registry) -> str | No
 
 def _device(device: torch.device | str | None, platform: Platform) -> torch.device:
     """The device to run on. Raises `RequestError` for one that PyTorch does not know or cannot use here."""
-    name = str(device or {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}.get(platform.platform, "cpu"))
-    try:
-        found = torch.device(name)
-        torch.zeros(1, device=found).tolist()
-    # what PyTorch raises depends on the device, down to AssertionError
-    except Exception as e:
-        reason = str(e).partition("\n")[0]
-        help_ = "name another with --device; on cpu the logic of a GPU's backend is verified"
-        raise RequestError(f"PyTorch cannot use the device {name!r} here: {reason}", help_) from None
-    return found
+    help_ = "name another with --device; on cpu the logic of a GPU's backend is verified"
+    return usable(str(device or torch_name(platform)), help_)
 
 
 def _failure(evidence: Evidence, reason: str) -> Evidence:

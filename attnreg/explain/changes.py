@@ -209,7 +209,9 @@ def _print_boxes(change: Change, console: Console) -> None:
 
     console.print()
     head = _arrow(change.before or "none", change.after or "none")
-    console.print(head.append(f"   {change.kind} · {change.count:,} configurations", style="dim"))
+    console.print(
+        head.append(f"   {change.kind} · {change.count:,} configuration{'s' * (change.count != 1)}", style="dim")
+    )
     _print_hanging(console, facets_text(change.frame), "  where ", "dim")
     for region in change.regions if len(change.regions) > 1 or any(r.facets for r in change.regions) else ():
         _print_hanging(console, f"{region.text} ({region.count:,})", "  • ", "")

@@ -47,7 +47,7 @@ def print_families(families: Families, names: Sequence[str], console: Console) -
         Column("like", "dim"),
         Column("layers of its class by default", wraps=True),
     ]
-    title = Text(f"{len(names)} model families", style="bold")
+    title = Text("1 model family" if len(names) == 1 else f"{len(names)} model families", style="bold")
     emit([title, Text(), *table(columns, rows, console.width)], console)
 
 

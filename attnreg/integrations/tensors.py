@@ -8,24 +8,22 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attnreg.platforms import Platform
+from attnreg.conformance import devices
 from attnreg.runtime.interface import UnclaimedError
 from attnreg.runtime.tensors import has_memory, is_traced
 
 if TYPE_CHECKING:
+    from attnreg.platforms import Platform
     from attnreg.registry import Registry
 
 
 def platform_of(device: torch.device, registry: Registry) -> Platform:
-    """This machine's platform for a torch device; of several GPUs, the one of the device's architecture."""
-    word = {"cuda": "rocm" if torch.version.hip else "cuda"}.get(device.type, device.type)
-    platforms = [p for p in Platform.detect_all(registry.vocabulary) if p.platform == word]
-    if word == "cuda" and len(platforms) > 1:
-        arch = "sm{}{}".format(*torch.cuda.get_device_capability(device))
-        platforms = [p for p in platforms if p.arch == arch]
-    if not platforms:
+    """This machine's platform for a torch device. Raises `UnclaimedError` where attnreg finds none."""
+    platform = devices.platform_of(device, registry)
+    if platform is None:
+        word = devices.word_of(device)
         raise UnclaimedError(f"the tensors are on {device}, and attnreg finds no such platform here", word)
-    return platforms[0]
+    return platform
 
 
 def unknown_dtype(dtype: str, registry: Registry) -> str | None:

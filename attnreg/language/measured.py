@@ -40,8 +40,11 @@ class Measured:
     @property
     def text(self) -> str:
         """``FLASH_ATTN/FA3 is 1.31x as fast as TRITON_ATTN (± 1 %), measured 2026-11-22 on NVIDIA H200``."""
-        faster = f"{self.of} is {self.ratio:.2f}x as fast as {self.over} (± {100 * self.noise:.0f} %)"
-        alike = f"{self.of} is as fast as {self.over}, as far as the noise tells (± {100 * self.noise:.0f} %)"
+        percent = 100 * self.noise
+        # what is no more than a percent is not nothing
+        shown = "< 0.1" if percent < 0.05 else f"{percent:.1f}" if percent < 0.95 else f"{percent:.0f}"
+        faster = f"{self.of} is {self.ratio:.2f}x as fast as {self.over} (± {shown} %)"
+        alike = f"{self.of} is as fast as {self.over}, as far as the noise tells (± {shown} %)"
         return f"{faster if self.differs else alike}, measured {self.date} on {self.device}"
 
     @property

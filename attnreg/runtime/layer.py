@@ -377,8 +377,7 @@ def refuse_unasked(selection: Selection, words: Set[str]) -> None:
     if verdict.backend is not None and verdict.backend.name == backend:
         message = f"{names}: given, but not asked for when {backend} was selected; add it to the request's features"
         raise UnclaimedError(message, backend, [backend])
-    why = "; ".join(reason.text for reason in verdict.candidates[0].reasons)
-    others = alternatives(verdict)
+    why, others = "; ".join(verdict.against(backend)), alternatives(replace(verdict, backend=None))
     help_ = f"these accept it when asked for: {', '.join(others)}" if others else "no backend here accepts it"
     raise UnclaimedError(f"{names}: {backend} does not serve it ({why}); {help_}", backend, others)
 
@@ -392,8 +391,7 @@ def _refuse_layout(selection: Selection, layout: str) -> None:
         return
     asking = replace(request, extra={**dict(request.extra), "cache_layout": layout})  # type: ignore[arg-type]
     verdict = evaluate(asking, selection.platform, selection.registry, selection.backend.name)
-    if verdict.backend is None:
-        why = "; ".join(reason.text for reason in verdict.candidates[0].reasons)
-        others = alternatives(verdict)
+    if against := verdict.against(selection.backend.name):
+        why, others = "; ".join(against), alternatives(replace(verdict, backend=None))
         help_ = f"these read it: {', '.join(others)}" if others else "no backend here reads it"
         raise UnclaimedError(f"{selection.backend.name}: {why}; {help_}", selection.backend.name, others)

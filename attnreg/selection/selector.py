@@ -238,7 +238,7 @@ def _fallback(plan: _Plan, candidates: list[Candidate]) -> Fallback | None:
 def _give_way(automatic: Selection, refused: Candidate, fallback: Fallback) -> Selection:
     """The order's selection, with a warning that it replaces the backend asked for."""
     why = f"{refused.title} was asked for ({refused.reasons[0].text}), but {fallback.because}"
-    return replace(automatic, warnings=(f"{why} ({fallback.where.short})", *automatic.warnings))
+    return replace(automatic, gave_way=refused, warnings=(f"{why} ({fallback.where.short})", *automatic.warnings))
 
 
 def _not_preferred(plan: _Plan, candidates: list[Candidate]) -> list[str]:

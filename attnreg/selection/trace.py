@@ -127,7 +127,8 @@ class Selection:
     ``backend`` is None where none is valid (then `select` raises `NoBackendError`, which has the selection). ``choice``
     is the user's ``require`` or ``prefer`` that applies, or None. ``requested`` is the backend that a user named, by
     argument or by ``require``. With ``to_run`` a candidate's kernel module must load. ``start`` is what the engine did
-    with the request before it chose; None where the registry says nothing of it.
+    with the request before it chose; None where the registry says nothing of it. ``gave_way`` is the candidate that a
+    user named, where a fallback of the registry let its order decide instead; it is no candidate of the order.
     """
 
     request: AttentionRequest
@@ -141,6 +142,7 @@ class Selection:
     warnings: tuple[str, ...] = ()
     to_run: bool = False
     start: Start | None = None
+    gave_way: Candidate | None = None
 
     def __str__(self) -> str:
         """The answer in one line, and a line for each warning and fact. ``candidates`` says why not the others."""
@@ -162,6 +164,23 @@ class Selection:
     def nearest(self) -> Candidate | None:
         """The candidate with the fewest reasons against it, the first of several; None where there is no candidate."""
         return min(self.candidates, key=lambda c: len(c.reasons), default=None)
+
+    def against(self, name: str) -> tuple[str, ...]:
+        """Why a backend, or a variant of one, is not chosen, in words; nothing where it is.
+
+        What a user named is not always the first candidate: the registry's order may decide in its place, the engine's
+        start may name another, or refuse the run.
+        """
+        chosen = self.chosen
+        if chosen is not None and name in (chosen.title, chosen.name):
+            return ()
+        if self.start is not None and self.start.refusal is not None:
+            return (self.start.refusal.text,)
+        candidates = (*([self.gave_way] if self.gave_way else []), *self.candidates)
+        found = next((c for c in candidates if name in (c.title, c.name)), None)
+        if found is not None and found.reasons:
+            return tuple(reason.text for reason in found.reasons)
+        return (f"{chosen.title} is chosen in its place, {how_chosen(self)}" if chosen else "no backend is chosen",)
 
     @cached_property
     def derived(self) -> Mapping[str, tuple[Any, Location]]:

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from attnreg.analysis.timings.machines import impossible, of_the_future
-from attnreg.analysis.timings.samples import read_samples
-from attnreg.errors import RequestError, escaped
+from attnreg.analysis.timings.samples import SamplesError, read_samples
+from attnreg.errors import Location, Problem, RegistryError, RequestError, escaped
 from attnreg.files import write_text
 from attnreg.machine.probe import probe
 from attnreg.tuning.grid import Planned, Workload, grid
 from attnreg.tuning.journal import Journal
 from attnreg.tuning.overlay import overlay_text
-from attnreg.tuning.run import Run, device_name, estimate, new_samples, tune, without_few_turns
+from attnreg.tuning.run import Run, estimate, new_samples, tune, without_few_turns
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
     from attnreg.registry import Registry
     from attnreg.selection.question import Question
+    from attnreg.tuning.device import Device
 
 # seconds until a kernel is taken to hang; some are compiled for a minute
 _PATIENCE = 120.0
-_DEVICES = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,11 @@ class Tuning:
     """
 
     registry: Registry
-    platform: Platform
+    device: Device
     questions: Sequence[Question]
     workloads: Sequence[Workload]
     output: Path
     minutes: float
-    device: str = ""
     patience: float | None = None
 
     @property
@@ -53,19 +52,20 @@ class Tuning:
         return self.output.with_suffix(".samples.jsonl")
 
     @property
-    def torch_device(self) -> str:
-        """PyTorch's name of the device."""
-        return self.device or _DEVICES.get(self.platform.platform, "cpu")
+    def platform(self) -> Platform:
+        """The platform of the device."""
+        return self.device.platform
 
     def planned(self) -> list[Planned]:
         """The grid. Raises `RequestError` where there is nothing to compare."""
+        if not self.registry.imports:
+            message = f"nothing of {self.registry.title} can be timed: "
+            message += "it describes another engine, whose modules are not imported"
+            raise RequestError(message, "leave --registry out to time attnreg's own backends")
         # a module whose import hangs or crashes must not take the run with it
         rows = [row for row in self.registry.backends.values() if self.platform.platform in row.platforms]
         modules = {
-            f"{row.name}/{v.name}" if v.name else row.name: v.module
-            for row in rows
-            for v in row.variants
-            if v.module and self.registry.imports
+            f"{row.name}/{v.name}" if v.name else row.name: v.module for row in rows for v in row.variants if v.module
         }
         reasons = probe(sorted(set(modules.values())))
         unfit = {name: why for name, module in modules.items() if (why := reasons[module])}
@@ -78,10 +78,10 @@ class Tuning:
 
     def dry_lines(self, planned: Sequence[Planned]) -> Iterator[str]:
         """What would run, and how long."""
-        seconds = estimate(planned, self.torch_device)
+        seconds = estimate(planned, self.device.torch)
         limit = f", and at most {self.minutes:g} min" if seconds > self.minutes * 60 else ""
         where = f"{self.platform.platform} {self.platform.arch}"
-        yield f"{len(planned)} cells on {where}, about {seconds / 60:.1f} min{limit}"
+        yield f"{_counted(len(planned), 'cell')} on {where}, about {seconds / 60:.1f} min{limit}"
         for each in planned:
             yield f"  {each.cell.words}: {', '.join(each.backends)} · {each.cell.layer}"
         yield from not_timed(planned)
@@ -92,13 +92,15 @@ class Tuning:
         Raises `RequestError`, `attnreg.files.FileError`, `SamplesError`; what was timed before is kept.
         """
         console = Console(stderr=True, highlight=False, markup=False)
-        fresh = new_samples(self.registry, self.platform, planned, device_name(self.torch_device))
+        fresh = new_samples(self.registry, self.platform, planned, self.device.name)
         journal = Journal(self.samples_file, fresh)
         if journal.resumed:
-            console.print(f"going on with {self.samples_file}: {journal.resumed} turns are there", soft_wrap=True)
+            console.print(
+                f"going on with {self.samples_file}: {_counted(journal.resumed, 'turn')} there already", soft_wrap=True
+            )
         # a kernel that hangs may not take all of the time
         timeout = min(_PATIENCE, 15 + 30 * self.minutes) if self.patience is None else self.patience
-        run = Run(self.registry, self.platform, self.torch_device, timeout)
+        run = Run(self.registry, self.platform, self.device.torch, timeout)
         for line in not_timed(planned):
             console.print(escaped(line), soft_wrap=True)
         with progress(console, len(planned)) as report:
@@ -112,18 +114,34 @@ class Tuning:
         lines = [f"wrote {self.samples_file}"]
         if begun < len(planned):
             lines.append(
-                f"{len(planned) - begun} of {len(planned)} cells are left: run the same command again to go on"
+                f"{len(planned) - begun} of {_counted(len(planned), 'cell')} left: run the same command again to go on"
             )
-        return [*lines, *self.write(self.samples_file)]
+        return [*lines, *write_orders(self.samples_file, self.registry, self.output)]
 
-    def write(self, file: Path) -> list[str]:
-        """Writes the overlay that follows from a file of samples. Returns lines on it."""
-        samples = read_samples(file)
-        if why := impossible(samples, self.registry.vocabulary) or of_the_future(samples):
-            raise RequestError(f"{file}: {why}", "such a file is written by `attnreg tune` alone")
-        name = os.path.relpath(file, self.output.parent)
-        write_text(self.output, overlay_text(samples, self.registry, name))
-        return [f"wrote {self.output}: see what moves with `attnreg diff {self.registry.base} {self.output}`"]
+
+def write_orders(file: Path, registry: Registry, output: Path) -> list[str]:
+    """Writes the overlay that follows from a file of samples. Returns lines on it.
+
+    Raises `SamplesError` for a file that no run can have written, or from which no valid order follows, `RequestError`
+    for samples that no such machine can have taken or that rank nothing, `attnreg.files.FileError`.
+    """
+    samples = read_samples(file)
+    if why := impossible(samples, registry.vocabulary) or of_the_future(samples):
+        raise RequestError(f"{file}: {why}", "such a file is written by `attnreg tune` alone")
+    try:
+        text = overlay_text(samples, registry, os.path.relpath(file, output.parent))
+    except RegistryError as e:
+        # nobody has seen that overlay, and its places are no help
+        where = Location(str(file), 1, 1)
+        raise SamplesError(
+            Problem(where, f"no order follows from them: {p.message}", p.help) for p in e.problems
+        ) from None
+    write_text(output, text)
+    return [f"wrote {output}: see what moves with `attnreg diff {registry.base} {output}`"]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def not_timed(planned: Sequence[Planned]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.analysis.timings.rules import names_of
-from attnreg.analysis.timings.samples import Cell
+from attnreg.analysis.timings.samples import MOST, Cell
 from attnreg.errors import RequestError
 from attnreg.selection.selector import evaluate
 
@@ -52,11 +52,16 @@ class Planned(NamedTuple):
 
 
 def workloads_of(decode: Sequence[tuple[int, int]], prefill: Sequence[tuple[int, int]], kind: str) -> list[Workload]:
-    """The workloads that a user names as (requests, length), or the usual ones."""
+    """The workloads that a user names as (requests, length), or the usual ones.
+
+    Raises `RequestError` for one of a single token, or of more than a batch has.
+    """
     named = [Workload(n, 1, length - 1) for n, length in decode]
     named += [Workload(n, length, 0) for n, length in prefill]
     if any(w.queries == 1 and w.context == 0 for w in named):
         raise RequestError("a workload of one token says nothing", "a length is 2 or more")
+    if any(max(w) >= MOST for w in named):
+        raise RequestError(f"a workload has less than {MOST:,} requests, and tokens of each")
     return named or list(WORKLOADS[kind])
 
 
@@ -129,10 +134,8 @@ def _usable(
             refused.append((name, unfit[name]))
             continue
         selection = evaluate(request, platform, registry, name, to_run=True)
-        chosen = selection.chosen
-        if chosen is not None and chosen.title == name:
-            names.append(name)
+        if reasons := selection.against(name):
+            refused.append((name, reasons[0]))
         else:
-            reasons = selection.candidates[0].reasons
-            refused.append((name, reasons[0].text if reasons else "another backend is chosen in its place"))
+            names.append(name)
     return tuple(names), tuple(refused)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform as host
 import random
 import time
 from collections import Counter
@@ -10,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from attnreg.analysis.timings.ranking import compared, ranked
-from attnreg.analysis.timings.samples import Samples, kernel_hash
-from attnreg.errors import RequestError
+from attnreg.analysis.timings.samples import Samples, is_own, kernel_hash
+from attnreg.contract import OWN_PACKAGE
 from attnreg.tuning.worker import ProblemError, Process, lost, make_bench
+from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from attnreg.platforms import Platform
@@ -33,7 +32,6 @@ _GIVEN_UP = "crashed, hung or lost its device"
 # what a cell takes until its first sample, and a turn, in seconds: for the estimate of a dry run
 PREPARING = {"cuda": 4.0, "cpu": 0.6}
 TURN = {"cuda": 0.02, "cpu": 0.05}
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 class Report(Protocol):
@@ -155,43 +153,23 @@ def without_few_turns(samples: Samples) -> Samples:
 
 
 def new_samples(registry: Registry, platform: Platform, planned: Sequence[Planned], device: str) -> Samples:
-    """The samples of this machine, of which there are none yet."""
+    """The samples of this machine, of which there are none yet.
+
+    attnreg's version is among those of the packages where one of the kernels is its own.
+    """
     names = sorted({name for each in planned for name in each.backends})
+    own = {OWN_PACKAGE: __version__} if any(is_own(registry, name) for name in names) else {}
     machine = {
         "platform": platform.platform,
         "arch": platform.arch,
         "device": device,
-        "packages": dict(platform.packages or ()),
+        "packages": {**own, **dict(platform.packages or ())},
     }
     hashes = {name: kernel_hash(registry, name) for name in names}
     return Samples(machine, registry.title, hashes, date.today().isoformat())
 
 
-def device_name(device: str) -> str:
-    """The name of the device that is measured, as its driver or the kernel prints it.
-
-    Raises `RequestError` for a device that PyTorch cannot use: it is gone, or PyTorch is built without its platform.
-    """
-    if device.startswith("cuda"):
-        import torch
-
-        try:
-            return str(torch.cuda.get_device_name(device))
-        # PyTorch asserts that it is built for the device, and a driver may fail in any way
-        except Exception as e:
-            why = str(e).splitlines()[0] if str(e) else type(e).__name__
-            raise RequestError(f"PyTorch cannot use {device}: {why}", "`attnreg doctor` prints this machine") from None
-    try:
-        text = _CPUINFO.read_text(errors="replace")
-        model = next(
-            (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), ""
-        )
-    except OSError:
-        model = ""
-    return model or host.processor() or host.machine()
-
-
 def estimate(planned: Sequence[Planned], device: str) -> float:
     """The seconds that a run is expected to take, roughly: kernels that are not compiled yet take longer."""
-    kind = "cuda" if device != "cpu" else "cpu"
+    kind = "cpu" if device.startswith("cpu") else "cuda"
     return sum(PREPARING[kind] + LEAST_TURNS * len(each.backends) * TURN[kind] for each in planned)

@@ -13,6 +13,7 @@ from support import ROOT
 from attnreg import Platform, RegistryError, load_registry
 from attnreg.analysis.lock import drift, read_lock
 from attnreg.cli import main
+from attnreg.loader import bundled_registries
 
 MODEL = str(ROOT / "examples/configs/gpt-oss-120b")
 
@@ -42,12 +43,67 @@ def test_a_lock_says_what_every_group_gets(lock: Path) -> None:
         "needs": ["torch", "triton"],
         "packages": {},
         "follows": {},
+        "problem": "",
     }
 
 
 def test_the_same_data_holds_it(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--lock", str(lock)]) == 0
     assert capsys.readouterr().out.endswith("2 of 2 locked selections hold\n")
+
+
+# layers of all kinds: MLA, a tower, an encoder and its decoder, MLA with an indexer, sinks and windows
+KINDS = [
+    "DeepSeek-V3",
+    "Qwen2.5-VL-7B-Instruct",
+    "t5-11b",
+    "DeepSeek-V3.2-Exp",
+    "gpt-oss-20b",
+    "Qwen3-Next-80B-A3B-Instruct",
+]
+
+
+@pytest.mark.parametrize("name", bundled_registries())
+def test_a_lock_just_written_holds(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "x.lock")
+    archs = ["--arch", "sm90", "--arch", "gfx942", "--arch", "sm75"]
+    models = [part for kind in KINDS for part in ("--model", str(ROOT / "examples/configs" / kind))]
+    assert main(["lock", "--registry", name, *archs, *models, "-o", file]) == 0
+    capsys.readouterr()
+    assert main(["check", "--lock", file, "--json"]) == 0, capsys.readouterr().out
+    data = json.loads(capsys.readouterr().out)
+    assert (data["moves"], data["compared"]) == ([], len(json.loads(Path(file).read_text())["selections"]))
+
+
+TOWER = [
+    "--registry",
+    "sglang-0.5.23",
+    "--arch",
+    "sm90",
+    "--model",
+    str(ROOT / "examples/configs/Qwen2.5-VL-7B-Instruct"),
+]
+ELSEWHERE = (
+    "SGLang chooses the backend of vision towers elsewhere (--mm-attention-backend), which this table does not hold"
+)
+
+
+def test_what_is_not_known_is_locked_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.lock"
+    assert main(["lock", *TOWER, "-o", str(file)]) == 0
+    data = json.loads(file.read_text())
+    assert [s["outcome"]["problem"].startswith(ELSEWHERE) for s in data["selections"]] == [True, True, False, False]
+    assert main(["check", "--lock", str(file)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"note: not known of Qwen2.5-VL-7B-Instruct in sglang-0.5.23: {ELSEWHERE}" in out
+    assert out.endswith("4 of 4 locked selections hold")
+    # what nothing accepted by then, and what an attnreg that recorded neither wrote
+    for problem, status in (("", 1), (None, 0)):
+        for selection in data["selections"][:2]:
+            selection["outcome"]["problem"] = problem
+        file.write_text(json.dumps(data))
+        assert main(["check", "--lock", str(file)]) == status
+        assert ("none → not known" in capsys.readouterr().out) == bool(status)
 
 
 def test_a_change_is_shown_with_its_reasons(lock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +282,11 @@ BAD: list[tuple[str, str, str]] = [
         entries({"outcome": {**ENTRY["outcome"], "backend": None}}),
         "2:",
         "selection 1: an outcome without a backend has",
+    ),
+    (
+        entries({"outcome": {**ENTRY["outcome"], "problem": "not known"}}),
+        "2:",
+        "selection 1: an outcome with a backend has no problem",
     ),
     (entries({"request": {}}), "2:", "selection 1: head_size is None; every request needs one"),
     (entries({"request": {"head_size": "128"}}), "2:", "selection 1: head_size is '128'"),

@@ -242,3 +242,15 @@ def test_an_overlay_of_nothing_changes_no_selection(default: Registry, empty: Re
 @pytest.fixture(scope="module")
 def empty() -> Registry:
     return attnreg.load_registry("default", [{}, {"extends": "default", "choices": []}])
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_a_measurement_of_a_mapping_has_finite_numbers(number: float) -> None:
+    """YAML's .inf and .nan are no numbers of the data; Python's are floats."""
+    measured = {"device": "d", "packages": {}, "date": "2026-11-22", "file": "f", "of": "A", "over": "B", "rows": {}}
+    order = {"name": "x", "when": {"arch": "sm90"}, "order": ["TRITON_ATTN"]}
+    order["measured"] = {**measured, "ratio": number, "noise": number}  # type: ignore[assignment]
+    with pytest.raises(attnreg.RegistryError) as caught:
+        attnreg.load_registry("default", [{"orders": {"cuda": [order]}}])
+    places = [p.message.partition(":")[0] for p in caught.value.problems if "finite number" in p.message]
+    assert places == ["orders.cuda.measured.ratio", "orders.cuda.measured.noise"]

@@ -83,6 +83,9 @@ def test_the_command_prints_a_table_json_and_yaml(capsys):
 def test_bad_input_is_refused(capsys):
     for arguments, message in (
         (["--release", "vllm-9"], "vllm-9 is no bundled release of an engine"),
+        # nor is attnreg's own registry, which is no answer to itself, or an overlay
+        (["--release", "default"], "default is no bundled release of an engine\n  help: known: sglang-0.5.14"),
+        (["--release", "vllm-0.33.0+attnreg"], "the nearest is `vllm-0.33.0`"),
         (["--arch", "gfx942"], "gfx942 is no NVIDIA GPU"),
         (["--arch", "sm91"], "unknown architecture 'sm91'"),
         (["--architecture", "Nothing", "--release", "sglang-0.5"], "no release here knows Nothing"),

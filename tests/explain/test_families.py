@@ -82,6 +82,9 @@ def test_families_are_listed_with_their_layers(families: Families) -> None:
         "2 layers (1, 3) 32/8 heads of 64",
         "bare",
     ]
+    alone = console()
+    print_families(families, ["bare"], alone)
+    assert printed(alone)[0].strip() == "1 model family"
 
 
 def test_a_family_as_json_has_its_file_and_its_layers(families: Families) -> None:

@@ -90,9 +90,40 @@ def test_a_request_by_name_gives_way_only_as_the_data_says(engine: Path) -> None
         "CAREFUL was asked for (kv_dtype is turboquant_k8v4; supported: auto), but layers at the border keep the usual "
         "cache (backends.yaml:5)"
     )
+    # whose reasons they are is not told by the place among the candidates, which are those of the order
+    assert selection.against("CAREFUL") == ("kv_dtype is turboquant_k8v4; supported: auto",)
+    assert selection.against("CARELESS") == ()
     for fields in ({"kv_dtype": "fp8"}, {"kv_dtype": "turboquant_k8v4", "dtype": "float32"}):
         with pytest.raises(NoBackendError):
             ask(registry, "CAREFUL", **fields)
+
+
+LAYERS = [
+    AttentionRequest(head_size=64),
+    AttentionRequest(head_size=128, kv_dtype="turboquant_k8v4"),
+    AttentionRequest(head_size=576, head_size_v=512, attention="mla", kv_lora_rank=512, kv_dtype="fp8"),
+]
+
+
+@pytest.mark.parametrize("name", ["vllm-0.20.0", "vllm-0.33.0", "sglang-0.5.23"])
+def test_what_is_said_against_a_backend_is_of_that_backend(name: str) -> None:
+    """Where a start refuses the run there is no candidate, and where the order decides it is not the first."""
+    registry = attnreg.load_registry(name)
+    known, gave_way = registry.vocabulary.words["kv_dtypes"], 0
+    for request in (layer for layer in LAYERS if layer.kv_dtype in known):
+        for where in (GPU, Platform(platform="cuda", arch="sm75"), Platform(platform="rocm", arch="gfx942")):
+            for row in registry.backends:
+                selection = evaluate(request, where, registry, row)
+                against = selection.against(row)
+                assert bool(against) == (selection.chosen is None or selection.chosen.name != row)
+                start = selection.start
+                if start is not None and start.refusal is not None:
+                    assert against == (start.refusal.text,)
+                elif selection.gave_way is not None:
+                    gave_way += 1
+                    assert against == tuple(reason.text for reason in selection.gave_way.reasons)
+                    assert selection.gave_way.name == row
+    assert bool(gave_way) == (name == "vllm-0.33.0")
 
 
 def test_a_claim_is_waived_only_as_the_data_says(engine: Path) -> None:

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support import tiny
 
 import attnreg
 from attnreg import AttentionRequest, NoBackendError, Platform, Registry, load_registry, loader
 from attnreg.kernels import cpu_attn, reference
 from attnreg.runtime.interface import BatchError, BatchMetadata, SpecError, UnclaimedError
-from attnreg.runtime.layer import Attention
+from attnreg.runtime.layer import Attention, refuse_unasked
 from attnreg.selection.trace import answer_sentence
 
 Make = Callable[..., Attention]
@@ -265,3 +266,16 @@ def test_a_copy_of_a_layer_attends_alike_and_has_no_name(make: Make, copied: Cal
     with torch.no_grad():
         held.sinks.fill_(3.0)  # type: ignore[attr-defined]
     assert torch.equal(layer(q, k, k, None, batch), expected) == (copied is not copy.copy)
+
+
+def test_a_layer_that_gave_way_is_refused_with_its_own_reasons() -> None:
+    """Asked again with a feature that it lacks, the order would decide in its place."""
+    module = "attnreg.kernels.torch_sdpa"
+    rows = {"A": tiny.row(module=module), "B": tiny.row(module=module, capabilities={"features": ["sinks"]})}
+    fallbacks = [{"when": {"arch": "g1"}, "only": ["features"], "because": "so it is"}]
+    registry = tiny.load(rows, fallbacks=fallbacks)
+    platform = Platform(platform="gpu", arch="g1")
+    selection = attnreg.select(AttentionRequest(head_size=64), platform, registry, "A")
+    with pytest.raises(UnclaimedError, match=r"^sinks: A does not serve it \(sinks is not supported\); .*: B$") as e:
+        refuse_unasked(selection, {"sinks"})
+    assert e.value.alternatives == ("B",)

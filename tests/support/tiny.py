@@ -96,13 +96,19 @@ def load(
     known: Iterable[Mapping[str, Any]] = (),
     overlays: Iterable[Mapping[str, Any]] = (),
     waivers: Iterable[Mapping[str, Any]] = (),
+    fallbacks: Iterable[Mapping[str, Any]] = (),
     vocabulary: Mapping[str, Any] | None = None,
 ) -> attnreg.Registry:
     """A registry of these rows. Without priorities, one order has all of them, sorted by name."""
     sources = {"s": {"url": "u", "version": "1"}}
     files = {
         "vocabulary": {**VOCABULARY, **(vocabulary or {})},
-        "backends": {"sources": sources, "waivers": list(waivers), "backends": dict(backends)},
+        "backends": {
+            "sources": sources,
+            "waivers": list(waivers),
+            "fallbacks": list(fallbacks),
+            "backends": dict(backends),
+        },
         "priorities": priorities or {"gpu": [{"name": "all", "order": sorted(backends)}]},
         "invariants": {"invariants": list(invariants), "known": list(known)},
     }

@@ -31,6 +31,23 @@ def page() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
+EVERY = sorted({*PAGES, *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
+_GENERATED = re.compile(r"<!-- begin generated: \S+ -->\n.*?<!-- end generated: \S+ -->\n", re.DOTALL)
+# a registry with its fingerprint, and a line of a registry's file
+_CITED = re.compile(r"\b[\w.+-]+@[0-9a-f]{7}\b|\b(?:vocabulary|backends|priorities|steps|invariants|release)\.yaml:\d+")
+
+
+@pytest.mark.parametrize("file", EVERY, ids=lambda file: str(file.relative_to(ROOT)))
+def test_what_cites_the_data_is_generated(file: Path) -> None:
+    """A fingerprint and a line that somebody copied are those of that day."""
+    assert _CITED.findall(_GENERATED.sub("", file.read_text(encoding="utf-8"))) == []
+
+
+def test_copied_citations_are_found() -> None:
+    cited = "registry default@64fedf9 (order cpu/mha, priorities.yaml:177); vllm-0.33.0+attention@834ffa9; mine.yaml:3"
+    assert _CITED.findall(cited) == ["default@64fedf9", "priorities.yaml:177", "vllm-0.33.0+attention@834ffa9"]
+
+
 # the page ------------------------------------------------------------------------------------------------------------
 
 

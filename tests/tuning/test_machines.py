@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import ROOT
+from support.examples import examples
 
 import attnreg
 from attnreg import AttentionRequest
@@ -74,6 +78,64 @@ def test_times_that_no_such_device_can_reach(default: attnreg.Registry, cell: Ce
     assert "H200 takes" in found
     # another machine may be faster
     assert not impossible(samples(cell, 0.6 * floor, device="NVIDIA Something 9"), default.vocabulary)
+
+
+def seen(cell: Cell, limit: Callable[[int, int], bool]) -> tuple[set[int], int]:
+    """The keys that the queries of a cell see, and how many pairs they are, counted one by one."""
+    pairs = [
+        (query, key)
+        for query in range(cell.context, cell.context + cell.queries)
+        for key in range(query + 1)
+        if limit(query, key)
+    ]
+    return {key for _, key in pairs}, len(pairs)
+
+
+LIMITS: dict[str, Callable[[int], tuple[tuple[str, Any], Callable[[int, int], bool]]]] = {
+    "sliding_window": lambda n: (("sliding_window", n), lambda query, key: query - key < n),
+    "asymmetric_window": lambda n: (("asymmetric_window", (n - 1, 2)), lambda query, key: query - key < n),
+    "chunk": lambda n: (("chunk", n), lambda query, key: query // n == key // n),
+}
+
+
+@examples(100)
+@given(st.sampled_from([*LIMITS]), st.integers(1, 20), st.integers(1, 30), st.integers(0, 30))
+def test_no_more_is_counted_than_is_seen(feature: str, number: int, queries: int, context: int) -> None:
+    numbers, limit = LIMITS[feature](number)
+    cell = Cell(replace(REQUEST, features=frozenset({feature})), 1, queries, context, (numbers,))
+    keys, pairs = seen(cell, limit)
+    # the pairs exactly; of the keys of a window those of one query
+    assert cell._seen()[1] == pairs
+    assert (cell._seen()[0] == len(keys)) if feature == "chunk" else (cell._seen()[0] <= len(keys))
+
+
+CHOSEN = replace(LATENT, attention="mla_sparse", num_heads=128, index_topk=2048)
+
+
+@pytest.mark.parametrize(
+    ("cell", "floor"),
+    [
+        # 64 requests of 2,048 latents each, and as many queries of 16 heads with their outputs
+        (Cell(replace(CHOSEN, num_heads=16), 64, 1, 32767), (64 * 2048 * 576 + 64 * 16 * 1088) * 2 / 4.8e6),
+        # 2,048 queries, of which the last sees 2,048 latents: 2 x 128 x 1,088 operations a pair
+        (Cell(CHOSEN, 1, 2048, 8192), 2048 * 2048 * 2 * 128 * 1088 / 990e6),
+        # how many tokens are chosen is not known: queries and outputs alone
+        (Cell(replace(CHOSEN, index_topk=None), 4096, 1, 32767), 4096 * 128 * 1088 * 2 / 4.8e6),
+        (Cell(replace(REQUEST, features={"sparse_blocks"}), 4096, 1, 4095), 4096 * 32 * 256 * 2 / 4.8e6),
+        # the last chunk of 1,024 has 512 keys
+        (Cell(replace(REQUEST, features={"chunk"}), 512, 1, 4607, (("chunk", 1024),)),
+         512 * (512 * 8 + 32) * 256 * 2 / 4.8e6),
+        (Cell(replace(REQUEST, features={"asymmetric_window"}), 512, 1, 4095, (("asymmetric_window", (255, 0)),)),
+         512 * (256 * 8 + 32) * 256 * 2 / 4.8e6),
+        # of what is that small, the launch
+        (Cell(replace(REQUEST, features={"chunk"}), 1, 1, 1024), 1.0),
+    ],
+)  # fmt: skip
+def test_no_form_of_attention_is_timed_without_a_bound(default: attnreg.Registry, cell: Cell, floor: float) -> None:
+    assert cell.least_us(4800, 990) == pytest.approx(floor, rel=0.01)
+    assert cell.least_us() >= 1
+    if floor > 1:
+        assert "H200 takes" in impossible(samples(cell, 0.6 * floor), default.vocabulary)
 
 
 def test_what_was_measured_is_possible(default: attnreg.Registry) -> None:

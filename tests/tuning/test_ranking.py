@@ -78,7 +78,11 @@ def test_what_was_wrong_or_is_missing_somewhere_is_not_ranked() -> None:
     [
         (1.31, 0.012, "A is 1.31x as fast as B (± 1 %), measured 2026-11-22 on a device"),
         (1.5, 9.0, "A is as fast as B, as far as the noise tells (± 900 %), measured 2026-11-22 on a device"),
-        (1.01, 0.001, "A is as fast as B, as far as the noise tells (± 0 %), measured 2026-11-22 on a device"),
+        (1.01, 0.001, "A is as fast as B, as far as the noise tells (± 0.1 %), measured 2026-11-22 on a device"),
+        (1.11, 0.003, "A is 1.11x as fast as B (± 0.3 %), measured 2026-11-22 on a device"),
+        (1.11, 0.0094, "A is 1.11x as fast as B (± 0.9 %), measured 2026-11-22 on a device"),
+        (1.11, 0.0096, "A is 1.11x as fast as B (± 1 %), measured 2026-11-22 on a device"),
+        (1.11, 0.0004, "A is 1.11x as fast as B (± < 0.1 %), measured 2026-11-22 on a device"),
         (0.9, 0.2, "A is as fast as B, as far as the noise tells (± 20 %), measured 2026-11-22 on a device"),
     ],
 )

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from support import tiny, tuning_benches
 
-from attnreg import AttentionRequest, Platform, RequestError
+import attnreg
+from attnreg import AttentionRequest, Platform
 from attnreg.analysis.timings.ranking import ranked
 from attnreg.analysis.timings.samples import Cell, read_samples
 from attnreg.tuning import worker
 from attnreg.tuning.command import not_timed
-from attnreg.tuning.grid import Planned, workloads_of
+from attnreg.tuning.grid import Planned, _usable, workloads_of
 from attnreg.tuning.journal import Journal
-from attnreg.tuning.run import LEAST_TURNS, Run, device_name, new_samples, tune, without_few_turns
+from attnreg.tuning.run import LEAST_TURNS, Run, new_samples, tune, without_few_turns
 
 BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS", "LOST")
 LAYER = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2)
@@ -159,15 +160,6 @@ def test_each_cell_after_a_lost_device_begins_in_another_process(tmp_path: Path)
     assert {name for _, name in journal.samples.turns} == {"FAST"}
 
 
-def test_a_device_that_pytorch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(device: str) -> str:
-        raise RuntimeError("CUDA error: no CUDA-capable device is detected\nand much more")
-
-    monkeypatch.setattr("torch.cuda.get_device_name", gone)
-    with pytest.raises(RequestError, match=r"PyTorch cannot use cuda: CUDA error: no CUDA-capable device is detected;"):
-        device_name("cuda")
-
-
 def test_a_process_that_cannot_be_started_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
@@ -176,6 +168,13 @@ def test_a_process_that_cannot_be_started_is_a_problem(tmp_path: Path, monkeypat
     told = Told()
     run(tmp_path / "s.jsonl", planned("FAST", "SLOW"), told)
     assert {text for _, text in told.problems} == {"no process could be started: Resource temporarily unavailable"}
+
+
+def test_samples_say_the_version_of_attnreg_where_a_kernel_is_its_own(default: attnreg.Registry) -> None:
+    own = new_samples(default, HERE, planned("TRITON_ATTN", "FLASH_ATTN/FA3"), "a device").machine["packages"]
+    assert own == {"attnreg": attnreg.__version__, "lib": "1"}
+    other = new_samples(tiny.load({"A": tiny.row(), "B": tiny.row()}), HERE, planned("A", "B"), "a device")
+    assert other.machine["packages"] == {"lib": "1"}
 
 
 def test_an_interrupt_loses_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -205,6 +204,25 @@ def test_workloads(decode: Any, prefill: Any) -> None:
     assert not decode or found == [(2, 1, 64), (1, 32, 0)]
     with pytest.raises(ValueError, match="one token says nothing"):
         workloads_of([(1, 1)], [], "cpu")
+    for decode, prefill in (([(2**31, 64)], []), ([], [(1, 2**31)])):
+        with pytest.raises(ValueError, match="less than 2,147,483,648 requests"):
+            workloads_of(decode, prefill, "cpu")
+
+
+def test_the_reason_is_that_of_the_backend_which_is_left_out() -> None:
+    """A fallback of the registry lets its order decide, whose first candidate is another backend."""
+    module = "attnreg.kernels.torch_sdpa"
+    registry = tiny.load(
+        {
+            "A": tiny.row(module=module, capabilities={"head_sizes": [128]}),
+            "B": tiny.row(module=module, capabilities={"kv_dtypes": "fp8"}),
+            "C": tiny.row(module=module),
+        },
+        fallbacks=[{"when": {"arch": "g1"}, "only": ["kv_dtype", "head_size"], "because": "so it is"}],
+    )
+    names, refused = _usable(LAYER, registry, HERE, {})
+    assert names == ("C",)
+    assert dict(refused) == {"A": "head_size is 64; supported: 128", "B": "kv_dtype is auto; supported: fp8"}
 
 
 def test_what_is_not_timed_is_said_with_the_reason() -> None:

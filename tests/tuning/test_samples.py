@@ -15,6 +15,7 @@ import attnreg
 from attnreg import AttentionRequest
 from attnreg.analysis.check.evidence import contradictions
 from attnreg.analysis.timings.samples import Cell, Samples, SamplesError, read_samples, signature
+from attnreg.cli.commands import main
 from attnreg.tuning.journal import Journal
 
 MACHINE = {"platform": "cpu", "arch": "x86_64", "device": "a processor", "packages": {"torch": "2.11"}}
@@ -74,6 +75,23 @@ MADE_UP: list[tuple[str, Callable[[list[dict[str, Any]]], Any], str]] = [
     ("a text", lambda ls: ls[2].update(us=["1"]), "times in microseconds"),
     ("infinity", lambda ls: ls[2].update(us=[float("inf")]), "times in microseconds"),
     ("too fast", lambda ls: ls[1]["cell"].update(requests=4096, context=10**6), "no machine moves its bytes"),
+    ("faster than a launch", lambda ls: ls[2].update(us=[0.1, 0.2, 0.3]), "0.1 µs; no machine"),
+    *(
+        (
+            f"{n:.0e} of {name}" if n < 2**40 else f"far too many {name}",
+            lambda ls, n=n, name=name: ls[1]["cell"].update({name: n}),
+            "each less than 2,147,483,648",
+        )
+        for name in ("requests", "queries", "context")
+        for n in (2**31, 10**400)
+    ),
+    (
+        "heads that no request has",
+        lambda ls: ls[1]["cell"]["request"].update(num_heads=10**400),
+        "num_heads is ",
+    ),
+    ("another form of a day", lambda ls: ls[0].update(date="20261122"), "the date is written as 2026-11-22"),
+    ("a day of a week", lambda ls: ls[0].update(date="2026-W47-7"), "the date is written as 2026-11-22"),
     ("a day", lambda ls: ls[2].update(us=[1.0, 2.0, 86400e6]), "waits for no kernel that long"),
     ("one call", lambda ls: ls[2].update(us=[5.0]), "a turn of 1; 3 calls are the least of a turn"),
     (
@@ -101,6 +119,19 @@ def test_a_made_up_file_is_refused(tmp_path: Path, change: Any, message: str) ->
         read_samples(resigned(change, tmp_path / "s.jsonl"))
     assert message in str(caught.value)
     assert "s.jsonl:" in str(caught.value)
+
+
+def test_numbers_that_no_float_holds_are_a_problem_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is computed of them."""
+    filled(tmp_path / "s.jsonl").sign()
+
+    def overflows(cell: Cell, *_: float) -> float:
+        return float(10**400)
+
+    for part in ("least_us", "words"):
+        monkeypatch.setattr(Cell, part, overflows if part == "least_us" else property(overflows))
+        with pytest.raises(SamplesError, match="numbers are those of no machine: int too large"):
+            read_samples(tmp_path / "s.jsonl")
 
 
 @pytest.mark.parametrize("turn", [[12.288, 13.312, 12.288], [12.288, 12.288, 12.288]])
@@ -221,3 +252,19 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path, monkey
     with pytest.raises(ValueError, match="No space left on device"):
         journal.sign()
     assert [file.name for file in tmp_path.iterdir()] == ["s.jsonl"]
+
+
+def test_an_order_that_cannot_be_is_a_problem_of_the_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An overlay that nobody has seen is no place of one."""
+    source = ROOT / "registry/measurements/nvidia_h200_mla_sparse_128_heads_2026-11-27.jsonl"
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(source.read_bytes())
+    file = resigned(lambda lines: lines[0]["machine"].update(packages={"bananas": "1"}), path)
+    assert main(["tune", "--from", str(file), "-o", str(tmp_path / "t.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}:1:1: no order follows from them: " in error
+    assert "unknown package `bananas`" in error
+    assert "<overlay>" not in error
+    assert not (tmp_path / "t.yaml").exists()

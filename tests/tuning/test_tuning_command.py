@@ -65,6 +65,8 @@ def test_a_run_writes_samples_and_orders_with_their_evidence(tuned: Path) -> Non
     assert {"device", "packages", "date", "file", "ratio", "noise"} <= measured.keys()
     assert measured["file"] == "tuned.samples.jsonl"
     assert measured["packages"]["torch"]
+    # kernels of attnreg's own are as they are in this version
+    assert measured["packages"]["attnreg"] == samples.machine["packages"]["attnreg"] == attnreg.__version__
 
 
 def test_its_overlay_has_no_findings_and_explain_cites_it(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +102,8 @@ def changed(tuned: Path, folder: Path, change: Callable[[dict[str, Any]], Any]) 
 
 STALE: list[tuple[str, Callable[[dict[str, Any]], Any], str, str]] = [
     ("a package", lambda o: o["measured"]["packages"].update(torch="1.0"), "stale evidence", "torch was 1.0, and here"),
+    ("another attnreg", lambda o: o["measured"]["packages"].update(attnreg="0.0.9"), "stale evidence",
+     f"attnreg was 0.0.9, and here it is {attnreg.__version__}"),
     ("a row", lambda o: o["measured"]["rows"].update(CPU_ATTN="0"), "stale evidence", "CPU_ATTN has another kernel"),
     ("no file", lambda o: o["measured"].update(file="none.jsonl"), "missing evidence", "cannot be read"),
     ("another device", lambda o: o["measured"].update(device="NVIDIA H200"), "stale evidence", "on NVIDIA H200"),
@@ -116,6 +120,13 @@ def test_evidence_that_does_not_hold_is_found(
     # of the findings of `check` those about evidence: the others take ten times as long, and nothing here is theirs
     found = [(f.kind, f.message) for f in evidence(registry, attnreg.detect(registry.vocabulary))]
     assert any(k == kind and message in text for k, text in found), found
+
+
+def test_evidence_of_before_attnreg_said_its_version_is_valid(tuned: Path, tmp_path: Path) -> None:
+    copy = changed(tuned, tmp_path, lambda order: order["measured"]["packages"].pop("attnreg"))
+    registry = attnreg.load_registry(None, [copy])
+    found = [f for f in evidence(registry, attnreg.detect(registry.vocabulary)) if str(copy) in f.where.file]
+    assert found == []
 
 
 def test_an_order_against_its_samples_is_found(tuned: Path, tmp_path: Path) -> None:
@@ -202,6 +213,8 @@ def test_a_dry_run_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert "decode 2 x 33: CPU_ATTN" in out
     assert "not timed: " in out
     assert not any(tmp_path.iterdir())
+    assert main(["tune", *LAYER, *SMALL[:2], "--dry-run", "-o", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("1 cell on cpu")
 
 
 @pytest.mark.parametrize(
@@ -210,6 +223,10 @@ def test_a_dry_run_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFix
         (["--decode", "32"], "--decode 32: expected requests and length, as 32x4096"),
         (["--prefill", "0x4"], "--prefill 0x4: expected"),
         (["--minutes", "0"], "--minutes"),
+        (
+            ["--head-size", "64", "--registry", "vllm-0.33.0", "--dry-run"],
+            "it describes another engine, whose modules are not imported\n  help: leave --registry out",
+        ),
         (["--from", "none.jsonl"], "none.jsonl:1:1: cannot be read"),
         (["--head-size", "64", "--overlay", "deny.yaml"], "nothing to compare: for no layer do two backends load here"),
     ],

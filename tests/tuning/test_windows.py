@@ -166,10 +166,13 @@ def test_numbers_that_no_such_layer_has_are_refused(numbers: dict[str, Any]) -> 
 
 
 def test_the_least_time_counts_the_keys_of_the_window() -> None:
-    whole = Cell(replace(LAYER, features=frozenset()), 64, 1, 8191).least_us()
-    sliding = Cell(LAYER, 64, 1, 8191, (("sliding_window", 128),)).least_us()
-    assert whole / sliding == pytest.approx(64)
-    assert Cell(LAYER, 64, 1, 8191).least_us() == 0
+    whole = Cell(replace(LAYER, features=frozenset()), 2048, 1, 8191).least_us()
+    sliding = Cell(LAYER, 2048, 1, 8191, (("sliding_window", 128),)).least_us()
+    # 8,192 or 128 keys and values of 2 heads, and a query and an output of 4
+    assert whole / sliding == pytest.approx((2 * 8192 + 4) / (2 * 128 + 4))
+    # whatever it sees, it reads queries and writes outputs
+    assert Cell(LAYER, 1 << 20, 1, 8191).least_us() == pytest.approx((1 << 20) * 4 * 128 * 4 / 50_000e3)
+    assert Cell(LAYER, 64, 1, 8191).least_us() == 1
     # a window that is longer than all keys bounds none
     long = (("sliding_window", 1 << 20),)
     assert Cell(LAYER, 4, 2048, 0, long).least_us() == Cell(replace(LAYER, features=frozenset()), 4, 2048, 0).least_us()

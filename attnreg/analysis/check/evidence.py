@@ -13,10 +13,12 @@ from attnreg.analysis.timings.machines import impossible
 from attnreg.analysis.timings.ranking import compared, rankable
 from attnreg.analysis.timings.samples import Samples, SamplesError, kernel_hash, read_samples
 from attnreg.compile.bundled import registry_root
+from attnreg.contract import OWN_PACKAGE
 from attnreg.errors import RequestError
 from attnreg.language.measured import LEAST
 from attnreg.platforms import Platform
 from attnreg.selection.point import point_of
+from attnreg.version import __version__
 
 if TYPE_CHECKING:
     from attnreg.language.measured import Measured
@@ -50,7 +52,7 @@ def _stale(registry: Registry, order: Order, measured: Measured, here: Platform 
     then_device = registry.vocabulary.device(measured.device)
     if then_device != here.device:
         yield stale(f"it was measured on {measured.device}, and this is {here.device or 'another device'}")
-    installed = dict(here.packages or ())
+    installed = {**dict(here.packages or ()), OWN_PACKAGE: __version__}
     for package, version in measured.packages:
         now = installed.get(package)
         if now != version:

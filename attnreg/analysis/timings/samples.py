@@ -17,9 +17,10 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnreg.errors import Location, Problem, RegistryError
+from attnreg.contract import OWN_MODULES
+from attnreg.errors import Location, Problem, RegistryError, shown
 from attnreg.files import FileError, read_text
-from attnreg.request import AttentionRequest
+from attnreg.request import MAX_INTEGER, AttentionRequest
 from attnreg.selection.wording import request_words
 
 if TYPE_CHECKING:
@@ -31,18 +32,28 @@ def _is_positive(n: Any) -> bool:
     return type(n) in (int, float) and 0 < n <= sys.float_info.max
 
 
+def _is_size(n: Any, least: int) -> bool:
+    """Whether a number is an integer of that least, and a request could have it."""
+    return type(n) is int and least <= n <= MAX_INTEGER
+
+
 FORMAT = 1
 MAX_BYTES = 64 << 20
 MACHINE = ("platform", "arch", "device", "packages")
 # no machine moves more gigabytes, or does more 16-bit teraflops, in a second
 _GIGABYTES, _TERAFLOPS = 50_000.0, 10_000.0
+# no call takes less: on a GPU a kernel that does nothing takes about two from launch to end; on a processor Python
+# alone takes several until a backend has its arguments
+_LAUNCH_US = 1.0
 # bytes of an element; of other types half a byte at least
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
+# more requests, queries or keys than any batch has: kernels count them in 32 bits
+MOST = 2**31
 # features with a number that is the layer's own -> whether a value can be it
 NUMBERED: Mapping[str, Callable[[Any], bool]] = {
-    "asymmetric_window": lambda n: isinstance(n, list) and len(n) == 2 and all(type(s) is int and s >= -1 for s in n),
-    "chunk": lambda n: type(n) is int and n > 0,
-    "sliding_window": lambda n: type(n) is int and n > 0,
+    "asymmetric_window": lambda n: isinstance(n, list) and len(n) == 2 and all(_is_size(s, -1) for s in n),
+    "chunk": lambda n: _is_size(n, 1),
+    "sliding_window": lambda n: _is_size(n, 1),
     "softcap": _is_positive,
 }
 # those of them that bound the keys that a query sees
@@ -110,34 +121,62 @@ class Cell(NamedTuple):
         request = AttentionRequest.from_dict(_typed(rest.pop("request", None), dict, "the request of a cell"))
         numbers = _typed(rest.pop("numbers", {}), dict, "the numbers of a cell")
         sizes: dict[str, Any] = {name: rest.get(name) for name in ("requests", "queries", "context")}
-        if not all(type(n) is int and n >= (name != "context") for name, n in sizes.items()) or len(rest) != 3:
-            raise ValueError(f"a cell has requests, queries and context, got {rest}")
+        least = {"requests": 1, "queries": 1, "context": 0}
+        if not all(type(n) is int and least[name] <= n < MOST for name, n in sizes.items()) or len(rest) != 3:
+            raise ValueError(f"a cell has requests, queries and context, each less than {MOST:,}, got {shown(rest)}")
         for name, number in numbers.items():
             if name not in request.features or name not in NUMBERED or not NUMBERED[name](number):
-                raise ValueError(f"the numbers of a cell are those of its request's features, got {name}: {number!r}")
+                raise ValueError(
+                    f"the numbers of a cell are those of its request's features, got {name}: {shown(number)}"
+                )
         pairs = [(name, tuple(n) if isinstance(n, list) else n) for name, n in sorted(numbers.items())]
         return cls(request, **sizes, numbers=tuple(pairs))
 
     def least_us(self, gigabytes: float = _GIGABYTES, teraflops: float = _TERAFLOPS) -> float:
         """Microseconds below which no machine can be that moves so many gigabytes a second, and does as many teraflops.
 
-        teraflops: of 16-bit numbers. 0 where it is not known how many keys a query sees.
+        teraflops: of 16-bit numbers. Where it is not known how many keys a query sees, the queries and the outputs
+        alone are counted, and no call takes less than `_LAUNCH_US`.
         """
-        r, window = self.request, dict(self.numbers).get("sliding_window")
-        unknown = {"asymmetric_window", "chunk", "sparse_blocks", *([] if window else ["sliding_window"])}
-        if r.features & unknown or r.attention == "mla_sparse":
-            return 0.0
+        r = self.request
         # prompts of MLA have keys and values apart
-        latent, wide = r.attention == "mla" and r.phase != "prefill", r.head_size + (r.head_size_v or r.head_size)
-        keys, kv_dtype = self.context + self.queries, r.kv_dtype or "auto"
+        latent, wide = r.attention != "mha" and r.phase != "prefill", r.head_size + (r.head_size_v or r.head_size)
+        keys, pairs = self._seen()
         # keys and values; of a latent the value is a part. What is stored in fewer bits may be computed in fewer
+        kv_dtype = r.kv_dtype or "auto"
         element = _BYTES.get(r.dtype if kv_dtype == "auto" else kv_dtype, 0.5)
-        moved = self.requests * min(keys, window or keys) * (r.num_kv_heads or 1) * (r.head_size if latent else wide)
-        # about half of the pairs are seen, and of those of windows the half
-        seen = self.context + self.queries / 2
-        pairs = self.requests * self.queries * min(seen, (window or 2 * seen) / 2)
+        moved = keys * (r.num_kv_heads or 1) * (r.head_size if latent else wide) * element
+        # queries are as wide as keys, and outputs as values
+        moved += self.queries * (r.num_heads or 1) * wide * _BYTES.get(r.dtype, 0.5)
         done = 2 * (r.num_heads or 1) * wide * pairs / (1 if element > 1 else 4)
-        return max(moved * element / gigabytes / 1e3, done / teraflops / 1e6)
+        return max(_LAUNCH_US, self.requests * moved / gigabytes / 1e3, self.requests * done / teraflops / 1e6)
+
+    def _seen(self) -> tuple[int, int]:
+        """The least of a request's keys that are read, and of its pairs of a query and a key that the query sees.
+
+        A query sees itself and what is before it, but for what its window, its chunk or its choice of tokens leaves
+        out. What it sees of later keys is not counted. Both are 0 where it is not known.
+        """
+        r, numbers, first, keys = self.request, dict(self.numbers), self.context, self.context + self.queries
+        chosen = r.index_topk if r.attention == "mla_sparse" else keys
+        if not self.bounded or "sparse_blocks" in r.features or chosen is None:
+            return 0, 0
+        left = numbers.get("asymmetric_window", (-1,))[0]
+        width = min(keys, chosen, numbers.get("sliding_window", keys), keys if left < 0 else left + 1)
+        chunk = numbers.get("chunk", keys)
+        read = min(width, self.queries + first % chunk)
+        return read, min(_triangle(keys, width) - _triangle(first, width), _steps(keys, chunk) - _steps(first, chunk))
+
+
+def _triangle(queries: int, width: int) -> int:
+    """The pairs of the first queries of a sequence, each of which sees itself and the keys before it, or ``width``."""
+    rising = min(queries, width)
+    return rising * (rising + 1) // 2 + (queries - rising) * width
+
+
+def _steps(queries: int, chunk: int) -> int:
+    """The same where each sees what its chunk has before it."""
+    return queries // chunk * _triangle(chunk, chunk) + _triangle(queries % chunk, chunk)
 
 
 @dataclass
@@ -198,7 +237,8 @@ class Samples:
             if backend not in self.rows:
                 return f"{what}: the first line names no such backend"
             if len(turns) < _LEAST_TURNS:
-                return f"{what}: {len(turns)} turns; {_LEAST_TURNS} are the least from which noise is known"
+                found = f"{len(turns)} turn{'s' * (len(turns) != 1)}"
+                return f"{what}: {found}; {_LEAST_TURNS} are the least from which noise is known"
             if min(map(len, turns)) < _LEAST_CALLS:
                 return f"{what}: a turn of {min(map(len, turns))}; {_LEAST_CALLS} calls are the least of a turn"
             if len(set(times)) == 1 and times[0] > _STEPS * step:
@@ -208,7 +248,9 @@ class Samples:
             if telling and 2 * (differ := len(set(telling))) <= len(telling):
                 return f"{what}: {differ} of {len(telling)} turns differ; a clock does not repeat itself"
             if min(times) < self.cells[index].least_us():
-                return f"{what}: {min(times)} µs; no machine moves its bytes or does its operations in that time"
+                return (
+                    f"{what}: {min(times)} µs; no machine moves its bytes, does its operations or makes a call so fast"
+                )
             if max(times) > _LONGEST_US:
                 return f"{what}: {max(times):.0f} µs; `attnreg tune` waits for no kernel that long"
         return self._copied
@@ -246,11 +288,18 @@ def signature(machine: Mapping[str, Any], lines: bytes) -> dict[str, Any]:
 def kernel_hash(registry: Registry, name: str) -> str:
     """A hash of what a row says of the kernel of a backend, or of a variant: its module, and the module's options.
 
-    What it claims to accept is no part of it: with another claim the kernel is as fast as before.
+    What it claims to accept is no part of it: with another claim the kernel is as fast as before. Nor is the
+    code of the module: samples have the version of its package instead.
     """
     row = registry.row(name)
     assert row is not None, name
     return _hash(repr([row.contract, sorted(row.options.items()), *(v.module for v in row.variants)]).encode())
+
+
+def is_own(registry: Registry, name: str) -> bool:
+    """Whether the kernel module of a backend, or of a variant, is attnreg's own."""
+    row = registry.row(name)
+    return row is not None and any((v.module or "").startswith(OWN_MODULES) for v in row.variants)
 
 
 def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Samples:
@@ -283,7 +332,8 @@ def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Sa
                 raise ValueError("there is a line behind the signature")
             else:
                 samples.take(data)
-        except (ValueError, TypeError, KeyError, RecursionError) as e:
+        # numbers that no machine shows are out of the range of a float
+        except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as e:
             # the line that was written when the run ended
             if unfinished and samples is not None and number == len(lines) and not line.endswith("\n"):
                 break
@@ -294,9 +344,17 @@ def read_samples(path: Path, label: str = "", *, unfinished: bool = False) -> Sa
     if not unfinished:
         if not samples.signed:
             raise wrong(len(lines), "the file has no signature: its run has not ended", "run the same command again")
-        if samples.implausible:
-            raise wrong(1, samples.implausible, "such a file is written by `attnreg tune` alone")
+        if why := _made_up(samples):
+            raise wrong(1, why, "such a file is written by `attnreg tune` alone")
     return samples
+
+
+def _made_up(samples: Samples) -> str:
+    """Why no run has written the samples; "" if one can have."""
+    try:
+        return samples.implausible
+    except ArithmeticError as e:
+        return f"its numbers are those of no machine: {e}"
 
 
 def _begun(data: Mapping[str, Any]) -> Samples:
@@ -310,13 +368,16 @@ def _begun(data: Mapping[str, Any]) -> Samples:
     rows = _typed(data.get("rows"), dict, "rows")
     if not all(isinstance(text, str) for text in (*packages.values(), *rows.values())):
         raise ValueError("versions of packages and hashes of rows are texts")
-    date.fromisoformat(_typed(data.get("date"), str, "date"))
+    day = _typed(data.get("date"), str, "date")
+    # Python reads 20261127 and 2026-W48-5 too, and an order has no such day
+    if date.fromisoformat(day).isoformat() != day:
+        raise ValueError(f"the date is written as {date.fromisoformat(day)}, got {shown(day)}")
     return Samples(machine, _typed(data.get("registry"), str, "registry"), rows, data["date"])
 
 
 def _typed(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"{what} is {value!r}")
+        raise ValueError(f"{what} is {shown(value)}")
     return value
 
 

@@ -56,7 +56,7 @@ class Claims:
         except attnreg.RequestError as e:
             # a word that the registry does not know
             return [str(e)]
-        return [] if verdict.backend is not None else [reason.text for reason in verdict.candidates[0].reasons]
+        return list(verdict.against(NAME))
 
     def features(self) -> frozenset[str]:
         """The features that every variant of the row serves."""

@@ -350,6 +350,8 @@ def latent_attention_kernel(
     fence_async_shared()
     BY_ROW: gl.constexpr = wide_desc is None
     CONVERTS: gl.constexpr = BY_ROW and CACHE.fp8 != ""
+    # scales take some more; numbers that the others keep elsewhere then are read after their loops alone
+    REGISTERS: gl.constexpr = 112 if EXACT else 120
     # the tuples are written in place: in a variable, their constants would become tensors
     gl.warp_specialize([
         (_left, (query_ptr, output_ptr, lse_ptr, kv_scale_ptr, partial_ptr, partial_lse_ptr, query_left, query_rope,
@@ -365,4 +367,4 @@ def latent_attention_kernel(
         # who converts needs registers for a tile; the addresses of many boxes take some too
     ], [4, CONVERTERS if CONVERTS else 4 if BY_ROW else 1],
        [176 if CONVERTS else 216 if BOX == KEYS else 208,
-        112 if CONVERTS else 24 if BOX == KEYS and not BY_ROW else 40])  # fmt: skip
+        REGISTERS if CONVERTS else 24 if BOX == KEYS and not BY_ROW else 40])  # fmt: skip

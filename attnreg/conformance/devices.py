@@ -1,0 +1,62 @@
+"""PyTorch's devices and attnreg's platforms: which of this machine's a device is, and whether it can be used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from attnreg.errors import RequestError
+from attnreg.platforms import Platform
+
+if TYPE_CHECKING:
+    from attnreg.registry import Registry
+
+# PyTorch's name of a platform's devices, where it is another word than `cpu`
+_NAMES = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
+
+
+def torch_name(platform: Platform) -> str:
+    """PyTorch's name of the first device of a platform."""
+    return _NAMES.get(platform.platform, "cpu")
+
+
+def word_of(device: torch.device) -> str:
+    """attnreg's word for the platform of a device, whether there is one or not."""
+    return {"cuda": "rocm" if torch.version.hip else "cuda"}.get(device.type, device.type)
+
+
+def platform_of(device: torch.device, registry: Registry) -> Platform | None:
+    """This machine's platform for a device, None where attnreg finds none.
+
+    Of several GPUs it is the one of the device's architecture, and of those of its name.
+    """
+    word = word_of(device)
+    platforms = [p for p in Platform.detect_all(registry.vocabulary) if p.platform == word]
+    if word == "cuda" and len(platforms) > 1:
+        arch = "sm{}{}".format(*torch.cuda.get_device_capability(device))
+        platforms = [p for p in platforms if p.arch == arch]
+    if word == "cuda" and len(platforms) > 1:
+        name = registry.vocabulary.device(torch.cuda.get_device_name(device))
+        platforms = [p for p in platforms if p.device == name] or platforms
+    return platforms[0] if platforms else None
+
+
+def usable(name: str, help_: str) -> torch.device:
+    """The device of a name, after something was computed on it.
+
+    Raises `RequestError`, with this help, for a device that PyTorch does not know or cannot use here.
+    """
+    try:
+        found = torch.device(name)
+        torch.zeros(1, device=found).tolist()
+    # what PyTorch raises depends on the device, down to AssertionError
+    except Exception as e:
+        raise cannot_use(name, e, help_) from None
+    return found
+
+
+def cannot_use(name: str, error: Exception, help_: str) -> RequestError:
+    """The error for a device that PyTorch cannot use, with the first line of what it says."""
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return RequestError(f"PyTorch cannot use the device {name!r} here: {reason}", help_)
