@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -221,3 +222,20 @@ def test_every_8_bit_float_is_what_it_is(kv_dtype: str) -> None:
         layer.cache[rows[1], 7] = code
         layer.run()
         assert not layer.output[0].isfinite().any()
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_random_layers(seed: int) -> None:
+    pick = random.Random(seed)
+    kv_dtype = pick.choice(["auto", "fp8", "fp8_e5m2", "fp8_ds_mla"])
+    topk = pick.choice([0, 0, pick.randint(1, 700)])
+    lengths = [pick.choice([pick.randint(0, 5), pick.randint(1, 300), pick.randint(1, 6000)]) for _ in range(6)]
+    queries = [min(length, pick.choice([0, 1, 1, 1, 2, pick.randint(1, 40)])) for length in lengths]
+    layer = Layer(
+        queries, lengths, causal=pick.random() < 0.7, topk=topk, heads=pick.choice([1, 8, 16, 24, 64, 100, 128]),
+        kv_dtype=kv_dtype, dtype=torch.float16 if kv_dtype != "fp8_ds_mla" and seed % 3 == 0 else torch.bfloat16,
+        scale=pick.choice([None, 0.7]) if kv_dtype in ("fp8", "fp8_e5m2") else None,
+        block_size=pick.choice([1, 7, 64] if topk else [16, 48, 64, 128, 256]), kv_layout=pick.choice(["NHD", "HND"]),
+    )  # fmt: skip
+    layer.run()
+    layer.check()
