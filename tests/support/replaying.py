@@ -73,6 +73,13 @@ class Replayed:
         lse = self.lse if "lse" in self.layer.spec.features else None
         self.layer.forward(self.query, self.key, self.value, self.cache, self.batch, self.output, lse=lse)
 
+    def plainly(self, batch: BatchMetadata, rows: int) -> Tensor:
+        """The output of a plain call of a batch by what the last replay has read and written, of the same strides."""
+        output, lse = torch.empty_like(self.output[:rows]), torch.empty_like(self.lse[:, :rows])
+        known = {"lse": lse} if "lse" in self.layer.spec.features else {}
+        self.layer.attend(self.query[:rows], self.cache, batch, output, **known)
+        return output
+
     def before(self, trial: Trial) -> None:
         """Keeps the cache of a trial as it is before the trial's keys are written."""
         assert trial.cache is not None

@@ -226,6 +226,7 @@ def _convert(
                 pointer = latent_ptr.to(gl.pointer_type(rope.dtype), bitcast=True)
                 twice = gl.convert_layout(rows * 2, gl.SliceLayout(1, COPIED_BESIDE))
                 _copy(pointer, twice, rotary_of(rope, stage), HALF + 8, ROPE, COPIED_BESIDE)
+                async_copy.commit_group()
             _store_half(left, stage, words, scales, SCALED, FP8)
             fence_async_shared()
             mbarrier.arrive(left_full.index(stage))
