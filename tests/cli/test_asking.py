@@ -117,7 +117,7 @@ def test_list_names_the_orders_that_apply(run: Callable[..., Any]) -> None:
     )
     names = [row["name"] for row in json.loads(run("list", "--json").out)]
     assert names == sorted(names)
-    assert len(names) == 35
+    assert len(names) == 36
 
 
 def test_show_prints_every_variant_with_its_lines(run: Callable[..., Any]) -> None:
