@@ -136,6 +136,8 @@ def write_orders(file: Path, registry: Registry, output: Path) -> list[str]:
         raise SamplesError(
             Problem(where, f"no order follows from them: {p.message}", p.help) for p in e.problems
         ) from None
+    except RequestError as e:
+        raise RequestError(f"{file}: {e.message}", e.help) from None
     write_text(output, text)
     return [f"wrote {output}: see what moves with `attnreg diff {registry.base} {output}`"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from support.mla import filled_cache, mla_spec
 
 from attnreg.conformance.bounds import bounds
-from attnreg.kernels import reference
+from attnreg.kernels import reference, triton_mla
 from attnreg.kernels.hopper.latents import attention as hopper_mla
 from attnreg.kernels.hopper.latents import sparse as hopper_sparse
 from attnreg.kernels.hopper.latents.plans import HopperLatentPlan
@@ -239,3 +240,15 @@ def test_random_layers(seed: int) -> None:
     )  # fmt: skip
     layer.run()
     layer.check()
+
+
+@pytest.mark.parametrize("module", [hopper_mla, triton_mla], ids=["HOPPER_MLA", "TRITON_MLA"])
+def test_a_query_that_is_no_number_has_no_numbers_for_outputs(module: ModuleType) -> None:
+    # over 8-bit floats queries are bounded by what float16 holds, which could make a number of it
+    layer = Layer([1, 1], [70, 300], kv_dtype="fp8")
+    layer.query[1, 3, 5] = torch.nan
+    layer.module = module
+    layer.run()
+    assert layer.output[1, 3].isnan().all()
+    assert layer.output[0].isfinite().all()
+    assert layer.output[1, :3].isfinite().all()

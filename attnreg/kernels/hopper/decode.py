@@ -21,6 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from attnreg.kernels.hopper.memory import to_float16
 from attnreg.kernels.hopper.softmax import scores, with_sink
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
 
@@ -176,10 +177,7 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
     exists = (r // C.group < query_len)[None, None, :] & (offs >= 0)
     q = ()
     for i in gl.static_range(CODES):
-        some = gl.load(query_ptr + offs + i, mask=exists, other=0.0)
-        if some.dtype != gl.float16:
-            some = gl.minimum(gl.maximum(some.to(gl.float32), -65504.0), 65504.0)
-        q = q + (some.to(gl.float16),)
+        q = q + (to_float16(gl.load(query_ptr + offs + i, mask=exists, other=0.0)),)
     return q
 
 

@@ -1,12 +1,25 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped"
-"""Layouts of shared memory that the kernels for SM 9.0 have in common."""
+"""What the kernels for SM 9.0 have in common: layouts of shared memory, and how queries become float16."""
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 # float32 on its way to memory: rows are stored whole so. From the layout of products a warp would store 8 rows at once,
 # which for the parts of split keys took 8 to 12 us on an H200
 STAGED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2))
+
+
+_ALL = gl.constexpr(tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def to_float16(x):
+    """Returns numbers as float16, those beyond it as its largest; NaN stays NaN."""
+    if x.dtype != gl.float16:
+        x = gl.maximum(x.to(gl.float32), -65504.0, propagate_nan=_ALL)
+        x = gl.minimum(x, 65504.0, propagate_nan=_ALL)
+    return x.to(gl.float16)
 
 
 @gluon.constexpr_function

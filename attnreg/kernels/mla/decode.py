@@ -39,7 +39,7 @@ def load_columns(query_ptr, exists, first, SIZE: tl.constexpr, BLOCK: tl.constex
     offs_d = first + tl.arange(0, BLOCK)
     query = tl.load(query_ptr[:, None] + offs_d[None, :], mask=exists[:, None] & (offs_d < SIZE)[None, :], other=0.0)
     if tl.float16 == DTYPE and query.dtype != tl.float16:
-        query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0)
+        query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
     return query.to(DTYPE)
 
 

@@ -76,7 +76,7 @@ def _load_query(
         FP8: tl.constexpr = Q.fp8
         query = fp8_to_float16(query, FP8)
     if tl.float16 == DTYPE and query.dtype != tl.float16:
-        query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0)
+        query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
     return query.to(DTYPE)
 
 

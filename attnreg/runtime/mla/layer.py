@@ -170,7 +170,8 @@ class MLAAttention:
         rows, capturing = self._validate(batch, _WRITING, (query, kv_cache, output, latent, rope), lse)
         # of one phase the output is written before the other's queries are read
         written = {"kv_cache": kv_cache, "output": output} | ({} if lse is None else {"lse": lse})
-        refuse([*overlap_problems(written, {"query": query, "latent": latent, "rope": rope})])
+        read = {"query": query, "latent": latent, "rope": rope, "kv_b_proj": self.kv_b_proj}
+        refuse([*overlap_problems(written, read)])
         validate_indices(self.spec.latent, batch, indices, query.shape[0])
         phases = None
         if not capturing and self.prompts is not None:
@@ -213,7 +214,8 @@ class MLAAttention:
         rows, capturing = self._validate(batch, _READING, (query, kv_cache, output), lse)
         if not made or lse is not None:
             written = {"output": output} | ({} if lse is None else {"lse": lse})
-            refuse([*overlap_problems(written, {"query": query, "kv_cache": kv_cache})])
+            read = {"query": query, "kv_cache": kv_cache, "kv_b_proj": self.kv_b_proj}
+            refuse([*overlap_problems(written, read)])
         validate_indices(self.spec.latent, batch, indices, query.shape[0])
         cache = as_kv_cache(self.spec.latent, kv_cache)
         self._latent(slice(0, rows), query, cache, batch, output, lse, padded=capturing, indices=indices)

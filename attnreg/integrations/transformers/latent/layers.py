@@ -77,6 +77,8 @@ class LatentLayers:
             if not isinstance(sizes, str):
                 return Latents(module, latent, rope, expand, sizes).lazy()
             self._keep(module, sizes)
+            # its layers read a weight that may be another's by now, and would keep it
+            self._layers.pop(module, None)
         return expand(module, latent, rope)
 
     def attend(self, call: TransformersCall, latents: Latents | None) -> Tensor | None:

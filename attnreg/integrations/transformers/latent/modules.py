@@ -13,12 +13,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from attnreg.integrations.transformers.latent.lazy import METHOD, Expand, Sizes
 from attnreg.runtime.tensors import is_traced
 
 PROJECTION = "kv_b_proj"
 _global: Any = torch.nn.modules.module
+# what the call of a projection is, as PyTorch has it: libraries that emulate other formats put theirs in its place
+_FORWARD, _LINEAR = nn.Linear.forward, nn.functional.linear
 
 
 class Modules:
@@ -63,6 +67,13 @@ def _why_not_read(linear: Any, latent: Any, rope: Any) -> str:
         or _global._global_forward_pre_hooks
     ):
         return f"hooks run with its {PROJECTION}"
+    if nn.Linear.forward is not _FORWARD or nn.functional.linear is not _LINEAR:
+        return "nn.Linear.forward or nn.functional.linear is not PyTorch's own"
+    if torch._C._len_torch_function_stack() and not all(
+        type(mode) is DeviceContext
+        for mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    ):
+        return "a TorchFunctionMode is active, which may compute other products"
     if linear.bias is not None:
         return f"its {PROJECTION} has a bias"
     weight = linear.weight

@@ -158,7 +158,7 @@ def _found(
     site = engine.sites.of(module)
     facts = (
         "paged", phase, group.block_size, group.window, query.shape[1], *key.shape[1::2], value.shape[3], query.dtype,
-        query.device, scale, scale.__class__, softcap, softcap.__class__,
+        query.device, scale, scale.__class__, softcap, softcap.__class__, group.cache.key.dtype,
     )  # fmt: skip
     found = site.found.get(facts)
     if found is not None and found.layer.params.sinks is sinks:

@@ -33,6 +33,7 @@ from attnreg.kernels.hopper.latents.outputs import (
     store_half,
     store_sums,
 )
+from attnreg.kernels.hopper.memory import to_float16
 from attnreg.kernels.triton.softmax import LOG2_E, LOWEST
 
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -86,9 +87,9 @@ def _load_query(
     offs = (first_token + token).to(gl.int64) * Q_TOKEN + head.to(gl.int64) * Q_HEAD + FIRST
     columns = gl.arange(0, SIZE, gl.SliceLayout(0, LAYOUT))
     query = gl.load(query_ptr + offs[:, None] + columns[None, :], mask=exists[:, None], other=0.0)
-    if gl.float16 == shared.dtype and query.dtype != gl.float16:
-        query = gl.minimum(gl.maximum(query.to(gl.float32), -65504.0), 65504.0)
-    shared.store(query.to(shared.dtype))
+    if gl.float16 == shared.dtype:
+        query = to_float16(query)
+    shared.store(query)
 
 
 @gluon.jit

@@ -31,11 +31,10 @@ from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, 
 from attnreg.runtime.lengths import content, queries_of
 
 RANK, ROPE = 512, 64
-# the tile of a program: its rows and keys, and that it has a multiprocessor to itself. On an H200 in bfloat16, graphs
-# replayed in turn (Triton 3.6, 2026-11-27, us; in brackets FlashAttention 3), over blocks of 64: 64 requests of 8k
-# keys, 128 heads 250 (249), 16 requests 80 (81), four 34 (39), one 22 (27), or with 24 or 48 splits of its keys in
-# place of 32 two more; 64 of 1k 45 to 48 (53); 128 of 32k with 16 heads 1,110 (1,113). Two warpgroups that take turns
-# at scores and weights, each of every second tile, and hand each other the weights, took 261 where these took 259.
+# the tile of a program: its rows and keys, and that it has a multiprocessor to itself; benchmarks/results/mla.json has
+# its times. On an H200 one request of 8k keys takes 2 us more with 24 or 48 splits of its keys in place of 32. Two
+# warpgroups that take turns at scores and weights, each of every second tile, and hand each other the weights, took
+# 261 us where these took 259 (64 requests of 8k, 128 heads).
 CONFIG = Config(64, 64, 4, 2, programs_per_sm=1)
 # the tensors of a launch in the order of the kernel's pointers: those of the call and of the batch, then its parts
 _POINTERS = (

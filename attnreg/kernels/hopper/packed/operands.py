@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from attnreg.kernels.hopper.decode import PAGE, WARPS, halves
+from attnreg.kernels.hopper.memory import to_float16
 from attnreg.kernels.hopper.packed.planes import keys_of_planes, place_of_code, values_of_planes
 from attnreg.kernels.packed.rotation import signs
 
@@ -199,7 +200,7 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
     x = gl.convert_layout(x, _rows_layout(C.rows, C.size, LOW + 2))
     if C.unrotated > 0:
         x = _sums(_sums(x, LOW, C), LOW + 1, C) * (1.0 / C.size**0.5)
-    x = gl.minimum(gl.maximum(x, -65504.0), 65504.0).to(gl.float16)
+    x = to_float16(x)
     if C.key_bits == 4:
         # a column's bits, from the lowest: two of the code, one of the pair, those of a lane's words, two of the lane
         x = x.reshape([WARPS, C.rows, 4, C.size // 64, 2, 2, 2, 2])

@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ import torch
 from support.latent_models import BOTH, EXPANDED, MODELS, attentions, both, phases, v3, v32
 from support.small_models import by, close, tokens
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attnreg.integrations.transformers as attention
 from attnreg import Registry, load_registry
@@ -297,6 +300,55 @@ def test_what_changes_between_two_tokens(make: Callable[..., Any], change: Calla
     close(found, expected)
     unchanged, _ = both(make(), stepwise)
     assert not torch.allclose(unchanged[:, -1], expected[:, -1], atol=1e-3)
+
+
+class Other(TorchFunctionMode):
+    """Computes other products of linear layers, as an emulation of another format does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out * 1.5 if func is nn.functional.linear else out
+
+
+@pytest.mark.parametrize("how", ["forward", "linear", "mode"])
+def test_products_that_something_else_computes_between_two_tokens(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, linear = nn.Linear.forward, nn.functional.linear
+
+    def run(model: Any) -> Tensor:
+        cache = DynamicCache(config=model.config)
+        first = model(IDS[:, :10], past_key_values=cache).logits
+        with monkeypatch.context() as patched, Other() if how == "mode" else nullcontext():
+            if how == "forward":
+                patched.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) * 1.5)
+            elif how == "linear":
+                patched.setattr(nn.functional, "linear", lambda *given: linear(*given) * 1.5)
+            return torch.cat([first, model(IDS[:, 10:11], past_key_values=cache).logits], 1)
+
+    expected, found = both(v3(), run)
+    close(found, expected)
+
+
+@pytest.mark.parametrize("more", [{}, {"softcap": 0.5}, {"sliding_window": 3}], ids=str)
+def test_what_a_call_has_beside_one_before_is_looked_at(more: dict[str, Any]) -> None:
+    attention.register()
+    function = ALL_ATTENTION_FUNCTIONS["attnreg"]
+
+    def last(before: str) -> Tensor:
+        """The logits of a token whose calls have more, after others that were computed so."""
+        model, cache = v3(), DynamicCache(config=v3().config)
+        model.set_attn_implementation(before)
+        for begin, end in ((0, 10), (10, 11)):
+            model(IDS[:, begin:end], past_key_values=cache)
+        model.set_attn_implementation("attnreg")
+        ALL_ATTENTION_FUNCTIONS.register("attnreg", lambda *given, **known: function(*given, **known, **more))
+        try:
+            logits: Tensor = model(IDS[:, 11:12], past_key_values=cache).logits
+        finally:
+            ALL_ATTENTION_FUNCTIONS.register("attnreg", function)
+        return logits
+
+    with torch.no_grad():
+        close(last("attnreg"), last("eager"))
 
 
 def test_a_dtype_that_changes_after_a_call() -> None:
