@@ -112,6 +112,11 @@ class RequestError(ValueError):
         return type(self), (self.message, self.help)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things, in words: ``1 cell``, ``2 cells``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def shown(value: object) -> str:
     """The value as Python writes it, cut where it is long."""
     try:

@@ -232,10 +232,15 @@ def serve(place: Place) -> None:
 
 def compare(others: Path, arguments: list[str]) -> None:
     """Prints each figure of another checkout and of this one, the least of bursts that they measure in turns."""
-    command = [sys.executable, __file__, "--serve", *arguments]
-    trees = others, Path(__file__).resolve().parents[1]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(tree)}, **pipes) for tree in trees]
+    # each by its own script: what is left out has other places in another checkout
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(tree / "benchmarks/host.py"), "--serve", *arguments],
+            env=os.environ | {"PYTHONPATH": str(tree)}, **pipes,
+        )
+        for tree in (others, Path(__file__).resolve().parents[1])
+    ]  # fmt: skip
 
     def answer(process: subprocess.Popen[str], line: str = "") -> Any:
         assert process.stdin is not None

@@ -109,6 +109,7 @@ def _transformers() -> None:
     from transformers import masking_utils
 
     import attnreg.integrations.transformers as transformers_attention
+    from attnreg.integrations import tensors
     from attnreg.integrations.transformers.fetched import Fetched
     from attnreg.integrations.transformers.latent import modules
     from attnreg.runtime import arguments
@@ -119,10 +120,11 @@ def _transformers() -> None:
 
     # true, and a position in a static cache
     yes: Any = torch.tensor(4096)
-    places: Any = arguments, masking_utils, torch.Tensor, Fetched, torch.nn.functional, modules
-    names = "validate_device", "fast_all", "all", "get", "scaled_dot_product_attention", "_is_product"
+    places: Any = arguments, masking_utils, torch.Tensor, Fetched, torch.nn.functional, modules, tensors
+    names = "validate_device", "fast_all", "all", "get", "scaled_dot_product_attention", "_is_product", "has_memory"
     answers: Any = (
         lambda platform: None, lambda told: yes, lambda told: yes, lambda fetched: yes, attended, lambda *given: True,
+        lambda tensor: True,
     )  # fmt: skip
     for place, name, answer in zip(places, names, answers, strict=True):
         setattr(place, name, answer)

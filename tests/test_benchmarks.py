@@ -90,6 +90,21 @@ def test_every_case_of_mla_runs_at_small_sizes() -> None:
         assert any(word in name for name in names), word
 
 
+def test_the_host_is_timed_without_a_gpu() -> None:
+    """The stand-ins of benchmarks/host_stub.py stand where a call's path goes: tokens of both forms come to an end."""
+    names = [
+        "one launch",
+        *(f"a token of 8 layers, {case}, attnreg" for case in ("b1", "b1, static cache", "b4, latents")),
+    ]
+    command = [sys.executable, str(BENCHMARKS / "host.py"), "--serve", "--stubbed"]
+    done = subprocess.run(command, input="\n".join(names), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    figures, *times = map(json.loads, done.stdout.splitlines())
+    assert {*names} <= {*figures}
+    assert len(times) == len(names)
+    assert all(isinstance(us, float) and us > 0 for us in times)
+
+
 def test_a_run_that_is_ended_loses_no_figure(figures_class: Any, tmp_path: Path) -> None:
     record, machine = tmp_path / "it.json", {"device": "here", "torch": "1", "date": "2026-01-01"}
     figures = figures_class(record, machine, ceilings={"read": 1})

@@ -13,6 +13,7 @@ from attnreg.cli.inputs import PlatformInputs, RegistryInputs, RequestInputs
 from attnreg.cli.options import json_option, models_options, package_option, platform_options, registry_options
 from attnreg.cli.output import print_json, terminal
 from attnreg.cli.refusals import BadInput
+from attnreg.errors import counted
 
 if TYPE_CHECKING:
     from attnreg.analysis.check.finding import Finding
@@ -84,14 +85,10 @@ def _summary(registry: Registry, findings: Sequence[Finding]) -> str:
     noun = "finding" if registry.imports else "warning"
     known = f" ({len(registry.known)} known)" if registry.known else ""
     return (
-        f"{registry.title}: {_counted(len(registry.backends), 'backend')}, {_counted(orders, 'order')}, "
+        f"{registry.title}: {counted(len(registry.backends), 'backend')}, {counted(orders, 'order')}, "
         f"{held} of {len(registry.invariants)} invariants hold, "
-        f"{_counted(len(findings), noun)}{known}"
+        f"{counted(len(findings), noun)}{known}"
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _print_lines(text: str) -> None:
@@ -122,8 +119,8 @@ def _check_recipes(inputs: RegistryInputs, files: tuple[str, ...], lock: str | N
         findings = [{"where": str(p.where), "message": p.message, "help": p.help} for p in found]
         print_json({"findings": findings, "notes": notes})
     else:
-        noun = _counted(len(files), "recipe")
-        summary = f"{noun}: {_counted(len(found), 'finding')}"
+        noun = counted(len(files), "recipe")
+        summary = f"{noun}: {counted(len(found), 'finding')}"
         lines = [f"{p.where}: {p.message}" + (f"\n  help: {p.help}" if p.help else "") for p in found]
         _print_lines("\n".join([*lines, *(f"note: {note}" for note in notes), summary]))
     raise click.exceptions.Exit(1 if found else 0)

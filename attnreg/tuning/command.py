@@ -13,7 +13,7 @@ from rich.console import Console
 
 from attnreg.analysis.timings.machines import impossible, of_the_future
 from attnreg.analysis.timings.samples import SamplesError, read_samples
-from attnreg.errors import Location, Problem, RegistryError, RequestError, escaped
+from attnreg.errors import Location, Problem, RegistryError, RequestError, counted, escaped
 from attnreg.files import write_text
 from attnreg.machine.probe import probe
 from attnreg.tuning.grid import Planned, Workload, grid
@@ -81,7 +81,7 @@ class Tuning:
         seconds = estimate(planned, self.device.torch)
         limit = f", and at most {self.minutes:g} min" if seconds > self.minutes * 60 else ""
         where = f"{self.platform.platform} {self.platform.arch}"
-        yield f"{_counted(len(planned), 'cell')} on {where}, about {seconds / 60:.1f} min{limit}"
+        yield f"{counted(len(planned), 'cell')} on {where}, about {seconds / 60:.1f} min{limit}"
         for each in planned:
             yield f"  {each.cell.words}: {', '.join(each.backends)} · {each.cell.layer}"
         yield from not_timed(planned)
@@ -96,7 +96,7 @@ class Tuning:
         journal = Journal(self.samples_file, fresh)
         if journal.resumed:
             console.print(
-                f"going on with {self.samples_file}: {_counted(journal.resumed, 'turn')} there already", soft_wrap=True
+                f"going on with {self.samples_file}: {counted(journal.resumed, 'turn')} there already", soft_wrap=True
             )
         # a kernel that hangs may not take all of the time
         timeout = min(_PATIENCE, 15 + 30 * self.minutes) if self.patience is None else self.patience
@@ -114,7 +114,7 @@ class Tuning:
         lines = [f"wrote {self.samples_file}"]
         if begun < len(planned):
             lines.append(
-                f"{len(planned) - begun} of {_counted(len(planned), 'cell')} left: run the same command again to go on"
+                f"{len(planned) - begun} of {counted(len(planned), 'cell')} left: run the same command again to go on"
             )
         return [*lines, *write_orders(self.samples_file, self.registry, self.output)]
 
@@ -140,10 +140,6 @@ def write_orders(file: Path, registry: Registry, output: Path) -> list[str]:
         raise RequestError(f"{file}: {e.message}", e.help) from None
     write_text(output, text)
     return [f"wrote {output}: see what moves with `attnreg diff {registry.base} {output}`"]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def not_timed(planned: Sequence[Planned]) -> Iterator[str]:

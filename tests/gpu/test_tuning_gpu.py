@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import spinning, tiny
+from support.tuning_benches import Told
 
 from attnreg import AttentionRequest, Platform
 from attnreg.analysis.timings.samples import Cell
@@ -17,19 +18,6 @@ from attnreg.tuning.run import LEAST_TURNS, Run, new_samples, tune
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, on which a kernel spins")
 PATIENCE = 20.0
-
-
-class Told:
-    """Keeps what is told of a run."""
-
-    def __init__(self) -> None:
-        self.problems: list[tuple[str, str]] = []
-
-    def cell(self, planned: Planned, number: int) -> None:
-        pass
-
-    def problem(self, planned: Planned, backend: str, text: str) -> None:
-        self.problems.append((backend, text))
 
 
 def test_a_kernel_that_spins_is_ended(tmp_path: Path) -> None:

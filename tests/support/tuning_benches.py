@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnreg.tuning.grid import Planned
+
+
+class Told:
+    """Keeps what is told of a run; may interrupt it at a cell."""
+
+    def __init__(self, interrupts: float = math.inf) -> None:
+        self.cells: list[int] = []
+        self.problems: list[tuple[str, str]] = []
+        self.interrupts = interrupts
+
+    def cell(self, planned: Planned, number: int) -> None:
+        if number == self.interrupts:
+            raise KeyboardInterrupt
+        self.cells.append(number)
+
+    def problem(self, planned: Planned, backend: str, text: str) -> None:
+        self.problems.append((backend, text))
 
 
 class FakeBench:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from support import tiny, tuning_benches
+from support.tuning_benches import Told
 
 import attnreg
 from attnreg import AttentionRequest, Platform
@@ -26,23 +26,6 @@ from attnreg.tuning.run import LEAST_TURNS, Run, new_samples, tune, without_few_
 BACKENDS = ("SLOW", "FAST", "WRONG", "DIES", "HANGS", "RAISES", "EXITS", "LOST")
 LAYER = AttentionRequest(head_size=64, num_heads=4, num_kv_heads=2)
 HERE = Platform(platform="gpu", arch="g1", packages={"lib": "1"})
-
-
-class Told:
-    """Keeps what is told of a run; may interrupt it at a cell."""
-
-    def __init__(self, interrupts: float = math.inf) -> None:
-        self.cells: list[int] = []
-        self.problems: list[tuple[str, str]] = []
-        self.interrupts = interrupts
-
-    def cell(self, planned: Planned, number: int) -> None:
-        if number == self.interrupts:
-            raise KeyboardInterrupt
-        self.cells.append(number)
-
-    def problem(self, planned: Planned, backend: str, text: str) -> None:
-        self.problems.append((backend, text))
 
 
 def planned(*backends: str, cells: int = 1) -> list[Planned]:

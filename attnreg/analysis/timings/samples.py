@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.contract import OWN_MODULES
-from attnreg.errors import Location, Problem, RegistryError, shown
+from attnreg.errors import Location, Problem, RegistryError, counted, shown
 from attnreg.files import FileError, read_text
 from attnreg.request import MAX_INTEGER, AttentionRequest
 from attnreg.selection.wording import request_words
@@ -237,8 +237,7 @@ class Samples:
             if backend not in self.rows:
                 return f"{what}: the first line names no such backend"
             if len(turns) < _LEAST_TURNS:
-                found = f"{len(turns)} turn{'s' * (len(turns) != 1)}"
-                return f"{what}: {found}; {_LEAST_TURNS} are the least from which noise is known"
+                return f"{what}: {counted(len(turns), 'turn')}; {_LEAST_TURNS} are the least from which noise is known"
             if min(map(len, turns)) < _LEAST_CALLS:
                 return f"{what}: a turn of {min(map(len, turns))}; {_LEAST_CALLS} calls are the least of a turn"
             if len(set(times)) == 1 and times[0] > _STEPS * step:

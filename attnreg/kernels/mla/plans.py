@@ -57,7 +57,25 @@ def compute_dtype(spec: AttentionSpec) -> torch.dtype:
     return torch.float16 if spec.cache_dtype in FP8 else spec.dtype
 
 
-class LatentPlan:
+class PlanOfBatch:
+    """What a plan over latents keeps of a batch.
+
+    Of it launches depend on the ``_facts``: whether it is causal, its queries, and the bounds of its lengths.
+    """
+
+    def __init__(self, batch: BatchMetadata) -> None:
+        """Raises `BatchError` for a batch without a cache."""
+        table, starts = batch.block_table, batch.query_start_loc
+        if table is None:
+            raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
+        self.slot_mapping = batch.slot_mapping
+        longest = -(-batch.max_seq_len // _ALIKE) * _ALIKE
+        self._facts = batch.causal is True, content(batch.query_start_loc_cpu), batch.max_query_len, longest
+        self._numbers = batch.num_reqs, table.stride(0) if table.shape[0] > 1 else 0
+        self._tensors = starts, batch.seq_lens, table
+
+
+class LatentPlan(PlanOfBatch):
     """The launches that compute attention over latents for a batch, for all layers of one spec."""
 
     def __init__(
@@ -65,16 +83,9 @@ class LatentPlan:
     ) -> None:
         """config, splits: override the chosen ones, for measurements. Raises `SpecError` and `BatchError`."""
         validate_spec(spec)
-        table, starts = batch.block_table, batch.query_start_loc
-        if table is None:
-            raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
-        self.slot_mapping = batch.slot_mapping
-        self.launches = _launches(
-            spec, target_of(starts.device), starts.device, batch.causal is True, content(batch.query_start_loc_cpu),
-            batch.max_query_len, -(-batch.max_seq_len // _ALIKE) * _ALIKE, config, splits,
-        )  # fmt: skip
-        self._numbers = batch.num_reqs, table.stride(0) if table.shape[0] > 1 else 0
-        self._tensors = starts, batch.seq_lens, table
+        super().__init__(batch)
+        device = batch.query_start_loc.device
+        self.launches = _launches(spec, target_of(device), device, *self._facts, config, splits)
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""

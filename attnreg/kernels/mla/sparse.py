@@ -2,8 +2,8 @@
 # ruff: noqa: N803 (constexprs are written in capitals)
 """The tokens that queries chose as places in a cache, by one Triton kernel."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -85,6 +85,12 @@ class _Code(NamedTuple):
         return {"CAUSAL": self.causal, "BLOCK_SIZE": self.block_size, "BLOCK": _BLOCK}
 
 
+class _Dense(Protocol):
+    """A plan of dense MLA."""
+
+    def run(self, call: Call) -> None: ...
+
+
 class SparsePlan:
     """A batch, and the slots of its new keys. It holds the batch's tensors and not the batch, which holds its plans."""
 
@@ -103,6 +109,15 @@ class SparsePlan:
             block_table=batch.block_table,
             causal=batch.causal,
         )
+
+
+def attend(
+    spec: AttentionSpec, plan: SparsePlan, call: Call, dense_plan: Callable[[AttentionSpec, BatchMetadata], _Dense]
+) -> None:
+    """Writes the attention of each query to the latents that it chose, by a plan of dense MLA over single tokens."""
+    if call.query.shape[0]:
+        dense, batch, call = by_token(spec, plan.batch, call)
+        dense_plan(dense, batch).run(call)
 
 
 def by_token(spec: AttentionSpec, batch: BatchMetadata, call: Call) -> tuple[AttentionSpec, BatchMetadata, Call]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnreg.kernels.mla.cache import write_latents as write_kv
 from attnreg.kernels.mla.plans import LatentPlan, validate_spec
-from attnreg.kernels.mla.sparse import SparsePlan, by_token
+from attnreg.kernels.mla.sparse import SparsePlan, attend
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCacheShape, paged_cache_shape
 
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
@@ -26,7 +26,4 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
 
 def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:
     """Writes the attention of each query to the latents that it chose into ``output``, and into ``lse``."""
-    if not call.query.shape[0]:
-        return
-    dense, batch, call = by_token(spec, plan.batch, call)
-    LatentPlan(dense, batch).run(call)
+    attend(spec, plan, call, LatentPlan)

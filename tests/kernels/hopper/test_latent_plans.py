@@ -16,7 +16,7 @@ from attnreg.kernels.hopper import target
 from attnreg.kernels.hopper.latents import attention as hopper_mla
 from attnreg.kernels.hopper.latents import plans as latent_plans
 from attnreg.kernels.hopper.latents import sparse as hopper_sparse
-from attnreg.kernels.hopper.latents.plans import cache_strides, validate_spec
+from attnreg.kernels.hopper.latents.plans import by_row, cache_strides, validate_spec
 from attnreg.kernels.triton.target import target_for
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, KVCache, SpecError
 from attnreg.selection.selector import evaluate
@@ -93,6 +93,20 @@ def test_strides_of_a_cache() -> None:
     assert cache_strides(between, tokens_first=True)[1:] == (3, 16 * 576 + 8, 576)
     far = torch.empty(2**28, 16, 1, 576, dtype=torch.bfloat16, device="meta")
     assert cache_strides(far, tokens_first=True)[1:] == (2**28, 16 * 576, 576)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.uint8])
+def test_strides_that_lead_nowhere_are_no_words(kv_dtype: torch.dtype) -> None:
+    width = 576 if kv_dtype != torch.uint8 else 656
+    memory = torch.arange(16 * width, dtype=torch.int32).to(torch.uint8).view(kv_dtype)
+    # of the only block, and of the one head
+    cache = memory.as_strided((1, 16, 1, width), (7, width, 5, 1))
+    words, scales = by_row(cache, cache_strides(cache, tokens_first=True), True)
+    assert words.stride()[:2] == (16 * width // 4, width // 4)
+    assert torch.equal(words.flatten().view(torch.uint8), memory.view(torch.uint8))
+    assert (scales is None) == (width == 576)
+    turned = memory.as_strided((1, 1, 16, width), (7, 5, width, 1))
+    assert torch.equal(by_row(turned, cache_strides(turned, tokens_first=False), False)[0].flatten(), words.flatten())
 
 
 @pytest.mark.parametrize(

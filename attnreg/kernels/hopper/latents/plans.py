@@ -20,7 +20,7 @@ from attnreg.kernels.hopper.latents.kernel import latent_attention_kernel
 from attnreg.kernels.hopper.latents.loads import BOXES
 from attnreg.kernels.hopper.target import require
 from attnreg.kernels.mla.cache import block_and_token, paged_layout
-from attnreg.kernels.mla.plans import Launches, latent_launches
+from attnreg.kernels.mla.plans import Launches, PlanOfBatch, latent_launches
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import FP8
 from attnreg.kernels.triton.schedule import Launch
@@ -28,7 +28,7 @@ from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError
-from attnreg.runtime.lengths import content, queries_of
+from attnreg.runtime.lengths import queries_of
 
 RANK, ROPE = 512, 64
 # the tile of a program: its rows and keys, and that it has a multiprocessor to itself; benchmarks/results/mla.json has
@@ -48,8 +48,6 @@ _LAUNCH = ("min_query_len", "max_query_len", "min_split", "softmax_scale")
 # 8-bit floats that a warpgroup converts
 _CONVERTED = (torch.float8_e4m3fn, torch.float8_e5m2)
 _ATTENTION = Kernel(latent_attention_kernel, (*_POINTERS, *_CACHE, *_NUMBERS, *_LAUNCH, "slots"), _CACHE)
-# a block of key lengths within which plans are alike
-_ALIKE = 256
 
 
 def validate_spec(spec: AttentionSpec) -> None:
@@ -95,23 +93,16 @@ def cache_strides(cache: Tensor, *, tokens_first: bool) -> CacheStrides:
     return CacheStrides(address, cache.shape[0], block, token)
 
 
-class HopperLatentPlan:
+class HopperLatentPlan(PlanOfBatch):
     """The launches that compute attention over latents for a batch, for all layers of one spec."""
 
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, splits: int | None = None) -> None:
         """splits: overrides the chosen ones, for measurements. Raises `SpecError` and `BatchError`."""
         validate_spec(spec)
-        table, starts = batch.block_table, batch.query_start_loc
-        if table is None:
-            raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
-        self.slot_mapping = batch.slot_mapping
+        super().__init__(batch)
         self._tokens_first = spec.kv_layout == "NHD"
-        self.launches = _launches(
-            spec, require(starts.device), starts.device, batch.causal is True, content(batch.query_start_loc_cpu),
-            batch.max_query_len, -(-batch.max_seq_len // _ALIKE) * _ALIKE, splits,
-        )  # fmt: skip
-        self._numbers = batch.num_reqs, table.stride(0) if table.shape[0] > 1 else 0
-        self._tensors = starts, batch.seq_lens, table
+        device = batch.query_start_loc.device
+        self.launches = _launches(spec, require(device), device, *self._facts, splits)
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
@@ -119,22 +110,25 @@ class HopperLatentPlan:
             return
         assert call.kv_cache is not None
         query, output, lse, kv_scale = call.query, call.output, call.lse, call.params.k_scale
-        cache, code = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first), self.launches.planned[0].code
+        strides, code = cache_strides(call.kv_cache.key, tokens_first=self._tokens_first), self.launches.planned[0].code
         latent, scales, descriptors = None, None, (None, None)
         key = _VariantKey(query.stride(), output.stride(), lse is None)
         if code.by_row:
-            latent, scales = _by_row(call.kv_cache.key)
+            latent, scales = by_row(call.kv_cache.key, strides, self._tokens_first)
             key = key._replace(cache=block_and_token(latent, self._tokens_first), no_kv_scale=kv_scale is None)
         else:
-            descriptors = _descriptors(code.dtype, code.block_size, code.box, cache)
+            descriptors = _descriptors(code.dtype, code.block_size, code.box, strides)
         # an lse is contiguous, and that of one head may have any stride
         numbers = (*self._numbers, 0 if lse is None else lse.shape[1])
         for run in self.launches.bound(key, query.shape[0], numbers):
             run((query, output, lse, latent, scales, kv_scale), self._tensors, descriptors)
 
 
-def _by_row(cache: Tensor) -> tuple[Tensor, Tensor | None]:
+def by_row(cache: Tensor, known: CacheStrides, tokens_first: bool) -> tuple[Tensor, Tensor | None]:
     """A cache that is read row by row, 8-bit numbers as words, and the scales that a latent in fp8_ds_mla has."""
+    # those of the only block and of the one head may be anything, which need not be a number of words
+    strides = (known.block, known.token, known.token) if tokens_first else (known.block, known.block, known.token)
+    cache = cache.as_strided(cache.shape, (*strides, 1))
     if cache.itemsize > 1:
         return cache, None
     scales = None if cache.dtype in FP8 else cache.view(torch.float32)[..., RANK // 4 :]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from attnreg.kernels.hopper.latents.plans import HopperLatentPlan, validate_spec
 from attnreg.kernels.hopper.target import require
 from attnreg.kernels.mla.cache import write_latents as write_kv
-from attnreg.kernels.mla.sparse import SparsePlan, by_token
+from attnreg.kernels.mla.sparse import SparsePlan, attend
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, KVCacheShape, paged_cache_shape
 
 __all__ = ["CAPTURABLE", "forward", "kv_cache_shape", "plan", "write_kv"]
@@ -36,7 +36,4 @@ def plan(spec: AttentionSpec, batch: BatchMetadata) -> SparsePlan:
 
 def forward(spec: AttentionSpec, plan: SparsePlan, call: Call) -> None:
     """Writes the attention of each query to the latents that it chose into ``output``, and into ``lse``."""
-    if not call.query.shape[0]:
-        return
-    dense, batch, call = by_token(spec, plan.batch, call)
-    HopperLatentPlan(dense, batch).run(call)
+    attend(spec, plan, call, HopperLatentPlan)
