@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import attention as hopper_attn
+from attnreg.kernels.hopper.prompts import counters
 from attnreg.kernels.hopper.prompts.choices import BUILDS, SIZES, WIDE, code_of, groups_of, mixes
 from attnreg.kernels.hopper.prompts.plans import Prompts, rows_of, spacing
 from attnreg.kernels.hopper.prompts.shared import Code
@@ -340,3 +341,27 @@ def test_heads_of_a_tile_divide_the_group(heads: tuple[int, int], pack: int) -> 
     assert code.group % code.pack == 0
     # a box lies in one block
     assert code.box == 16
+
+
+def test_a_launch_has_numbers_of_its_own_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "UNDER_WAY", 3)
+    monkeypatch.setattr(counters, "CAPTURED", 2)
+    places = counters.Counters(torch.device("cpu"))
+    assert places.numbers.shape == (5, counters.NUMBERS)
+    # what is not captured goes round; what a graph holds, it holds for good
+    assert [places.next_place(False) for _ in range(5)] == [0, 1, 2, 0, 1]
+    assert [places.next_place(True) for _ in range(4)] == [3, 4, None, None]
+    assert places.next_place(False) == 2
+
+
+def test_numbers_that_a_capture_makes_are_kept_by_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    monkeypatch.setattr(counters, "_counters", {})
+    monkeypatch.setattr(counters, "is_captured", lambda device: True)
+    assert counters.taken(device).tolist() == [0] * counters.NUMBERS
+    assert not counters._counters
+    monkeypatch.setattr(counters, "is_captured", lambda device: False)
+    first, second = counters.taken(device), counters.taken(device)
+    assert second.data_ptr() == first.data_ptr() + 4 * counters.NUMBERS
+    monkeypatch.setattr(counters, "is_captured", lambda device: True)
+    assert counters.taken(device).data_ptr() == first.data_ptr() + 16 * counters.UNDER_WAY

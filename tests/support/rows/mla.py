@@ -81,7 +81,7 @@ MLA_ROWS: list[Row] = [
         "sm90",
         {**SPARSE, "kv_dtype": "fp8_ds_mla"},
         "FLASHMLA_SPARSE/paged",
-        {"HOPPER_MLA_SPARSE": "kv_dtype is fp8_ds_mla; supported: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2"},
+        {"HOPPER_MLA_SPARSE": ""},
     ),
     ("sparse, Hopper, float16", "sm90", {**SPARSE, "dtype": "float16"}, "HOPPER_MLA_SPARSE", {"TRITON_MLA_SPARSE": ""}),
     ("sparse, Blackwell", "sm100", SPARSE, "FLASHMLA_SPARSE/bfloat16", {}),

@@ -79,7 +79,7 @@ def _fetch(
                     wide_desc, [now[x], group, 0, 0, 0], left_full.index(stage), left.index(stage).slice(x, 1, 0)
                 )
             # the next tile's blocks are there before its memory is free
-            pages = _load_pages(block_table_ptr, gl.maximum(n - KEYS, 0), last_block, BLOCK_SIZE, BOX)
+            pages = _load_pages(block_table_ptr, gl.maximum(n - KEYS, start), last_block, BLOCK_SIZE, BOX)
             mbarrier.wait(right_empty.index(stage), free)
             mbarrier.expect(right_full.index(stage), KEYS * (HALF + ROPE) * 2)
             for x in gl.static_range(KEYS // BOX):
@@ -216,9 +216,9 @@ def _convert(
             stage, free = i & 1, ((i >> 1) & 1) ^ 1
             right_words, right_scales = _load_half(latent_ptr, rows, HALF), _scales(tile_scale_ptr, rows, HALF)
             # the next tile's blocks are there when its latents are asked for
-            n = gl.maximum(n - KEYS, 0)
+            n = gl.maximum(n - KEYS, start)
             blocks = _blocks(block_table_ptr, n, stop, CACHE, WORDS)
-            far = gl.maximum(n - KEYS, 0)
+            far = gl.maximum(n - KEYS, start)
             _ask_for(latent_ptr, _rows(_blocks(block_table_ptr, far, stop, CACHE, LINES), far, stop, CACHE, LINES))
             mbarrier.wait(left_empty.index(stage), free)
             if SCALED:
@@ -263,7 +263,7 @@ def _gather(
             _copy(latent_ptr, rows, half_of(right, stage), HALF, HALF, COPIED)
             _copy(latent_ptr, rows, rotary_of(rope, stage), 2 * HALF, ROPE, COPIED)
             async_copy.commit_group()
-            n = gl.maximum(n - KEYS, 0)
+            n = gl.maximum(n - KEYS, start)
             rows = _rows(_blocks(block_table_ptr, n, stop, CACHE, COPIED), n, stop, CACHE, COPIED)
             async_copy.wait_group(1)
             fence_async_shared()

@@ -107,7 +107,6 @@ def code_of(
         held=0 if split else max(0, min(free // (part // 4), -(-size // part))),
         lazy=size_v >= 128,
         take_turns=groups > 1,
-        dynamic=True,
         mixed=False,
         split=split,
         k_scaled="k_scale" in given,

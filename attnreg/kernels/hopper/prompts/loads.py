@@ -24,11 +24,21 @@ def _find_request(query_start_loc_ptr, num_reqs, tile, BLOCK_Q: gl.constexpr):
 
 
 @gluon.jit
-def _take_number(taken_ptr):
-    """Returns how many programs were taken after the first of each block of threads, and takes one."""
+def _take_number(taken_ptr, LAST: gl.constexpr):
+    """Adds one to a number, LAST: after all that this warp did before, and returns what it was."""
+    SEM: gl.constexpr = "acq_rel" if LAST else "relaxed"
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
-    before = gl.atomic_add(taken_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem="relaxed")
+    before = gl.atomic_add(taken_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem=SEM)
     return gl.sum(gl.where(lane == 0, before, 0), 0)
+
+
+@gluon.jit
+def _leave_zeros(taken_ptr):
+    """Makes the numbers 0 again, when no block of threads takes one any more."""
+    if _take_number(taken_ptr + 2, True) == gl.num_programs(0) - 1:
+        lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+        for x in gl.static_range(3):
+            gl.store(taken_ptr + x + lane * 0, 0, mask=lane == 0)
 
 
 @gluon.jit
@@ -174,7 +184,7 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
     if C.mixed:
         few = (gl.program_id(0) >= batch.of_prompts).to(gl.int32)
         lists = 2
-        program = _take_number(batch.taken + few)
+        program = _take_number(batch.taken + few, False)
         count = gl.where(few != 0, batch.num_reqs * PROGRAMS, count)
     while lists > 0:
         if program < count:
@@ -214,12 +224,11 @@ def produce(q_desc, k_desc, v_desc, k_rest_desc, v_rest_desc, shared, batch, k_p
             few = 1 - few
             count = gl.where(few != 0, batch.num_reqs, batch.tiles) * PROGRAMS
         if C.mixed:
-            program = _take_number(batch.taken + few)
-        elif C.dynamic:
-            program = gl.num_programs(0) + _take_number(batch.taken)
+            program = _take_number(batch.taken + few, False)
         else:
-            program += gl.num_programs(0)
+            program = gl.num_programs(0) + _take_number(batch.taken, False)
     slot = told % AHEAD
     mbarrier.wait(shared.facts_empty.index(slot), ((told // AHEAD) & 1) ^ 1)
     tell(shared, slot, Tile(0, 0, 0, 0, 0, 0, 0, 0))
     mbarrier.arrive(shared.facts_full.index(slot))
+    _leave_zeros(batch.taken)

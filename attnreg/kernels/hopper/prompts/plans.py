@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from attnreg.kernels.hopper.prompts.choices import BUILDS, OF_PROMPTS, SIZES, SMALLEST_BOX, code_of, groups_of
+from attnreg.kernels.hopper.prompts.counters import taken
 from attnreg.kernels.hopper.prompts.kernel import prefill_kernel
 from attnreg.kernels.hopper.prompts.shared import ROWS, Code
 from attnreg.kernels.triton.launch import Start, starter
@@ -152,7 +153,7 @@ class Prompts:
         key_starts = starts if key_starts is None else key_starts
         parts = None if self._merge is None else PlannedMerge.parts(query, self._elements, self._sums)
         tensors = (
-            starts, key_starts, lengths, lengths if table is None else table, self._taken(lengths), output,
+            starts, key_starts, lengths, lengths if table is None else table, taken(self.device), output,
             *(output if x is None else x for x in (lse, sinks, k_scale, v_scale)),
             *((output, output) if parts is None else parts.tensors),
         )  # fmt: skip
@@ -172,10 +173,6 @@ class Prompts:
         stream = triton.runtime.driver.active.get_current_stream(self.device.index or 0)
         arguments: list[Any] = [*descriptors, *[x.data_ptr() for x in tensors]]
         self._start(stream, arguments, (*self.numbers, self.code))
-
-    def _taken(self, lengths: Tensor) -> Tensor:
-        """The number of programs that were taken, of each run its own."""
-        return torch.zeros(2, dtype=torch.int32, device=self.device) if self.code.dynamic else lengths
 
     def _kind(self, query: Tensor, sinks: Tensor | None) -> Any:
         return self.device, query.dtype, None if sinks is None else sinks.dtype, self.code

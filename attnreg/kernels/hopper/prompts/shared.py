@@ -32,9 +32,9 @@ class Places(NamedTuple):
 class Batch(NamedTuple):
     """The batch's tensors and numbers.
 
-    taken: programs that were taken after the first of each block of threads; or all that were, of prompts and of other
-    requests. of_prompts: the blocks of threads that take prompts first. splits: of keys. slots: of a request's parts, 0
-    where parts are by row.
+    taken: the numbers of `counters`, of programs that were taken after the first of each block of threads; or of all,
+    those of prompts and those of other requests. of_prompts: the blocks of threads that take prompts first. splits: of
+    keys. slots: of a request's parts, 0 where parts are by row.
     """
 
     query_start_loc: gl.tensor
@@ -126,9 +126,8 @@ class Code(NamedTuple):
     groups: warpgroups that compute a tile. registers, loading: of a thread of theirs, and of a warp that loads.
     programs: blocks of threads that a multiprocessor holds. held: parts of the
     queries that are kept in registers. lazy: maxima that grow little are not followed. take_turns: the warpgroups issue
-    by turns. dynamic: a block of threads takes its next tile when it is free.
-    mixed: requests of fewer queries are computed too, and a block of threads takes each tile when it is free. split: a
-    tile's keys are shared out to several programs.
+    by turns. mixed: requests of fewer queries are computed too, and a block of threads takes its first tile as it takes
+    the others. split: a tile's keys are shared out to several programs.
     k_scaled, v_scaled: keys, or values, are to be multiplied by the scale of their KV head. in_groups: keys and values
     lie in groups of 8 rows, so that one copy brings all columns of a box; heads of a power of 2 from 128 on.
     """
@@ -158,7 +157,6 @@ class Code(NamedTuple):
     held: int
     lazy: bool
     take_turns: bool
-    dynamic: bool
     mixed: bool
     split: bool
     k_scaled: bool
