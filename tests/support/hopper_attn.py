@@ -20,6 +20,7 @@ from attnreg.kernels.hopper.prompts import choices
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound, Kernel
+from attnreg.kernels.triton.splits import _MERGE
 from attnreg.kernels.triton.target import target_for
 from support.compiled import disassembled, report
 from support.fake_driver import faked
@@ -147,6 +148,15 @@ def handed_back(name: str) -> list[list[str]]:
             last = max(j for j in range(i) if re.fullmatch(access, steps[j]))
             found.append(steps[last + 1 : i + 3])
     return found
+
+
+def waits_of_merge(name: str) -> list[int]:
+    """How often each merge of the rows' parts of a case of `CASES` waits for the kernel that makes them."""
+    _MERGE._variants.clear()
+    _compile(name)
+    merges = [variant for variant in _MERGE._variants.values() if variant.code.by_row]
+    kernels = [kernel for variant in merges for kernel, _ in variant._compiled.values()]
+    return [kernel.asm["ptx"].count("griddepcontrol.wait") for kernel in kernels]
 
 
 class CompiledDecode(NamedTuple):
