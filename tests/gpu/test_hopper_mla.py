@@ -252,3 +252,13 @@ def test_a_query_that_is_no_number_has_no_numbers_for_outputs(module: ModuleType
     assert layer.output[1, 3].isnan().all()
     assert layer.output[0].isfinite().all()
     assert layer.output[1, :3].isfinite().all()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "fp8_ds_mla"])
+def test_the_sum_of_what_is_no_number_is_none(kv_dtype: str, splits: int) -> None:
+    layer = Layer([1, 1], [70, 300], kv_dtype=kv_dtype)
+    layer.query[1, 3, 5] = torch.nan
+    HopperLatentPlan(layer.spec, layer.batch, splits=splits).run(layer.call)
+    for found in (layer.output[:2].amax(2), layer.lse[:, :2].T):
+        assert found.isnan().nonzero().tolist() == [[1, 3]]

@@ -5,6 +5,7 @@ It is imported by a process that compiles alone (compiler.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,12 @@ def latent_kernels(cases: tuple[LatentCase, ...]) -> list[tuple[str, Kernel]]:
             _run_latents(case)
         found += [(case.name, kernel(*launch)) for launch in launches if launch[0].function.is_gluon()]
     return found
+
+
+def latent_comparisons(cases: tuple[LatentCase, ...]) -> list[tuple[str, set[str]]]:
+    """The name of the case and how its kernel compares floats, as MLIR names it, for each launch of some cases."""
+    texts = [(name, kernel.compiled.asm["ttgir"]) for name, kernel in latent_kernels(cases)]
+    return [(name, set(re.findall(r"arith\.cmpf (\w+)", text))) for name, text in texts]
 
 
 @contextmanager

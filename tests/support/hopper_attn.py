@@ -20,6 +20,7 @@ from attnreg.kernels.hopper.prompts import choices
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound, Kernel
+from attnreg.kernels.triton.splits import _MERGE
 from attnreg.kernels.triton.target import target_for
 from support.compiled import disassembled, report
 from support.fake_driver import faked
@@ -110,8 +111,8 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any] | No
     return [name for name in names if name != "_write_kv_kernel"]
 
 
-def compiled(name: str) -> Compiled:
-    """What the kernel uses that a case of `CASES` launches for its prompts."""
+def _compile(name: str) -> Any:
+    """The kernel that a case of `CASES` launches for its prompts."""
     prefill_plans._compiled.clear()
     # batches alike share what runs them
     plans._launches.cache_clear()
@@ -122,10 +123,40 @@ def compiled(name: str) -> Compiled:
     finally:
         hopper_attn.HopperPlan.changes, hopper_attn.HopperPlan.splits = {}, None
     (kernel,) = prefill_plans._compiled.values()
+    return kernel
+
+
+def compiled(name: str) -> Compiled:
+    """What the kernel uses that a case of `CASES` launches for its prompts."""
+    kernel = _compile(name)
     registers, spills, serialised = report(kernel)
     text = disassembled(kernel)
     products, loads, stores = (len(re.findall(rf"\b{word}", text)) for word in ("HGMMA", "UTMALDG", "UTMASTG"))
     return Compiled(registers, spills, serialised, kernel.metadata.shared, products, loads, stores)
+
+
+def handed_back(name: str) -> list[list[str]]:
+    """For each warpgroup what it does from its last access to the queries' memory, through which outputs went, until it
+    hands it back to the copy engine."""
+    access, freed = r"(?:ld|st)\.shared|(?:ld|st)matrix", "mbarrier.arrive.shared"
+    steps = re.findall(
+        rf"{access}|fence\.proxy\.async|bulk\.wait_group\.read|bar\.sync|{re.escape(freed)}", _compile(name).asm["ptx"]
+    )
+    found = []
+    for i, step in enumerate(steps):
+        if step == "bulk.wait_group.read" and steps[i + 1 : i + 3] == ["bar.sync", freed]:
+            last = max(j for j in range(i) if re.fullmatch(access, steps[j]))
+            found.append(steps[last + 1 : i + 3])
+    return found
+
+
+def waits_of_merge(name: str) -> list[int]:
+    """How often each merge of the rows' parts of a case of `CASES` waits for the kernel that makes them."""
+    _MERGE._variants.clear()
+    _compile(name)
+    merges = [variant for variant in _MERGE._variants.values() if variant.code.by_row]
+    kernels = [kernel for variant in merges for kernel, _ in variant._compiled.values()]
+    return [kernel.asm["ptx"].count("griddepcontrol.wait") for kernel in kernels]
 
 
 class CompiledDecode(NamedTuple):

@@ -162,7 +162,8 @@ def store_rows(
 ):
     """Stores the rows' outputs, and the natural logarithms of their weights' sums."""
     offs_dv = tl.arange(0, TILE.block_dv)
-    has_keys = state.row_sum > 0
+    # a sum of NaN has to be seen
+    has_keys = state.row_sum != 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)
     output = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
     offs = (first_token + rows.token) * OUT.token + rows.head.to(tl.int64) * OUT.head  # [BLOCK_M]

@@ -89,6 +89,11 @@ def _merge_splits_kernel(
     if BY_ROW:  # noqa: SIM102 (the compiler decides the first, the device the second)
         # padding, and the rows of other launches
         if not is_row:
+            # what follows waits for this kernel alone: it may not end before the one that makes the parts, though in a
+            # graph all rows may be of other launches. One program that waits is enough
+            if DEPENDENT_LAUNCH:  # noqa: SIM102 (as above)
+                if (slot == 0) & (head == 0):
+                    tl.extra.cuda.gdc_wait()
             return
     first_part = (slot * tl.num_programs(1) + head) * num_splits
     offs_s = tl.arange(0, BLOCK_S)

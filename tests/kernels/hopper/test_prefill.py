@@ -72,6 +72,18 @@ def test_the_kernel_keeps_its_products_in_flight(
     assert kernel.registers <= 168
 
 
+@pytest.mark.parametrize("name", ["split, 192", "split, 256", "192", "256, softcap"])
+def test_memory_that_threads_wrote_is_fenced_before_it_is_the_copy_engines(compiler: Compiler, name: str) -> None:
+    # outputs went through the queries' memory: each thread's fence, then all threads, then one that says so
+    handed_back = ["fence.proxy.async", "bulk.wait_group.read", "bar.sync", "mbarrier.arrive.shared"]
+    assert compiler.call("hopper_attn", "handed_back", name) == [handed_back] * 2
+
+
+def test_a_merge_without_rows_waits_for_the_kernel_before_it(compiler: Compiler) -> None:
+    # of a row, and of the first program where it has none: whose memory is used again after the merge
+    assert compiler.call("hopper_attn", "waits_of_merge", "split") == [2]
+
+
 def test_short_queries_are_those_of_triton_attn(compiler: Compiler) -> None:
     def launched(queries: list[int], keys: list[int], **facts: object) -> list[str]:
         names: list[str] = compiler.call("hopper_attn", "launched_for", queries, keys, facts)

@@ -73,6 +73,21 @@ def test_any_batch(module: ModuleType, changes: dict[str, Any], causal: bool) ->
 
 
 @pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("features", [{"lse"}, {"lse", "batch_invariant"}], ids=["whole", "split"])
+def test_a_query_that_is_no_number_has_none_for_its_sum(module: ModuleType, kv_dtype: str, features: set[str]) -> None:
+    spec = mla_spec(kv_dtype=kv_dtype, features=frozenset(features))
+    cache, table = filled_cache(spec, [40, 7])
+    batch = BatchMetadata.build([1, 1], [40, 7], block_table=table)
+    call = latent_call(spec, batch, cache)
+    call.query[1, 2, 5] = torch.nan
+    module.forward(spec.latent, module.plan(spec.latent, batch), call)
+    assert call.lse is not None
+    for found in (call.output[:2].amax(2), call.lse[:, :2].T):
+        assert found.isnan().nonzero().tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_any_strides(module: ModuleType) -> None:
     spec = mla_spec(dtype=torch.float16)
     dense, table = filled_cache(spec, MIXED[1])

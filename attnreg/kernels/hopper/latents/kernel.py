@@ -118,7 +118,7 @@ def _sums_of_lanes(p):
 @gluon.jit
 def _factor(row_sum, kv_scale_ptr):
     """Returns what the rows' sums of latents are multiplied with: one over that of weights, and the cache's scale."""
-    factor = 1.0 / gl.where(row_sum > 0, row_sum, 1.0)
+    factor = 1.0 / gl.where(row_sum != 0, row_sum, 1.0)
     if kv_scale_ptr is not None:
         factor = factor * gl.load(kv_scale_ptr)
     return factor

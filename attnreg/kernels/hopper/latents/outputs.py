@@ -73,7 +73,8 @@ def store_sums(
 ):  # fmt: skip
     """Stores the logarithms of the rows' sums of weights: base 2 for a part, else the natural ones."""
     token, head, exists = rows_of_tile(tile, query_len, NUM_HEADS, HEADS, gl.SliceLayout(1, SCORES))
-    log_sum = gl.where(row_sum > 0, row_max + gl.log2(gl.where(row_sum > 0, row_sum, 1.0)), -float("inf"))
+    # a sum of NaN has to be seen: a part without keys is dropped
+    log_sum = gl.where(row_sum != 0, row_max + gl.log2(gl.where(row_sum != 0, row_sum, 1.0)), -float("inf"))
     if SPLIT:
         gl.store(partial_lse_ptr + _part_of_rows(slots, req, first_token, token, head, NUM_HEADS), log_sum, mask=exists)
     elif lse_ptr is not None:

@@ -169,5 +169,7 @@ def finish(W: gl.constexpr, acc, row_max, total, tile, o_desc, shared, outputs, 
             else:
                 _store_some(o.reshape([ROWS, C.part_v]), outputs, tile, W * QUERIES, queries, i, C)
     if C.output_in_query:
+        # the next queries are written by the copy engine, where these threads wrote and read
+        fence_async_shared()
         tma.store_wait(0)
         mbarrier.arrive(shared.q_empty.index(W))
