@@ -71,6 +71,8 @@ CASES = (
     replace(MIXED, name="128 decodes at 2k, 1 prefill of 4k", mark=math.inf, tokens=128, token_keys=2048, requests=1,
             queries=4096),
     TOKENS,
+    replace(TOKENS, name="decode b1 8k", mark=18, requests=1),
+    replace(TOKENS, name="decode b64 8k, heads of 64", mark=240, head_size=64),
     *(
         replace(TOKENS, name=f"decode fp8 b{requests} {keys // 1024}k", mark=mark, requests=requests, context=keys - 1,
                 kv_dtype="fp8", max_error=3e-3)

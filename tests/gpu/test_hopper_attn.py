@@ -5,6 +5,7 @@ Keys are not split where nothing else is said, so that every request of more tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from attnreg.runtime.interface import Call, Layout
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
     from attnreg.kernels.hopper import attention as hopper_attn
-    from attnreg.kernels.hopper.prompts import choices, widened
+    from attnreg.kernels.hopper.prompts import choices, counters, widened
     from attnreg.kernels.hopper.prompts import plans as prefill_plans
     from attnreg.kernels.hopper.prompts.plans import Prompts
     from attnreg.kernels.triton import plans
@@ -30,8 +31,11 @@ PACKED = replace(PAGED, queries=[300, 17, 129, 64, 1], keys=[300, 17, 129, 64, 1
 
 
 @pytest.fixture(autouse=True)
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Prompts]:
-    """The launches of the kernel during a test, which takes tiles of small heads however few they are."""
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Prompts]]:
+    """The launches of the kernel during a test, which takes tiles of small heads however few they are.
+
+    Each leaves its counters zero, which the launch after it begins with.
+    """
     monkeypatch.setattr(choices, "SEVERAL", 0)
     monkeypatch.setattr(widened, "FEWEST_TILES", 0)
     plans._launches.cache_clear()
@@ -43,7 +47,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Prompts]:
         run(prompts, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Prompts, "run", counted)
-    return seen
+    yield seen
+    torch.cuda.synchronize()
+    assert not any(places.numbers.any() for places in counters._counters.values())
 
 
 def verify(case: Case, launches: list[Prompts]) -> None:
