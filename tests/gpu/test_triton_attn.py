@@ -108,6 +108,15 @@ def test_batch_invariance_is_bitwise(kv_dtype: str) -> None:
     run(replace(MIXED, head_size=128, kv_dtype=kv_dtype, features=frozenset({"batch_invariant", "sinks"})))
 
 
+@pytest.mark.parametrize("heads", [(6, 1), (8, 2)])
+def test_parts_by_row_and_by_request_are_merged_alike(heads: tuple[int, int]) -> None:
+    # alone, a request's parts lie by request; in the batch, they lie by row. In float32 every bit is seen
+    queries, keys = [2, 5, 8, 16, 3, 7, 1, 11], [2, 1118, 8, 700, 2050, 40, 3000, 64]
+    features = frozenset({"batch_invariant", "sinks", "lse"})
+    for head_size in (64, 192):
+        run(Case(queries, keys, heads=heads, head_size=head_size, dtype=torch.float32, features=features))
+
+
 def test_a_graph_follows_the_lengths_on_the_device() -> None:
     case = Case([1] * 6, [4096] * 6, heads=(32, 8), head_size=128, dtype=torch.bfloat16)
     trial = trial_of(case, "cuda")

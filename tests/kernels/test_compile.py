@@ -47,6 +47,15 @@ def test_a_causal_batch_pays_nothing_for_the_other_kind(
     assert as_it_is == cut
 
 
+@pytest.mark.parametrize("merges", [True, False])
+def test_no_rounding_depends_on_the_code_around_it(compiler: Compiler, merges: bool) -> None:
+    """Parts by row and parts by request are merged by other code, and a batch without ranges is computed by other code
+    than one with them: a product and a sum that are fused in one of them would give a request other bits."""
+    found = compiler.call("fusion", "free", merges)
+    assert len(found) >= 3
+    assert not any(found.values()), found
+
+
 @pytest.mark.skipif(not record_file().is_file(), reason="nothing was recorded of the Triton that is installed")
 @pytest.mark.skipif(bool(os.environ.get("ATTNREG_FULL")), reason="everything is compiled, nothing taken from a record")
 @pytest.mark.parametrize("target", TARGETS)

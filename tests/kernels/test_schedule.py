@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from attnreg.kernels.triton.schedule import INVARIANT_SPLIT, choose_splits, schedule
@@ -47,6 +49,16 @@ def test_invariance_depends_on_the_request_alone() -> None:
     assert alone[0].config == together[0].config
     assert {one.min_split for one in alone + together} == {INVARIANT_SPLIT}
     assert [(one.min_query_len, one.max_query_len) for one in together] == [(1, 1), (2, 5)]
+
+
+@pytest.mark.parametrize("shape", [PLAIN, PLAIN._replace(group=1), PLAIN._replace(group=12, block_d=512)])
+def test_invariant_requests_of_a_class_share_their_code(shape: Shape) -> None:
+    """What a tile is compiled for is alike, whatever other requests of the class are in the batch."""
+    code: dict[int, set[Any]] = {}
+    for longest in (1, 2, 3, 16, 17, 20, 100, 200, 3000):
+        for one in plan([1, longest], 9000, shape, batch_invariant=True):
+            code.setdefault(one.min_query_len, set()).add((one.config, one.heads, one.one_tile, one.splits > 1))
+    assert {shortest: len(found) for shortest, found in code.items()} == {1: 1, 2: 1, 17: 1}
 
 
 @pytest.mark.parametrize("invariant", [False, True])

@@ -5,6 +5,7 @@ It is imported by a process that compiles alone (compiler.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,22 +76,31 @@ def launched_for(queries: list[int], keys: list[int], facts: dict[str, Any]) -> 
     return seen, plan.rotates
 
 
-def launched_at(offset: int) -> list[str]:
-    """The kernels that many tokens launch whose queries begin so many bytes past a multiple of 16."""
+def launched_at(offset: int, head_size: int = 128, apart: int = 0) -> list[str]:
+    """The kernels that many tokens launch whose queries begin so many bytes past a multiple of 16.
+
+    apart: elements between the tokens. Portable kernels have to be launched with the strides that their queries have.
+    """
     names: list[str] = []
 
-    def record(bound: Any, *_: Any) -> None:
+    def record(bound: Any, tensors: Sequence[torch.Tensor], *_: Any) -> None:
         names.append(bound.variant.function.__name__)
+        if names[-1] == "_attention_kernel":
+            strides = bound.variant.code.constants(bound.key)["Q"]
+            assert tensors[0].stride() == (strides.token, strides.head, 1), (tensors[0].stride(), strides)
 
     plans._launches.cache_clear()
     launching = Bound.launch
     Bound.launch = record  # type: ignore[assignment, method-assign]
     try:
         with on_hopper(PLACES):
-            trial = trial_of(replace(TOKENS, queries=[1] * 70, keys=[90] * 70), "cpu", module=hopper_turboquant)
-            memory = torch.zeros(trial.query.numel() + 8, dtype=trial.query.dtype)
+            many = replace(TOKENS, queries=[1] * 70, keys=[90] * 70, head_size=head_size)
+            trial = trial_of(many, "cpu", module=hopper_turboquant)
+            tokens, heads, size = trial.query.shape
+            token = heads * size + apart
+            memory = torch.zeros(tokens * token + 8, dtype=trial.query.dtype)
             first = (offset - memory.data_ptr()) % 16 // 2
-            query = memory[first : first + trial.query.numel()].view(trial.query.shape)
+            query = memory[first:].as_strided((tokens, heads, size), (token, size, 1))
             names.clear()
             attend(trial, trial.batch, query)
     finally:

@@ -26,6 +26,11 @@ _AMD = torch.version.hip is not None
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
+# whether the compiler fuses a product and a sum, which are then rounded once, depends on the code around them: it does
+# not where the code for one batch and that for another are to give the same bits
+UNFUSED = {"enable_fp_fusion": False}
+
+
 class Code(Protocol):
     """The part of a kernel's compile-time parameters that is fixed before a launch. Hashable, and holds no tensors.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.triton.attention import _attention_kernel
-from attnreg.kernels.triton.launch import MOST_BOUND, Kernel, Variant
+from attnreg.kernels.triton.launch import MOST_BOUND, UNFUSED, Kernel, Variant
 from attnreg.kernels.triton.layout import (
     FP8,
     TL_DTYPES,
@@ -184,10 +184,13 @@ class _Code(NamedTuple):
     one_tile: bool
     split: bool
     dependent_launch: bool
+    batch_invariant: bool
 
     @property
     def options(self) -> Mapping[str, int]:
-        return {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        # a request is computed by other code where none of the batch has ranges, a tree or a causality of its own
+        return options | UNFUSED if self.batch_invariant else options
 
     def constants(self, key: tuple[Any, ...]) -> Mapping[str, Any]:
         query, output, keys, values, k_scale, v_scale, sinks, slopes, q_scale, *_ = key
@@ -385,6 +388,7 @@ def _launches(
             one_tile=one.one_tile,
             split=one.splits > 1,
             dependent_launch=one.splits > 1 and target.dependent_launch,
+            batch_invariant=batch_invariant,
         )
         merge = None
         if code.split:

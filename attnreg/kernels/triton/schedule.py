@@ -98,7 +98,9 @@ def schedule(
         at_once = divisor(
             num_kv_heads, _CACHED // max(keys * (shape.block_d + shape.block_dv) * shape.cache_itemsize, 1)
         )
-        launches.append(Launch(chosen, shortest, limit, heads, limit <= block_q, splits, min_split, at_once))
+        # nor may what a request is computed by: longer ones of its class may be in the batch
+        one_tile = (short and longest <= block_q) if batch_invariant else limit <= block_q
+        launches.append(Launch(chosen, shortest, limit, heads, one_tile, splits, min_split, at_once))
     return launches
 
 

@@ -41,7 +41,7 @@ def with_scores(state, s, unit):
     acc is rescaled to the new maximum; the caller still adds the tile's values.
     """
     new_max = tl.maximum(state.row_max, tl.max(s, 1) * unit)
-    p = tl.exp2(s * unit - new_max[:, None])  # [BLOCK_M, BLOCK_N]
+    p = tl.exp2(tl.fma(s, unit, -new_max[:, None]))  # [BLOCK_M, BLOCK_N]
     alpha = tl.exp2(state.row_max - new_max)
     row_sum = state.row_sum * alpha + tl.sum(p, 1)
     return p, Softmax(state.acc * alpha[:, None], new_max, row_sum)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import Bound, Kernel, Scratch, Variant
+from attnreg.kernels.triton.launch import UNFUSED, Bound, Kernel, Scratch, Variant
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import request_of_row
 from attnreg.kernels.triton.schedule import Launch
@@ -172,7 +172,8 @@ class _MergeCode(NamedTuple):
 
     @property
     def options(self) -> Mapping[str, int]:
-        return {"num_warps": 4, "launch_pdl": True} if self.dependent_launch else {"num_warps": 4}
+        options = {"num_warps": 4, **UNFUSED}
+        return {**options, "launch_pdl": True} if self.dependent_launch else options
 
     def constants(self, key: MergeKey) -> Mapping[str, Any]:
         return {

@@ -145,3 +145,9 @@ def test_queries_are_rotated_for_a_launch_that_reads_memory_by_halves(compiler: 
     assert compiler.call("hopper_packed", "launched_at", 0) == ["packed_decode_kernel"]
     # TRITON_ATTN's kernel rotates those of few requests alone
     assert compiler.call("hopper_packed", "launched_at", 2) == ["_rotate_kernel", "_attention_kernel"]
+
+
+@pytest.mark.parametrize(("head_size", "apart"), [(80, 0), (128, 64), (112, 256)])
+def test_rotated_queries_are_read_by_their_own_strides(compiler: Compiler, head_size: int, apart: int) -> None:
+    launched = compiler.call("hopper_packed", "launched_at", 2, head_size, apart)
+    assert launched == ["_rotate_kernel", "_attention_kernel"]

@@ -198,19 +198,27 @@ class HopperPackedPlan(AttentionPlan):
         self.rotates = self.rotates or self._turns
 
     def _bind(self, tensors: tuple[Any, ...]) -> list[Run]:
-        runs = [self._turned(run) if self._turns else run for run in super()._bind(tensors)]
+        portable = tensors
+        if self._turns:
+            # what it reads are the rotated queries, which lie otherwise
+            portable = self._rotated_like(tensors[0]), *tensors[1:]
+        runs = [self._turned(run) if self._turns else run for run in super()._bind(portable)]
         for i, planned in enumerate(self.launches):
             own = self._own(planned.chosen, tensors)
             if own is not None:
                 runs[i] = either(own, runs[i])
         return runs
 
+    def _rotated_like(self, query: torch.Tensor) -> torch.Tensor:
+        """Memory for rotated queries."""
+        return query.new_empty(*query.shape[:2], self.spec.head_size)
+
     def _turned(self, portable: Run) -> Run:
         """Runs a launch that takes rotated queries."""
 
         def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
             query, *others = call
-            turned = query.new_empty(*query.shape[:2], self.spec.head_size)
+            turned = self._rotated_like(query)
             rotate(query, turned, batch[0], self.unrotated, self.spec.head_size, back=False)
             portable((turned, *others), batch, varying)
 
