@@ -105,6 +105,15 @@ def _member(name: str) -> AttentionBackendName:
         return member
 
 
+def _version(mask: Tensor) -> int | None:
+    """What tells a mask from itself before a change in place; None for one that is read at each call.
+
+    PyTorch counts no changes of a tensor made in inference mode, and none that other code makes: host memory may be
+    NumPy's, and is read without a wait.
+    """
+    return None if mask.is_inference() or mask.is_cpu else mask._version
+
+
 class _Kept(NamedTuple):
     """The keys that a mask leaves: their rows among [batch * keys], None for all, and how many each sequence has."""
 
@@ -203,9 +212,9 @@ class _Engine:
         return UnclaimedError(f"{self.name} cannot run this call: {why}; diffusers' `native` backend may", self.name)
 
     def _kept(self, mask: Tensor, query: Tensor, key: Tensor) -> _Kept:
-        """The keys that a mask leaves; read once for the layers that share the mask."""
+        """The keys that a mask leaves; a device's mask is read once for the layers that share it."""
         shape = (*query.shape[:3], key.shape[1])
-        version = None if mask.is_inference() else mask._version
+        version = _version(mask)
         if self._mask is not None and version is not None:
             latest, its_version, its_shape, kept = self._mask
             if latest() is mask and (its_version, its_shape) == (version, shape):

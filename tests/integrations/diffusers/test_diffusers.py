@@ -104,16 +104,24 @@ def test_a_mask_that_hides_nothing_is_no_mask(shape: tuple[int, ...], mask: Any)
         ADDED.half(),
     ],
 )
-def test_padding_is_left_out(mask: Tensor) -> None:
+@pytest.mark.parametrize("host", [True, False])
+def test_padding_is_left_out(mask: Tensor, host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tensors()
     mask = mask if mask.dtype != torch.float16 else mask.float()
+    if not host:
+        # as for a mask on a GPU
+        monkeypatch.setattr(attention, "_version", lambda mask: mask._version)
     assert_native(given, attn_mask=mask)
-    # the same mask again is not read again, and one that was changed in place is
+    # the same mask again is not read again on a GPU, and one that was changed in place is
     assert_native(given, attn_mask=mask)
     changed = mask.clone()
     assert_native(given, attn_mask=changed)
     changed[:, ..., 6] = False if mask.dtype == torch.bool else -INF
     assert_native(given, attn_mask=changed)
+    if host:
+        # which PyTorch does not count
+        changed.numpy()[..., 1] = False if mask.dtype == torch.bool else -INF
+        assert_native(given, attn_mask=changed)
 
 
 REFUSED = {
