@@ -20,6 +20,7 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import Tensor
 
+from attnreg.integrations.registration import validate_choices, validate_name
 from attnreg.integrations.tensors import (
     any_autocast,
     autocast,
@@ -59,8 +60,10 @@ def register(
     """Adds ``name`` to diffusers' attention backends; a second call replaces the first.
 
     registry: the default one, if None. platform: the platform of the requests; by default that of the tensors' device.
-    backend: the name of the backend to use, instead of a selection.
+    backend: the name of the backend to use, instead of a selection. Raises ValueError for a name that is taken or that
+    cannot be looked up, and `RequestError` for other arguments that mean nothing.
     """
+    validate_name(name)
     if not name.isidentifier() or name != name.lower():
         raise ValueError(f"the name {name!r} is not a lower-case identifier, which diffusers looks names up by")
     if name in {member.value for member in AttentionBackendName} and name not in _engines:
@@ -69,6 +72,7 @@ def register(
         from attnreg.loader import default_registry
 
         registry = default_registry()
+    validate_choices(registry, platform, backend)
     engine = _Engine(name, registry, platform, backend)
     member = _member(name)
     _AttentionBackendRegistry.register(member)(engine.attend)

@@ -184,6 +184,20 @@ def test_names_that_are_taken_or_cannot_be_looked_up(name: str) -> None:
         attention.register(name)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": None}, "name is None; expected a text"),
+        ({"registry": "default"}, "registry is 'default'; expected a Registry"),
+        ({"platform": "cpu"}, "platform is 'cpu'; expected a Platform"),
+        ({"backend": "CPU_ATN"}, "unknown backend 'CPU_ATN'; did you mean `CPU_ATTN`"),
+    ],
+)
+def test_what_means_nothing_is_refused_when_it_is_registered(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(attnreg.RequestError, match=message):
+        attention.register(**given)
+
+
 def test_a_name_that_is_not_registered() -> None:
     with pytest.raises(ValueError, match="'other' is not registered"):
         attention.selections("other")
