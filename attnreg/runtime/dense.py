@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from attnreg.runtime.tensors import has_memory
+
 
 def scores_of(query: Tensor, key: Tensor, *, scale: float, softcap: float | None) -> Tensor:
     """The scores, scaled and softcapped: [batch, heads, queries, keys] float32, which the caller may overwrite.
@@ -53,8 +55,9 @@ def keep_nan(output: Tensor, query: Tensor, mask: Tensor | None = None) -> Tenso
     for processors takes a row whose scores are all NaN for one without a key, and gives zero: a plausible number, in
     which nobody finds what overflowed. What a device computed is returned as it is, because a look would wait for it.
     """
-    # the sum of all tells most calls from these in one pass; of large numbers it may be infinite, too
-    if not query.is_cpu or math.isfinite(query.sum().item()):
+    # the sum of all tells most calls from these in one pass; of large numbers it may be infinite, too. Tensors of a
+    # transform such as vmap have no number to ask for
+    if not query.is_cpu or (has_memory(query) and math.isfinite(query.sum().item())):
         return output
     lost = ~query.isfinite().all(-1, keepdim=True)
     if mask is not None and mask.dtype == torch.bool:

@@ -69,3 +69,11 @@ def test_large_numbers_are_numbers_and_a_row_without_a_key_stays_zero() -> None:
     seen = torch.tensor([[[[True, False], [False, False]]]])
     assert keep_nan(output, query, seen).isnan().all(-1)[0, 0].tolist() == [True, False]
     assert keep_nan(output, query).isnan().all()
+
+
+def test_under_vmap_a_query_that_is_no_number_gives_none_too() -> None:
+    query, output = torch.randn(3, 1, 2, 5, 8), torch.zeros(3, 1, 2, 5, 4)
+    query[2, 0, 1, 4, 7] = torch.nan
+    found = torch.vmap(keep_nan)(output, query)
+    assert found[2, 0, 1, 4].isnan().all()
+    assert int(found.isnan().sum()) == 4
