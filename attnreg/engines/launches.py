@@ -46,6 +46,8 @@ def _problems(recipe: Recipe, release: str | None) -> Iterator[Problem]:
             yield Problem(where, message, f"use {gone['use']}" if gone.get("use") else "remove it")
     launch = _Launch(recipe, registry, about["options"])
     yield from launch.problems
+    if _not_written(recipe):
+        return
     for name, (option, value, where) in launch.named.items():
         yield from launch.of_backend(name, option, value, where)
     if not launch.named and not launch.problems:
@@ -55,7 +57,23 @@ def _problems(recipe: Recipe, release: str | None) -> Iterator[Problem]:
 def not_judged(recipe: Recipe) -> str:
     """Why nobody looked at what the run gets, in words; none where it was looked at."""
     missing = [key for key in ("model", "arch") if not getattr(recipe, key)]
-    return f"what the run gets is not judged: the recipe states no {' and no '.join(missing)}" if missing else ""
+    reasons = [f"the recipe states no {' and no '.join(missing)}"] if missing else []
+    unknown = _not_written(recipe)
+    reasons += [f"only the shell knows {', '.join(unknown)}"] if unknown else []
+    return f"what the run gets is not judged: {'; '.join(reasons)}" if reasons else ""
+
+
+def _not_written(recipe: Recipe) -> list[str]:
+    """The options whose value matters, and is the shell's to tell."""
+    kinds = known_engines()[recipe.engine]["options"]
+    unknown = [option for option, value, _ in recipe.options if not _is_written(value)]
+    # the model that is judged is the recipe's own
+    return [option for option in dict.fromkeys(unknown) if kinds.get(option, "model") != "model"]
+
+
+def _is_written(value: str) -> bool:
+    """Whether a value is what the engine gets, and no variable or command of a shell."""
+    return "$" not in value and "`" not in value
 
 
 class _Launch:
@@ -69,11 +87,15 @@ class _Launch:
         self.named: dict[str, tuple[str, str, Location]] = {}
         self.ranks = 1
         self.platform = self._platform()
-        for option, value, where in recipe.options:
-            if option in kinds:
-                self._read(option, kinds[option], value, where)
-            else:
+        # of an option that is given again, engines take the last
+        last = {_about(option, kinds): i for i, (option, *_) in enumerate(recipe.options)}
+        for i, (option, value, where) in enumerate(recipe.options):
+            if option not in kinds:
                 self._slip(option, where, kinds)
+            elif last[_about(option, kinds)] != i:
+                self._report(where, f"{option} is given again behind it, which counts", "remove it")
+            elif _is_written(value):
+                self._read(option, kinds[option], value, where)
         if recipe.model:
             self._asked(self.given)
 
@@ -97,8 +119,10 @@ class _Launch:
         """Take an option for what it is about, and report what the release has not."""
         if kind == "backend":
             self._read_backend(option, value, where)
+        elif kind == "ranks" and value.isdecimal() and int(value) > 0:
+            self.ranks = int(value)
         elif kind == "ranks":
-            self.ranks = int(value) if value.isdecimal() and int(value) > 0 else 1
+            self._report(where, f"{option}: expected a number of at least 1, got {value or 'nothing'}", "")
         elif kind in ("kv_dtype", "dtype") and value == "auto":
             self._report(where, f"{option} auto only restates the default", "remove it")
         elif kind in self.registry.vocabulary.facets:
@@ -107,7 +131,9 @@ class _Launch:
     def _read_backend(self, option: str, value: str, where: Location) -> None:
         name = value if self.resolves else value.upper()
         facet = option.removeprefix("--").replace("-", "_") if self.resolves else "named"
-        if name in _AUTO:
+        if not value:
+            self._report(where, f"{option}: expected a backend, got nothing", "")
+        elif name in _AUTO:
             self._report(where, f"{option} {value} only restates the default", "remove it")
         elif name in self.registry.backends:
             self.given |= {facet: name} if self.resolves else {}
@@ -202,6 +228,12 @@ class _Launch:
         start = named[0].start if named else None
         value = start.facts.get("attention_backend") if start else None
         return str(value) if value not in (None, name) else ""
+
+
+def _about(option: str, kinds: Mapping[str, str]) -> str:
+    """What an option is about: options for the ranks, a dtype or a block size stand for one another."""
+    kind = kinds.get(option, option)
+    return option if kind == "backend" else kind
 
 
 def _refusals(selection: Selection) -> list[str]:

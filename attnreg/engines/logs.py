@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnreg.errors import RequestError
-from attnreg.integrations.vllm.inputs import request_from_selector_row
+from attnreg.integrations.vllm.inputs import LOGGED, request_from_selector_row
 from attnreg.language.computed import From
 from attnreg.language.vocabulary import NAMED
 from attnreg.platforms import Platform
@@ -56,7 +56,8 @@ def read_line(line: str) -> Said | None:
         for pattern in patterns:
             found = re.search(pattern, line)
             if found:
-                parts = {name: text for name, text in found.groupdict().items() if text and name != "backend"}
+                groups = found.groupdict().items()
+                parts = {name: text for name, text in groups if text is not None and name != "backend"}
                 return Said(engine, found.groupdict().get("backend"), parts)
     return None
 
@@ -145,10 +146,18 @@ def _of_config(parts: dict[str, str], registry: Registry, arch: str | None) -> I
     if arch is None:
         yield f"no backend accepts {parts['config']}; name the GPU with --arch, and each reason is said"
         return
+    lacks = [name for name in ("head_size", "dtype") if name not in row]
+    if lacks:
+        raise RequestError(f"the line holds no {' and no '.join(lacks)}", "give the whole line, as the engine logs it")
     defaults = {"use_mla": False, "use_sparse": False, "attn_type": "decoder", "kv_cache_dtype": None}
     request, _ = request_from_selector_row({**defaults, **row, "platform": platform, "arch": arch})
     selection = evaluate(request, Platform(platform=platform, arch=arch), registry)
     yield f"{registry.title} says: {how_chosen(selection)}"
+    unknown = [f"{name}={value}" for name, value in row.items() if name not in LOGGED and value not in (False, None)]
+    if unknown:
+        yield f"it was not asked for {', '.join(unknown)}, which no request has here"
+    if selection.backend is not None:
+        yield f"it accepts what the line's engine did not: the line is of another release or machine than {arch}"
     for candidate in selection.candidates:
         words = "; ".join(f"{text} ({where.short})" for text, where in verdict_words(candidate)) or "accepts"
         yield f"{candidate.title}: {words}"

@@ -5,6 +5,7 @@ A recipe is a YAML file with the keys of `KEYS`, or a shell script or a command 
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,12 @@ KEYS = {
     "command": "the whole command line",
 }
 _MAX_BYTES = 1 << 20
+# the short names of vLLM's options, which other engines do not have (vllm:vllm/engine/arg_utils.py)
+_SHORT = {"-ac": "--attention-config", "-tp": "--tensor-parallel-size"}
+# a text in quotes goes over no more lines than these
+_MOST_LINES = 100
+# between the commands of a line
+_SEPARATORS = {"&&", "||", "|", "&", ";"}
 _ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 
 
@@ -39,7 +46,10 @@ class RecipeError(RegistryError):
 
 @dataclass
 class Recipe:
-    """What a recipe says, each option and variable with its place; ``places`` has those of its keys."""
+    """What a recipe says, each option and variable with its place; ``places`` has those of its keys.
+
+    An option whose value is a JSON object is one option for each of its keys, as engines take it too.
+    """
 
     engine: str = ""
     version: str = ""
@@ -110,7 +120,8 @@ def _of_document(document: Document) -> Recipe:
     recipe = Recipe(texts["engine"], texts["version"], texts["model"], texts["arch"])
     recipe.places |= {name: document.at(name) for name in ("model", "arch") if name in data}
     if texts["command"]:
-        _read_words(_split(texts["command"], document.at("command"), problems), recipe, document.at("command"))
+        where = document.at("command")
+        _read_line(_split(texts["command"], where, problems), recipe, where)
     _read_env(data.get("env"), document, recipe, problems)
     _read_args(data.get("args"), document, recipe, problems)
     if recipe.engine not in known_engines() and "engine" not in {p.message.partition(":")[0] for p in problems}:
@@ -138,7 +149,7 @@ def _read_args(args: Any, document: Document, recipe: Recipe, problems: list[Pro
     if isinstance(args, Mapping):
         for name, value in args.items():
             option = f"--{str(name).removeprefix('--').replace('_', '-')}"
-            recipe.options.append((option, str(value), document.at("args", name)))
+            recipe.options += _options(option, value, document.at("args", name))
     elif isinstance(args, list) and all(isinstance(word, str | int | float) for word in args):
         _read_words([(str(word), document.at("args", i)) for i, word in enumerate(args)], recipe)
     elif args is not None:
@@ -153,42 +164,136 @@ def _split(text: str, where: Location, problems: list[Problem]) -> list[tuple[st
         return []
 
 
-def _read_words(words: list[tuple[str, Location]], recipe: Recipe, command: Location | None = None) -> None:
-    """Read the words of a command line: variables before it, the engine, and its options."""
+def _commands(words: list[tuple[str, Location]]) -> list[list[tuple[str, Location]]]:
+    """The commands of a line, each the words between two separators; those within ``$(...)`` part nothing."""
+    commands: list[list[tuple[str, Location]]] = [[]]
+    depth = 0
+    for word, where in words:
+        if not depth and word in _SEPARATORS:
+            commands.append([])
+            continue
+        inside = depth > 0
+        depth += word.count("$(")
+        depth -= min(depth, word.count(")"))
+        ends = not depth and word.endswith(";")
+        word = word.removesuffix(";") if ends else word
+        # of a subshell
+        commands[-1].append((word if inside or "(" in word else word.removesuffix(")"), where))
+        if ends:
+            commands.append([])
+    return [command for command in commands if command]
+
+
+def _read_line(words: list[tuple[str, Location]], recipe: Recipe, where: Location) -> None:
+    """Read the command of a line that runs an engine, with what is exported before it; the whole line if none does."""
+    commands = _commands(words)
+    runs = next((i for i, command in enumerate(commands) if _engine_of(command)), None)
+    for command in commands[:runs] if runs is not None else ():
+        recipe.variables += _exported(command)
+    _read_words(words if runs is None else commands[runs], recipe, where)
+
+
+def _exported(words: list[tuple[str, Location]]) -> list[tuple[str, Location]]:
+    """The variables that a command exports, or only assigns."""
+    found = [(match[1], where) for word, where in words if (match := _ASSIGNMENT.fullmatch(word))]
+    return found if words and (words[0][0] == "export" or len(found) == len(words)) else []
+
+
+def _engine_of(words: list[tuple[str, Location]]) -> str:
+    """The engine that a command line runs; "" for none."""
     text = " ".join(word for word, _ in words)
-    for engine, about in known_engines().items():
-        if command is not None and any(name in text for name in about["commands"]):
-            recipe.engine = recipe.engine or engine
+    engines = known_engines().items()
+    return next((engine for engine, about in engines if any(name in text for name in about["commands"])), "")
+
+
+def _read_words(words: list[tuple[str, Location]], recipe: Recipe, command: Location | None = None) -> None:
+    """Read the words of a command: variables before it, the engine, and its options."""
+    if command is not None:
+        recipe.engine = recipe.engine or _engine_of(words)
     for i, (word, where) in enumerate(words):
-        if word.startswith("--"):
-            option, equals, value = word.partition("=")
+        option, equals, value = word.partition("=")
+        short, dot, key = option.partition(".")
+        if short in _SHORT:
+            option = f"{_SHORT[short]}{dot}{key}"
+        if option.startswith("--"):
             following = words[i + 1][0] if i + 1 < len(words) else ""
             value = value if equals else "" if following.startswith("--") else following
-            recipe.options.append((option.replace("_", "-") if "." not in option else option, value, where))
+            recipe.options += _options(option.replace("_", "-") if "." not in option else option, value, where)
         elif found := _ASSIGNMENT.fullmatch(word):
             recipe.variables.append((found[1], where))
 
 
+def _options(option: str, value: Any, where: Location) -> Iterator[tuple[str, str, Location]]:
+    """An option with its value as text, "" for none; of a JSON object or a mapping, one for each key."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            yield option, value, where
+            return
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _options(f"{option}.{key}", inner, where)
+    else:
+        yield option, "" if value is None else str(value), where
+
+
 def _of_script(text: str, file: str) -> Iterator[Recipe]:
-    """A recipe for each line of a script that runs an engine, with the variables that were exported before it."""
+    """A recipe for each command of a script that runs an engine, with the variables that were exported before it."""
     exported: list[tuple[str, Location]] = []
     lines, number = text.splitlines(), 0
     while number < len(lines):
-        first, parts = number, [lines[number]]
-        while parts[-1].rstrip().endswith("\\") and number + 1 < len(lines):
-            number += 1
-            parts.append(lines[number])
+        first = number
+        words, number, problems = _line(lines, number, file)
+        for command in _commands(words):
+            if _engine_of(command):
+                if problems:
+                    raise RecipeError(problems)
+                recipe = Recipe(variables=[*exported])
+                _read_words(command, recipe, Location(file, first + 1, 1))
+                yield recipe
+            elif command[0][0] == "unset":
+                gone = {word for word, _ in command}
+                exported = [(name, where) for name, where in exported if name not in gone]
+            else:
+                exported += _exported(command)
+
+
+def _line(lines: list[str], number: int, file: str) -> tuple[list[tuple[str, Location]], int, list[Problem]]:
+    """The words of the line at a number and of those that continue it, the next line's number, and what is wrong.
+
+    A text in quotes goes on to another line only in a command that runs an engine: what else a script quotes is of no
+    matter here, and an apostrophe of a here-document quotes nothing.
+    """
+    words: list[tuple[str, Location]] = []
+    problems: list[Problem] = []
+    goes_on = True
+    while goes_on and number < len(lines):
+        part, column = lines[number].rstrip(), len(lines[number]) - len(lines[number].lstrip()) + 1
+        where = Location(file, number + 1, column)
+        wrong: list[Problem] = []
+        found = _split(part.removesuffix("\\"), where, wrong)
+        if wrong and _engine_of([*words, (part, where)]):
+            found, part, number, wrong = _quoted(lines, number, where)
+        words += found
+        problems += wrong
+        goes_on = part.endswith("\\")
         number += 1
-        words: list[tuple[str, Location]] = []
+    return words, number, problems
+
+
+def _quoted(
+    lines: list[str], number: int, where: Location
+) -> tuple[list[tuple[str, Location]], str, int, list[Problem]]:
+    """The words from a line whose quotes end on a later one, that line and its number; what is wrong where none does.
+
+    The words of an engine's command are kept then, so that it is refused and not passed over.
+    """
+    text = lines[number].rstrip()
+    for end in range(number + 1, min(number + _MOST_LINES, len(lines))):
+        text = f"{text}\n{lines[end].rstrip()}"
         problems: list[Problem] = []
-        for offset, part in enumerate(parts):
-            start = len(part) - len(part.lstrip()) + 1
-            words += _split(part.rstrip().removesuffix("\\"), Location(file, first + offset + 1, start), problems)
-        recipe = Recipe(variables=[*exported])
-        _read_words(words, recipe, Location(file, first + 1, 1))
-        if recipe.engine:
-            if problems:
-                raise RecipeError(problems)
-            yield recipe
-        elif words and (words[0][0] == "export" or all(_ASSIGNMENT.fullmatch(word) for word, _ in words)):
-            exported += recipe.variables[len(exported) :]
+        found = _split(text.removesuffix("\\"), where, problems) if {*lines[end]} & {"'", '"'} else []
+        if found and not problems:
+            return found, lines[end].rstrip(), end, []
+    return [(lines[number], where)], "", number, [Problem(where, "not a command line: No closing quotation")]

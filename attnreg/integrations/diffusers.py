@@ -20,6 +20,7 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import Tensor
 
+from attnreg.integrations.registration import validate_choices, validate_name
 from attnreg.integrations.tensors import (
     any_autocast,
     autocast,
@@ -59,8 +60,10 @@ def register(
     """Adds ``name`` to diffusers' attention backends; a second call replaces the first.
 
     registry: the default one, if None. platform: the platform of the requests; by default that of the tensors' device.
-    backend: the name of the backend to use, instead of a selection.
+    backend: the name of the backend to use, instead of a selection. Raises ValueError for a name that is taken or that
+    cannot be looked up, and `RequestError` for other arguments that mean nothing.
     """
+    validate_name(name)
     if not name.isidentifier() or name != name.lower():
         raise ValueError(f"the name {name!r} is not a lower-case identifier, which diffusers looks names up by")
     if name in {member.value for member in AttentionBackendName} and name not in _engines:
@@ -69,6 +72,7 @@ def register(
         from attnreg.loader import default_registry
 
         registry = default_registry()
+    validate_choices(registry, platform, backend)
     engine = _Engine(name, registry, platform, backend)
     member = _member(name)
     _AttentionBackendRegistry.register(member)(engine.attend)
@@ -103,6 +107,15 @@ def _member(name: str) -> AttentionBackendName:
         AttentionBackendName._member_map_[member._name_] = member
         AttentionBackendName._value2member_map_[name] = member
         return member
+
+
+def _version(mask: Tensor) -> int | None:
+    """What tells a mask from itself before a change in place; None for one that is read at each call.
+
+    PyTorch counts no changes of a tensor made in inference mode, and none that other code makes: host memory may be
+    NumPy's, and is read without a wait.
+    """
+    return None if mask.is_inference() or mask.is_cpu else mask._version
 
 
 class _Kept(NamedTuple):
@@ -203,9 +216,9 @@ class _Engine:
         return UnclaimedError(f"{self.name} cannot run this call: {why}; diffusers' `native` backend may", self.name)
 
     def _kept(self, mask: Tensor, query: Tensor, key: Tensor) -> _Kept:
-        """The keys that a mask leaves; read once for the layers that share the mask."""
+        """The keys that a mask leaves; a device's mask is read once for the layers that share it."""
         shape = (*query.shape[:3], key.shape[1])
-        version = None if mask.is_inference() else mask._version
+        version = _version(mask)
         if self._mask is not None and version is not None:
             latest, its_version, its_shape, kept = self._mask
             if latest() is mask and (its_version, its_shape) == (version, shape):

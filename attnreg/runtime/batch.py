@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from ctypes import c_char
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter, countOf, index
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,10 @@ class BatchMetadata:
         object.__setattr__(self, "lacks", tuple([x is None for x in tensors]))
         if not _plain(self, given) and (problems := [*_field_problems(self)]):
             raise BatchError(problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a copy plans anew: plans hold kernels and addresses, which another process does not have
+        return _rebuild, (type(self), {f.name: getattr(self, f.name) for f in fields(self) if f.init})
 
     @classmethod
     def build(
@@ -224,6 +228,10 @@ class BatchMetadata:
             else:
                 on_device.append(x)
         self._watched[:] = read, on_device
+
+
+def _rebuild(kind: type[BatchMetadata], given: dict[str, Any]) -> BatchMetadata:
+    return kind(**given)
 
 
 # the tensors of a batch, and whether each is optional

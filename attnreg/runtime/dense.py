@@ -1,12 +1,17 @@
 """Attention over whole score matrices in PyTorch, in float32, for softcap and sinks, which some kernels do not take.
 
-A caller masks the scores and adds its biases between the two functions of this module.
+A caller masks the scores and adds its biases between `scores_of` and `attend_by_scores`. `keep_nan` is for callers of
+PyTorch's own attention.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from attnreg.runtime.tensors import has_memory
 
 
 def scores_of(query: Tensor, key: Tensor, *, scale: float, softcap: float | None) -> Tensor:
@@ -40,3 +45,21 @@ def attend_by_scores(scores: Tensor, value: Tensor, sinks: Tensor | None) -> tup
     kv_heads = value.shape[1]
     out = weights.view(batch, kv_heads, heads // kv_heads * queries, keys) @ value.float()
     return out.view(batch, heads, queries, value.shape[3]), total
+
+
+def keep_nan(output: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
+    """What PyTorch's attention gave, with NaN in the rows whose query is not finite.
+
+    Shapes: output [batch, heads, queries, head_size_v], query [batch, heads, queries, head_size]; mask broadcasts
+    against [batch, heads, queries, keys]: where it is bool and shows a row no key, the row stays zero. PyTorch's kernel
+    for processors takes a row whose scores are all NaN for one without a key, and gives zero: a plausible number, in
+    which nobody finds what overflowed. What a device computed is returned as it is, because a look would wait for it.
+    """
+    # the sum of all tells most calls from these in one pass; of large numbers it may be infinite, too. Tensors of a
+    # transform such as vmap have no number to ask for
+    if not query.is_cpu or (has_memory(query) and math.isfinite(query.sum().item())):
+        return output
+    lost = ~query.isfinite().all(-1, keepdim=True)
+    if mask is not None and mask.dtype == torch.bool:
+        lost = lost & mask.any(-1, keepdim=True)
+    return output.masked_fill(lost, torch.nan)

@@ -115,6 +115,27 @@ def test_the_configuration_in_a_refusal_is_asked_anew():
     assert not any(s.endswith("accepts") for s in sentences)
 
 
+def test_an_answer_that_is_another_than_the_lines_says_so():
+    line = (
+        "No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, dtype=torch.bfloat16, "
+        "kv_cache_dtype=None, block_size=16, use_mla=False, has_sink=False, use_tomorrow=True, use_other=False)"
+    )
+    sentences = list(explained(read_line(line), load_registry("vllm-0.33"), "sm90"))
+    assert "it was not asked for use_tomorrow=True, which no request has here" in sentences
+    assert any(s.startswith("it accepts what the line's engine did not") for s in sentences)
+
+
+@pytest.mark.parametrize(
+    ("config", "lacks"),
+    [("head_size=128", "no dtype"), ("", "no head_size and no dtype"), ("dtype=torch.float16, x", "no head_size")],
+)
+def test_a_line_that_is_cut_off_is_refused(config, lacks):
+    line = f"No valid attention backend found for cuda with AttentionSelectorConfig({config})"
+    with pytest.raises(RequestError) as e:
+        list(explained(read_line(line), load_registry("vllm-0.33"), "sm90"))
+    assert str(e.value) == f"the line holds {lacks}; give the whole line, as the engine logs it"
+
+
 def test_a_backend_of_another_release_is_refused():
     with pytest.raises(RequestError, match=r"has no backend ROCM_OCTAVE"):
         list(explained(read_line("Using ROCM_OCTAVE backend."), load_registry("vllm-0.31")))

@@ -208,3 +208,83 @@ def test_a_registry_in_place_of_a_recipe_is_told_its_option(tmp_path, capsys, mo
     # a file of that name is a recipe
     (tmp_path / "vllm-0.33.0").write_text("vllm serve x\n")
     assert main(["check", "vllm-0.33.0"]) == 0
+
+
+BASE = f'engine: vllm\nversion: "0.33"\nmodel: {LLAMA}\narch: sm90\n'
+REFUSED = "FLASHMLA: vllm-0.33.0 refuses it for this model on sm90"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        '[--attention-config, \'{"backend": "FLASHMLA"}\']',
+        '[-ac, \'{"backend": "FLASHMLA"}\']',
+        "[-ac.backend=FLASHMLA, -tp, '2']",
+        "{attention_config: {backend: FLASHMLA}}",
+        '{attention-config: \'{"backend": "FLASHMLA"}\'}',
+    ],
+)
+def test_a_config_in_json_and_short_options_are_read(check, args):
+    status, [(_, message)] = check(f"{BASE}args: {args}\n")
+    assert status == 1
+    assert message.startswith(f"--attention-config.backend {REFUSED}")
+
+
+def test_short_options_are_those_of_the_ranks(check):
+    # 32 query heads do not divide over 3 ranks
+    assert check(f"{BASE}args: [-tp, '3']\n")[0] == check(f"{BASE}args: ['-tp=3']\n")[0] == 2
+    for value in ("abc", "0", "''"):
+        status, [(_, message)] = check(f"{BASE}args: [--tensor-parallel-size, {value}]\n")
+        assert status == 1
+        assert message.startswith("--tensor-parallel-size: expected a number of at least 1, got ")
+
+
+def test_of_an_option_that_is_given_again_the_last_counts(check):
+    again = "is given again behind it, which counts"
+    status, found = check(f"{BASE}args: [--attention-backend, FLASHMLA, --attention-backend, TRITON_ATTN]\n")
+    assert (status, [message for _, message in found]) == (1, [f"--attention-backend {again}"])
+    status, found = check(f"engine: sglang\nmodel: {LLAMA}\narch: sm90\nargs: [--tp, '3', --tp-size, '2']\n")
+    assert (status, [message for _, message in found]) == (1, [f"--tp {again}"])
+
+
+def test_an_option_without_a_value_says_so(check):
+    status, [(_, message)] = check(f"{BASE}args: {{attention_backend: null}}\n")
+    assert (status, message) == (1, "--attention-backend: expected a backend, got nothing")
+
+
+def test_what_only_the_shell_knows_is_no_finding_and_is_not_judged(tmp_path, capsys):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"{BASE}command: vllm serve $MODEL --attention-backend $ATTN -tp $(ls | wc -l) --dtype '`x`'\n")
+    assert main(["check", str(recipe), "--json"]) == 0
+    what = "only the shell knows --attention-backend, --tensor-parallel-size, --dtype"
+    note = f"{recipe}: what the run gets is not judged: {what}"
+    assert json.loads(capsys.readouterr().out) == {"findings": [], "notes": [note]}
+
+
+def test_a_script_is_read_command_by_command(check):
+    script = """\
+export VLLM_ROCM_MONO_DECODE=1; cd x && vllm serve a --attention-backend NOPE && echo --dtype NOT
+unset VLLM_ROCM_MONO_DECODE
+(vllm serve b --kv-cache-dtype fp9) &
+vllm serve c --speculative-config '{
+  "method": "eagle"
+}' --tensor-parallel-size $(ls | wc -l) \\
+  --attention-backend GONE; vllm serve d --attention-backend LAST
+echo 'a text
+that ends elsewhere'
+"""
+    status, found = check(script, "serve.sh")
+    assert status == 1
+    assert [(where, message.removesuffix(" is not in vllm-0.33.0")) for where, message in found] == [
+        ("serve.sh:1:1", "VLLM_ROCM_MONO_DECODE was removed in 0.33 and is ignored by vllm 0.33.0"),
+        ("serve.sh:1:1", "--attention-backend: backend NOPE"),
+        ("serve.sh:3:1", "--kv-cache-dtype: vllm-0.33.0 has no kv_dtype fp9"),
+        ("serve.sh:7:3", "--attention-backend: backend GONE"),
+        ("serve.sh:7:3", "--attention-backend: backend LAST"),
+    ]
+
+
+@pytest.mark.parametrize("behind", ["", "x\n" * 300 + "'\n"])
+def test_a_command_whose_quotes_do_not_end_is_not_passed_over(check, behind):
+    status, said = check(f"vllm serve a\nvllm serve b --dtype 'x\n{behind}", "serve.sh")
+    assert (status, "serve.sh:2:1: not a command line: No closing quotation" in said) == (2, True)

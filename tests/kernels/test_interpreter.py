@@ -1,5 +1,6 @@
 """Triton's interpreter has no bfloat16: launches there compute in float32, and round what they write."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -135,6 +136,21 @@ def test_operands_that_differ_are_told_apart() -> None:
         plain = torch.zeros(8)
         _alike_kernel[(1, 1, 1)](plain, source * scale, 8)
         assert torch.equal(found, plain)
+
+
+def test_threads_launch_one_after_the_other() -> None:
+    source = torch.linspace(-3.0, 3.0, 64)
+    expected = torch.zeros(64)
+    interpret(_mixed_kernel, (2, 1, 1), (expected, source, 64), (8,))
+
+    def launch(_: int) -> torch.Tensor:
+        found = torch.zeros(64)
+        interpret(_mixed_kernel, (2, 1, 1), (found, source, 64), (8,))
+        return found
+
+    # the interpreter keeps for the process which program runs: threads would store for one another
+    with ThreadPoolExecutor(4) as threads:
+        assert all(torch.equal(found, expected) for found in threads.map(launch, range(12)))
 
 
 @triton.jit

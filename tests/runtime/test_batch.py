@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -267,3 +269,21 @@ def test_debugging_sees_changes_on_a_device(make: Make, monkeypatch: pytest.Monk
     assert layer.plan(batch) is first
     table.add_(1)
     assert layer.plan(batch) is not first
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_batch_that_was_planned_is_copied_without_its_plans(make: Make, copied: Callable[[Any], Any]) -> None:
+    layer = make(features={"causal_by_request"})
+    q, k = torch.randn(5, 4, 16), torch.randn(5, 2, 16)
+    batch = BatchMetadata.build([2, 3], causal=[True, False])
+    expected = layer(q, k, k, None, batch)
+    # a plan may hold what has no copy, such as a kernel
+    batch.plans["kept"] = (x for x in ())
+    other = copied(batch)
+    assert not other.plans
+    assert torch.equal(layer(q, k, k, None, other), expected)
+    if copied is not copy.copy:
+        other.query_start_loc[1] = other.query_start_loc_cpu[1] = 3
+        with pytest.raises(BatchError, match="key_start_loc is None"):
+            layer(q, k, k, None, other)
+    assert torch.equal(layer(q, k, k, None, batch), expected)

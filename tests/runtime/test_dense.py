@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
-from attnreg.runtime.dense import attend_by_scores, scores_of
+from attnreg.runtime.dense import attend_by_scores, keep_nan, scores_of
+from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.layer import Attention
 
 
 def test_grouped_heads_are_those_of_torch() -> None:
@@ -38,3 +43,37 @@ def test_a_row_without_a_key_is_zero_and_its_lse_that_of_its_sink() -> None:
     out, lse = attend_by_scores(scores, value, torch.tensor([[2.0]]).log())
     torch.testing.assert_close(out[0, 0, :, 0], torch.tensor([0.5, 0.0]))
     torch.testing.assert_close(lse[0, 0], torch.tensor([4.0, 2.0]).log())
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("backend", ["CPU_ATTN", "TORCH_SDPA"])
+def test_a_query_that_is_no_number_gives_none(make: Callable[..., Attention], backend: str, number: float) -> None:
+    torch.manual_seed(0)
+    layer = make(backend, features={"sliding_window"}, sliding_window=3)
+    query, key, value = torch.randn(9, 4, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
+    expected = layer(query, key, value, None, BatchMetadata.build([6, 3]))
+    query[4, 1], query[7, 3] = number, number
+    found = layer(query, key, value, None, BatchMetadata.build([6, 3]))
+    lost = torch.zeros(9, 4, dtype=torch.bool)
+    lost[4, 1] = lost[7, 3] = True
+    assert found[lost].isnan().all()
+    assert torch.equal(found[~lost], expected[~lost])
+
+
+def test_large_numbers_are_numbers_and_a_row_without_a_key_stays_zero() -> None:
+    # their sum is infinite in float16
+    query = torch.full((1, 1, 2, 8), 6e4, dtype=torch.float16)
+    output = torch.zeros(1, 1, 2, 8, dtype=torch.float16)
+    assert torch.equal(keep_nan(output, query), output)
+    query[0, 0, :, 3] = torch.nan
+    seen = torch.tensor([[[[True, False], [False, False]]]])
+    assert keep_nan(output, query, seen).isnan().all(-1)[0, 0].tolist() == [True, False]
+    assert keep_nan(output, query).isnan().all()
+
+
+def test_under_vmap_a_query_that_is_no_number_gives_none_too() -> None:
+    query, output = torch.randn(3, 1, 2, 5, 8), torch.zeros(3, 1, 2, 5, 4)
+    query[2, 0, 1, 4, 7] = torch.nan
+    found = torch.vmap(keep_nan)(output, query)
+    assert found[2, 0, 1, 4].isnan().all()
+    assert int(found.isnan().sum()) == 4

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from attnreg.integrations.registration import validate_name
 from attnreg.integrations.transformers.compressed.layers import stand_in
 from attnreg.integrations.transformers.engine import Engine
 from attnreg.integrations.transformers.masks import lazy_mask
@@ -64,8 +65,10 @@ def register(
     prompt's raises `UnclaimedError`. False: keys are always expanded. kv_dtype: a packed format, such as
     "turboquant_4bit_nc": ``generate`` keeps keys and values in it, but for the layers that the registry leaves alone,
     and `new_cache` makes such a cache for calls of the model itself. A call that would read another raises
-    `UnclaimedError`.
+    `UnclaimedError`. Raises ValueError for a name that is taken, and `RequestError` for other arguments that mean
+    nothing.
     """
+    validate_name(name)
     if "flash" in name:
         raise ValueError(
             f"the name {name!r} holds `flash`: transformers takes it for a flash-attention kernel; use another"

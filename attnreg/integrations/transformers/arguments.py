@@ -31,7 +31,10 @@ _MEANT = frozenset(
 
 
 def validate_ignored(names: tuple[str, ...]) -> None:
-    """Raises ValueError where a user wants an argument ignored that changes the result."""
+    """Raises ValueError where a user wants an argument ignored that changes the result, or names none."""
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        example = f"({names!r},)" if isinstance(names, str) else "('grid_thw',)"
+        raise ValueError(f"ignore is {names!r}; expected names of arguments, such as {example}")
     meant = sorted(_MEANT & set(names))
     if meant:
         raise ValueError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnreg.runtime.dense import attend_by_scores, scores_of
+from attnreg.runtime.dense import attend_by_scores, keep_nan, scores_of
 
 
 def dense_attention(
@@ -36,7 +36,7 @@ def dense_attention(
                 # contiguous() would keep the stride of a single key
                 added = added.clone(memory_format=torch.contiguous_format)
         out = scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scale, enable_gqa=grouped)
-        return out.transpose(1, 2).contiguous()
+        return keep_nan(out, query, added).transpose(1, 2).contiguous()
     scores = scores_of(query, key, scale=scale, softcap=softcap)
     if added is not None and added.dtype == torch.bool:
         scores.masked_fill_(~added, -torch.inf)

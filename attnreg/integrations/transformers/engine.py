@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from attnreg.integrations.registration import validate_choices
 from attnreg.integrations.tensors import (
     any_autocast,
     autocast,
@@ -73,6 +74,7 @@ class Engine:
             from attnreg.loader import default_registry
 
             registry = default_registry()
+        validate_choices(registry, platform, backend)
         self.name = name
         self.registry = registry
         self.backend = backend

@@ -22,6 +22,9 @@ _FEATURES = {
     "use_per_head_quant_scales": "per_head_quant_scales",
     "use_rswa": "rswa",
 }
+# what a line of vLLM's log says of a layer, as far as a request says it
+_FACTS = ("attn_type", "block_size", "dtype", "head_size", "kv_cache_dtype", "num_heads", "use_mla", "use_sparse")
+LOGGED = frozenset((*_FEATURES, *_FACTS))
 _ATTENTION = {(False, False): "mha", (False, True): "mha_sparse", (True, False): "mla", (True, True): "mla_sparse"}
 # VLLM_ROCM_USE_AITER turns aiter on; its parts for MHA and MLA are on unless turned off one by one
 _AITER_FLAGS = frozenset({"aiter", "aiter_mha", "aiter_mla"})

@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnreg.kernels.dense.cache import gather
 from attnreg.kernels.dense.pieces import DensePlan, Piece
-from attnreg.runtime.dense import attend_by_scores, scores_of
+from attnreg.runtime.dense import attend_by_scores, keep_nan, scores_of
 from attnreg.runtime.interface import AttentionSpec, Call
 
 
@@ -30,7 +30,8 @@ def by_sdpa(spec: AttentionSpec, plan: DensePlan, call: Call) -> None:
             scale=spec.softmax_scale,
             enable_gqa=spec.num_heads != spec.num_kv_heads,
         )
-        call.output[piece.rows] = _zero_where_keyless(piece, out.transpose(1, 2).to(query.dtype))
+        out = keep_nan(out, q).transpose(1, 2).to(query.dtype)
+        call.output[piece.rows] = _zero_where_keyless(piece, out)
     fill_empty(plan.empty, call)
 
 

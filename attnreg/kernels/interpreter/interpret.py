@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any
 
 import torch
@@ -11,13 +13,32 @@ from torch import Tensor
 
 from attnreg.kernels.interpreter.quick import quick
 
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Give a forked child a lock of its own: a thread that it does not have may hold the parent's."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
 
 def interpret(function: Any, grid: tuple[int, int, int], values: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
     """Runs a kernel in Triton's interpreter, in float32 where it would compute in bfloat16.
 
     The interpreter keeps bfloat16 as integers of 16 bits: it multiplies these in ``tl.dot`` and cuts off what a GPU
     rounds. So the kernel gets float32 in the place of such tensors, and what it wrote there is rounded afterwards.
+    Launches of several threads come one after the other: the interpreter keeps the program that it runs, and what
+    stands in the language's place, for the whole process.
     """
+    with _lock:
+        _interpret(function, grid, values, constants)
+
+
+def _interpret(function: Any, grid: tuple[int, int, int], values: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
     narrow = [_memory_of(x) if isinstance(x, Tensor) and x.dtype == torch.bfloat16 else None for x in values]
     before = [None if x is None else x.float() for x in narrow]
     wide = [None if x is None else x.clone() for x in before]

@@ -104,16 +104,24 @@ def test_a_mask_that_hides_nothing_is_no_mask(shape: tuple[int, ...], mask: Any)
         ADDED.half(),
     ],
 )
-def test_padding_is_left_out(mask: Tensor) -> None:
+@pytest.mark.parametrize("host", [True, False])
+def test_padding_is_left_out(mask: Tensor, host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tensors()
     mask = mask if mask.dtype != torch.float16 else mask.float()
+    if not host:
+        # as for a mask on a GPU
+        monkeypatch.setattr(attention, "_version", lambda mask: mask._version)
     assert_native(given, attn_mask=mask)
-    # the same mask again is not read again, and one that was changed in place is
+    # the same mask again is not read again on a GPU, and one that was changed in place is
     assert_native(given, attn_mask=mask)
     changed = mask.clone()
     assert_native(given, attn_mask=changed)
     changed[:, ..., 6] = False if mask.dtype == torch.bool else -INF
     assert_native(given, attn_mask=changed)
+    if host:
+        # which PyTorch does not count
+        changed.numpy()[..., 1] = False if mask.dtype == torch.bool else -INF
+        assert_native(given, attn_mask=changed)
 
 
 REFUSED = {
@@ -174,6 +182,20 @@ def test_inference_tensors_and_other_names(default: Registry) -> None:
 def test_names_that_are_taken_or_cannot_be_looked_up(name: str) -> None:
     with pytest.raises(ValueError, match="diffusers"):
         attention.register(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": None}, "name is None; expected a text"),
+        ({"registry": "default"}, "registry is 'default'; expected a Registry"),
+        ({"platform": "cpu"}, "platform is 'cpu'; expected a Platform"),
+        ({"backend": "CPU_ATN"}, "unknown backend 'CPU_ATN'; did you mean `CPU_ATTN`"),
+    ],
+)
+def test_what_means_nothing_is_refused_when_it_is_registered(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(attnreg.RequestError, match=message):
+        attention.register(**given)
 
 
 def test_a_name_that_is_not_registered() -> None:

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from transformers import AttentionInterface
 
 import attnreg.integrations.transformers as attention
-from attnreg import Registry, UnclaimedError
+from attnreg import Platform, Registry, UnclaimedError
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,27 @@ def test_a_name_of_transformers_own_is_refused(default: Registry, name: str) -> 
     with pytest.raises(ValueError, match=f"the name {re.escape(repr(name))} is taken in transformers"):
         attention.register(name, registry=default)
     attention.register("attnreg", registry=default)
+
+
+MEANINGLESS: list[tuple[dict[str, Any], str]] = [
+    ({"name": 3}, "name is 3; expected a text"),
+    ({"name": ""}, "name is ''; expected a text"),
+    ({"registry": "default"}, "registry is 'default'; expected a Registry, as load_registry returns it"),
+    ({"platform": "cuda"}, "platform is 'cuda'; expected a Platform"),
+    ({"platform": Platform(platform="cuda", arch="sm91")}, "sm91"),
+    ({"backend": 3}, "backend is 3; expected the name of a backend"),
+    ({"backend": "CPU_ATN"}, "unknown backend 'CPU_ATN'; did you mean `CPU_ATTN`"),
+    ({"ignore": "grid_thw"}, "ignore is 'grid_thw'; expected names of arguments, such as ('grid_thw',)"),
+    ({"ignore": (3,)}, "ignore is (3,); expected names of arguments"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), MEANINGLESS)
+def test_what_means_nothing_is_refused_when_it_is_registered(
+    default: Registry, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        attention.register(**{"registry": default, **given})
 
 
 TRAINED: dict[str, Tensor] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,6 +135,33 @@ def test_beams_and_a_cropped_cache(default: Registry) -> None:
     again = model(ids[:, 15:], attention_mask=mask, past_key_values=cache).logits[:, -1]
     whole = model(ids, attention_mask=mask, past_key_values=attention.new_cache(model, name="packed")).logits[:, -1]
     torch.testing.assert_close(again, whole, atol=0.02, rtol=0.02)
+
+
+def test_an_assistant_takes_back_what_it_proposed_from_windows_too(default: Registry) -> None:
+    register(default)
+    # of six layers, three have a window of 4 tokens and a plain cache, and one of the others is packed
+    layers = ["sliding_attention", "full_attention"] * 3
+    model = models.gemma2(**WIDE | {"num_hidden_layers": 6, "layer_types": layers}).to(torch.float16).eval()
+    model.set_attn_implementation("packed")
+    more: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    ids = tokens(9)["input_ids"]
+    alone = model.generate(ids, **more)
+    other = copy.deepcopy(model)
+    # its logits are negative, so that it proposes other tokens
+    other.model.norm.weight.fill_(-2)
+    assert torch.equal(model.generate(ids, assistant_model=other, **more), alone)
+
+
+@pytest.mark.parametrize("indices", [[False, True], [-1]])
+def test_requests_are_chosen_as_tensors_are_indexed(default: Registry, indices: list[int]) -> None:
+    register(default)
+    model, ids = made(), tokens(5, 5)["input_ids"]
+    both, second = (attention.new_cache(model, name="packed") for _ in range(2))
+    model(ids, past_key_values=both)
+    both.batch_select_indices(torch.tensor(indices))
+    model(ids[1:], past_key_values=second)
+    found, expected = (model(ids[1:, :1], past_key_values=cache).logits for cache in (both, second))
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
 
 
 def test_what_is_no_packed_cache_is_refused(default: Registry) -> None:

@@ -159,3 +159,13 @@ def test_the_keys_of_a_mask_lie_side_by_side(columns: int, monkeypatch: pytest.M
     found = dense.dense_attention(query, key, value, mask=mask, bias=None, scale=1.0, softcap=None, sinks=None)
     assert strides == [1]
     assert found.shape == (2, 3, 4, 8)
+
+
+def test_a_query_that_is_no_number_gives_none_under_a_bias() -> None:
+    query, key, value = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
+    query[0, 1, 2] = torch.inf
+    bias = torch.randn(1, 2, 3, 3)
+    found = dense.dense_attention(query, key, value, mask=None, bias=bias, scale=1.0, softcap=None, sinks=None)
+    lost = found.isnan().all(-1)
+    assert lost[0].tolist() == [[False, False], [False, False], [False, True]]
+    assert torch.equal(found.isnan().any(-1), lost)

@@ -142,13 +142,16 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def batch_select_indices(self, indices: Tensor) -> None:
         if self._pages is None or self.firsts is None:
             return
-        requests, chosen = len(self.firsts), indices.to(self.device)
+        requests = len(self.firsts)
+        # truth values and negative numbers choose, too, as they do in transformers' layers
+        which = torch.arange(requests, device="cpu")[indices.cpu()]
+        chosen = which.to(self.device)
         key, value = (
             x.view(-1, requests, *x.shape[1:]).index_select(1, chosen).flatten(0, 1)
             for x in (self._pages.key, self._pages.value)
         )
         self._pages = self._pages._replace(key=key, value=value)
-        self.firsts = [self.firsts[i] for i in indices.tolist()]
+        self.firsts = [self.firsts[i] for i in which.tolist()]
 
     def offload(self) -> None:
         raise UnclaimedError("a packed cache stays on its device: generate without offloading", "")

@@ -143,7 +143,10 @@ def stand_in(engines: Mapping[str, Any]) -> None:
                     f"registered with kv_dtype={compressed.kv_dtype!r}, which has a cache of its own",
                     name,
                 )
-            model_kwargs["past_key_values"] = compressed.cache(self.config)
+            cache = model_kwargs["past_key_values"] = compressed.cache(self.config)
+            if generation_config.is_assistant:
+                # what a draft proposed is taken back, from windows too
+                cache.activate_past_recording()
         return out
 
     prepared.attnreg = True  # type: ignore[attr-defined]
