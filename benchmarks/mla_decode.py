@@ -16,8 +16,6 @@ from torch import Tensor
 
 from attnreg.kernels import triton_mla
 from attnreg.kernels.mla import triton_sparse
-from attnreg.kernels.mla.sparse import by_token
-from attnreg.kernels.upstream import Operator, UpstreamError
 from attnreg.runtime import latents
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerParams
 from attnreg.runtime.mla.interface import as_kv_cache, latent_cache_shape
@@ -27,18 +25,6 @@ RANK, ROPE, BLOCK = 512, 64, 64
 _OF_8_BITS = ((64, 128, 8192, "fp8", 400.0), (64, 128, 8192, "fp8_ds_mla", 400.0), (128, 16, 32768, "fp8", 1150.0))
 # tokens, heads, mark: twice the time of the products at 787 TFLOP/s, or of the bytes and two launches
 _SPARSE = ((64, 128, 93.0), (1, 128, 20.0), (128, 16, 150.0))
-# FlashMLA's kernel for chosen tokens of 8 bits, which attnreg has no adapter for
-_SPARSE_DECODE = Operator(
-    name="sparse_decode_fwd",
-    modules=("_flashmla_C",),
-    libraries={"_flashmla_C": ("vllm", "_flashmla_C*.so")},
-    source="https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/third_party/flashmla/flash_mla_interface.py",
-    passes=(
-        "q", "kv", "indices", "topk_length", "attn_sink", "tile_scheduler_metadata", "num_splits", "extra_kv",
-        "extra_indices", "extra_topk_length", "d_v", "sm_scale", "out_",
-    ),
-    defaults={"enable_batch_invariant": False},
-)  # fmt: skip
 
 
 def cases(place: Place) -> Iterator[Case]:
@@ -166,35 +152,12 @@ def _chosen(
 
 def _sparse_peers(made: _Tensors, spec: AttentionSpec, indices: Tensor, last: Tensor) -> Peers:
     """FlashMLA as vLLM builds it, where installed, with the places of the chosen tokens made by the same kernel."""
-    if spec.kv_dtype == "fp8_ds_mla":
-        yield from _sparse_peers_of_8_bits(made, spec, indices, last)
     plan = function_of("attnreg.kernels.flash_mla.sparse", "plan")
     if plan is not None and spec.kv_dtype == "auto":
         flash = function_of("attnreg.kernels.flash_mla.sparse", "forward")
         out = torch.full_like(made.output, math.nan)
         call = made.call(indices=indices)._replace(output=out)
         yield Peer("FlashMLA", partial(flash, spec, plan(spec, made.batch), call), lambda _: made.error(last, out))
-
-
-def _sparse_peers_of_8_bits(made: _Tensors, spec: AttentionSpec, indices: Tensor, last: Tensor) -> Peers:
-    try:
-        decode = _SPARSE_DECODE.load()
-    except UpstreamError:
-        return
-    # what the first call plans is kept, as an engine does
-    out, planned = torch.full_like(made.output, math.nan), [None, None]
-
-    def attend() -> None:
-        _, chosen, _ = by_token(spec, made.batch, made.call(indices=indices))
-        assert chosen.block_table is not None
-        _, _, *planned[:] = decode(
-            q=made.query[:, None], kv=made.cache.view(torch.uint8)[:, :, None], indices=chosen.block_table[:, None],
-            topk_length=None, attn_sink=None, tile_scheduler_metadata=planned[0], num_splits=planned[1],
-            extra_kv=None, extra_indices=None, extra_topk_length=None, d_v=RANK, sm_scale=spec.softmax_scale,
-            out_=out[:, None],
-        )  # fmt: skip
-
-    yield Peer("FlashMLA", attend, lambda _: made.error(last, out))
 
 
 def _peers(made: _Tensors, context: int) -> Peers:
