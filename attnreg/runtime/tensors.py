@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
@@ -196,7 +197,11 @@ _MODES = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FA
 
 def is_traced() -> bool:
     """Whether PyTorch records operations or only acts them, as for torch.export: it sees nothing that a kernel does."""
-    return is_in_torch_dispatch_mode() and any(torch._C._get_dispatch_mode(mode) is not None for mode in _MODES)
+    return is_in_torch_dispatch_mode() and (
+        any(torch._C._get_dispatch_mode(mode) is not None for mode in _MODES)
+        # where operations are recorded before they are dispatched
+        or _len_torch_dispatch_stack_pre_dispatch() > 0  # type: ignore[no-untyped-call]
+    )
 
 
 def table_problems(name: str, tensor: Tensor) -> Iterator[str]:

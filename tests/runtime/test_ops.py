@@ -160,7 +160,7 @@ def test_a_tracer_sees_the_ops(make: Make) -> None:
 
 
 @pytest.mark.parametrize("built", ["before", "inside"])
-@pytest.mark.parametrize("how", ["make_fx", "export", "FakeTensorMode"])
+@pytest.mark.parametrize("how", ["make_fx", "make_fx before dispatch", "export", "FakeTensorMode"])
 def test_a_tracer_sees_no_call_of_a_layer_itself(make: Make, how: str, built: str) -> None:
     layer, batch, q, k = make(), BatchMetadata.build([2]), torch.randn(2, 64), torch.randn(2, 32)
 
@@ -175,6 +175,7 @@ def test_a_tracer_sees_no_call_of_a_layer_itself(make: Make, how: str, built: st
 
     trace: dict[str, Callable[..., Any]] = {
         "make_fx": make_fx(Layer()),
+        "make_fx before dispatch": make_fx(Layer(), pre_dispatch=True),
         "export": lambda *given: torch.export.export(Layer(), given, strict=False),
         "FakeTensorMode": fake,
     }

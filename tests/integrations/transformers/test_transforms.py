@@ -145,9 +145,12 @@ def test_an_argument_that_alone_is_wrapped_is_refused(name: str, wrap: str) -> N
         )
 
 
-def test_a_tracer_that_sees_operations_alone_is_refused_without_a_mask() -> None:
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_a_tracer_that_sees_operations_alone_is_refused_without_a_mask(pre_dispatch: bool) -> None:
     # its tensors are real ones, and its graph would hold an output that nothing computes
     attend = AttentionInterface()["attnreg"]  # type: ignore[no-untyped-call]
     query, key = GIVEN["query"], GIVEN["key"]
     with torch.no_grad(), pytest.raises(UnclaimedError, match="records this call, and sees no kernel"):
-        make_fx(lambda query: attend(Layer(), query, key, key, None, is_causal=True)[0])(query)
+        make_fx(lambda query: attend(Layer(), query, key, key, None, is_causal=True)[0], pre_dispatch=pre_dispatch)(
+            query
+        )
