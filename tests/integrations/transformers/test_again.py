@@ -13,6 +13,7 @@ from support.transformers_calls import Layer
 from torch import Tensor
 from torch.autograd import forward_ad
 from transformers import AttentionInterface
+from transformers import masking_utils as theirs
 
 import attnreg.integrations.transformers as attention
 from attnreg import Platform, Registry
@@ -122,3 +123,36 @@ def test_derivatives_are_refused_after_repeated_calls(place: int, looked_at: lis
             given[place] = forward_ad.make_dual(given[place], torch.ones_like(given[place]))
             with pytest.raises(UnclaimedError, match="no derivatives in forward mode"):
                 attend(layer, *given, mask)
+
+
+def test_a_scale_is_repeated_with_its_type(looked_at: list[Call]) -> None:
+    layer, mask = Layer(), lazy_mask(1, 1, 6, q_offset=5)
+    attend = AttentionInterface()["attnreg"]  # type: ignore[no-untyped-call]
+    given = torch.randn(1, 4, 1, 32), torch.randn(1, 4, 6, 32), torch.randn(1, 4, 6, 32)
+    with torch.no_grad():
+        for _ in range(3):
+            before = len(looked_at)
+            attend(layer, *given, mask, scaling=1)
+        assert len(looked_at) == before
+        # equal to 1, and no number
+        with pytest.raises(UnclaimedError, match="scaling is True; expected a number"):
+            attend(layer, *given, mask, scaling=True)
+
+
+def test_a_window_of_another_call_is_not_repeated() -> None:
+    torch.manual_seed(3)
+    layers = [Layer() for _ in range(3)]
+    attend, expect = (AttentionInterface()[name] for name in ("attnreg", "sdpa"))  # type: ignore[no-untyped-call]
+    rows: dict[str, Any] = {"kv_length": 6, "q_offset": 5}
+    whole, narrow = (
+        lazy_mask(1, 1, **rows),
+        lazy_mask(1, 1, **rows, mask_function=theirs.sliding_window_causal_mask_function(3)),
+    )
+    hidden = torch.tensor([[[[False, False, False, True, True, True]]]])
+    with torch.no_grad():
+        # one layer has seen both masks, of which others have run those of its kind
+        for mask, seen in ((whole, None), (narrow, hidden), (whole, None), (narrow, hidden)):
+            for layer in layers:
+                given = torch.randn(1, 4, 1, 32), torch.randn(1, 4, 6, 32), torch.randn(1, 4, 6, 32)
+                expected = expect(layer, *given, seen)[0]
+                torch.testing.assert_close(attend(layer, *given, mask)[0], expected, atol=1e-5, rtol=1e-5)
