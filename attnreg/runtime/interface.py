@@ -45,7 +45,8 @@ same memory, and ``v_scale`` is ``k_scale``. ``write_kv`` is given a key's two p
 **No device-to-host synchronisation** in ``plan``, ``write_kv`` or ``forward``: the batch's CPU copies hold all that the
 host needs. Where they and the device differ, the device is right: ``seq_lens_cpu`` may be upper bounds.
 A layer that is ``batch_invariant`` gives a request the same bits whatever else is in its batch, and whatever bounds the
-host has, of tensors with the same strides: a compiler may order sums by how wide it can load.
+host has, of tensors with the same strides whose addresses 16 bytes divide alike: a compiler may order sums by how wide
+it can load, and a kernel may need addresses that another does not.
 
 **CUDA graphs.** A captured call computes with what the batch's tensors hold at each replay, for any lengths within
 ``max_query_len``, ``max_seq_len``, the number of requests and the rows of query: a dummy batch of one token a request
@@ -54,7 +55,9 @@ by each call on its stream, while a graph is captured from the graph's pool, so 
 any. TRITON_ATTN's is for split keys: ``rows * num_heads * splits * (head_size_v + 1)`` float32, of which a batch has no
 more than fill the device four times (70 MiB on an H200 with heads of 128); with ``batch_invariant`` splits are up to 32
 for requests of one query and up to 8 for up to 16, whatever ``max_seq_len`` is. Rows are those of query, or the
-requests times their longest query if that is less. Backends that compute from the host's lengths refuse a capture.
+requests times their longest query if that is less. HOPPER_ATTN keeps 1.5 MiB of each device, of which each launch of
+prompts, and each that a graph holds, has 16 bytes of its own. Backends that compute from the host's lengths refuse a
+capture.
 """
 
 from __future__ import annotations
