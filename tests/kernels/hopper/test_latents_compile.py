@@ -11,8 +11,9 @@ BOXES = {64: 64, 16: 16, 48: 16, 128: 64}
 # 64 keys of 576 columns are 36 products of scores, written for the first tile and for the others; a half of the outputs
 # is 4, written twice for the left half, once for the right
 PRODUCTS = 2 * 36 + 3 * 4
-# a warpgroup that converts has 112 registers: bytes of numbers that it keeps elsewhere, 12 of them at most
-CONVERTING = 48
+# beside a warpgroup that converts, which has 112 registers or 120, bytes of numbers that are kept elsewhere, before and
+# after the loops: two numbers at most, with scales of tiles six
+CONVERTING = {"fp8": 8, "fp8_e5m2": 8, "fp8_ds_mla": 24}
 
 
 def test_it_fits_and_keeps_products_in_flight(compiler: Compiler) -> None:
@@ -21,7 +22,7 @@ def test_it_fits_and_keeps_products_in_flight(compiler: Compiler) -> None:
     assert {case for case, _ in found} == {*cases}
     for name, facts in found:
         case = cases[name]
-        assert facts.spills <= (0 if case.kv_dtype == "auto" else CONVERTING), (case, facts)
+        assert facts.spills <= CONVERTING.get(case.kv_dtype, 0), (case, facts)
         assert not facts.serialised, (case, facts)
         assert facts.shared <= 232448, (case, facts)
         assert facts.instructions[PRODUCT] == PRODUCTS, (case, facts)
