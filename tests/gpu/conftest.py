@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 import torch
+from support.fitting import launches_fit
+
+__all__ = ["launches_fit"]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

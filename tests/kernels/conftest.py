@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from support.compiler import Compiler
+from support.fitting import launches_fit
 from support.layers import cpu, make, one_thread
 
-__all__ = ["compiler", "cpu", "make", "one_thread"]
+__all__ = ["compiler", "cpu", "launches_fit", "make", "one_thread"]
 
 
 @pytest.fixture(scope="module")
