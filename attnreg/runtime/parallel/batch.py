@@ -31,7 +31,8 @@ class ShardedBatch:
 
     context: the rank's shard of the keys before this step, and the slots of the new keys that are the rank's own.
     window: None where queries see the whole context. step: all new keys, in a cache of ``step_blocks`` blocks.
-    begins: the host knows that no request has a key before this step, on any rank.
+    begins: the host knows that no request has a key before this step, on any rank. kind: `ContextParallel.kind` of the
+    layers that it is for.
     """
 
     tokens: int
@@ -40,6 +41,7 @@ class ShardedBatch:
     step: BatchMetadata
     step_blocks: int
     begins: bool = False
+    kind: tuple[object, ...] = ()
 
 
 class _Rows(NamedTuple):
