@@ -218,7 +218,7 @@ def test_words_that_cannot_be_seen_are_written_as_the_command_writes_them() -> N
     same(expected, picking.answers(registry, shown, remedies=True, models=models), shown)
 
 
-def test_which_addresses_are_left_to_python(default: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+def test_addresses_and_names_of_files(default: Registry, capsys: pytest.CaptureFixture[str]) -> None:
     from picker.registries import registry_document
 
     hashes = {
@@ -230,9 +230,24 @@ def test_which_addresses_are_left_to_python(default: Registry, capsys: pytest.Ca
         # another spelling of what has a place of its own, which the page answered without
         "#registry=default&arch=sm90&facet.head_size=128&facet.features=sinks&facet.model=llama&facet.arch=sm80": False,
     }
-    given = {"document": registry_document(default), "ranks": [1, 2, 4, 8, 16], "hashes": list(hashes)}
+    # a config that is dropped is no bundled model, whatever its file is called: a link would ask for that elsewhere
+    files = {
+        "config.json": "config",
+        "Mine.JSON": "Mine",
+        "gpt-oss-120b.json": "gpt-oss-120b of gpt-oss-120b.json",
+        "gpt-oss-120b": "gpt-oss-120b of gpt-oss-120b",
+    }
+    given = {
+        "document": registry_document(default),
+        "ranks": [1, 2, 4, 8, 16],
+        "hashes": list(hashes),
+        "files": list(files),
+        "bundled": list(bundled_configs()),
+    }
     scripts = [f"{name}.js" for name in (*picking.SCRIPTS, "address")]
-    read = picking.by_node(ROOT / "tests/tools/picker/address.js", given, str(picking.STATIC), *scripts)
+    answer = picking.by_node(ROOT / "tests/tools/picker/address.js", given, str(picking.STATIC), *scripts)
+    assert answer["models"] == list(files.values())
+    read = answer["read"]
     assert [one["python"] for one in read] == list(hashes.values())
     assert read[-1]["unread"] == ["facet.features=sinks", "facet.model=llama", "facet.arch=sm80"]
     assert read[-1]["words"] == read[0]["words"]

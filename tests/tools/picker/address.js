@@ -1,5 +1,5 @@
 // Reads addresses of the picker under Node: a registry's document and hashes as JSON on stdin, on stdout of each
-// whether Python answers it, and the words of its command.
+// whether Python answers it, and the words of its command; and names of files as those of their models.
 const { readFileSync } = require("node:fs");
 const { join } = require("node:path");
 
@@ -7,7 +7,7 @@ const [, , folder, ...names] = process.argv;
 globalThis.window = globalThis;
 for (const name of names) require(join(folder, name));
 
-const { document, ranks, hashes } = JSON.parse(readFileSync(0, "utf8"));
+const { document, ranks, hashes, files, bundled } = JSON.parse(readFileSync(0, "utf8"));
 globalThis.attnregPicker = { ranks };
 const registry = new attnreg.Registry(document);
 const read = hashes.map((hash) => {
@@ -15,4 +15,5 @@ const read = hashes.map((hash) => {
   const { byPython, words } = attnreg.address;
   return { python: byPython(question, registry), words: words(question, registry, {}), unread };
 });
-process.stdout.write(JSON.stringify(read));
+const models = files.map((file) => attnreg.address.droppedName(file, bundled));
+process.stdout.write(JSON.stringify({ read, models }));

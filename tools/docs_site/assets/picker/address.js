@@ -71,6 +71,12 @@
     return { question, unread };
   }
 
+  /** The name of the model of a config that was dropped: no bundled one's, which a link would ask for elsewhere. */
+  function droppedName(file, bundled) {
+    const name = file.replace(/\.json$/i, "");
+    return bundled.includes(name) ? `${name} of ${file}` : name;
+  }
+
   /** The value of a facet as the command reads its text: none, a number, true, false, null, or a word. */
   function facetValue(text, name, registry) {
     const core = registry.core[name];
@@ -196,5 +202,5 @@
     ].join("\n");
   }
 
-  attnreg.address = { MORE, empty, byPython, toHash, fromHash, read, words, commandLine, python };
+  attnreg.address = { MORE, empty, droppedName, byPython, toHash, fromHash, read, words, commandLine, python };
 })((globalThis.attnreg ??= {}));
