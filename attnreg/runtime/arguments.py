@@ -241,6 +241,8 @@ class Fit:
     def _problems(self, given: Tensors, params: LayerParams) -> Iterator[str]:
         if given.write and self.num_slots is None:
             yield "slot_mapping is None: there is no place to write key and value to"
+        if given.write and given.key is None and given.value is None:
+            yield "key and value are None; expected the keys and values to write"
         if self.spec.latent and not self.paged:
             yield "the batch has no block_table: MLA in its latent form reads the cache"
         if given.attend:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.sharded import Case, layer_of
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -15,6 +16,9 @@ from attnreg.runtime.interface import BatchError, BatchMetadata, KVCache, SpecEr
 from attnreg.runtime.layer import Attention
 
 Make = Callable[..., Attention]
+TRITON = Case(
+    backend="TRITON_ATTN", platform={"platform": "cuda", "arch": "sm90"}, request={"block_size": 16, "head_size": 32}
+)
 
 
 def integers(*values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -124,6 +128,14 @@ def test_tensors_that_do_not_fit_are_refused_before_anything_is_written(
     with pytest.raises(BatchError, match=message):
         layer.forward(**arguments, batch=paged())
     assert not any(t.any() for t in (*cache, arguments["output"]))
+
+
+@pytest.mark.parametrize("case", [Case(), TRITON], ids=["two functions", "one function"])
+def test_a_write_of_no_keys(case: Case) -> None:
+    # a module that stores and attends in one function took it for a call that stores nothing
+    layer = layer_of(case)
+    with pytest.raises(BatchError, match="key and value are None; expected the keys and values to write"):
+        layer.write_kv(None, None, layer.new_kv_cache(10), paged())  # type: ignore[arg-type]
 
 
 def test_an_lse_of_another_shape_or_stride(make: Make) -> None:

@@ -219,6 +219,7 @@ def explained(registry: str, config: str, question: Mapping[str, Any]) -> dict[s
                 features=tuple(options["features"]),
                 tp=options["ranks"],
                 lengths=tuple(options.get("lengths", ())),
+                extra=tuple(f"{name}={value}" for name, value in options["extra"].items()),
             ),
             backends,
         )

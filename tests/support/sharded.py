@@ -54,8 +54,10 @@ def layer_of(case: Case, *, seed: int = 0, heads: list[int] | None = None) -> At
     registry = attnreg.load_registry("default")
     selection = attnreg.select(request, Platform(**case.platform), registry, case.backend)
     generator = torch.Generator().manual_seed(seed)
+    # a tuple is the shape of random numbers, a list the numbers themselves
+    tensors = {tuple: lambda shape: torch.rand(shape, generator=generator), list: torch.tensor}
     made = {
-        name: torch.rand(value, generator=generator).to(case.device) if isinstance(value, tuple) else value
+        name: tensors[type(value)](value).to(case.device) if type(value) in tensors else value
         for name, value in case.numbers.items()
     }
     if heads is not None and "sinks" in made:

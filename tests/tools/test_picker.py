@@ -15,6 +15,7 @@ from support import ROOT, picking, tiny
 from support.examples import examples
 
 from attnreg import ConfigError, Registry, load_registry
+from attnreg.cli import main
 from attnreg.compile.bundled import bundled_configs, bundled_overlays, bundled_registries
 from attnreg.selection.wording import unsaid
 
@@ -177,6 +178,81 @@ def test_a_field_that_changes_a_model_is_left_to_python(default: Registry) -> No
     models = picking.documents(default, ["gpt-oss-120b"])
     with pytest.raises(AssertionError, match="head_size is a question for Python"):
         picking.answers(default, [question], models=models)
+
+
+def test_words_that_cannot_be_seen_are_written_as_the_command_writes_them() -> None:
+    # an address may hold any; one of these turns the text around it
+    words = [
+        "\u202e",
+        "é",
+        "💥",
+        "a\x00b",
+        "it's",
+        "a\"b'c",
+        "\xa0x",
+        "\u2028",
+        "日本",
+        "x\x7f",
+        "²",
+        "\U000e0001",
+        "a b",
+    ]
+    platform = {"platform": "cuda", "arch": "sm90", "flags": [], "packages": None}
+    registry = picking.bundled("sglang-0.5.23")
+    requests: list[tuple[dict[str, Any], str | None]] = []
+    for word in words:
+        requests += [({"kv_dtype": word}, None), ({"features": [word]}, None), ({}, word)]
+    questions = [
+        {"request": {"head_size": 128, **fields}, "platform": platform, "backend": backend}
+        for fields, backend in requests
+    ]
+    expected = [picking.asked(q, registry, remedies=False) for q in questions]
+    same(expected, picking.answers(registry, questions), questions)
+    options = {"given": {}, "features": [], "ranks": 1, "backend": None}
+    shown = [
+        {"model": "gpt-oss-120b", "platform": platform, "backend": None, "options": {**options, "extra": extra}}
+        for extra in ({"first_layer_type": word} for word in words)
+    ]
+    expected = [_explained(registry.name, q) for q in shown]
+    models = picking.documents(registry, ["gpt-oss-120b"])
+    same(expected, picking.answers(registry, shown, remedies=True, models=models), shown)
+
+
+def test_addresses_and_names_of_files(default: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    from picker.registries import registry_document
+
+    hashes = {
+        "#registry=default&arch=sm90&facet.head_size=128": False,
+        "#registry=default&arch=sm90&model=gpt-oss-120b&tp=2": False,
+        "#registry=default&arch=sm90&model=gpt-oss-120b&tp=3": True,
+        # ranks share out a model's heads: Python refuses, as the command does
+        "#registry=default&arch=sm90&facet.head_size=128&tp=2": True,
+        # another spelling of what has a place of its own, which the page answered without
+        "#registry=default&arch=sm90&facet.head_size=128&facet.features=sinks&facet.model=llama&facet.arch=sm80": False,
+    }
+    # a config that is dropped is no bundled model, whatever its file is called: a link would ask for that elsewhere
+    files = {
+        "config.json": "config",
+        "Mine.JSON": "Mine",
+        "gpt-oss-120b.json": "gpt-oss-120b of gpt-oss-120b.json",
+        "gpt-oss-120b": "gpt-oss-120b of gpt-oss-120b",
+    }
+    given = {
+        "document": registry_document(default),
+        "ranks": [1, 2, 4, 8, 16],
+        "hashes": list(hashes),
+        "files": list(files),
+        "bundled": list(bundled_configs()),
+    }
+    scripts = [f"{name}.js" for name in (*picking.SCRIPTS, "address")]
+    answer = picking.by_node(ROOT / "tests/tools/picker/address.js", given, str(picking.STATIC), *scripts)
+    assert answer["models"] == list(files.values())
+    read = answer["read"]
+    assert [one["python"] for one in read] == list(hashes.values())
+    assert read[-1]["unread"] == ["facet.features=sinks", "facet.model=llama", "facet.arch=sm80"]
+    assert read[-1]["words"] == read[0]["words"]
+    assert main(read[-2]["words"][1:]) == 2
+    assert "--tp shares out a model's heads" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -111,6 +111,8 @@ def _merge_states_kernel(
             state = tl.load(suffix_ptr + suffix_rows + _columns(offs_d, suffix_element, DENSE)[None, :], mask=mask)
             tl.debug_barrier()
             state = tl.where((suffix_lse == float("-inf"))[:, None], 0.0, state.to(tl.float32))
+            # as where a tile has rows with a prefix too: NaN of an LSE is not hidden
+            state = tl.where((suffix_lse != suffix_lse)[:, None], suffix_lse[:, None], state)
             tl.store(output_ptr + output_rows + _columns(offs_d, output_element, DENSE)[None, :],
                      stored_as(state, output_scale, output_ptr, FORMAT), mask=mask)  # fmt: skip
     else:

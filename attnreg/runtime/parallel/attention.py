@@ -26,6 +26,7 @@ from attnreg.runtime.parallel.batch import ShardedBatch, Window, shard
 from attnreg.runtime.parallel.exchange import Exchange, Message
 from attnreg.runtime.parallel.shards import Shards
 from attnreg.runtime.spec import AttentionSpec
+from attnreg.runtime.states.memory import overlap_problems
 from attnreg.runtime.tensors import tensor_problems
 from attnreg.runtime.validation import refuse, validate_batch
 from attnreg.selection.refusal import NoBackendError
@@ -37,6 +38,8 @@ _REFUSED = ("alibi", "chunk", "mm_prefix")
 _ONCE = frozenset({
     "sinks", "fp8_output", "sliding_window", "asymmetric_window", "tree_mask", "causal_by_request", "non_causal",
 })  # fmt: skip
+# stands for an LSE of +inf where states are merged: no other has any weight beside it
+_MOST = torch.finfo(torch.float32).max
 
 
 class ContextParallel:
@@ -68,6 +71,8 @@ class ContextParallel:
         refuse_unshardable(spec)
         if self.left >= 0 and spec.kv_layout == "SPLIT":
             raise SpecError("kv_layout is SPLIT, and the layer has a window, whose keys are copied in NHD or HND alone")
+        if self.left >= 0 and spec.packed is not None:
+            raise SpecError(f"kv_dtype is {spec.kv_dtype}, and the layer has a window; pages of codes are not copied")
         self.step = _part(self.layer, (spec.features - {"fp8_output"}) | {"lse"}, "decoder")
         ranks = self.exchange.world_size if self.exchange.by_head else 1
         features = (spec.features - _ONCE) | {"lse"}
@@ -85,7 +90,7 @@ class ContextParallel:
         return self.shards, self.block_size, self.left, self.context.spec.attn_type
 
     def shard(self, batch: BatchMetadata, *, slots: bool = False) -> ShardedBatch:
-        """The batch of a step on this rank, for all layers of a KV-cache group.
+        """The batch of a step on this rank, for all layers of a KV-cache group whose `kind` is the same.
 
         batch: that of the whole, with the block table that all ranks share, and ``seq_lens`` that count the
         keys of all ranks. slots: its slot_mapping says where the new keys go in this rank's cache, -1 for those of
@@ -104,9 +109,10 @@ class ContextParallel:
         by_query, mapping = self.context.spec.attn_type == "decoder", batch.slot_mapping if slots else None
         if slots and mapping is None:
             raise BatchError(["slot_mapping is None; with slots=True it says where this rank's new keys go"])
-        return shard(
+        sharded = shard(
             batch, table, self.shards, self.block_size, left=self.left, by_query=by_query, slot_mapping=mapping
         )
+        return replace(sharded, kind=self.kind)
 
     def forward(
         self,
@@ -133,6 +139,10 @@ class ContextParallel:
         try:
             output = self._output(query, batch, output, lse)
             calls = self._calls(query, key, value, kv_cache, batch, output, lse)
+            # the calls write to memory of their own, and only the merge to the caller's
+            written = {"output": output} if lse is None else {"output": output, "lse": lse}
+            read = {"query": query, "key": key, "value": value}
+            refuse([*overlap_problems(written, {**read, "kv_cache.key": kv_cache[0], "kv_cache.value": kv_cache[1]})])
         except ValueError as e:
             problem = e
         device = query.device if isinstance(query, Tensor) else torch.device("cpu")
@@ -154,8 +164,13 @@ class ContextParallel:
         # the states of the ranks are on their way while each does what is its own
         pending = self.exchange.start(shared.message, kv_heads)
         calls.step.run()
+        if self.layer.params.sinks is not None:
+            # a sink of +inf takes all the weight, and the merge takes such an LSE for an empty state
+            calls.own_lse.clamp_(max=_MOST)
         merged, merged_lse = self._by_head(output)[: batch.tokens], None if lse is None else lse[:, : batch.tokens]
         pending.merge(merged, merged_lse, calls.own, calls.own_lse, self.layer.params.out_scale)
+        if merged_lse is not None and self.layer.params.sinks is not None:
+            merged_lse.masked_fill_(merged_lse == _MOST, torch.inf)
         return output
 
     __call__ = forward
@@ -203,6 +218,9 @@ class ContextParallel:
         """The output, validated, or memory for it."""
         if not isinstance(batch, ShardedBatch):
             raise BatchError([f"batch is {tensor_words(batch)}; expected a ShardedBatch, as `shard` returns it"])
+        if batch.kind != self.kind:
+            made, own = _kind_words(*batch.kind), _kind_words(*self.kind)
+            raise BatchError([f"batch is a shard for {made}; this layer has {own}: take one of a layer of its kind"])
         spec = self.layer.spec
         output = self.layer.new_output(query) if output is None else output
         if not isinstance(query, Tensor) or not query.ndim:
@@ -325,6 +343,12 @@ def _part(layer: Attention, features: frozenset[str], attn_type: str, ranks: int
         out_scale=params.out_scale if "fp8_output" in features else None,
     )
     return Attention(evaluate(request, selection.platform, selection.registry, layer.backend), spec, params)
+
+
+def _kind_words(shards: Any = None, block_size: Any = None, left: Any = -1, attn_type: Any = None) -> str:
+    """A `ContextParallel.kind` in words."""
+    keys = "all keys" if left < 0 else f"a window of {left} keys before the query's own"
+    return f"{shards} with blocks of {block_size} tokens, {keys}, {attn_type}"
 
 
 def _facts(layer: Attention) -> dict[str, str]:

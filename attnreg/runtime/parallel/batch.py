@@ -31,7 +31,8 @@ class ShardedBatch:
 
     context: the rank's shard of the keys before this step, and the slots of the new keys that are the rank's own.
     window: None where queries see the whole context. step: all new keys, in a cache of ``step_blocks`` blocks.
-    begins: the host knows that no request has a key before this step, on any rank.
+    begins: the host knows that no request has a key before this step, on any rank. kind: `ContextParallel.kind` of the
+    layers that it is for.
     """
 
     tokens: int
@@ -40,6 +41,7 @@ class ShardedBatch:
     step: BatchMetadata
     step_blocks: int
     begins: bool = False
+    kind: tuple[object, ...] = ()
 
 
 class _Rows(NamedTuple):
@@ -70,7 +72,9 @@ def shard(
     row = torch.arange(batch.num_tokens, device=starts.device, dtype=starts.dtype)
     request = torch.searchsorted(starts[1:], row, right=True).clamp(max=max(batch.num_reqs - 1, 0))
     contexts, place = (batch.seq_lens - starts.diff()).clamp(min=0), row - starts[request]
-    rows = _Rows(request, place, torch.where(batch.seq_lens[request] > 0, contexts[request] + place, -1))
+    # the host may count more queries than the device has: rows past those of the device are padding too
+    has_place = (batch.seq_lens[request] > 0) & (row < starts[-1])
+    rows = _Rows(request, place, torch.where(has_place, contexts[request] + place, -1))
     slots = shards.slots(rows.position, request, table, block_size) if slot_mapping is None else slot_mapping
     # the host may know no more than upper bounds
     host = (batch.host_lens.cpu() - batch.host_starts.cpu().diff()).clamp(min=0)
@@ -101,7 +105,7 @@ def _context(
     starts, host_starts, most = batch.query_start_loc, batch.query_start_loc_cpu, batch.max_query_len
     if by_query and most > 1:
         count, most = batch.num_tokens, 1
-        lens, table = lens[rows.request], table[rows.request]
+        lens, table = torch.where(rows.position >= 0, lens[rows.request], 0), table[rows.request]
         bounds = bounds.repeat_interleave(batch.host_starts.cpu().diff(), output_size=count)
         starts, host_starts = _one_each(count, starts.device), _one_each(count)
     return BatchMetadata(
@@ -140,7 +144,7 @@ def _window(
     """The part of the context within ``left`` keys of each query, every query with as many blocks as any may need."""
     count, device = batch.num_tokens, table.device
     first = shards.before((rows.position - left).clamp(min=0))
-    lens = (shards.before(contexts)[rows.request] - first).clamp(min=0)
+    lens = torch.where(rows.position >= 0, shards.before(contexts)[rows.request] - first, 0).clamp(min=0)
     # any left positions have so many on one rank at most
     turn = shards.world_size * shards.interleave
     most = min(shards.interleave * (-(-left // turn) + 1), shards.before(batch.max_seq_len))

@@ -109,6 +109,20 @@ def test_nan_of_a_state_with_keys_is_not_hidden(kernel: ModuleType) -> None:
 
 
 @KERNELS
+@pytest.mark.parametrize("with_prefix", [0, 5, 17])
+def test_nan_of_an_lse_is_not_hidden(kernel: ModuleType, with_prefix: int) -> None:
+    # whatever rows are in the tile: of 17, some tiles have rows of both kinds
+    states, lses = torch.zeros(2, 17, 2, 16, device=DEVICE), torch.zeros(2, 2, 17, device=DEVICE)
+    lses[1, :, ::2] = torch.nan
+    output, output_lse = torch.zeros_like(states[0]), torch.zeros_like(lses[0])
+    tensors = output, output_lse, states[0], lses[0], states[1], lses[1], None
+    kernel.Merge(*tensors).run(*tensors, with_prefix)
+    assert output[::2].isnan().all()
+    assert output_lse[:, ::2].isnan().all()
+    assert (output[1::2] == 0).all()
+
+
+@KERNELS
 def test_any_strides(kernel: ModuleType) -> None:
     tokens, heads, size = 21, 6, 80
     states, lses = states_of(3, tokens, heads, size)

@@ -95,6 +95,18 @@ def test_ranks_give_what_one_device_gives(ranks: Callable[[int], Ranks], world: 
             torch.testing.assert_close(lse, exact_lse[own], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["sinks", "window and sinks"])
+def test_a_sink_takes_all_the_weight_or_none(ranks: Callable[[int], Ranks], name: str) -> None:
+    case = of(replace(CASES[name], numbers={**CASES[name].numbers, "sinks": [torch.inf, 0.5, -torch.inf, torch.inf]}))
+    expected = alone(case)
+    for steps in ranks(2).run(sharded, case):
+        assert not isinstance(steps, Failure), steps
+        for (output, lse), (exact, exact_lse) in zip(steps, expected, strict=True):
+            torch.testing.assert_close(output, exact, rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(lse, exact_lse, rtol=2e-5, atol=2e-5)
+            assert (output[:, 0] == 0).all()
+
+
 def stored(rank: int, case: Case) -> tuple[list[bool], str]:
     """The slots of a cache that a step writes, by the engine's mapping, where another rank has the last request's.
 

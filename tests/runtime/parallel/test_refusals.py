@@ -51,6 +51,15 @@ def refused(group: Ranks, *cases: Case) -> list[Failure]:
             Case(request={**LSE, "attn_type": "encoder_decoder"}, causal=False), "SpecError",
             "attn_type is encoder_decoder; ranks share the cache of a decoder",
         ),
+        (
+            Case(
+                backend="TURBOQUANT", platform={"platform": "cuda", "arch": "sm89"}, numbers={"sliding_window": 3},
+                # as many heads as a block has tokens: in that shape keys of a window could be mistaken for pages
+                request={"features": {"lse", "sliding_window"}, "dtype": "float16", "kv_dtype": "turboquant_k8v4",
+                         "head_size": 64, "block_size": 16, "num_heads": 16, "num_kv_heads": 16},
+            ),
+            "SpecError", "kv_dtype is turboquant_k8v4, and the layer has a window; pages of codes are not copied",
+        ),
         (Case(backend="TORCH_SDPA"), "NoBackendError", "TORCH_SDPA/gathered  lse is not supported"),
     ],
 )  # fmt: skip
@@ -89,7 +98,7 @@ def call(rank: int, case: Case, wrong: int, change: str) -> Any:
     batch = parallel.shard(batch_of(case, 8, queries, keys, step=0, slots=False))
     query, key, value = inputs(case, layer, 0, sum(queries))
     given: dict[str, Any] = {"query": query, "key": key, "value": value, "kv_cache": cache, "batch": batch}
-    right = dict(given)
+    right, output = dict(given), torch.empty(5, 4, 16)
     if rank == wrong:
         given |= {
             "tokens": lambda: {"batch": parallel.shard(batch_of(case, 8, (1,), (1,), step=0, slots=False))},
@@ -99,12 +108,15 @@ def call(rank: int, case: Case, wrong: int, change: str) -> Any:
             "rows": lambda: {"query": torch.cat([query, query])},
             "key": lambda: {"key": key.half()},
             "no value": lambda: {"value": None},
+            "no keys": lambda: {"key": None, "value": None},
             "cache": lambda: {"kv_cache": (cache[0], cache[1][:, :2])},
             "small cache": lambda: {"kv_cache": tuple(x[:1] for x in cache)},
             "batch": lambda: {"batch": batch_of(case, 8, queries, keys, step=0, slots=False)},
             "output": lambda: {"output": torch.empty(5, 2, 16)},
             "shared output": lambda: {"output": torch.empty(1, 4, 16).expand(5, 4, 16)},
             "lse": lambda: {"lse": torch.empty(5, 4)},
+            "output in cache": lambda: {"output": cache[0].view(-1)[: 5 * 64].view(5, 4, 16)},
+            "output in lse": lambda: {"output": output, "lse": output.view(-1)[:20].view(4, 5)},
         }[change]()
     try:
         parallel(**given)
@@ -127,12 +139,15 @@ def call(rank: int, case: Case, wrong: int, change: str) -> Any:
         ("rows", "query is "),
         ("key", "key is [5, 2, 16] float16; expected [5, 2, 16] float32"),
         ("no value", "value is None; expected key and value, or neither"),
+        ("no keys", "key and value are None; expected the keys and values to write"),
         ("cache", "kv_cache.value is "),
         ("small cache", "slot_mapping names slot "),
         ("batch", "batch is BatchMetadata; expected a ShardedBatch, as `shard` returns it"),
         ("output", "output is [5, 2, 16] float32; expected [5, 4, 16] float32"),
         ("shared output", "output has strides [0, 16, 1], by which several"),
         ("lse", "lse is [5, 4] float32; expected [4, 5] float32"),
+        ("output in cache", "output overlaps kv_cache.key in memory"),
+        ("output in lse", "output overlaps lse in memory"),
     ],
 )
 def test_a_call_that_is_wrong_on_one_rank_is_refused_on_all(
@@ -147,6 +162,64 @@ def test_a_call_that_is_wrong_on_one_rank_is_refused_on_all(
         assert rank == wrong or f"rank {wrong}" in text
         assert untouched
         assert finite
+
+
+def overlapping(rank: int, case: Case, begins: bool) -> str:
+    """What is said of an output that is the memory of the lse, of a prompt that begins and of one with a context."""
+    layer = layer_of(case)
+    parallel = ContextParallel(layer)
+    queries, keys = case.steps[0 if begins else 1]
+    batch = parallel.shard(batch_of(case, 8, queries, keys, step=0, slots=False))
+    query, key, value = inputs(case, layer, 0, sum(queries))
+    output = torch.empty(len(query), 4, 16)
+    lse = output.view(-1)[: 4 * len(query)].view(4, len(query))
+    try:
+        parallel(query, key, value, layer.new_kv_cache(8), batch, output, lse=lse)
+    except BatchError as e:
+        return str(e)
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_an_output_in_the_memory_of_the_lse(ranks: Callable[[int], Ranks], begins: bool) -> None:
+    for said in ranks(2).run(overlapping, Case(steps=STEPS, request=LSE), begins):
+        assert "output overlaps lse in memory" in said
+
+
+def mistaken(rank: int, case: Case, other: Case) -> str:
+    """What a layer says of a shard that another made."""
+    parallel, made_by = (ContextParallel(layer_of(one), interleave=one.interleave) for one in (case, other))
+    queries, keys = case.steps[1]
+    shard = made_by.shard(batch_of(case, 8, queries, keys, step=0, slots=False))
+    query, key, value = inputs(case, parallel.layer, 0, sum(queries))
+    cache = parallel.layer.new_kv_cache(8)
+    for x in cache:
+        x.zero_()
+    try:
+        parallel(query, key, value, cache, shard)
+    except BatchError as e:
+        return str(e)
+    return "nothing was raised"
+
+
+WINDOW = Case(steps=STEPS, request={"features": {"lse", "sliding_window"}}, numbers={"sliding_window": 2})
+FULL = Case(steps=STEPS, request=LSE)
+
+
+@pytest.mark.parametrize(
+    ("case", "other", "problem"),
+    [
+        (WINDOW, FULL, "4 tokens, all keys, encoder_decoder; this layer has "),
+        (FULL, WINDOW, "4 tokens, a window of 1 keys before the query's own, encoder_decoder; this layer has "),
+        (FULL, replace(FULL, interleave=2), "interleave=2) with blocks of 4 tokens, all keys, encoder_decoder; this"),
+    ],
+)
+def test_a_shard_for_a_layer_of_another_kind(
+    ranks: Callable[[int], Ranks], case: Case, other: Case, problem: str
+) -> None:
+    for said in ranks(2).run(mistaken, case, other):
+        assert problem in said
+    assert ranks(2).run(mistaken, case, replace(case, request={**case.request})) == ["nothing was raised"] * 2
 
 
 def shard(rank: int, case: Case, arguments: dict[str, Any]) -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 import torch
 
-from attnreg import SpecError
+from attnreg import BatchMetadata, SpecError
+from attnreg.runtime.parallel.batch import shard
 from attnreg.runtime.parallel.shards import Shards
 
 
@@ -40,6 +44,31 @@ def test_every_token_is_on_one_rank_in_a_slot_of_its_own(world: int, interleave:
 def test_padding_has_no_slot() -> None:
     slots = Shards(0, 2).slots(torch.tensor([-1, 0, 40]), torch.tensor([0, 0, 0]), torch.tensor([[3]]), 4)
     assert slots.tolist() == [-1, 12, -1]
+
+
+@pytest.mark.parametrize("by_query", [True, False])
+def test_rows_past_the_queries_of_the_device_are_padding(by_query: bool) -> None:
+    # the host counts 3 + 3 queries, as when a graph was captured; the device has 1 + 2, of 7 and 19 keys
+    table = torch.tensor([[0, 1, 2], [3, 4, 5]], dtype=torch.int32)
+    batch = replace(
+        BatchMetadata.build([3, 3], [9, 20], block_table=table),
+        query_start_loc=torch.tensor([0, 1, 3], dtype=torch.int32),
+        seq_lens=torch.tensor([7, 19], dtype=torch.int32),
+    )
+    with mock.patch.object(BatchMetadata, "on_host", False):
+        parts = [
+            shard(batch, table, Shards(rank, 2), 4, left=left, by_query=by_query, slot_mapping=None)
+            for left in (-1, 2)
+            for rank in range(2)
+        ]
+    for part in parts:
+        assert part.tokens == 6
+        assert part.context.slot_mapping is not None
+        # a key past the last request's would be written where another request may have its own
+        assert (part.context.slot_mapping[3:] == -1).all()
+        assert part.context.seq_lens[3:].sum() == 0
+        assert part.window is None or part.window.batch.seq_lens[3:].sum() == 0
+    assert [part.context.slot_mapping[:3].tolist() for part in parts[:2]] == [[3, -1, 21], [-1, 20, -1]]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

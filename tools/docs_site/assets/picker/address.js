@@ -10,6 +10,9 @@
   const EMPTY = { registry: "default", fingerprint: "", arch: "sm90", gpu: "", model: "", tp: 1, backend: null };
   const MORE = ["draft", "draft_kv_dtype", "draft_backend", "layer", "prefer", "deny", "selector"];
 
+  // facets that have a place of their own in an address, or none; the first is no name of a facet
+  const ELSEWHERE = ["__proto__", "platform", "arch", "device", "flags", "packages", "features", "model"];
+
   function empty() {
     return { ...EMPTY, facets: {}, features: [], flags: [], packages: null, lengths: [], more: {} };
   }
@@ -19,7 +22,8 @@
     const core = Object.keys(question.facets).filter((name) => registry.core[name]);
     const changed = question.model !== "" && !attnreg.documentAnswers(Object.fromEntries(core.map((name) => [name, ""])));
     const ofModel = question.model === "" && question.lengths.length > 0;
-    const otherRanks = question.model !== "" && !window.attnregPicker.ranks.includes(question.tp);
+    // ranks share out a model's heads; without a model they are refused, as by the command
+    const otherRanks = question.tp !== 1 && (question.model === "" || !window.attnregPicker.ranks.includes(question.tp));
     // a number of JavaScript is exact below 2 ** 53
     const large = Object.values(question.facets).some((text) => /^-?\d{16,}$/.test(text));
     return registry.byPython !== "" || large || changed || ofModel || otherRanks || Object.keys(question.more).length > 0;
@@ -61,10 +65,16 @@
       else if (name === "package") {
         const [pack, version = ""] = value.split("==");
         question.packages = { ...question.packages, [pack]: version };
-      } else if (name.startsWith("facet.") && name !== "facet.__proto__") question.facets[name.slice(6)] = value;
+      } else if (name.startsWith("facet.") && !ELSEWHERE.includes(name.slice(6))) question.facets[name.slice(6)] = value;
       else unread.push(`${name}=${value}`);
     }
     return { question, unread };
+  }
+
+  /** The name of the model of a config that was dropped: no bundled one's, which a link would ask for elsewhere. */
+  function droppedName(file, bundled) {
+    const name = file.replace(/\.json$/i, "");
+    return bundled.includes(name) ? `${name} of ${file}` : name;
   }
 
   /** The value of a facet as the command reads its text: none, a number, true, false, null, or a word. */
@@ -192,5 +202,5 @@
     ].join("\n");
   }
 
-  attnreg.address = { MORE, empty, byPython, toHash, fromHash, read, words, commandLine, python };
+  attnreg.address = { MORE, empty, droppedName, byPython, toHash, fromHash, read, words, commandLine, python };
 })((globalThis.attnreg ??= {}));

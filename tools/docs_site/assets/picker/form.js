@@ -144,7 +144,7 @@
     Object.assign(lists, { kv_dtype: facets.kv_dtype ?? "", backend: question.backend ?? "" });
     for (const name of ["draft", "draft_kv_dtype", "draft_backend", "prefer"]) lists[name] = more[name] ?? "";
     for (const [name, value] of Object.entries(lists)) choose(field(name), value);
-    field("tp").disabled = model === "";
+    field("tp").disabled = model === "" && question.tp === 1;
     write(field("layer"), more.layer ?? "");
     write(field("deny"), more.deny ?? "");
     write(field("lengths"), question.lengths.join(", "));

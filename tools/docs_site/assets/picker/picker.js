@@ -77,7 +77,7 @@
       overlays.set(name, { base, file: file.name, alike: answered.alike });
       return changeRegistry(name);
     }
-    const name = file.name.replace(/\.json$/i, "");
+    const name = address.droppedName(file.name, site.models);
     dropped.set(name, { file: file.name, text, documents: new Map() });
     return changeModel(name);
   }

@@ -99,9 +99,14 @@
   // a letter, digit or underscore of any alphabet, or one of these marks
   const PLAIN = /^[\p{L}\p{N}_.+*=<>!~/-]+$/u;
 
+  /** A text as JSON in ASCII, as Python writes it. */
+  function asciiText(text) {
+    return JSON.stringify(text).replace(/[^ -~]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  }
+
   function valueWords(value) {
     if (typeof value === "boolean") return value ? "true" : "false";
-    if (typeof value === "string" && !PLAIN.test(value)) return JSON.stringify(value);
+    if (typeof value === "string" && !PLAIN.test(value)) return asciiText(value);
     return value === null ? "not given" : String(value);
   }
 
@@ -112,7 +117,7 @@
   function featureWords(feature) {
     if (Object.hasOwn(PHRASES, feature)) return PHRASES[feature];
     const taken = Object.entries(PHRASES).some(([name, phrase]) => phrase === feature && name !== feature);
-    return taken ? JSON.stringify(feature) : valueWords(feature);
+    return taken ? asciiText(feature) : valueWords(feature);
   }
 
   function headWords(heads, kvHeads, size, sizeV) {

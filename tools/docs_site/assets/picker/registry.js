@@ -13,11 +13,20 @@
     return typeof value === "boolean" ? (value ? "True" : "False") : String(value);
   }
 
+  // what cannot be seen, or turns the text around it: a space is seen
+  const UNPRINTABLE = /(?! )[\p{C}\p{Z}]/gu;
+
+  function escaped(character) {
+    const code = character.codePointAt(0);
+    const [mark, digits] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
+    return `\\${mark}${code.toString(16).padStart(digits, "0")}`;
+  }
+
   /** A value as Python writes it in a program. */
   function quoted(value) {
     if (typeof value !== "string") return printed(value);
     const mark = value.includes("'") && !value.includes('"') ? '"' : "'";
-    const text = value.replace(/\\/g, "\\\\").replace(/\n/g, "\\n").replace(/\r/g, "\\r").replace(/\t/g, "\\t");
+    const text = value.replace(/\\/g, "\\\\").replace(/\n/g, "\\n").replace(/\r/g, "\\r").replace(/\t/g, "\\t").replace(UNPRINTABLE, escaped);
     return mark + (mark === "'" ? text.replace(/'/g, "\\'") : text) + mark;
   }
 
