@@ -4,6 +4,7 @@
 
   const field = (id) => document.getElementById(id);
   const NAMES = ["before", "after", "where"];
+  const bundled = [...field("before").options].map((option) => option.value);
   // the overlays that were dropped on the page: name of the file -> its text
   const overlays = new Map();
 
@@ -49,13 +50,18 @@
     }
   }
 
+  /** The path of a dropped file: the command takes a registry's name for that registry. */
+  function pathOf(file) {
+    return bundled.includes(file.name) ? `./${file.name}` : file.name;
+  }
+
   /** Compare an overlay that was dropped with what stands before it; of several, the last two. */
   async function take(files) {
-    const names = [...files].map((file) => file.name);
+    const names = [...files].map(pathOf);
     try {
       for (const file of files) {
-        overlays.set(file.name, await attnreg.python.textOf(file));
-        offer(file.name);
+        overlays.set(pathOf(file), await attnreg.python.textOf(file));
+        offer(pathOf(file));
       }
     } catch (error) {
       return answered("", String(error.message));
