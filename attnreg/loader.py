@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from attnreg.environment import PLUGINS_VARIABLE, REGISTRY_VARIABLE, environment
 from attnreg.errors import Location, Problem, RegistryError
 from attnreg.errors import RegistryWarning as RegistryWarning
 from attnreg.files import kind_of
+from attnreg.locks import ForkSafeLock
 from attnreg.plugins import LeftOut, Plugin, broken, choose, installed_plugins
 from attnreg.registry import Registry
 
@@ -160,17 +160,7 @@ def _sound(bundled: str, plugins: Sequence[Plugin], trusted: frozenset[str]) -> 
 
 
 _default: Registry | None = None
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Give a forked child a lock of its own: a thread that it does not have may hold the parent's."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_lock = ForkSafeLock()
 
 
 def default_registry() -> Registry:

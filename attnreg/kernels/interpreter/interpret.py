@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any
 
 import torch
@@ -12,18 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.interpreter.quick import quick
+from attnreg.locks import ForkSafeLock
 
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Give a forked child a lock of its own: a thread that it does not have may hold the parent's."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_lock = ForkSafeLock()
 
 
 def interpret(function: Any, grid: tuple[int, int, int], values: tuple[Any, ...], constants: tuple[Any, ...]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 from support.compiler import Compiler
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnreg import AttentionRequest, Platform, Registry
 from attnreg.kernels.hopper import attention as hopper_attn
@@ -377,3 +379,34 @@ def test_numbers_that_a_capture_makes_are_kept_by_nobody_else(monkeypatch: pytes
     assert second.data_ptr() == first.data_ptr() + 4 * counters.NUMBERS
     monkeypatch.setattr(counters, "is_captured", lambda device: True)
     assert counters.taken(device).data_ptr() == first.data_ptr() + 16 * counters.UNDER_WAY
+
+
+def test_numbers_are_made_outside_of_a_caller_s_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "_counters", {})
+    with torch.inference_mode(), FakeTensorMode():
+        places = counters.Counters(torch.device("cpu"))
+    assert type(places.numbers) is Tensor
+    assert not places.numbers.is_inference()
+    assert not places.numbers.any()
+
+
+def test_numbers_are_written_before_any_stream_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stream than that of the first launch does not wait for what that one has still to do."""
+    done: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            done.append("record")
+
+        def query(self) -> bool:
+            done.append("query")
+            return len(done) > 4
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "a stream of its own")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: done.append(stream) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "zeros", lambda shape, dtype, device: done.append("zeros") or zeros(1, dtype=dtype))
+    counters.Counters(torch.device("cuda", 0))
+    assert done == ["a stream of its own", "zeros", "record", "query", "query"]

@@ -5,6 +5,8 @@ The last block of threads of a launch leaves zeros there, so that none has to be
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import torch
@@ -24,13 +26,31 @@ class Counters:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.numbers = torch.zeros(UNDER_WAY + CAPTURED, NUMBERS, dtype=torch.int32, device=device)
+        # a caller's modes and pools of memory are those of its thread, and these numbers outlive them
+        with ThreadPoolExecutor(1) as thread:
+            self.numbers = thread.submit(_written_zeros, device).result()
         self._passing, self._captured = count(), count(UNDER_WAY)
 
     def next_place(self, captured: bool) -> int | None:
         """The place of the next launch; None where graphs hold all that are theirs."""
         place = next(self._captured) if captured else next(self._passing) % UNDER_WAY
         return place if place < UNDER_WAY + CAPTURED else None
+
+
+def _written_zeros(device: torch.device) -> Tensor:
+    """Zeros for every place, which are there for launches on any stream."""
+    shape = UNDER_WAY + CAPTURED, NUMBERS
+    if device.type != "cuda":
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+    # on a stream of its own, which waits for none of the caller's work
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        numbers = torch.zeros(shape, dtype=torch.int32, device=device)
+        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        written.record()
+        while not written.query():  # type: ignore[no-untyped-call]
+            time.sleep(0)
+    return numbers
 
 
 _counters: dict[torch.device, Counters] = {}
