@@ -5,6 +5,7 @@ A recipe is a YAML file with the keys of `KEYS`, or a shell script or a command 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -29,8 +30,6 @@ KEYS = {
     "command": "the whole command line",
 }
 _MAX_BYTES = 1 << 20
-# the short names of vLLM's options, which other engines do not have (vllm:vllm/engine/arg_utils.py)
-_SHORT = {"-ac": "--attention-config", "-tp": "--tensor-parallel-size"}
 # a text in quotes goes over no more lines than these
 _MOST_LINES = 100
 # between the commands of a line
@@ -79,8 +78,9 @@ def read_recipe(path: Path) -> list[Recipe]:
     return found
 
 
+@functools.cache
 def known_engines() -> dict[str, dict[str, Any]]:
-    """Engine -> what is known of its commands, options and variables."""
+    """Engine -> what is known of its commands, options, their short names, and variables."""
     data: dict[str, dict[str, Any]] = Document.load(registry_root() / "launch.yaml", "registry/launch.yaml").data
     return data
 
@@ -210,11 +210,15 @@ def _read_words(words: list[tuple[str, Location]], recipe: Recipe, command: Loca
     """Read the words of a command: variables before it, the engine, and its options."""
     if command is not None:
         recipe.engine = recipe.engine or _engine_of(words)
+    # no two engines have one short name
+    short_names = {
+        short: option for about in known_engines().values() for short, option in about.get("short", {}).items()
+    }
     for i, (word, where) in enumerate(words):
         option, equals, value = word.partition("=")
         short, dot, key = option.partition(".")
-        if short in _SHORT:
-            option = f"{_SHORT[short]}{dot}{key}"
+        if short in short_names:
+            option = f"{short_names[short]}{dot}{key}"
         if option.startswith("--"):
             following = words[i + 1][0] if i + 1 < len(words) else ""
             value = value if equals else "" if following.startswith("--") else following
