@@ -34,8 +34,8 @@ from attnreg.runtime.lengths import prefix_sums
 class Case:
     """One attention call: every request has ``queries`` queries after ``context`` earlier keys.
 
-    tokens: further requests before them, of one query each, the last of ``token_keys`` keys. mark: microseconds on an
-    H200; max_error: of ||out - ref|| / ||ref||.
+    tokens: further requests before them, of one query each, the last of ``token_keys`` keys. shortest: the keys of the
+    others lie evenly from so many up to theirs. mark: microseconds on an H200; max_error: of ||out - ref|| / ||ref||.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Case:
     max_error: float = 1e-2
     tokens: int = 0
     token_keys: int = 0
+    shortest: int | None = None
 
     @property
     def keys(self) -> int:
@@ -62,7 +63,9 @@ class Case:
     @property
     def lengths(self) -> list[tuple[int, int]]:
         """The queries and the keys of each request."""
-        return [(1, self.token_keys)] * self.tokens + [(self.queries, self.keys)] * self.requests
+        step = 0.0 if self.shortest is None else (self.keys - self.shortest) / max(self.requests - 1, 1)
+        each = [(self.queries, self.keys - round(i * step)) for i in range(self.requests)]
+        return [(1, self.token_keys)] * self.tokens + each
 
     @property
     def values(self) -> int:
@@ -74,14 +77,13 @@ class Case:
         """Bytes to move and floating-point operations to do, at least."""
         heads, kv_heads = self.heads
         tokens = self.requests * self.queries
-        seen = self.keys if self.window is None else min(self.keys, self.queries + self.window - 1)
-        pairs = sum(self._visible(i) for i in range(self.queries)) * self.requests
+        each = self.lengths
+        seen = sum(keys if self.window is None else min(keys, queries + self.window - 1) for queries, keys in each)
+        pairs = sum(self._visible(keys - queries + i, keys) for queries, keys in each for i in range(queries))
         element = 1 if self.kv_dtype.startswith("fp8") else 2
         both = self.head_size + self.values
-        of_tokens = self.tokens * (self.token_keys if self.window is None else min(self.token_keys, self.window))
-        keys = self.requests * seen + of_tokens
-        moved = keys * kv_heads * both * element + 2 * (tokens + self.tokens) * heads * both
-        return moved, 2 * (pairs + of_tokens) * heads * both
+        moved = seen * kv_heads * both * element + 2 * (tokens + self.tokens) * heads * both
+        return moved, 2 * pairs * heads * both
 
     @property
     def request(self) -> AttentionRequest:
@@ -93,9 +95,8 @@ class Case:
             features=frozenset(name for name, asked in features.items() if asked),
         )  # fmt: skip
 
-    def _visible(self, query: int) -> int:
-        position = self.context + query
-        last = position if self.causal else self.keys - 1
+    def _visible(self, position: int, keys: int) -> int:
+        last = position if self.causal else keys - 1
         first = 0 if self.window is None else max(0, position - self.window + 1)
         return last - first + 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from attnreg.kernels import triton_mla
 from attnreg.kernels.mla import triton_sparse
+from attnreg.kernels.mla.sparse import by_token
 from attnreg.runtime import latents
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call, LayerParams
 from attnreg.runtime.mla.interface import as_kv_cache, latent_cache_shape
@@ -58,7 +60,7 @@ def cases(place: Place) -> Iterator[Case]:
             yield Case(
                 name=name, mark=mark, prepare=partial(_dense, place, hopper_mla, requests, heads, context, kv_dtype)
             )
-        for kv_dtype, sparse in (("auto", _SPARSE), ("fp8_ds_mla", _SPARSE[:1])):
+        for kv_dtype, sparse in (("auto", _SPARSE), ("fp8_ds_mla", _SPARSE[:2])):
             words = "" if kv_dtype == "auto" else f" {kv_dtype}"
             for tokens, heads, mark in sparse:
                 name = f"HOPPER_MLA_SPARSE decode{words} b{tokens} h{heads}, 2048 of 32k"
@@ -158,6 +160,26 @@ def _sparse_peers(made: _Tensors, spec: AttentionSpec, indices: Tensor, last: Te
         out = torch.full_like(made.output, math.nan)
         call = made.call(indices=indices)._replace(output=out)
         yield Peer("FlashMLA", partial(flash, spec, plan(spec, made.batch), call), lambda _: made.error(last, out))
+    if plan is not None and spec.kv_dtype == "fp8_ds_mla":
+        importlib.import_module("attnreg.kernels.flash_mla.record").SPARSE_PREFILL.load()
+        decode = torch.ops._flashmla_C.sparse_decode_fwd.default
+        query, cache = made.query[:, None], made.cache.view(torch.uint8).view(-1, made.block, 1, latents.BYTES)
+        schedule: list[Any] = [None, None]
+
+        def forward() -> Tensor:
+            # it reads places by 16 bytes
+            places = by_token(spec, made.batch, made.call(indices=indices))[1].block_table
+            assert places is not None
+            output, _, *schedule[:] = decode(
+                query, cache, places[:, None].clone(), None, None, *schedule, None, None, None, RANK,
+                spec.softmax_scale,
+            )  # fmt: skip
+            found: Tensor = output[:, 0]
+            return found
+
+        # the first call makes the schedule of the others
+        forward()
+        yield Peer("FlashMLA", forward, lambda output: made.error(last, output))
 
 
 def _peers(made: _Tensors, context: int) -> Peers:

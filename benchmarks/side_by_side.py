@@ -73,11 +73,18 @@ CASES = (
     TOKENS,
     replace(TOKENS, name="decode b1 8k", mark=18, requests=1),
     replace(TOKENS, name="decode b64 8k, heads of 64", mark=240, head_size=64),
+    replace(TOKENS, name="decode b8 8200", mark=math.inf, requests=8, context=8199),
+    replace(TOKENS, name="decode b32, 500 to 16k", mark=math.inf, requests=32, context=16383, shortest=500),
+    replace(TOKENS, name="decode b64, one of 64k, others of 2k", mark=math.inf, requests=1, context=65535, tokens=63,
+            token_keys=2048),
     *(
         replace(TOKENS, name=f"decode fp8 b{requests} {keys // 1024}k", mark=mark, requests=requests, context=keys - 1,
                 kv_dtype="fp8", max_error=3e-3)
         for requests, keys, mark in ((64, 8192, 260), (8, 8192, math.inf), (1, 8192, math.inf), (8, 131072, math.inf))
     ),
+    replace(TOKENS, name="decode fp8 b4 8200", mark=math.inf, requests=4, context=8199, kv_dtype="fp8", max_error=3e-3),
+    replace(TOKENS, name="decode fp8 b32, 500 to 16k", mark=math.inf, requests=32, context=16383, shortest=500,
+            kv_dtype="fp8", max_error=3e-3),
     replace(TOKENS, name="decode fp8 b64 8k, 64/8 heads", mark=math.inf, heads=(64, 8), kv_dtype="fp8",
             max_error=3e-3),
     replace(TOKENS, name="decode fp8 b64 8k, 64/8 heads of 64", mark=math.inf, heads=(64, 8), head_size=64,
@@ -104,7 +111,8 @@ def measure(case: Case, backends: list[str]) -> dict[str, Any]:
             continue
         try:
             data = Data(case, module=module)
-            captured = case.block_size is not None and not case.tokens and getattr(module, "CAPTURABLE", False)
+            mixed = case.tokens and case.queries > 1
+            captured = case.block_size is not None and not mixed and getattr(module, "CAPTURABLE", False)
             time_us(data.forward, 3, captured=captured)
             error = errors[title] = data.error()
         except (RuntimeError, ValueError) as problem:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnreg.runtime.lengths import LONGEST, Lengths, content, queries_of, starts_of
+from attnreg.runtime.lengths import LONGEST, Lengths, content, numbers_in, queries_of, starts_of
 from attnreg.runtime.tensors import has_memory
 from attnreg.runtime.tensors import tensor_words as tensor_words
 
@@ -192,7 +192,7 @@ class BatchMetadata:
         """The numbers that `query_start_loc_cpu` and `seq_lens_cpu` hold now, both int32."""
         starts, keys = content(self.query_start_loc_cpu), content(self.seq_lens_cpu)
         if self._read[:2] != [starts, keys]:
-            values = memoryview(keys).cast("i").tolist()
+            values = numbers_in(keys)
             longest = max(values, default=0) if min(values, default=0) >= 0 else LONGEST + 1
             self._read[:] = starts, keys, Lengths(queries_of(starts), longest)
         lengths: Lengths = self._read[2]

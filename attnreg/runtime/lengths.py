@@ -39,11 +39,17 @@ def content(tensor: Tensor) -> bytes:
     return string_at(whole.data_ptr(), whole.nbytes)
 
 
+def numbers_in(content: bytes) -> list[int]:
+    """The numbers of an int32 tensor, from its `content`."""
+    numbers: list[int] = memoryview(content).cast("i").tolist()
+    return numbers
+
+
 # the steps of a decode have the same queries
 @lru_cache(maxsize=128)
 def queries_of(starts: bytes) -> Queries:
     """The queries of each request, from the `content` of their prefix sums, an int32 tensor with an element or more."""
-    sums = memoryview(starts).cast("i").tolist()
+    sums = numbers_in(starts)
     each = list(map(sub, sums[1:], sums))
     return Queries(each, sums[0], sums[-1], min(each, default=0), max(each, default=0))
 

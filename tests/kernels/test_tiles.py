@@ -34,6 +34,7 @@ FP8, FLOAT32 = {"cache_itemsize": 1}, {"itemsize": 4, "cache_itemsize": 4}
 LONG = {"short": False, "rows": 128}
 SHAPES = {
     "decode": {},
+    "decode 64": {"block_d": 64, "block_dv": 64},
     "decode 8-bit": FP8,
     "decode extras": {"extras": True},
     "decode both": {"extras": True, **FP8},
@@ -88,9 +89,10 @@ TARGETS = {
 # rows x keys: warps, stages, programs per multiprocessor; / columns of the query at a time; + whole tiles apart
 CHOSEN = """
                    sm75            sm80            sm90            sm100           sm120           gfx942       gfx1100
-decode             16x32:8:1:2/64  16x64:4:2:4     16x64:4:2:4     16x64:4:2:4     16x64:4:2:4     16x32:4:2:2  16x32:8:2:2
+decode             16x32:8:1:2/64  16x64:4:2:4     16x64:4:2:5     16x64:4:2:4     16x64:4:2:4     16x32:4:2:2  16x32:8:2:2
+decode 64          16x32:8:1:2/64  16x64:4:2:4     16x64:4:3:6     16x64:4:2:4     16x64:4:2:4     16x32:4:2:2  16x32:8:2:2
 decode 8-bit       16x32:8:1:2/64  16x128:4:3:2    16x128:4:3:2    16x128:4:3:2    16x64:4:2:2     16x32:4:2:2  16x32:8:2:2
-decode extras      16x32:8:1:2/64  16x32:4:2:4     16x64:4:2:4     16x32:4:2:4     16x32:4:2:4     16x32:4:2:2  16x32:8:2:2
+decode extras      16x32:8:1:2/64  16x32:4:2:4     16x64:4:2:5     16x32:4:2:4     16x32:4:2:4     16x32:4:2:2  16x32:8:2:2
 decode both        16x32:8:1:2/64  16x32:8:2:4     16x32:8:2:4     16x32:8:2:4     16x32:8:2:4     16x32:4:2:2  16x32:8:2:2
 decode 256         16x32:8:1:2/64  16x32:4:2:4     16x32:4:2:4     16x32:4:2:4     16x32:4:2:4     16x32:4:2:2  16x16:8:2:2/64
 decode 256 extras  16x32:8:1:2/64  16x32:4:2:4     16x64:8:2:2     16x32:4:2:4     16x32:4:2:4     16x32:4:2:2  16x16:8:2:2/64

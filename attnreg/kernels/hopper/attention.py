@@ -17,7 +17,7 @@ from attnreg.kernels.hopper.prompts.choices import mixes, splits_of
 from attnreg.kernels.hopper.prompts.plans import Prompts, prompts_of
 from attnreg.kernels.hopper.prompts.widened import FORMATS, rows_for, widened_of
 from attnreg.kernels.hopper.target import computes, require
-from attnreg.kernels.triton.plans import ALIKE, bound_launches
+from attnreg.kernels.triton.plans import bound_launches
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
 from attnreg.kernels.triton.splits import Run
 from attnreg.kernels.triton_attn import (
@@ -31,7 +31,7 @@ from attnreg.kernels.triton_attn import (
     write_kv,
 )
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
-from attnreg.runtime.lengths import content, queries_of
+from attnreg.runtime.lengths import content, numbers_in, queries_of
 
 __all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "repeat", "run", "write_kv"]
 
@@ -59,8 +59,6 @@ class HopperPlan(TritonPlan):
         self._num_sms = require(batch.query_start_loc.device).num_sms
         super().__init__(spec, batch)
         self.spec, self.causal, self.starts = spec, batch.causal, batch.query_start_loc_cpu
-        # launches for lengths up to the same multiple are shared
-        self.max_seq_len = -(-batch.max_seq_len // ALIKE) * ALIKE
         # the rows of widened keys, and whether one launch computes all requests
         self.rows, self.mixed = 0, False
         many = self.launches[-1].chosen if self.launches else None
@@ -68,7 +66,7 @@ class HopperPlan(TritonPlan):
             self._paged and computes(batch.causal, spec, COMPUTED)
             and many is not None and many.max_query_len > SHORT_QUERIES
         ):  # fmt: skip
-            lengths = queries_of(content(self.starts)).each, memoryview(content(batch.seq_lens_cpu)).cast("i").tolist()
+            lengths = queries_of(content(self.starts)).each, numbers_in(content(batch.seq_lens_cpu))
             if spec.cache_dtype in FORMATS:
                 self.rows = rows_for(spec, batch.causal, many, *lengths)
             elif len(self.launches) > 1:
@@ -100,13 +98,13 @@ class HopperPlan(TritonPlan):
             return None
         queries = queries_of(content(self.starts)).each
         if launch.max_query_len > SHORT_QUERIES:
-            splits = splits_of(self.spec, self.causal, launch, queries, self.max_seq_len, self._num_sms)
+            splits = splits_of(self.spec, self.causal, launch, queries, self.keys.longest, self._num_sms)
             if not splits:
                 return None
             launch = launch._replace(splits=splits if self.splits is None else self.splits)
             if self.rows:
                 wide = widened_of(
-                    self.spec, self.causal, launch, queries, self.rows, self.max_seq_len, self._numbers, tensors,
+                    self.spec, self.causal, launch, queries, self.rows, self.keys.longest, self._numbers, tensors,
                     self.changes,
                 )  # fmt: skip
                 return None if wide is None else wide.run_or(portable)
@@ -114,7 +112,7 @@ class HopperPlan(TritonPlan):
             return None if prompts is None else prompts.run
         if not self._paged:
             return None
-        few = decode_plans.planned(self.spec, self.causal, launch, queries, self.max_seq_len, tensors, self.splits)
+        few = decode_plans.planned(self.spec, self.causal, launch, queries, self.keys, tensors, self.splits)
         return None if few is None else bound_launches([few], self._numbers, *tensors)[0]
 
     def _prompts(self, launch: Launch, tensors: Sequence[Any], *, mixed: bool = False) -> Prompts | None:

@@ -11,7 +11,14 @@ import torch
 from attnreg.kernels.hopper.decode import PAGE, WARPS, Decode, decode_kernel
 from attnreg.kernels.triton.launch import Kernel, Variant
 from attnreg.kernels.triton.plans import HEADS, NAMES, PlannedLaunch
-from attnreg.kernels.triton.schedule import SHORT_QUERIES, SMALLEST_SPLIT, Launch, choose_splits
+from attnreg.kernels.triton.schedule import (
+    SHORT_QUERIES,
+    SMALLEST_SPLIT,
+    Costs,
+    Keys,
+    Launch,
+    choose_splits,
+)
 from attnreg.kernels.triton.splits import PlannedMerge, Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
@@ -23,10 +30,23 @@ FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 # by head size and rows: the pages that a warp loads at once, and the programs of a multiprocessor to split keys for.
 # Measured on an H200, but for 16 rows of 64; 8 rows of 64 have registers for five programs, and more splits are slower
 SHAPES = {(64, 8): (1, 4), (64, 16): (1, 3), (128, 8): (2, 2), (128, 16): (1, 2)}
+# the keys that a multiprocessor computes in the time in which a program begins and ends, and in that in which a part is
+# merged; on an H200, by benchmarks/splits.py
+BEGINS, MERGED = 1280, 16
 # the bytes of a load
 _LOADED = 16
 
 _DECODE = Kernel(decode_kernel, NAMES, HEADS)
+
+
+class Split(NamedTuple):
+    """What keys are split for: programs of ``rows``, each of which walks ``step`` keys at a time, ``per_sm`` at once on
+    each of the multiprocessors."""
+
+    rows: int
+    step: int
+    num_sms: int
+    per_sm: int
 
 
 class _Code(NamedTuple):
@@ -78,12 +98,13 @@ class _Code(NamedTuple):
 
 
 def planned(
-    spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], max_seq_len: int, tensors: Sequence[Any],
+    spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], known: Keys, tensors: Sequence[Any],
     splits: int | None = None,
 ) -> PlannedLaunch | None:  # fmt: skip
     """The launch in place of ``chosen``, which is of few queries; None where the kernel cannot compute it.
 
-    queries: of each request. tensors: those of a call. splits: overrides the chosen ones, for measurements.
+    queries: of each request. known: of the batch. tensors: those of a call. splits: overrides the chosen ones, for
+    measurements.
     """
     query, key, value, *_ = tensors
     rows = rows_of(spec, chosen)
@@ -95,8 +116,8 @@ def planned(
     ):  # fmt: skip
         return None
     pages, per_sm = SHAPES[spec.head_size, rows]
-    step, programs = WARPS.value * PAGE.value * pages, target_of(query.device).num_sms * per_sm
-    chosen = cut(spec, causal, chosen, queries, max_seq_len, rows, step, programs, splits)
+    tile = Split(rows, WARPS.value * PAGE.value * pages, target_of(query.device).num_sms, per_sm)
+    chosen = cut(spec, causal, chosen, queries, known, tile, Costs(BEGINS / per_sm, MERGED / per_sm), splits)
     code = _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1)
     return launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
 
@@ -110,21 +131,21 @@ def rows_of(spec: AttentionSpec, chosen: Launch) -> int:
 
 
 def cut(
-    spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], max_seq_len: int, rows: int, step: int,
-    capacity: int, splits: int | None,
+    spec: AttentionSpec, causal: bool, chosen: Launch, queries: Sequence[int], known: Keys, tile: Split, costs: Costs,
+    splits: int | None,
 ) -> Launch:  # fmt: skip
-    """The launch with its keys split for programs of one tile, each of which walks ``step`` keys at a time.
-
-    capacity: the programs that run at once. splits: overrides the chosen ones.
-    """
+    """The launch with its keys split for programs of one tile. splits: overrides the chosen ones."""
     if "batch_invariant" not in spec.features:
         members = [n for n in queries if chosen.min_query_len <= n <= chosen.max_query_len] or [1]
         sides, longest = spec.sides(causal), chosen.max_query_len
-        keys = min(max_seq_len, sum(sides) + 1 + longest) if min(sides) >= 0 else max_seq_len
-        best = choose_splits(len(members) * spec.num_kv_heads, keys, SMALLEST_SPLIT, step, capacity)
+        keys, eighths = known.few, known.eighths
+        if min(sides) >= 0 and sum(sides) + 1 + longest < keys:
+            keys, eighths = sum(sides) + 1 + longest, 8
+        programs = len(members) * spec.num_kv_heads
+        best = choose_splits(programs, keys, SMALLEST_SPLIT, tile.step, tile.num_sms, tile.per_sm, costs, eighths)
         # parts of rows without a program have memory too
         parts = min(sum(queries), longest * len(queries)) * spec.num_heads
-        best = max(1, min(best, 4 * capacity * rows // max(parts, 1)))
+        best = max(1, min(best, 4 * tile.num_sms * tile.per_sm * tile.rows // max(parts, 1)))
         chosen = chosen._replace(splits=best, min_split=SMALLEST_SPLIT)
     if splits is not None:
         chosen = chosen._replace(splits=splits, min_split=PAGE.value)

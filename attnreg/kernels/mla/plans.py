@@ -18,7 +18,7 @@ from attnreg.kernels.mla.decode import _latent_attention_kernel
 from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import Launch, schedule
+from attnreg.kernels.triton.schedule import Keys, Launch, schedule
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
@@ -35,8 +35,6 @@ _NUMBERS = ("num_reqs", "stride_table", "stride_lse")
 _LAUNCH = ("min_query_len", "max_query_len", "min_split", "rank", "softmax_scale")
 _ATTENTION = Kernel(_latent_attention_kernel, (*_CALL, *_BATCH, *_PARTS, *_NUMBERS, *_LAUNCH, "slots"))
 _TL_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-# a block of key lengths within which plans are alike
-_ALIKE = 256
 # the widest latent, and the widest with its rotary part
 WIDEST, WIDEST_KEY = 512, 640
 
@@ -69,8 +67,9 @@ class PlanOfBatch:
         if table is None:
             raise BatchError(["the batch has no block_table: MLA in its latent form reads the cache"])
         self.slot_mapping = batch.slot_mapping
-        longest = -(-batch.max_seq_len // _ALIKE) * _ALIKE
-        self._facts = batch.causal is True, content(batch.query_start_loc_cpu), batch.max_query_len, longest
+        host = content(batch.query_start_loc_cpu)
+        keys = Keys.of(batch.max_seq_len, host, content(batch.seq_lens_cpu))
+        self._facts = batch.causal is True, host, batch.max_query_len, keys
         self._numbers = batch.num_reqs, table.stride(0) if table.shape[0] > 1 else 0
         self._tensors = starts, batch.seq_lens, table
 
@@ -239,7 +238,7 @@ def latent_launches(
     target: Target,
     queries: Sequence[int],
     max_query_len: int,
-    max_seq_len: int,
+    keys: Keys,
     config: Config | None,
     splits: int | None,
 ) -> list[Launch]:
@@ -264,7 +263,7 @@ def latent_launches(
         tile_scales=spec.kv_dtype == "fp8_ds_mla",
     )
     launches = schedule(
-        target, shape, queries, num_kv_heads=1, max_query_len=max_query_len, max_seq_len=max_seq_len,
+        target, shape, queries, num_kv_heads=1, max_query_len=max_query_len, keys=keys,
         batch_invariant="batch_invariant" in spec.features, config=config,
     )  # fmt: skip
     return launches if splits is None else [one._replace(splits=splits, min_split=16) for one in launches]
@@ -278,7 +277,7 @@ def _launches(
     causal: bool,
     starts: bytes,
     max_query_len: int,
-    max_seq_len: int,
+    keys: Keys,
     config: Config | None,
     splits: int | None,
 ) -> Launches[_PlannedLaunch]:
@@ -286,7 +285,7 @@ def _launches(
     scaled = spec.kv_dtype == "fp8_ds_mla"
     assert spec.block_size is not None
     queries = queries_of(starts).each
-    launches = latent_launches(spec, target, queries, max_query_len, max_seq_len, config, splits)
+    launches = latent_launches(spec, target, queries, max_query_len, keys, config, splits)
     stored = torch.float8_e4m3fn if scaled else spec.cache_dtype
     planned = []
     for one in launches:

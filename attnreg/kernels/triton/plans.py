@@ -30,7 +30,7 @@ from attnreg.kernels.triton.layout import (
     value_dtype,
 )
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Launch, rotate_when_loaded, schedule
+from attnreg.kernels.triton.schedule import Keys, Launch, rotate_when_loaded, schedule
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, codes_of, columns_of, power_of_2, value_columns
@@ -60,8 +60,6 @@ NAMES = (*_CALL, *_BATCH, *_PARTS, *_BATCH_NUMBERS, *_CALL_NUMBERS, *_LAUNCH, "s
 # packed keys and values of calls alike differ in these: a cache that grows has others in each step
 HEADS = ("stride_key_head", "stride_value_head")
 _ATTENTION = Kernel(_attention_kernel, NAMES, HEADS)
-# no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
-ALIKE = SMALLEST_SPLIT
 
 
 class AttentionPlan:
@@ -79,10 +77,12 @@ class AttentionPlan:
         ranges = batch.mm_prefix if "mm_prefix" in spec.features else None
         causal, by_request = (batch.causal, None) if isinstance(batch.causal, bool) else (None, batch.causal)
         tree = batch.tree_mask if "tree_mask" in spec.features else None
+        host = content(batch.query_start_loc_cpu)
+        self.keys = Keys.of(batch.max_seq_len, host, content(batch.seq_lens_cpu))
         self.launches = _launches(
             spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
-            ranges is not None, tree is not None, causal, content(batch.query_start_loc_cpu), batch.max_query_len,
-            -(-batch.max_seq_len // ALIKE) * ALIKE, config, splits, unrotated,
+            ranges is not None, tree is not None, causal, host, batch.max_query_len, self.keys, config, splits,
+            unrotated,
         )  # fmt: skip
         # whether the launches take queries of `unrotated` elements, and rotate them when they are loaded
         self.rotates = self.launches.rotate
@@ -301,7 +301,7 @@ def bound_launches(
 @functools.lru_cache(maxsize=1024)
 def _launches(
     spec: AttentionSpec, target: Target, device: torch.device, paged: bool, own_key_starts: bool, ranges: bool,
-    tree: bool, causal: bool | None, starts: bytes, max_query_len: int, max_seq_len: int, config: Config | None,
+    tree: bool, causal: bool | None, starts: bytes, max_query_len: int, keys: Keys, config: Config | None,
     splits: int | None, unrotated: int,
 ) -> _Launches:  # fmt: skip
     """The launches for every batch of which this is true. causal: None where requests differ.
@@ -354,7 +354,7 @@ def _launches(
         queries,
         num_kv_heads=spec.num_kv_heads,
         max_query_len=max_query_len,
-        max_seq_len=max_seq_len,
+        keys=keys,
         batch_invariant=batch_invariant,
         config=config,
     )

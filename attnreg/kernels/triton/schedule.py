@@ -1,4 +1,4 @@
-"""The schedule of a batch: its launches, with their requests, tiles and splits. Integers only, no tensors."""
+"""The schedule of a batch: its launches, with their requests, tiles and splits. Numbers only, no tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config, Shape, choose_config, tile_rows
+from attnreg.runtime.lengths import numbers_in, queries_of
 
 # requests of up to so many queries are decoded: their rows fit one tile, and loading keys takes most of the time
 SHORT_QUERIES = 16
@@ -20,10 +21,58 @@ _TALL = 128
 _CACHED = 24 << 20
 # a split of fewer keys costs more in the merge than it saves
 SMALLEST_SPLIT = 256
+# no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
+ALIKE = SMALLEST_SPLIT
+# the columns of keys and values that a multiprocessor of an H200 computes in the time in which a program begins and
+# ends, and in that in which a part is merged
+_BEGINS, _MERGED = 160 << 10, 2 << 10
+# how much faster a program runs that has a multiprocessor for itself than one of as many as there is room for; its
+# memory is busy with fewer
+_ALONE = 1.4
+# for how long the longest programs of a batch of all lengths run on, by how much longer they are than others
+_TAIL = 1.5
+# fewer parts are preferred where they take so little more time
+_AS_FAST = 1.02
 # the rows of the tallest tile that rotates its queries
 _ROTATED_ROWS = 16
 # the requests times KV heads of the largest batch whose tiles do: a launch before it takes less of a longer decode
 _ROTATED_PAIRS = 64
+
+
+class Keys(NamedTuple):
+    """How many keys the requests of a batch have, as far as its launches depend on that.
+
+    longest: the most of any request. few: the most of one with few queries. eighths: the mean of these, in eighths of
+    the most, rounded up.
+    """
+
+    longest: int
+    few: int
+    eighths: int = 8
+
+    @classmethod
+    def of(cls, longest: int, starts: bytes, lengths: bytes) -> Keys:
+        """Of requests that have up to ``longest`` keys; starts, lengths: the `content` of a batch's tensors.
+
+        Where none of the lengths is as long, as before a graph is captured for any, every request may be.
+        """
+        query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
+        whole = -(-longest // ALIKE) * ALIKE
+        few = [keys for queries, keys in zip(query_lens, key_lens, strict=False) if queries <= SHORT_QUERIES]
+        most = max(few, default=0)
+        if most < 1 or max(key_lens) <= whole - ALIKE:
+            return cls(whole, whole)
+        return cls(whole, min(whole, -(-most // ALIKE) * ALIKE), max(1, -(-8 * sum(few) // (len(few) * most))))
+
+
+class Costs(NamedTuple):
+    """What a split takes beside its keys, in the keys that its program would compute meanwhile.
+
+    begin: to begin and to end. merge: its part, in the merge.
+    """
+
+    begin: float
+    merge: float
 
 
 class Launch(NamedTuple):
@@ -53,7 +102,7 @@ def schedule(
     *,
     num_kv_heads: int,
     max_query_len: int,
-    max_seq_len: int,
+    keys: Keys,
     batch_invariant: bool = False,
     config: Config | None = None,
 ) -> list[Launch]:
@@ -84,20 +133,25 @@ def schedule(
         chosen = config or choose_config(target, facts)
         heads = min(shape.group, chosen.block_m)
         block_q = chosen.block_m // heads
-        keys = min(max_seq_len, shape.window + limit) if shape.window else max_seq_len
+        most, eighths = (keys.few, keys.eighths) if short and not batch_invariant else (keys.longest, 8)
+        if shape.window and (seen := shape.window + min(limit, block_q)) < most:
+            most, eighths = seen, 8
+        columns = shape.block_d + shape.block_dv
         if batch_invariant:
-            splits, min_split = _invariant_splits(shape, longest, max_seq_len) if short else (1, 1)
+            splits, min_split = _invariant_splits(shape, longest, keys.longest) if short else (1, 1)
         else:
             programs = sum(-(-n // block_q) for n in members) * num_kv_heads * -(-shape.group // heads)
             min_split = max(SMALLEST_SPLIT, chosen.block_n)
             capacity = target.num_sms * chosen.programs_per_sm
-            splits = choose_splits(programs, keys, min_split, chosen.block_n, capacity)
+            splits = choose_splits(
+                programs, most, min_split, chosen.block_n, target.num_sms, chosen.programs_per_sm,
+                costs_of(columns, chosen.programs_per_sm), eighths,
+            )  # fmt: skip
             # parts of rows without a program have memory too
             parts = min(sum(query_lens), limit * len(query_lens)) * shape.group * num_kv_heads
             splits = max(1, min(splits, 4 * capacity * chosen.block_m // max(parts, 1)))
-        at_once = divisor(
-            num_kv_heads, _CACHED // max(keys * (shape.block_d + shape.block_dv) * shape.cache_itemsize, 1)
-        )
+        near = min(keys.longest, shape.window + limit) if shape.window else keys.longest
+        at_once = divisor(num_kv_heads, _CACHED // max(near * columns * shape.cache_itemsize, 1))
         # nor may what a request is computed by: longer ones of its class may be in the batch
         one_tile = (short and longest <= block_q) if batch_invariant else limit <= block_q
         launches.append(Launch(chosen, shortest, limit, heads, one_tile, splits, min_split, at_once))
@@ -121,20 +175,40 @@ def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int
     return max(2, min(INVARIANT_SPLITS[longest == 1], -(-keys // INVARIANT_SPLIT))), INVARIANT_SPLIT
 
 
-def choose_splits(programs: int, keys: int, min_split: int, block_n: int, capacity: int, begin: int = 0) -> int:
-    """The number of splits of ``keys`` with which the device's waves of programs take the least time.
+def costs_of(columns: int, per_sm: int) -> Costs:
+    """The costs of a split. columns: of a key and its value. per_sm: as in `choose_splits`."""
+    return Costs(_BEGINS / (per_sm * columns), _MERGED / (per_sm * columns))
 
-    begin: the keys that a program would compute in the time in which it begins and ends.
+
+def choose_splits(
+    programs: int, keys: int, min_split: int, block_n: int, num_sms: int, per_sm: int, costs: Costs, eighths: int = 8
+) -> int:  # fmt: skip
+    """The number of splits with which the device takes the least time for so many programs, or nearly.
+
+    keys: the most of a program. eighths: the mean, in eighths of that. per_sm: the programs that a multiprocessor holds
+    at once. docs/speed.md says how often this finds the fastest.
     """
+    capacity = num_sms * per_sm
 
-    def time(splits: int) -> int:
-        share = max(min_split, -(-keys // (splits * block_n)) * block_n)
-        return -(-programs * splits // capacity) * (share + begin)
+    def time(splits: int) -> float:
+        share, running = max(min_split, -(-keys // (splits * block_n)) * block_n), programs * splits
+        merged = splits * costs.merge
+        if eighths < 8:
+            # programs of all lengths take each other's places, until a longest one is left
+            mean = share * eighths / 8
+            return (
+                merged + max(running / capacity, 1) * costs.begin
+                + max(running * mean / capacity + _TAIL * (share - mean), share / _ALONE)
+            )  # fmt: skip
+        waves, rest = divmod(running, capacity)
+        last = costs.begin + share / min(per_sm / -(-rest // num_sms), _ALONE) if rest else 0
+        return merged + waves * (share + costs.begin) + last
 
-    # more than four waves keep the device busy, and each further split costs a part to merge
+    # more than four waves keep the device busy
     most = max(1, min(-(-keys // min_split), 4 * capacity // programs))
-    least = min(time(splits) for splits in range(1, most + 1))
-    return next(splits for splits in range(1, most + 1) if time(splits) <= 1.05 * least)
+    times = [time(splits) for splits in range(1, most + 1)]
+    enough = _AS_FAST * min(times)
+    return next(splits for splits, taken in enumerate(times, 1) if taken <= enough)
 
 
 def rotate_when_loaded(target: Target, launches: Sequence[Launch], pairs: int, block_d: int) -> bool:

@@ -11,7 +11,7 @@ from support.compiler import Compiler
 from support.kernel_trials import Case
 
 from attnreg.kernels.hopper import decode_plans
-from attnreg.kernels.triton.schedule import Launch
+from attnreg.kernels.triton.schedule import Keys, Launch
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Config
 
@@ -68,7 +68,7 @@ def test_launches_of_the_kernel(
     ("requests", "keys", "facts", "splits"),
     [
         # 8 KV heads, and 264 programs at once
-        (64, 8192, {}, 1), (8, 131072, {}, 4), (1, 256, {}, 1), (1, 131072, {}, 32),
+        (64, 8192, {}, 1), (8, 131072, {}, 4), (1, 256, {}, 1), (1, 131072, {}, 32), (4, 8448, {}, 8),
         # of a window there are few keys to split
         (8, 131072, {"sliding_window": 128, "features": frozenset({"sliding_window"})}, 1),
     ],
@@ -81,6 +81,6 @@ def test_splits_fill_the_multiprocessors(
     cache = torch.zeros(2, 16, 8, 128, dtype=torch.float8_e4m3fn)
     token = Launch(Config(16, 64, 4, 3), 1, 1, 4, True, 7, 256, 1)
     tensors = torch.zeros(requests, 32, 128), cache, cache
-    launch = decode_plans.planned(spec, True, token, [1] * requests, keys, tensors)
+    launch = decode_plans.planned(spec, True, token, [1] * requests, Keys(keys, keys), tensors)
     assert launch is not None
     assert launch.chosen.splits == splits

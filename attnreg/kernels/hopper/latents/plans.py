@@ -23,7 +23,7 @@ from attnreg.kernels.mla.cache import block_and_token, paged_layout
 from attnreg.kernels.mla.plans import Launches, PlanOfBatch, latent_launches
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import FP8
-from attnreg.kernels.triton.schedule import Launch
+from attnreg.kernels.triton.schedule import Keys, Launch
 from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config
@@ -231,13 +231,13 @@ def _launches(
     causal: bool,
     starts: bytes,
     max_query_len: int,
-    max_seq_len: int,
+    keys: Keys,
     splits: int | None,
 ) -> Launches[_PlannedLaunch]:
     """The launches for every batch of which this is true; starts: the prefix sums of its queries, as int32."""
     assert spec.block_size is not None
     queries = queries_of(starts).each
-    launches = latent_launches(spec, target, queries, max_query_len, max_seq_len, CONFIG, splits)
+    launches = latent_launches(spec, target, queries, max_query_len, keys, CONFIG, splits)
     planned = []
     for one in launches:
         code = _Code(

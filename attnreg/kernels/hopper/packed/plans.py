@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from attnreg.kernels.hopper.decode import PAGE, WARPS
-from attnreg.kernels.hopper.decode_plans import cut, either, launch_of, rows_of, walked
+from attnreg.kernels.hopper.decode_plans import Split, cut, either, launch_of, rows_of, walked
 from attnreg.kernels.hopper.packed.decode import PackedDecode, packed_decode_kernel
 from attnreg.kernels.hopper.target import computes
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import GIVEN, packed_strides
-from attnreg.kernels.triton.plans import ALIKE, HEADS, NAMES, AttentionPlan, bound_launches
-from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
+from attnreg.kernels.triton.plans import HEADS, NAMES, AttentionPlan, bound_launches
+from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch
 from attnreg.kernels.triton.splits import Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.turboquant.rotations import rotate
@@ -83,6 +83,9 @@ SHAPES = {
         (128, 8): Shape(2, 3, late=True, registers=168), (128, 16): Shape(2, 2, late=True),
     },
 }  # fmt: skip
+
+# of a split; on an H200, by benchmarks/splits.py
+COSTS = Costs(begin=640, merge=2)
 
 _DECODE = Kernel(packed_decode_kernel, NAMES, HEADS)
 
@@ -191,8 +194,6 @@ class HopperPackedPlan(AttentionPlan):
     def __init__(self, spec: AttentionSpec, batch: BatchMetadata, *, unrotated: int = 0) -> None:
         super().__init__(spec, batch, unrotated=unrotated)
         self.spec, self.causal, self.starts, self.unrotated = spec, batch.causal, batch.query_start_loc_cpu, unrotated
-        # launches for lengths up to the same multiple are shared
-        self.max_seq_len = -(-batch.max_seq_len // ALIKE) * ALIKE
         own = all(self._shape_of(planned.chosen) for planned in self.launches)
         self._turns = own and unrotated > 0 and not self.rotates and "batch_invariant" not in spec.features
         self.rotates = self.rotates or self._turns
@@ -246,9 +247,9 @@ class HopperPackedPlan(AttentionPlan):
         assert spec.packed is not None
         rows, kind = rows_of(spec, launch), kind_of(spec.packed)
         assert kind is not None
-        step, capacity = WARPS.value * PAGE.value * shape.pages, target_of(query.device).num_sms * shape.programs
+        tile = Split(rows, WARPS.value * PAGE.value * shape.pages, target_of(query.device).num_sms, shape.programs)
         queries = queries_of(content(self.starts)).each
-        chosen = cut(spec, self.causal, launch, queries, self.max_seq_len, rows, step, capacity, self.splits)
+        chosen = cut(spec, self.causal, launch, queries, self.keys, tile, COSTS, self.splits)
         unrotated = self.unrotated if self.rotates else 0
         code = _Code(spec, kind, rows, shape, unrotated, spec.sides(self.causal), chosen.splits > 1)
         planned = launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
