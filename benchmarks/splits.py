@@ -1,12 +1,12 @@
-"""How the keys of few queries are split: the time of a decode by the number of its splits, beside the number chosen.
+"""How the keys of few queries are split: the time of a decode by the number of its splits.
 
-python benchmarks/splits.py                   print the decodes whose choice is not the fastest, and what that costs
+python benchmarks/splits.py                   print it, and how far the number that is chosen is from the fastest
 python benchmarks/splits.py --layer latents   only the layers with this word in their names
 python benchmarks/splits.py --record          write benchmarks/results/splits.json too
 
 A figure is the median of some calls, each a graph's replay over a cold L2 cache, as in attention.py. ``asked`` are the
-arguments that `attnreg.kernels.triton.schedule.choose_splits` had, and ``us`` the times, each after its number of
-splits: tests hold what is chosen against them.
+first arguments of `attnreg.kernels.triton.schedule.choose_splits`, ``by`` the module that asks, and ``us`` the times,
+each after its number of splits: tests hold what is chosen against them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import math
 import random
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -49,7 +50,6 @@ class Layer:
     heads: tuple[int, int] = (32, 8)
     head_size: int = 128
     kv_dtype: str = "auto"
-    softcap: float | None = None
 
 
 LAYERS = {
@@ -57,7 +57,6 @@ LAYERS = {
     "heads of 64": Layer(ATTN, head_size=64),
     "4 queries": Layer(ATTN, queries=4),
     "16 queries": Layer(ATTN, queries=16),
-    "softcap": Layer(ATTN, softcap=30.0),
     "heads of 256": Layer(ATTN, heads=(16, 4), head_size=256),
     "fp8": Layer(ATTN, kv_dtype="fp8"),
     "fp8, 2 KV heads": Layer(ATTN, heads=(16, 2), kv_dtype="fp8"),
@@ -67,40 +66,47 @@ LAYERS = {
     "TurboQuant of 3 bits": Layer(PACKED, kv_dtype="turboquant_3bit_nc"),
     "latents, 128 heads": Layer(LATENTS, heads=(128, 1), head_size=576),
     "latents, 16 heads": Layer(LATENTS, heads=(16, 1), head_size=576),
-    "fp8 latents, 128 heads": Layer(LATENTS, heads=(128, 1), head_size=576, kv_dtype="fp8"),
     "latents by TRITON_MLA, 16 heads": Layer("attnreg.kernels.triton_mla", heads=(16, 1), head_size=576),
 }
-REQUESTS = (1, 4, 8, 16, 32, 64)
-# how the lengths of requests lie to the longest
-SPREADS = {"alike": 1.0, "mixed": 0.5, "one long": 0.1}
-LONGEST = (3000, 8200, 30000)
+REQUESTS = (1, 4, 16, 64)
+LONGEST = (3000, 8200, 65536)
+# how long the other requests are, as a share of the longest; None: of all lengths
+SPREADS = {"alike": 1.0, "of all lengths": None, "one long": 0.1, "one very long": 0.03}
 # keys of all requests together
 MOST = 1_200_000
 SPLITS = (*range(1, 13), 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 33, 36, 40, 44, 48, 56, 64, 80, 96, 128, 160, 192, 256)
 
 
 @contextmanager
-def choosing(splits: int | None) -> Iterator[list[tuple[Any, ...]]]:
-    """Plans whose keys are split so often, or as ever where that is None. Yields what was asked and what was chosen."""
-    asked: list[tuple[Any, ...]] = []
+def choosing(splits: int | None) -> Iterator[list[dict[str, Any]]]:
+    """Plans whose keys are split so often, or as ever where that is None. Yields who asked for what, and got what."""
+    asked: list[dict[str, Any]] = []
     choose = schedule.choose_splits
 
-    def chosen(*facts: Any) -> int:
-        asked.append((*facts, choose(*facts)))
-        return asked[-1][-1] if splits is None else splits
+    def chosen(by: str, programs: int, groups: schedule.Groups, *others: Any) -> tuple[int, int]:
+        found, least = choose(programs, groups, *others)
+        *facts, _ = others
+        asked.append({"by": by, "asked": [programs, groups, *facts], "chosen": found})
+        if splits is None:
+            return found, least
+        return splits, least if len(groups) == 1 else schedule.share_of(groups[0][1], splits, facts[1])
 
     for module in (plans, latents, hopper_latents):
         module._launches.cache_clear()
-    with patch.object(schedule, "choose_splits", chosen), patch.object(decode_plans, "choose_splits", chosen):
+    with ExitStack() as patched:
+        for module in (schedule, decode_plans):
+            by = module.__name__.rpartition(".")[2]
+            patched.enter_context(patch.object(module, "choose_splits", partial(chosen, by)))
         yield asked
 
 
 def lengths_of(requests: int, longest: int, spread: str) -> list[int]:
     """The keys of each request, the first of which has the most."""
-    if spread == "one long":
-        return [longest, *[max(17, longest // 10)] * (requests - 1)]
-    drawn = random.Random(requests * longest)
-    return [longest if i == 0 or spread == "alike" else drawn.randint(17, longest) for i in range(requests)]
+    drawn, share = random.Random(requests * longest), SPREADS[spread]
+    others = (
+        drawn.randint(17, longest) if share is None else max(17, int(longest * share)) for _ in range(requests - 1)
+    )
+    return [longest, *others]
 
 
 class Decode:
@@ -115,8 +121,7 @@ class Decode:
         self.spec = AttentionSpec(
             num_heads=heads, num_kv_heads=kv_heads, head_size=layer.head_size, head_size_v=width,
             dtype=torch.bfloat16, softmax_scale=layer.head_size**-0.5, kv_dtype=layer.kv_dtype, block_size=block,
-            features=frozenset({"softcap"} if layer.softcap else ()), softcap=layer.softcap, latent=latent,
-            packed=formats.get(layer.kv_dtype),
+            latent=latent, packed=formats.get(layer.kv_dtype),
         )  # fmt: skip
         blocks = [-(-n // block) for n in lengths]
         order = torch.randperm(sum(blocks), device="cuda").int()
@@ -130,11 +135,13 @@ class Decode:
         else:
             made = self.module.kv_cache_shape(self.spec, sum(blocks))
             self.cache = KVCache(_filled(made.key, made.dtype), _filled(made.value, made.dtype))
+        # of a key and its value, as kernels walk them, and of the value
+        self.columns = layer.head_size if latent else 2 * layer.head_size, width
         rows = layer.queries * len(lengths)
         self.query = torch.randn(rows, heads, layer.head_size, device="cuda").bfloat16()
         self.output = self.query.new_empty(rows, heads, width)
 
-    def time(self, splits: int | None, samples: int = 9) -> tuple[float, list[tuple[Any, ...]]]:
+    def time(self, splits: int | None, samples: int = 9) -> tuple[float, list[dict[str, Any]]]:
         """The time of a call whose keys are split so often, and what was asked for its splits."""
         with choosing(splits) as asked:
             plan = self.module.plan(self.spec, self.batch)
@@ -149,25 +156,20 @@ def _filled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.randint(0, 64, shape, device="cuda", dtype=torch.uint8).view(dtype)
 
 
-def measure(name: str, layer: Layer, requests: int, longest: int, spread: str) -> dict[str, Any] | None:
-    """The row of a batch; None where nothing is to be chosen."""
-    lengths = lengths_of(requests, longest, spread)
+def measure(name: str, layer: Layer, lengths: list[int], spread: str) -> tuple[dict[str, Any], float]:
+    """The row of a batch, and how long the number of splits that is chosen takes beside the best one."""
     decode = Decode(layer, lengths)
-    first, asked = decode.time(None)
-    if not asked:
-        return None
     # the last is asked for the kernel that runs
-    programs, keys, min_split, _, sms, per_sm, *_, chosen = asked[-1]
-    most = min(-(-keys // min_split), max(1, 4 * sms * per_sm // programs))
-    times = {chosen: first} | {n: decode.time(n)[0] for n in SPLITS if n <= most and n != chosen}
-    best = min(times, key=times.__getitem__)
-    # the chosen one was measured before the others were
-    times[chosen] = decode.time(chosen)[0]
-    return {
-        "case": f"{name}: {requests} of {longest}, {spread}", "chosen": chosen, "best": best,
-        "loss": round(times[chosen] / min(times.values()), 3), "asked": asked[-1][:-1],
-        "us": " ".join(f"{n}:{times[n]:.1f}" for n in sorted(times)),
-    }  # fmt: skip
+    facts = decode.time(None)[1][-1]
+    programs, groups, rows, block_n, sms, per_sm = facts["asked"]
+    (_, keys), total = groups[0], sum(count * length for count, length in groups)
+    chosen = facts.pop("chosen")
+    busy = 4 * sms * per_sm * keys * sum(count for count, _ in groups) // (programs * total)
+    most = min(-(-keys // max(schedule.SMALLEST_SPLIT, block_n)), max(1, busy), schedule.PARTS * sms // rows)
+    times = {n: decode.time(n)[0] for n in sorted({*(n for n in SPLITS if n <= most), chosen})}
+    us = " ".join(f"{n}:{times[n]:.1f}" for n in times)
+    row = {"case": f"{name}: {len(lengths)} of {lengths[0]}, {spread}", **facts, "columns": decode.columns, "us": us}
+    return row, times[chosen] / min(times.values())
 
 
 def main() -> None:
@@ -181,12 +183,12 @@ def main() -> None:
             continue
         losses = []
         for requests, longest, spread in product(REQUESTS, LONGEST, SPREADS):
-            if requests * longest > MOST or (requests == 1 and spread != "alike"):
+            lengths = lengths_of(requests, longest, spread)
+            if sum(lengths) > MOST or (requests == 1 and spread != "alike"):
                 continue
-            row = measure(name, layer, requests, longest, spread)
-            if row is not None:
-                figures.add(row)
-                losses.append(row["loss"])
+            row, loss = measure(name, layer, lengths, spread)
+            figures.add(row)
+            losses.append(loss)
             torch.cuda.empty_cache()
         if losses:
             mean = math.exp(statistics.fmean(map(math.log, losses)))

@@ -140,7 +140,7 @@ def test_lengths_that_plans_take_for_alike_are_split_alike(
     shape = Shape(0, False, group, wide, wide, 2, 1 if quantised else 2, True, False, window, extras)
     bounds = {"num_kv_heads": 8, "max_query_len": max(queries), "batch_invariant": invariant}
     most = -(-keys // ALIKE) * ALIKE
-    of_keys, of_most = (schedule(target, shape, queries, keys=Keys(n, n), **bounds) for n in (keys, most))
+    of_keys, of_most = (schedule(target, shape, queries, keys=Keys.alike(n), **bounds) for n in (keys, most))
     if invariant:
         assert of_most == of_keys
     # the splits of the longest lengths are the best for all of them, but for one share of keys

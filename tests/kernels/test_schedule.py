@@ -15,7 +15,7 @@ PLAIN = Shape(0, False, 4, 128, 128, 2, 2, True, False, 0, False)
 
 
 def plan(query_lens, max_seq_len=8192, shape=PLAIN, **options):
-    keys = Keys(max_seq_len, max_seq_len)
+    keys = Keys.alike(max_seq_len)
     return schedule(H200, shape, query_lens, num_kv_heads=8, max_query_len=max(query_lens), keys=keys, **options)
 
 
@@ -68,7 +68,13 @@ def test_the_launches_serve_every_length_within_the_bound_once(
 ) -> None:
     bound = max(bound, *query_lens)
     launches = schedule(
-        H200, PLAIN, query_lens, num_kv_heads=8, max_query_len=bound, keys=Keys(8192, 8192), batch_invariant=invariant
+        H200,
+        PLAIN,
+        query_lens,
+        num_kv_heads=8,
+        max_query_len=bound,
+        keys=Keys.alike(8192),
+        batch_invariant=invariant,
     )
     served = [n for one in launches for n in range(one.min_query_len, one.max_query_len + 1)]
     assert served == list(range(1, bound + 1))
@@ -80,7 +86,7 @@ def test_the_launches_serve_every_length_within_the_bound_once(
 )
 def test_heads_run_side_by_side_while_a_cache_holds_their_keys(kv_heads: int, keys: int, at_once: int) -> None:
     shape = PLAIN._replace(block_d=192, block_dv=128) if kv_heads == 128 else PLAIN
-    (launch,) = schedule(H200, shape, [2000], num_kv_heads=kv_heads, max_query_len=2000, keys=Keys(keys, keys))
+    (launch,) = schedule(H200, shape, [2000], num_kv_heads=kv_heads, max_query_len=2000, keys=Keys.alike(keys))
     assert launch.kv_heads_at_once == at_once
 
 
@@ -101,9 +107,9 @@ def test_the_parts_of_split_keys_stay_small() -> None:
 
 
 def test_splits_are_whole_waves() -> None:
-    costs = Costs(100, 1)
+    costs = Costs(100, 1, 0.01)
     # 320 programs are 1.2 waves of 264: in one piece, the second wave is nearly idle
-    assert choose_splits(320, 8192, 256, 64, 132, 2, costs) > 1
+    assert choose_splits(320, ((1, 8192),), 1280, 64, 132, 2, costs)[0] > 1
     # one of 64 programs more than fits at once would run beside nothing
-    assert choose_splits(64, 8448, 256, 128, 132, 2, costs) == 4
-    assert choose_splits(1, 0, 256, 64, 132, 2, costs) == 1
+    assert choose_splits(64, ((1, 8448),), 256, 128, 132, 2, costs) == (4, 256)
+    assert choose_splits(1, ((1, 0),), 4, 64, 132, 2, costs) == (1, 256)

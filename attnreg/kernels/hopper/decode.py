@@ -182,6 +182,20 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
 
 
 @gluon.jit
+def keys_of_rows(context, kv_len, LAYOUT: gl.constexpr, C: gl.constexpr):
+    """Returns the first key that each row sees, and the end of its keys [rows]."""
+    ROWS: gl.constexpr = C.rows
+    position = context + gl.arange(0, ROWS, LAYOUT) // C.group
+    begin = position * 0
+    end = position * 0 + kv_len
+    if C.right >= 0:
+        end = gl.minimum(end, position + (C.right + 1))
+    if C.left >= 0:
+        begin = gl.maximum(position - C.left, 0)
+    return begin, end
+
+
+@gluon.jit
 def scale_of(softmax_scale, softcap, k_scale_ptr, kv_head, C: gl.constexpr):
     """Returns the factor of products and the softcap of scores, in powers of 2."""
     scale = softmax_scale * LOG2_E
@@ -192,6 +206,24 @@ def scale_of(softmax_scale, softcap, k_scale_ptr, kv_head, C: gl.constexpr):
     if k_scale_ptr is not None:
         scale *= gl.load(k_scale_ptr + kv_head * C.k_scale)
     return scale, softcap
+
+
+@gluon.jit
+def _parts_of(r, req, first_token, kv_head, slots, C: gl.constexpr):
+    """Returns the places of the parts of rows r, as TRITON_ATTN's kernel stores them, for its merge."""
+    slot = r // C.group + gl.where(slots > 0, req.to(gl.int64) * slots, first_token.to(gl.int64))
+    head = kv_head * C.group + r % C.group
+    return (slot * (C.kv_heads * C.group) + head) * gl.num_programs(1) + gl.program_id(1)
+
+
+@gluon.jit
+def finish_without_keys(req, first_token, query_len, kv_head, partial_lse_ptr, slots, C: gl.constexpr):
+    """Stores that this program's split has no key."""
+    ROWS: gl.constexpr = C.rows
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    r = gl.arange(0, ROWS, LAYOUT)
+    none = gl.full([ROWS], -float("inf"), gl.float32, LAYOUT)
+    gl.store(partial_lse_ptr + _parts_of(r, req, first_token, kv_head, slots, C), none, mask=r // C.group < query_len)
 
 
 @gluon.jit
@@ -227,9 +259,7 @@ def finish(
     if v_scale_ptr is not None:
         factor *= gl.load(v_scale_ptr + kv_head * C.v_scale)
     if C.split:
-        # parts as TRITON_ATTN's kernel stores them, for its merge
-        slot = gl.where(slots > 0, req.to(gl.int64) * slots + r // C.group, token.to(gl.int64))
-        part = (slot * (C.kv_heads * C.group) + head) * gl.num_programs(1) + gl.program_id(1)
+        part = _parts_of(r, req, first_token, kv_head, slots, C)
         target = partial_ptr + part[None, :] * C.size + column[:, None]
         stored = (exists & has_keys)[None, :] & (column >= 0)[:, None]
         gl.store(partial_lse_ptr + part, gl.where(has_keys, most + gl.log2(total), float("-inf")), mask=exists)
@@ -304,6 +334,10 @@ def decode_kernel(
     share = gl.maximum((steps + gl.num_programs(1) - 1) // gl.num_programs(1), (min_split + STEP - 1) // STEP)
     first = gl.program_id(1) * share
     last = gl.minimum(first + share, steps)
+    if C.split:  # noqa: SIM102 (the compiler decides the first, the device the second)
+        if first >= last:
+            finish_without_keys(req, first_token, query_len, kv_head, partial_lse_ptr, slots, C)
+            return
 
     q = load_queries(query_ptr, first_token, query_len, kv_head, LB, C)
     scale, softcap = scale_of(softmax_scale, softcap, k_scale_ptr, kv_head, C)
@@ -311,13 +345,7 @@ def decode_kernel(
 
     # the rows' keys [begin, end) and the keys of a step, where scores are
     LR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LS))
-    position = context + gl.arange(0, ROWS, LR) // C.group
-    begin = position * 0
-    end = position * 0 + kv_len
-    if C.right >= 0:
-        end = gl.minimum(end, position + (C.right + 1))
-    if C.left >= 0:
-        begin = gl.maximum(position - C.left, 0)
+    begin, end = keys_of_rows(context, kv_len, LR, C)
     k_w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
     k_t = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, LS)))
     offs_n = (k_w[:, None] * KEYS + k_t[None, :])[:, :, None]

@@ -13,11 +13,11 @@ from attnreg.kernels.triton.launch import Kernel, Variant
 from attnreg.kernels.triton.plans import HEADS, NAMES, PlannedLaunch
 from attnreg.kernels.triton.schedule import (
     SHORT_QUERIES,
-    SMALLEST_SPLIT,
     Costs,
     Keys,
     Launch,
     choose_splits,
+    costs_of,
 )
 from attnreg.kernels.triton.splits import PlannedMerge, Run
 from attnreg.kernels.triton.target import target_of
@@ -32,7 +32,7 @@ FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 SHAPES = {(64, 8): (1, 4), (64, 16): (1, 3), (128, 8): (2, 2), (128, 16): (1, 2)}
 # the keys that a multiprocessor computes in the time in which a program begins and ends, and in that in which a part is
 # merged; on an H200, by benchmarks/splits.py
-BEGINS, MERGED = 1280, 16
+_BEGINS, _MERGED = 960, 24
 # the bytes of a load
 _LOADED = 16
 
@@ -40,10 +40,9 @@ _DECODE = Kernel(decode_kernel, NAMES, HEADS)
 
 
 class Split(NamedTuple):
-    """What keys are split for: programs of ``rows``, each of which walks ``step`` keys at a time, ``per_sm`` at once on
-    each of the multiprocessors."""
+    """What keys are split for: programs each of which walks ``step`` keys at a time, ``per_sm`` at once on each of the
+    multiprocessors."""
 
-    rows: int
     step: int
     num_sms: int
     per_sm: int
@@ -116,10 +115,16 @@ def planned(
     ):  # fmt: skip
         return None
     pages, per_sm = SHAPES[spec.head_size, rows]
-    tile = Split(rows, WARPS.value * PAGE.value * pages, target_of(query.device).num_sms, per_sm)
-    chosen = cut(spec, causal, chosen, queries, known, tile, Costs(BEGINS / per_sm, MERGED / per_sm), splits)
+    tile = Split(WARPS.value * PAGE.value * pages, target_of(query.device).num_sms, per_sm)
+    chosen = cut(spec, causal, chosen, queries, known, tile, costs_of_split(spec, per_sm), splits)
     code = _Code(spec, rows, pages, spec.sides(causal), chosen.splits > 1)
     return launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)
+
+
+def costs_of_split(spec: AttentionSpec, per_sm: int) -> Costs:
+    """The costs of a split by the kernel."""
+    known = costs_of(spec.head_size + spec.head_size_v, spec.head_size_v, per_sm)
+    return known._replace(begin=_BEGINS / per_sm, merge=_MERGED / per_sm)
 
 
 def rows_of(spec: AttentionSpec, chosen: Launch) -> int:
@@ -137,16 +142,13 @@ def cut(
     """The launch with its keys split for programs of one tile. splits: overrides the chosen ones."""
     if "batch_invariant" not in spec.features:
         members = [n for n in queries if chosen.min_query_len <= n <= chosen.max_query_len] or [1]
-        sides, longest = spec.sides(causal), chosen.max_query_len
-        keys, eighths = known.few, known.eighths
-        if min(sides) >= 0 and sum(sides) + 1 + longest < keys:
-            keys, eighths = sum(sides) + 1 + longest, 8
-        programs = len(members) * spec.num_kv_heads
-        best = choose_splits(programs, keys, SMALLEST_SPLIT, tile.step, tile.num_sms, tile.per_sm, costs, eighths)
+        sides, longest, groups = spec.sides(causal), chosen.max_query_len, known.few
+        if min(sides) >= 0 and (seen := sum(sides) + 1 + longest) < groups[0][1]:
+            groups = ((1, seen),)
         # parts of rows without a program have memory too
         parts = min(sum(queries), longest * len(queries)) * spec.num_heads
-        best = max(1, min(best, 4 * tile.num_sms * tile.per_sm * tile.rows // max(parts, 1)))
-        chosen = chosen._replace(splits=best, min_split=SMALLEST_SPLIT)
+        best, min_split = choose_splits(len(members) * spec.num_kv_heads, groups, parts, *tile, costs)
+        chosen = chosen._replace(splits=best, min_split=min_split)
     if splits is not None:
         chosen = chosen._replace(splits=splits, min_split=PAGE.value)
     return chosen._replace(heads=spec.num_heads // spec.num_kv_heads, one_tile=True)

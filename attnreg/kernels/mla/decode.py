@@ -19,7 +19,7 @@ from attnreg.kernels.triton.fp8 import fp8_to_float16
 from attnreg.kernels.triton.layout import load_blocks, times
 from attnreg.kernels.triton.rows import find_tile, program_span, rows_of_tile
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores
-from attnreg.kernels.triton.splits import store_part
+from attnreg.kernels.triton.splits import store_no_part, store_part
 
 
 class Latents(NamedTuple):
@@ -216,6 +216,10 @@ def _latent_attention_kernel(
     kv_len = tl.load(seq_lens_ptr + req)
     rows, span = rows_of_tile(tile, 0, head_tile, query_len, kv_len, None, TILE, NUM_HEADS, MASK)
     span = program_span(span, min_split, LATENT.block_size, TILE.block_n, SPLIT)
+    if SPLIT:  # noqa: SIM102 (the compiler decides the first, the device the second)
+        if span.start >= span.stop:
+            store_no_part(rows, req, first_token, tile, slots, partial_lse_ptr, NUM_HEADS, TILE, False)
+            return
 
     query_ptr += (first_token + rows.token) * Q.token + rows.head.to(tl.int64) * Q.head  # [BLOCK_M]
     query, query_rope = None, None

@@ -31,7 +31,7 @@ from attnreg.kernels.triton.rows import (
     with_ranges,
 )
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores, with_sink
-from attnreg.kernels.triton.splits import store_part
+from attnreg.kernels.triton.splits import store_no_part, store_part
 
 
 class Keys(NamedTuple):
@@ -332,6 +332,11 @@ def _attention_kernel(
     if tree_ptr is not None:
         tree, span = tree_of_rows(tree_ptr, stride_tree, first_token, rows, span, kv_len - query_len)
     span = program_span(span, min_split, K.block_size, TILE.block_n, SPLIT)
+    if SPLIT:  # noqa: SIM102 (the compiler decides the first, the device the second)
+        # requests shorter than others have fewer parts
+        if span.start >= span.stop:
+            store_no_part(rows, req, first_token, tile, slots, partial_lse_ptr, NUM_HEADS, TILE, ONE_TILE)
+            return
 
     query_ptr += (first_token + rows.token)[:, None] * Q.token + times(rows.head[:, None], Q.head, NUM_HEADS)
     first, rest = None, None

@@ -24,31 +24,44 @@ SMALLEST_SPLIT = 256
 # no split has fewer keys: lengths up to the same multiple are split alike, but for what a share more or less makes up
 ALIKE = SMALLEST_SPLIT
 # the columns of keys and values that a multiprocessor of an H200 computes in the time in which a program begins and
-# ends, and in that in which a part is merged
-_BEGINS, _MERGED = 160 << 10, 2 << 10
+# ends, in that in which a part is merged, and in that in which a column of a row is, however many parts it has. These
+# and the next are those with which `choose_splits` comes closest to the fastest in benchmarks/results/splits.json
+_BEGINS, _MERGED, _COLUMN = 200 << 10, 4 << 10, 0.12
 # how much faster a program runs that has a multiprocessor for itself than one of as many as there is room for; its
 # memory is busy with fewer
-_ALONE = 1.4
-# for how long the longest programs of a batch of all lengths run on, by how much longer they are than others
-_TAIL = 1.5
+_ALONE = 1.25
+# where requests differ: how far the fullest multiprocessor is from being as full as it might be; for how long the last
+# part runs on, in its time; what a program takes that finds no keys, of what others take to begin and to end
+_FULLEST, _LAST, _EMPTY = 0.75, 0.5, 0.1
+# the parts that a launch has memory for, for each multiprocessor
+PARTS = 512
 # fewer parts are preferred where they take so little more time
 _AS_FAST = 1.02
+# what is known of the lengths of requests: so many groups beside the longest, each of which stands for its mean
+_GROUPS = 4
 # the rows of the tallest tile that rotates its queries
 _ROTATED_ROWS = 16
 # the requests times KV heads of the largest batch whose tiles do: a launch before it takes less of a longer decode
 _ROTATED_PAIRS = 64
 
 
+# requests and the keys of each, the longest first; one group where they are alike, or where it is not known
+Groups = tuple[tuple[int, int], ...]
+
+
 class Keys(NamedTuple):
     """How many keys the requests of a batch have, as far as its launches depend on that.
 
-    longest: the most of any request. few: the most of one with few queries. eighths: the mean of these, in eighths of
-    the most, rounded up.
+    longest: the most of any request. few: of those with few queries.
     """
 
     longest: int
-    few: int
-    eighths: int = 8
+    few: Groups
+
+    @classmethod
+    def alike(cls, longest: int) -> Keys:
+        """Of requests that all have so many, or may have."""
+        return cls(longest, ((1, longest),))
 
     @classmethod
     def of(cls, longest: int, starts: bytes, lengths: bytes) -> Keys:
@@ -59,20 +72,33 @@ class Keys(NamedTuple):
         query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
         whole = -(-longest // ALIKE) * ALIKE
         few = [keys for queries, keys in zip(query_lens, key_lens, strict=False) if queries <= SHORT_QUERIES]
-        most = max(few, default=0)
-        if most < 1 or max(key_lens) <= whole - ALIKE:
-            return cls(whole, whole)
-        return cls(whole, min(whole, -(-most // ALIKE) * ALIKE), max(1, -(-8 * sum(few) // (len(few) * most))))
+        if max(few, default=0) < 1 or max(key_lens) <= whole - ALIKE:
+            return cls.alike(whole)
+        # no request of fewer keys has more than one part
+        few = sorted((max(keys, ALIKE) for keys in few), reverse=True)
+        most = min(whole, -(-few[0] // ALIKE) * ALIKE)
+        if 8 * sum(few) >= 7 * most * len(few):
+            return cls(whole, ((1, most),))
+        others, count = few[1:], min(_GROUPS, len(few) - 1)
+        parts = (others[i * len(others) // count : (i + 1) * len(others) // count] for i in range(count))
+        return cls(whole, ((1, most), *((len(part), _rounded(-(-sum(part) // len(part)))) for part in parts)))
+
+
+def _rounded(keys: int) -> int:
+    """A number of three binary digits after the first, so that batches which follow each other are split alike."""
+    step = 1 << max(keys.bit_length() - 4, 0)
+    return -(-keys // step) * step
 
 
 class Costs(NamedTuple):
     """What a split takes beside its keys, in the keys that its program would compute meanwhile.
 
-    begin: to begin and to end. merge: its part, in the merge.
+    begin: to begin and to end. merge: its part, in the merge. row: of all parts, each row.
     """
 
     begin: float
     merge: float
+    row: float
 
 
 class Launch(NamedTuple):
@@ -133,23 +159,20 @@ def schedule(
         chosen = config or choose_config(target, facts)
         heads = min(shape.group, chosen.block_m)
         block_q = chosen.block_m // heads
-        most, eighths = (keys.few, keys.eighths) if short and not batch_invariant else (keys.longest, 8)
-        if shape.window and (seen := shape.window + min(limit, block_q)) < most:
-            most, eighths = seen, 8
+        groups = keys.few if short else ((1, keys.longest),)
+        if shape.window and (seen := shape.window + min(limit, block_q)) < groups[0][1]:
+            groups = ((1, seen),)
         columns = shape.block_d + shape.block_dv
         if batch_invariant:
             splits, min_split = _invariant_splits(shape, longest, keys.longest) if short else (1, 1)
         else:
             programs = sum(-(-n // block_q) for n in members) * num_kv_heads * -(-shape.group // heads)
-            min_split = max(SMALLEST_SPLIT, chosen.block_n)
-            capacity = target.num_sms * chosen.programs_per_sm
-            splits = choose_splits(
-                programs, most, min_split, chosen.block_n, target.num_sms, chosen.programs_per_sm,
-                costs_of(columns, chosen.programs_per_sm), eighths,
-            )  # fmt: skip
             # parts of rows without a program have memory too
             parts = min(sum(query_lens), limit * len(query_lens)) * shape.group * num_kv_heads
-            splits = max(1, min(splits, 4 * capacity * chosen.block_m // max(parts, 1)))
+            splits, min_split = choose_splits(
+                programs, groups, parts, chosen.block_n, target.num_sms, chosen.programs_per_sm,
+                costs_of(columns, shape.block_dv, chosen.programs_per_sm),
+            )  # fmt: skip
         near = min(keys.longest, shape.window + limit) if shape.window else keys.longest
         at_once = divisor(num_kv_heads, _CACHED // max(near * columns * shape.cache_itemsize, 1))
         # nor may what a request is computed by: longer ones of its class may be in the batch
@@ -175,40 +198,55 @@ def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int
     return max(2, min(INVARIANT_SPLITS[longest == 1], -(-keys // INVARIANT_SPLIT))), INVARIANT_SPLIT
 
 
-def costs_of(columns: int, per_sm: int) -> Costs:
-    """The costs of a split. columns: of a key and its value. per_sm: as in `choose_splits`."""
-    return Costs(_BEGINS / (per_sm * columns), _MERGED / (per_sm * columns))
+def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
+    """The costs of a split. columns: of a key and its value. columns_v: of a value. per_sm: as in `choose_splits`."""
+    return Costs(*(cost / (per_sm * columns) for cost in (_BEGINS, _MERGED, _COLUMN * columns_v)))
+
+
+def share_of(keys: int, splits: int, block_n: int) -> int:
+    """The keys of a split, which walks block_n keys at a time."""
+    return max(SMALLEST_SPLIT, block_n, -(-keys // (splits * block_n)) * block_n)
 
 
 def choose_splits(
-    programs: int, keys: int, min_split: int, block_n: int, num_sms: int, per_sm: int, costs: Costs, eighths: int = 8
-) -> int:  # fmt: skip
-    """The number of splits with which the device takes the least time for so many programs, or nearly.
+    programs: int, groups: Groups, rows: int, block_n: int, num_sms: int, per_sm: int, costs: Costs
+) -> tuple[int, int]:
+    """The splits with which the device takes the least time for so many programs, or nearly; the fewest keys of each.
 
-    keys: the most of a program. eighths: the mean, in eighths of that. per_sm: the programs that a multiprocessor holds
-    at once. docs/speed.md says how often this finds the fastest.
+    groups: of the programs' requests. rows: that parts are for, one of each head. per_sm: the programs that a
+    multiprocessor holds at once. docs/speed.md says how often this finds the fastest.
     """
-    capacity = num_sms * per_sm
+    capacity, (_, keys) = num_sms * per_sm, groups[0]
+    each = programs / sum(count for count, _ in groups)
+    total = each * sum(count * length for count, length in groups)
 
-    def time(splits: int) -> float:
-        share, running = max(min_split, -(-keys // (splits * block_n)) * block_n), programs * splits
-        merged = splits * costs.merge
-        if eighths < 8:
-            # programs of all lengths take each other's places, until a longest one is left
-            mean = share * eighths / 8
-            return (
-                merged + max(running / capacity, 1) * costs.begin
-                + max(running * mean / capacity + _TAIL * (share - mean), share / _ALONE)
-            )  # fmt: skip
-        waves, rest = divmod(running, capacity)
+    def time_alike(splits: int, share: int) -> float:
+        waves, rest = divmod(programs * splits, capacity)
         last = costs.begin + share / min(per_sm / -(-rest // num_sms), _ALONE) if rest else 0
-        return merged + waves * (share + costs.begin) + last
+        return waves * (share + costs.begin) + last
 
+    def time_uneven(splits: int, share: int) -> float:
+        parts = each * sum(count * -(-length // share) for count, length in groups)
+        empty = (programs * splits - parts) / capacity * costs.begin * _EMPTY
+        if parts > capacity:
+            return empty + parts / capacity * costs.begin + total / capacity + _LAST * share
+        fullest = share * -(-parts // num_sms) / per_sm
+        evenly = total / capacity
+        return empty + costs.begin + max(share / _ALONE, evenly + _FULLEST * max(0, fullest - evenly))
+
+    alike, smallest = len(groups) == 1, max(SMALLEST_SPLIT, block_n)
     # more than four waves keep the device busy
-    most = max(1, min(-(-keys // min_split), 4 * capacity // programs))
-    times = [time(splits) for splits in range(1, most + 1)]
-    enough = _AS_FAST * min(times)
-    return next(splits for splits, taken in enumerate(times, 1) if taken <= enough)
+    busy = int(4 * capacity * keys / max(total, 1))
+    most = max(1, min(-(-keys // smallest), busy, PARTS * num_sms // max(rows, 1)))
+    time, times = time_alike if alike else time_uneven, {}
+    for splits in (n for n in range(1, most + 1) if n == most or n % (1 << max(n.bit_length() - 6, 0)) == 0):
+        merged = splits * costs.merge + rows * costs.row if splits > 1 else 0
+        times[splits] = merged + time(splits, share_of(keys, splits, block_n))
+    enough = _AS_FAST * min(times.values())
+    splits = next(splits for splits, taken in times.items() if taken <= enough)
+    share = share_of(keys, splits, block_n)
+    # where requests differ, the short ones are not cut into as many parts as the long ones
+    return max(1, -(-keys // share)), smallest if alike else share
 
 
 def rotate_when_loaded(target: Target, launches: Sequence[Launch], pairs: int, block_d: int) -> bool:

@@ -25,24 +25,43 @@ from attnreg.runtime.interface import AttentionSpec
 
 
 @triton.jit
+def _parts_of(
+    rows, req, first_token, tile, slots, NUM_HEADS: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr
+):  # fmt: skip
+    """Returns an offset to the places of the tile's parts, and the rows' places from there on [BLOCK_M]."""
+    first_slot = tl.where(slots > 0, req.to(tl.int64) * slots, first_token)
+    if ONE_TILE or TILE.block_m * TILE.block_dv < 16384:
+        first_part = tl.cast(0, tl.int64)
+        part = ((first_slot + rows.token) * NUM_HEADS + rows.head) * tl.num_programs(1) + tl.program_id(1)
+    else:
+        # a large tile has no registers for int64: the tile's offset needs 64 bits, offsets within the tile only 32
+        BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
+        first_slot += tile * BLOCK_Q
+        first_part = first_slot * NUM_HEADS * tl.num_programs(1) + tl.program_id(1)
+        part = ((rows.token - tile * BLOCK_Q) * NUM_HEADS + rows.head) * tl.num_programs(1)
+    return first_part, part
+
+
+@triton.jit
+def store_no_part(
+    rows, req, first_token, tile, slots, partial_lse_ptr,
+    NUM_HEADS: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr,
+):  # fmt: skip
+    """Stores that this program's split has no key."""
+    first_part, part = _parts_of(rows, req, first_token, tile, slots, NUM_HEADS, TILE, ONE_TILE)
+    tl.store(partial_lse_ptr + first_part + part, float("-inf"), mask=rows.exists)
+
+
+@triton.jit
 def store_part(
     state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, offs_dv,
     NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
     """Stores the rows' softmax over the keys of this program's split; offs_dv: the columns of state.acc."""
-    BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
     is_dv = (offs_dv < SIZE)[None, :]
-    first_slot = tl.where(slots > 0, req.to(tl.int64) * slots, first_token)
-    if ONE_TILE or TILE.block_m * TILE.block_dv < 16384:
-        slot = first_slot + rows.token
-        part = (slot * NUM_HEADS + rows.head) * tl.num_programs(1) + tl.program_id(1)  # [BLOCK_M]
-    else:
-        # a large tile has no registers for int64: the tile's offset needs 64 bits, offsets within the tile only 32
-        first_slot += tile * BLOCK_Q
-        first_part = first_slot * NUM_HEADS * tl.num_programs(1) + tl.program_id(1)
-        partial_ptr += first_part * SIZE
-        partial_lse_ptr += first_part
-        part = ((rows.token - tile * BLOCK_Q) * NUM_HEADS + rows.head) * tl.num_programs(1)
+    first_part, part = _parts_of(rows, req, first_token, tile, slots, NUM_HEADS, TILE, ONE_TILE)
+    partial_ptr += first_part * SIZE
+    partial_lse_ptr += first_part
     # a part without a key has no output to store: the merge skips it by its sum
     has_keys = state.row_sum != 0
     row_sum = tl.where(has_keys, state.row_sum, 1.0)

@@ -81,6 +81,6 @@ def test_splits_fill_the_multiprocessors(
     cache = torch.zeros(2, 16, 8, 128, dtype=torch.float8_e4m3fn)
     token = Launch(Config(16, 64, 4, 3), 1, 1, 4, True, 7, 256, 1)
     tensors = torch.zeros(requests, 32, 128), cache, cache
-    launch = decode_plans.planned(spec, True, token, [1] * requests, Keys(keys, keys), tensors)
+    launch = decode_plans.planned(spec, True, token, [1] * requests, Keys.alike(keys), tensors)
     assert launch is not None
     assert launch.chosen.splits == splits

@@ -16,7 +16,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from attnreg.kernels.hopper.decode import PAGE, WARPS, blocks, finish, lane_sums, scale_of
+from attnreg.kernels.hopper.decode import (
+    PAGE,
+    WARPS,
+    blocks,
+    finish,
+    finish_without_keys,
+    keys_of_rows,
+    lane_sums,
+    scale_of,
+)
 from attnreg.kernels.hopper.decode import load_queries as load_queries_of_8_bits
 from attnreg.kernels.hopper.packed.operands import (
     keys_layout,
@@ -278,6 +287,10 @@ def packed_decode_kernel(
     share = gl.maximum((steps + gl.num_programs(1) - 1) // gl.num_programs(1), (min_split + STEP - 1) // STEP)
     first = gl.program_id(1) * share
     last = gl.minimum(first + share, steps)
+    if C.split:  # noqa: SIM102 (the compiler decides the first, the device the second)
+        if first >= last:
+            finish_without_keys(req, first_token, query_len, kv_head, partial_lse_ptr, slots, C)
+            return
 
     scale, softcap = scale_of(softmax_scale, softcap, None, kv_head, C)
     if C.key_bits < 8:
@@ -288,13 +301,7 @@ def packed_decode_kernel(
 
     # the rows' keys [begin, end) and the keys of a step, where scores are
     LR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LS))
-    position = context + gl.arange(0, ROWS, LR) // C.group
-    begin = position * 0
-    end = position * 0 + kv_len
-    if C.right >= 0:
-        end = gl.minimum(end, position + (C.right + 1))
-    if C.left >= 0:
-        begin = gl.maximum(position - C.left, 0)
+    begin, end = keys_of_rows(context, kv_len, LR, C)
     k_w = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LS)))
     k_t = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, LS)))
     # a page's even keys come before its odd ones

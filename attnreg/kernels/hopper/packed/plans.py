@@ -17,7 +17,7 @@ from attnreg.kernels.hopper.target import computes
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import GIVEN, packed_strides
 from attnreg.kernels.triton.plans import HEADS, NAMES, AttentionPlan, bound_launches
-from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch
+from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch, costs_of
 from attnreg.kernels.triton.splits import Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.turboquant.rotations import rotate
@@ -84,8 +84,9 @@ SHAPES = {
     },
 }  # fmt: skip
 
-# of a split; on an H200, by benchmarks/splits.py
-COSTS = Costs(begin=640, merge=2)
+# the keys that a program computes in the time in which one begins and ends, and in that in which a part is merged; on
+# an H200, by benchmarks/splits.py
+_BEGINS, _MERGED = 400, 8
 
 _DECODE = Kernel(packed_decode_kernel, NAMES, HEADS)
 
@@ -95,6 +96,11 @@ def kind_of(packed: Packed) -> Kind | None:
     keys, values = packed.keys, packed.values
     kind = Kind(keys.bits, values.bits, values.code)
     return kind if kind in SHAPES and keys.code != "uniform" and not values.group else None
+
+
+def costs_of_split(spec: AttentionSpec, per_sm: int) -> Costs:
+    """The costs of a split by the kernel."""
+    return costs_of(2 * spec.head_size, spec.head_size, per_sm)._replace(begin=_BEGINS, merge=_MERGED)
 
 
 @functools.cache
@@ -247,9 +253,11 @@ class HopperPackedPlan(AttentionPlan):
         assert spec.packed is not None
         rows, kind = rows_of(spec, launch), kind_of(spec.packed)
         assert kind is not None
-        tile = Split(rows, WARPS.value * PAGE.value * shape.pages, target_of(query.device).num_sms, shape.programs)
+        tile = Split(WARPS.value * PAGE.value * shape.pages, target_of(query.device).num_sms, shape.programs)
         queries = queries_of(content(self.starts)).each
-        chosen = cut(spec, self.causal, launch, queries, self.keys, tile, COSTS, self.splits)
+        chosen = cut(
+            spec, self.causal, launch, queries, self.keys, tile, costs_of_split(spec, shape.programs), self.splits
+        )
         unrotated = self.unrotated if self.rotates else 0
         code = _Code(spec, kind, rows, shape, unrotated, spec.sides(self.causal), chosen.splits > 1)
         planned = launch_of(spec, chosen, len(queries), _DECODE.variant(query.device, code), query.device)

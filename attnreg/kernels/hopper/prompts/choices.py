@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from attnreg.kernels.hopper.prompts.shared import ROWS, Code
-from attnreg.kernels.triton.schedule import SMALLEST_SPLIT, Costs, Launch, choose_splits
+from attnreg.kernels.triton.schedule import Costs, Launch, choose_splits
 from attnreg.runtime.interface import AttentionSpec
 from attnreg.runtime.lengths import LONGEST
 
@@ -26,7 +26,7 @@ SEVERAL = 4
 # the registers of a thread beside scores, weights, outputs and queries
 OTHERS = 40
 # keys are split where there are fewer tiles than so many of each
-FEW_TILES, COSTS = 2, Costs(begin=256, merge=0)
+FEW_TILES, COSTS = 2, Costs(begin=256, merge=0, row=0)
 # where requests of few queries are computed too: the share of the multiprocessors that take prompts first, measured on
 # an H200; the least share of the work that is either's; the longest of them, as a share of a multiprocessor's work
 OF_PROMPTS, WORTH, LONG = 0.3, 0.1, 0.4
@@ -159,10 +159,9 @@ def splits_of(
         return 1
     sides = spec.sides(causal)
     keys = min(max_seq_len, sum(sides) + 1 + launch.max_query_len) if min(sides) >= 0 else max_seq_len
-    splits = choose_splits(tiles, keys, SMALLEST_SPLIT, TILE, num_sms, 1, COSTS)
     # parts of rows without a program have memory too
     parts = min(sum(queries), launch.max_query_len * len(queries)) * spec.num_heads
-    return int(max(1, min(splits, 4 * num_sms * TILE // max(parts, 1))))
+    return choose_splits(tiles, ((1, keys),), parts, TILE, num_sms, 1, COSTS)[0]
 
 
 def mixes(
