@@ -153,7 +153,7 @@ def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of few queries are computed beside prompts whatever that is worth."""
     monkeypatch.setattr(choices, "WORTH", 1e-9)
     monkeypatch.setattr(choices, "LONG", 1e9)
-    monkeypatch.setattr(choices, "choose_splits", lambda *facts: 1)
+    monkeypatch.setattr(choices, "choose_splits", lambda *facts: (1, 256))
 
 
 MIXED = replace(PAGED, queries=[1, 300, 0, 1, 129, 1, 1], keys=[3000, 700, 50, 17, 1029, 1, 64])
