@@ -73,6 +73,8 @@ def _requests(registry: Registry) -> Iterator[dict[str, Any]]:
     # 8-bit latents that Hopper's own kernels do not take
     yield from ({**_LATENT, "kv_dtype": "fp8", "features": ["pcp"]}, {**_LATENT, "kv_dtype": "fp8", "head_size": 512})
     yield {**_SPARSE, "kv_dtype": "fp8_e4m3", "features": ["pcp"]}
+    # what HOPPER_MLA_SPARSE does not compute
+    yield from ({**_SPARSE, "kv_dtype": word, "features": ["pcp"]} for word in ("auto", "fp8_ds_mla"))
     # latents that few kernels are compiled for
     yield from ({**_LATENT, "qk_nope_head_dim": 96}, {**_LATENT, "head_size": 288, "head_size_v": 256})
     wide = {**_EXPANDED, "head_size": 256, "head_size_v": 256, "qk_nope_head_dim": 192, "v_head_dim": 256}

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnreg.kernels.hopper.memory import to_float16
-from attnreg.kernels.hopper.softmax import scores, with_sink
+from attnreg.kernels.hopper.softmax import keys_of_rows, scale_of, scores, with_sink
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, LOWEST
 
 WARPS = gl.constexpr(4)
@@ -179,33 +179,6 @@ def load_queries(query_ptr, first_token, query_len, kv_head, LAYOUT: gl.constexp
     for i in gl.static_range(CODES):
         q = q + (to_float16(gl.load(query_ptr + offs + i, mask=exists, other=0.0)),)
     return q
-
-
-@gluon.jit
-def keys_of_rows(context, kv_len, LAYOUT: gl.constexpr, C: gl.constexpr):
-    """Returns the first key that each row sees, and the end of its keys [rows]."""
-    ROWS: gl.constexpr = C.rows
-    position = context + gl.arange(0, ROWS, LAYOUT) // C.group
-    begin = position * 0
-    end = position * 0 + kv_len
-    if C.right >= 0:
-        end = gl.minimum(end, position + (C.right + 1))
-    if C.left >= 0:
-        begin = gl.maximum(position - C.left, 0)
-    return begin, end
-
-
-@gluon.jit
-def scale_of(softmax_scale, softcap, k_scale_ptr, kv_head, C: gl.constexpr):
-    """Returns the factor of products and the softcap of scores, in powers of 2."""
-    scale = softmax_scale * LOG2_E
-    if C.softcap:
-        # the argument of the hyperbolic tangent, which is made of powers of 2
-        scale = softmax_scale / softcap * LOG2_E
-        softcap = softcap * LOG2_E
-    if k_scale_ptr is not None:
-        scale *= gl.load(k_scale_ptr + kv_head * C.k_scale)
-    return scale, softcap
 
 
 @gluon.jit

@@ -22,9 +22,7 @@ from attnreg.kernels.hopper.decode import (
     blocks,
     finish,
     finish_without_keys,
-    keys_of_rows,
     lane_sums,
-    scale_of,
 )
 from attnreg.kernels.hopper.decode import load_queries as load_queries_of_8_bits
 from attnreg.kernels.hopper.packed.operands import (
@@ -40,6 +38,7 @@ from attnreg.kernels.hopper.packed.operands import (
     values_operands,
     values_words,
 )
+from attnreg.kernels.hopper.softmax import keys_of_rows, scale_of
 from attnreg.kernels.hopper.softmax import scores as softcapped
 from attnreg.kernels.triton.layout import UNIT
 from attnreg.kernels.triton.softmax import LOWEST
