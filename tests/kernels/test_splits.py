@@ -77,6 +77,12 @@ def test_of_lengths_that_may_grow_nothing_is_known() -> None:
     )
 
 
+def test_lengths_are_those_of_the_requests() -> None:
+    # of a tensor of another type there are other numbers, and others of them
+    with pytest.raises(ValueError, match="longer"):
+        Keys.of(300, starts_of(array("i", [1, 1]).tobytes()), array("q", [300, 300]).tobytes())
+
+
 def test_a_long_request_is_cut_and_the_others_are_not() -> None:
     splits, least = choose_splits(512, known(65536, *[2000] * 63).few, 2048, 64, 132, 5, costs_of(256, 128, 5))
     assert 16 <= splits <= 33
