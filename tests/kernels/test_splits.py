@@ -7,6 +7,7 @@ import math
 import statistics
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -27,8 +28,13 @@ COSTS = Costs(100, 1, 0.01)
 
 def known(*lengths: int, longest: int = 0, queries: int = 1) -> Keys:
     """What is known of requests of these lengths."""
-    starts = starts_of(array("i", [queries] * len(lengths)).tobytes())
-    return Keys.of(longest or max(lengths), starts, array("i", lengths).tobytes())
+    return of_batch([queries] * len(lengths), lengths, longest)
+
+
+def of_batch(queries: Sequence[int], lengths: Sequence[int], longest: int = 0) -> Keys:
+    """What is known of requests of so many queries and keys each."""
+    starts = starts_of(array("i", queries).tobytes())
+    return Keys.of(longest or max(lengths, default=0), starts, array("i", lengths).tobytes())
 
 
 def costs_recorded(row: dict[str, Any], layer: str) -> Costs:
@@ -72,9 +78,16 @@ def test_of_lengths_that_may_grow_nothing_is_known() -> None:
     assert known(0, 0, longest=8192) == Keys.alike(8192)
     # prompts are computed by other launches
     assert known(4096, 100, queries=17) == Keys.alike(4096)
-    assert Keys.of(8192, starts_of(array("i", [2048, 1]).tobytes()), array("i", [8192, 300]).tobytes()) == Keys(
-        8192, ((1, 512),)
-    )
+    assert of_batch([2048, 1], [8192, 300]) == Keys(8192, ((1, 512),))
+    assert of_batch([2048, 1], [8192, 0]) == Keys(8192, ((1, 256),))
+
+
+def test_requests_without_queries_have_no_keys_to_split() -> None:
+    lengths = 65536, *[2000] * 20
+    assert of_batch([1] * 21 + [0] * 43, [*lengths, *[0] * 40, 500, 65536, 1]) == known(*lengths)
+    assert of_batch([1] * 8 + [0] * 56, [8192] * 8 + [0] * 56) == Keys.alike(8192)
+    assert of_batch([0, 0], [300, 7]) == Keys.alike(512)
+    assert of_batch([], []) == Keys.alike(0)
 
 
 def test_lengths_are_those_of_the_requests() -> None:

@@ -71,8 +71,9 @@ class Keys(NamedTuple):
         """
         query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
         whole = -(-longest // ALIKE) * ALIKE
-        few = [keys for queries, keys in zip(query_lens, key_lens, strict=True) if queries <= SHORT_QUERIES]
-        if max(few, default=0) < 1 or max(key_lens) <= whole - ALIKE:
+        # requests without queries, which pad a batch, have no programs
+        few = [keys for queries, keys in zip(query_lens, key_lens, strict=True) if 0 < queries <= SHORT_QUERIES]
+        if not few or max(key_lens) <= whole - ALIKE:
             return cls.alike(whole)
         # no request of fewer keys has more than one part
         few = sorted((max(keys, ALIKE) for keys in few), reverse=True)
