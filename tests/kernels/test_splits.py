@@ -65,6 +65,10 @@ def test_the_splits_that_are_chosen_take_about_the_least_time() -> None:
 def test_what_is_known_of_lengths() -> None:
     assert known(5000) == Keys(5120, ((1, 5120),))
     assert known(8200, 8000, 7900) == Keys(8448, ((1, 8448),))
+    # as many as each other, though not as many as the multiple above
+    assert known(*[1026] * 64) == Keys.alike(1280)
+    # no request has more than the longest
+    assert known(8200, 8200, 100, 100).few == ((1, 8448), (1, 8448), (1, 256), (1, 256))
     assert known(8192, 1000, 1000, 100) == Keys(8192, ((1, 8192), (1, 1024), (1, 1024), (1, 256)))
     groups = known(65536, *[2000] * 63).few
     assert groups == ((1, 65536), (15, 2048), (16, 2048), (16, 2048), (16, 2048))
@@ -114,6 +118,7 @@ def test_parts_have_memory_and_keys(lengths: list[int], more: int, heads: int, b
     assert keys.longest % ALIKE == 0
     assert keys.few[0][1] <= keys.longest
     assert len(keys.few) <= 5
+    assert max(length for _, length in keys.few) == keys.few[0][1]
     rows = 4 * heads * len(lengths)
     splits, least = choose_splits(heads * len(lengths), keys.few, rows, block_n, 132, per_sm, COSTS)
     assert splits == 1 or splits * rows <= PARTS * 132

@@ -78,11 +78,12 @@ class Keys(NamedTuple):
         # no request of fewer keys has more than one part
         few = sorted((max(keys, ALIKE) for keys in few), reverse=True)
         most = min(whole, -(-few[0] // ALIKE) * ALIKE)
-        if 8 * sum(few) >= 7 * most * len(few):
+        if 8 * sum(few) >= 7 * few[0] * len(few):
             return cls(whole, ((1, most),))
         others, count = few[1:], min(_GROUPS, len(few) - 1)
         parts = (others[i * len(others) // count : (i + 1) * len(others) // count] for i in range(count))
-        return cls(whole, ((1, most), *((len(part), _rounded(-(-sum(part) // len(part)))) for part in parts)))
+        means = ((len(part), min(most, _rounded(-(-sum(part) // len(part))))) for part in parts)
+        return cls(whole, ((1, most), *means))
 
 
 def _rounded(keys: int) -> int:
