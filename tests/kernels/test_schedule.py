@@ -88,6 +88,11 @@ def test_heads_run_side_by_side_while_a_cache_holds_their_keys(kv_heads: int, ke
     shape = PLAIN._replace(block_d=192, block_dv=128) if kv_heads == 128 else PLAIN
     (launch,) = schedule(H200, shape, [2000], num_kv_heads=kv_heads, max_query_len=2000, keys=Keys.alike(keys))
     assert launch.kv_heads_at_once == at_once
+    # of a window, the keys that a tile sees
+    (launch,) = schedule(
+        H200, shape._replace(window=128), [2000], num_kv_heads=kv_heads, max_query_len=2000, keys=Keys.alike(keys)
+    )
+    assert launch.kv_heads_at_once == min(kv_heads, 16)
 
 
 def test_the_parts_of_split_keys_stay_small() -> None:

@@ -7,6 +7,7 @@ import math
 import statistics
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -27,8 +28,13 @@ COSTS = Costs(100, 1, 0.01)
 
 def known(*lengths: int, longest: int = 0, queries: int = 1) -> Keys:
     """What is known of requests of these lengths."""
-    starts = starts_of(array("i", [queries] * len(lengths)).tobytes())
-    return Keys.of(longest or max(lengths), starts, array("i", lengths).tobytes())
+    return of_batch([queries] * len(lengths), lengths, longest)
+
+
+def of_batch(queries: Sequence[int], lengths: Sequence[int], longest: int = 0) -> Keys:
+    """What is known of requests of so many queries and keys each."""
+    starts = starts_of(array("i", queries).tobytes())
+    return Keys.of(longest or max(lengths, default=0), starts, array("i", lengths).tobytes())
 
 
 def costs_recorded(row: dict[str, Any], layer: str) -> Costs:
@@ -59,6 +65,10 @@ def test_the_splits_that_are_chosen_take_about_the_least_time() -> None:
 def test_what_is_known_of_lengths() -> None:
     assert known(5000) == Keys(5120, ((1, 5120),))
     assert known(8200, 8000, 7900) == Keys(8448, ((1, 8448),))
+    # as many as each other, though not as many as the multiple above
+    assert known(*[1026] * 64) == Keys.alike(1280)
+    # no request has more than the longest
+    assert known(8200, 8200, 100, 100).few == ((1, 8448), (1, 8448), (1, 256), (1, 256))
     assert known(8192, 1000, 1000, 100) == Keys(8192, ((1, 8192), (1, 1024), (1, 1024), (1, 256)))
     groups = known(65536, *[2000] * 63).few
     assert groups == ((1, 65536), (15, 2048), (16, 2048), (16, 2048), (16, 2048))
@@ -72,9 +82,22 @@ def test_of_lengths_that_may_grow_nothing_is_known() -> None:
     assert known(0, 0, longest=8192) == Keys.alike(8192)
     # prompts are computed by other launches
     assert known(4096, 100, queries=17) == Keys.alike(4096)
-    assert Keys.of(8192, starts_of(array("i", [2048, 1]).tobytes()), array("i", [8192, 300]).tobytes()) == Keys(
-        8192, ((1, 512),)
-    )
+    assert of_batch([2048, 1], [8192, 300]) == Keys(8192, ((1, 512),))
+    assert of_batch([2048, 1], [8192, 0]) == Keys(8192, ((1, 256),))
+
+
+def test_requests_without_queries_have_no_keys_to_split() -> None:
+    lengths = 65536, *[2000] * 20
+    assert of_batch([1] * 21 + [0] * 43, [*lengths, *[0] * 40, 500, 65536, 1]) == known(*lengths)
+    assert of_batch([1] * 8 + [0] * 56, [8192] * 8 + [0] * 56) == Keys.alike(8192)
+    assert of_batch([0, 0], [300, 7]) == Keys.alike(512)
+    assert of_batch([], []) == Keys.alike(0)
+
+
+def test_lengths_are_those_of_the_requests() -> None:
+    # of a tensor of another type there are other numbers, and others of them
+    with pytest.raises(ValueError, match="longer"):
+        Keys.of(300, starts_of(array("i", [1, 1]).tobytes()), array("q", [300, 300]).tobytes())
 
 
 def test_a_long_request_is_cut_and_the_others_are_not() -> None:
@@ -95,6 +118,7 @@ def test_parts_have_memory_and_keys(lengths: list[int], more: int, heads: int, b
     assert keys.longest % ALIKE == 0
     assert keys.few[0][1] <= keys.longest
     assert len(keys.few) <= 5
+    assert max(length for _, length in keys.few) == keys.few[0][1]
     rows = 4 * heads * len(lengths)
     splits, least = choose_splits(heads * len(lengths), keys.few, rows, block_n, 132, per_sm, COSTS)
     assert splits == 1 or splits * rows <= PARTS * 132

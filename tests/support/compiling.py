@@ -346,8 +346,9 @@ def _run_latent(case: Case) -> None:
     batch = BatchMetadata(
         query_start_loc=_tensor(case.requests + 1), seq_lens=_tensor(case.requests), max_query_len=case.queries,
         max_seq_len=case.keys, query_start_loc_cpu=torch.arange(case.requests + 1, dtype=torch.int32) * case.queries,
-        seq_lens_cpu=torch.full((case.requests,), case.keys), slot_mapping=_tensor(tokens, dtype=torch.int64),
-        block_table=_tensor(case.requests, case.keys // case.block_size), causal=case.causal,
+        seq_lens_cpu=torch.full((case.requests,), case.keys, dtype=torch.int32), causal=case.causal,
+        slot_mapping=_tensor(tokens, dtype=torch.int64),
+        block_table=_tensor(case.requests, case.keys // case.block_size),
     )  # fmt: skip
     shape, cache_dtype = latent_cache_shape(spec, 64)
     cache = as_kv_cache(spec, _tensor(*shape, dtype=cache_dtype))
@@ -392,7 +393,8 @@ def _run(case: Case) -> None:
     starts = torch.arange(case.requests + 1, dtype=torch.int32) * case.queries
     batch = BatchMetadata(
         query_start_loc=tensor(case.requests + 1), seq_lens=tensor(case.requests), max_query_len=case.queries,
-        max_seq_len=case.keys, query_start_loc_cpu=starts, seq_lens_cpu=torch.full((case.requests,), case.keys),
+        max_seq_len=case.keys, query_start_loc_cpu=starts,
+        seq_lens_cpu=torch.full((case.requests,), case.keys, dtype=torch.int32),
         block_table=tensor(case.requests, case.keys // case.block_size) if paged else None,
         mm_prefix=tensor(case.requests, 2, 2) if "ranges" in case.features else None,
         causal=tensor(case.requests, dtype=torch.bool) if "causal_by_request" in features else case.causal,

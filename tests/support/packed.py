@@ -51,7 +51,8 @@ def run_packed(case: Any, tensor: Any) -> None:
     starts = torch.arange(case.requests + 1, dtype=torch.int32) * case.queries
     batch = BatchMetadata(
         query_start_loc=tensor(case.requests + 1), seq_lens=tensor(case.requests), max_query_len=case.queries,
-        max_seq_len=case.keys, query_start_loc_cpu=starts, seq_lens_cpu=torch.full((case.requests,), case.keys),
+        max_seq_len=case.keys, query_start_loc_cpu=starts,
+        seq_lens_cpu=torch.full((case.requests,), case.keys, dtype=torch.int32),
         block_table=tensor(case.requests, case.keys // case.block_size), causal=case.causal,
         slot_mapping=tensor(tokens, dtype=torch.int64),
     )  # fmt: skip

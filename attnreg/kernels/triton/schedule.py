@@ -71,17 +71,22 @@ class Keys(NamedTuple):
         """
         query_lens, key_lens = queries_of(starts).each, numbers_in(lengths)
         whole = -(-longest // ALIKE) * ALIKE
-        few = [keys for queries, keys in zip(query_lens, key_lens, strict=False) if queries <= SHORT_QUERIES]
-        if max(few, default=0) < 1 or max(key_lens) <= whole - ALIKE:
+        # requests without queries, which pad a batch, have no programs; of fewer keys none has more than one part
+        few = [
+            keys if keys > ALIKE else ALIKE
+            for queries, keys in zip(query_lens, key_lens, strict=True)
+            if 0 < queries <= SHORT_QUERIES
+        ]
+        if not few or max(key_lens) <= whole - ALIKE:
             return cls.alike(whole)
-        # no request of fewer keys has more than one part
-        few = sorted((max(keys, ALIKE) for keys in few), reverse=True)
+        few.sort(reverse=True)
         most = min(whole, -(-few[0] // ALIKE) * ALIKE)
-        if 8 * sum(few) >= 7 * most * len(few):
+        if 8 * sum(few) >= 7 * few[0] * len(few):
             return cls(whole, ((1, most),))
         others, count = few[1:], min(_GROUPS, len(few) - 1)
         parts = (others[i * len(others) // count : (i + 1) * len(others) // count] for i in range(count))
-        return cls(whole, ((1, most), *((len(part), _rounded(-(-sum(part) // len(part)))) for part in parts)))
+        means = ((len(part), min(most, _rounded(-(-sum(part) // len(part))))) for part in parts)
+        return cls(whole, ((1, most), *means))
 
 
 def _rounded(keys: int) -> int:
