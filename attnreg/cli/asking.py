@@ -257,6 +257,9 @@ def why(lines: tuple[str, ...], registry: str | None, arch: str | None) -> None:
     for line in lines:
         is_file = os.path.isfile(line)
         texts += read_bytes(Path(line), _LARGEST_LOG).decode(errors="replace").splitlines() if is_file else [line]
+    if not any(text.strip() for text in texts):
+        where = "the lines given are" if lines else "standard input is"
+        raise BadInput(f"{where} empty", "give lines of a log, the name of one, or pipe one into the command")
     said = [(line.strip(), found) for line in texts if (found := read_line(line)) is not None]
     if not said:
         what = "the line is not" if len(texts) == 1 else f"none of the {len(texts):,} lines is"

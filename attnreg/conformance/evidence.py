@@ -29,6 +29,7 @@ WHY_UNPROVEN = {
     "dcp": "ranks of a group share the cache",
     "kv_dtype": "the layer reads no latents in some of these formats",
     "pcp": "ranks of a group share a prompt",
+    "variants": "the kernels of some are for another device",
 }
 # of a file of records
 MAX_BYTES = 16 << 20

@@ -22,6 +22,7 @@ from attnreg.errors import RequestError, did_you_mean
 from attnreg.loader import default_registry
 from attnreg.machine.probe import probe
 from attnreg.platforms import Platform
+from attnreg.runtime.interface import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,8 +155,11 @@ def _verify(
         if not cases:
             return _failure(evidence, "all that it claims is bfloat16, which Triton's interpreter does not have")
     with Workers(jobs, claims, device) as workers:
-        crashes = 0
+        crashes, elsewhere = 0, list[DeviceError]()
         for case, outcome in workers.map(_prove, cases):
+            if isinstance(outcome, DeviceError):
+                elsewhere.append(outcome)
+                continue
             evidence.add(case, outcome or _CRASH)
             if report is not None:
                 report(claims.backend, case, outcome or _CRASH)
@@ -163,6 +167,9 @@ def _verify(
             if crashes == _MOST_CRASHES:
                 evidence.problems.append(f"{crashes} cases ended their process: those after them were not run")
                 return evidence
+        if elsewhere and not evidence.cases:
+            return _failure(evidence, f"cannot be run: {elsewhere[0]}")
+        evidence.unproven += ["variants"] if elsewhere else []
         for _, refused in workers.map(_refuse, [None]):
             count, problems = refused or (0, [_untried(_CRASHED)])
             evidence.refused = count
@@ -170,11 +177,14 @@ def _verify(
     return evidence
 
 
-def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome:
+def _prove(claims: Claims, device: torch.device, case: Case) -> Outcome | DeviceError:
+    """What came of a case; the error of kernels that are for another device, which says nothing of their claims."""
     try:
         # this may be a process of the pool, which has a thread count of its own
         with _one_thread(device):
             return prove(case, claims.select(case.request), device)
+    except DeviceError as e:
+        return e
     # an exception of a kernel refutes the claim, and becomes the problem
     except (Exception, SystemExit) as e:
         return Outcome(0.0, 0.0, f"{type(e).__name__}: {e}")

@@ -74,6 +74,7 @@ from attnreg.runtime.batch import BatchError as BatchError
 from attnreg.runtime.batch import BatchMetadata as BatchMetadata
 from attnreg.runtime.spec import DTYPES as DTYPES
 from attnreg.runtime.spec import AttentionSpec as AttentionSpec
+from attnreg.runtime.spec import DeviceError as DeviceError
 from attnreg.runtime.spec import Layout as Layout
 from attnreg.runtime.spec import SpecError as SpecError
 from attnreg.runtime.turboquant.pages import pages_of

@@ -43,6 +43,10 @@ class SpecError(ValueError):
     """Raised for a layer that contradicts itself or lacks a number; the message names the field and the cure."""
 
 
+class DeviceError(SpecError):
+    """Raised by a kernel module for a device that its kernels are not for, before anything is computed."""
+
+
 class _Hashed:
     """Many look-ups of a step have a spec in their key, so a spec keeps its hash; it is no field."""
 

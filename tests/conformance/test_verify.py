@@ -13,6 +13,8 @@ import attnreg
 from attnreg import Platform, Registry, RequestError, loader
 from attnreg.conformance.evidence import Evidence
 from attnreg.conformance.verify import verify
+from attnreg.kernels import cpu_attn
+from attnreg.runtime.interface import AttentionSpec, BatchMetadata, DeviceError
 
 __all__ = ["install"]
 
@@ -157,6 +159,31 @@ def test_a_module_that_cannot_be_run_fails(text: str | None, reason: str, instal
     install(files=files | ({} if text is None else {"acme_attn/kernels.py": text}))
     (evidence,) = verify(["ACME_ATTN"], registry=attnreg.load_registry("default"), platform=cpu)
     assert line_of(evidence) == f"ACME_ATTN: NOT VERIFIED; cannot be run: {reason}"
+
+
+def test_kernels_for_another_device_refute_nothing(default: Registry) -> None:
+    (evidence,) = verify(["HOPPER_ATTN"], registry=default, platform=HOPPER, device="cpu", size="claims")
+    assert line_of(evidence) == (
+        "HOPPER_ATTN: NOT VERIFIED; cannot be run: the device is cpu; these kernels are compiled for NVIDIA GPUs of "
+        "compute capability 9.0 alone"
+    )
+
+
+def test_variants_whose_kernels_are_for_another_device_are_unproven(
+    monkeypatch: pytest.MonkeyPatch, default: Registry, cpu: Platform
+) -> None:
+    plan = cpu_attn.plan
+
+    def some(spec: AttentionSpec, batch: BatchMetadata) -> Any:
+        if spec.sliding_window:
+            raise DeviceError("for another device")
+        return plan(spec, batch)
+
+    monkeypatch.setattr(cpu_attn, "plan", some)
+    (evidence,) = verify(["CPU_ATTN"], registry=default, platform=cpu, size="claims")
+    assert evidence.cases
+    assert not evidence.problems
+    assert "  not proven here: variants; the kernels of some are for another device" in evidence.lines()
 
 
 def test_a_row_that_accepts_nothing_fails(cpu: Platform) -> None:

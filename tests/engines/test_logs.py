@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from attnreg import RequestError, load_registry
@@ -159,6 +161,8 @@ def test_the_command_reads_arguments_files_and_standard_input(capsys, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "standard input is empty"),
+        (["", " "], "the lines given are empty"),
         (["hello"], "the line is not one that engines are known to log"),
         (["hello", "there"], "none of the 2 lines is one that engines are known to log"),
         ([CHOSEN, "--registry", "sglang-0.5"], "sglang-0.5.23 is no release of vllm"),
@@ -166,6 +170,7 @@ def test_the_command_reads_arguments_files_and_standard_input(capsys, monkeypatc
         ([CHOSEN.replace("TRITON_ATTN", "FOO_ATTN")], "has no backend FOO_ATTN"),
     ],
 )
-def test_bad_input_is_refused(capsys, arguments, message):
+def test_bad_input_is_refused(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["why", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -15,11 +15,7 @@ from attnreg.kernels.interpreter.interpret import interpret
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.selection.selector import evaluate
 
-pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the kernels themselves"),
-    # numpy warns of what stands in parts that no key was written to, and is masked
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the kernels themselves")
 SM89 = Platform(platform="cuda", arch="sm89", packages={"torch": "2.11", "triton": "3.7"})
 BACKENDS = [
     ("TRITON_ATTN", {"features": {"sinks", "lse"}}, "chunked", "NHD"),
@@ -71,6 +67,21 @@ def test_only_what_a_kernel_wrote_is_written_and_it_is_rounded() -> None:
     rest = torch.ones(24, dtype=torch.bool)
     rest[1:23:6] = False
     assert (memory.view(torch.int16)[rest] == 0x7FC5).all()
+
+
+@triton.jit
+def _masked_kernel(target_ptr, source_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    offs = tl.arange(0, N)
+    x = tl.load(source_ptr + offs)
+    y = (x.to(tl.float16) * 0.0 + x / 0.0).to(tl.int32).to(tl.float32) + tl.max(x + float("nan"), 0)
+    tl.store(target_ptr + offs, tl.where(x == 1.0, x, y), mask=x == 1.0)
+
+
+def test_nothing_warns_of_numbers_that_a_mask_drops() -> None:
+    # warnings are errors in this suite
+    target = torch.zeros(4)
+    interpret(_masked_kernel, (1, 1, 1), (target, torch.tensor([3e38, 1.0, torch.nan, -torch.inf])), (4,))
+    assert target.tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 @triton.jit

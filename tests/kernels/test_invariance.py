@@ -20,9 +20,6 @@ from attnreg.kernels.triton.target import Target, target_for
 from attnreg.kernels.triton.tiles import Shape
 from attnreg.runtime.lengths import prefix_sums
 
-# numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
 INVARIANT = frozenset({"batch_invariant"})
 # in every class of query lengths a request alone, and beside longer ones of its class
 QUERIES, KEYS = [1, 2, 16, 30, 40], [1100, 5, 40, 90, 47]

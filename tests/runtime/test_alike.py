@@ -21,7 +21,6 @@ from attnreg.runtime.layer import Attention
 from attnreg.runtime.tensors import Kinds, Remembered, comparison, signatures
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.skipif(
         torch.cuda.is_available(), reason="where there is a GPU, Triton compiles, and the CPU's memory is refused"

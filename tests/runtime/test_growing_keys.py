@@ -61,7 +61,6 @@ def planned(layer: Attention, keys: int) -> Fit:
     return fit
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_step_with_more_keys_is_looked_at_and_bound_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer = make(block_size=None)

@@ -36,7 +36,6 @@ def batch(queries: list[int]) -> BatchMetadata:
 
 @pytest.mark.parametrize("queries", [[1, 1, 1], [3, 20, 1]])
 @pytest.mark.parametrize("backend", ["CPU_ATTN", "TORCH_SDPA", "TRITON_ATTN"])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_keys_are_read_where_they_are(make: Make, backend: str, queries: list[int]) -> None:
     torch.manual_seed(0)
     layer, given = make(block_size=None), batch(queries)

@@ -11,7 +11,6 @@ from support import walk
 from attnreg import BatchMetadata, Registry
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.skipif(
         torch.cuda.is_available(), reason="where there is a GPU, Triton compiles, and the CPU's memory is refused"

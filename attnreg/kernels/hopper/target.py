@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.triton.target import Target, target_of
-from attnreg.runtime.interface import AttentionSpec, SpecError
+from attnreg.runtime.interface import AttentionSpec, DeviceError
 
 
 def require(device: torch.device) -> Target:
-    """The target for a device. Raises `SpecError` where it is not a GPU of compute capability 9.0."""
+    """The target for a device. Raises `DeviceError` where it is not a GPU of compute capability 9.0."""
     if device.type == "cuda":
         target = target_of(device)
         if (target.backend, target.arch) == ("cuda", 90):
@@ -23,7 +23,7 @@ def require(device: torch.device) -> Target:
         found = f"{device} is {target.backend} {target.arch}"
     else:
         found = f"the device is {device}"
-    raise SpecError(f"{found}; these kernels are compiled for NVIDIA GPUs of compute capability 9.0 alone")
+    raise DeviceError(f"{found}; these kernels are compiled for NVIDIA GPUs of compute capability 9.0 alone")
 
 
 def computes(causal: bool | Tensor, spec: AttentionSpec, features: Set[str]) -> TypeGuard[bool]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ def interpret(function: Any, grid: tuple[int, int, int], values: tuple[Any, ...]
 
     The interpreter keeps bfloat16 as integers of 16 bits: it multiplies these in ``tl.dot`` and cuts off what a GPU
     rounds. So the kernel gets float32 in the place of such tensors, and what it wrote there is rounded afterwards.
+    Rows that a mask drops compute with whatever is there, of which numpy would warn; a GPU does not.
     Launches of several threads come one after the other: the interpreter keeps the program that it runs, and what
     stands in the language's place, for the whole process.
     """
@@ -34,7 +36,7 @@ def _interpret(function: Any, grid: tuple[int, int, int], values: tuple[Any, ...
     given = (
         x if memory is None else memory.as_strided(x.shape, x.stride()) for x, memory in zip(values, wide, strict=True)
     )
-    with quick():
+    with quick(), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         function[grid](*given, *(tl.float32 if x == tl.bfloat16 else x for x in constants))
     for memory, old, new in zip(narrow, before, wide, strict=True):
         if memory is not None and old is not None and new is not None:

@@ -10,6 +10,7 @@ import torch
 import triton
 
 from attnreg.kernels.triton.fp8 import fp8_to_float16
+from attnreg.runtime.interface import DeviceError
 
 
 class Target(NamedTuple):
@@ -69,11 +70,14 @@ def target_for(backend: str, arch: int | str, num_sms: int) -> Target:
 
 @functools.cache
 def target_of(device: torch.device) -> Target:
-    """The target for a device; on the CPU, Triton's interpreter stands for a small A100."""
+    """The target for a device; on the CPU, Triton's interpreter stands for a small A100.
+
+    Raises `DeviceError` for another device than a GPU where Triton compiles.
+    """
     if device.type != "cuda":
         # tells whether Triton compiles or interprets the kernels
         if isinstance(fp8_to_float16, triton.JITFunction):
-            raise RuntimeError(
+            raise DeviceError(
                 f"Triton cannot compile for {device}; move the tensors to a GPU or set TRITON_INTERPRET=1"
             )
         return target_for("interpreter", 80, 4)

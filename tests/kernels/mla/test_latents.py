@@ -16,8 +16,6 @@ from attnreg.runtime import latents
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, LayerParams, SpecError
 from attnreg.runtime.mla.interface import MLASpec, as_kv_cache
 
-# rows of padding compute with whatever is there, before a mask drops it
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MODULES = [triton_mla, torch_mla]
 MIXED = [1, 0, 5, 1, 20], [300, 0, 17, 1, 33]
 

@@ -20,8 +20,6 @@ from attnreg.runtime.sparse.indices import validate_indices
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODULES = {"triton": triton_mla_sparse, "torch": torch_mla_sparse}
-# numpy, in the interpreter, warns of the NaN that the tests plant in rows that are masked
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 QUERIES, LENGTHS = [1, 3, 0, 2, 4], [40, 70, 9, 20, 4]
 
 
