@@ -145,8 +145,8 @@ FP8 = Question(AttentionRequest(head_size=128, kv_dtype="fp8_e5m2"), "r", "1 lay
 MAMBA = Question(None, "Mamba", "9 layers")
 # what attnreg itself runs there
 FA3_RUNS = [
-    "  ▹ attnreg itself runs TRITON_ATTN: FLASH_ATTN/FA3 runs where it is named: TRITON_ATTN was measured",
-    "    to be faster at decoding and with a window, FA3 at prompts (backends.yaml:*)",
+    "  ▹ attnreg itself runs TRITON_ATTN: FLASH_ATTN/FA3 runs where it is named: HOPPER_ATTN was measured",
+    "    to be faster nearly everywhere, TRITON_ATTN at decoding and with a window (backends.yaml:*)",
 ]
 NATIVE_RUNS = [
     "  ▹ attnreg itself runs HOPPER_ATTN: FLASHINFER/native has no kernel module that attnreg can run",
