@@ -122,7 +122,7 @@ def test_it_runs_prompts_and_where_it_is_named(install: Install, default: Regist
     assert first.chosen.title == named.title == "FLASH_ATTN/FA3"
     assert automatic.chosen is not None
     assert automatic.chosen.name != "FLASH_ATTN"
-    assert "TRITON_ATTN was measured to be faster" in automatic.candidates[0].reasons[0].text
+    assert "HOPPER_ATTN was measured to be faster" in automatic.candidates[0].reasons[0].text
     # what is only explained is as before
     known = evaluate(request, here, registry).chosen
     assert known is not None
