@@ -221,8 +221,8 @@ class PlannedMerge:
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
         block_s = min(32, 8192 // block_dv)
         if "batch_invariant" not in spec.features:
-            # no more than there are: 32 queries of 8 requests, in two parts, took 93.5 us on an H200 where 8 were read at
-            # once, and 89.6 in a run before
+            # no more than there are: 32 queries of 8 requests, in two parts, took 93.5 us on an H200 where 8 were read
+            # at once, and 89.6 in a run before
             block_s = min(block_s, power_of_2(chosen.splits))
         codes = (
             _MergeCode(spec.output_dtype, spec.head_size_v, dependent, by_row, block_s, block_dv)
