@@ -55,9 +55,10 @@ by each call on its stream, while a graph is captured from the graph's pool, so 
 any. TRITON_ATTN's is for split keys: ``rows * num_heads * splits * (head_size_v + 1)`` float32, of which a batch has no
 more than fill the device four times (70 MiB on an H200 with heads of 128); with ``batch_invariant`` splits are up to 32
 for requests of one query and up to 8 for up to 16, whatever ``max_seq_len`` is. Rows are those of query, or the
-requests times their longest query if that is less. HOPPER_ATTN keeps 1.5 MiB of each device, of which each launch of
-prompts, and each that a graph holds, has 16 bytes of its own. Backends that compute from the host's lengths refuse a
-capture.
+requests times their longest query if that is less. On NVIDIA's GPUs a graph captures other code of it than plain calls
+run, which reads the lengths: it is compiled while it is captured, and rounds otherwise. HOPPER_ATTN keeps 1.5 MiB of
+each device, of which each launch of prompts, and each that a graph holds, has 16 bytes of its own. Backends that
+compute from the host's lengths refuse a capture.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from attnreg.runtime.interface import (
 )
 from attnreg.runtime.sparse.indices import with_indices
 from attnreg.runtime.spec import window_of
-from attnreg.runtime.tensors import Alike
+from attnreg.runtime.tensors import Alike, is_captured
 from attnreg.selection.refusal import NoBackendError, alternatives
 from attnreg.selection.selector import evaluate
 from attnreg.selection.trace import answer_sentence
@@ -203,7 +203,7 @@ class Attention:
         """The plan for a batch as it is now: a tensor of it may have been changed since it was planned."""
         if not isinstance(batch, BatchMetadata):
             raise BatchError([f"batch is {tensor_words(batch)}; expected BatchMetadata"])
-        capturing = _capturing(batch.seq_lens)
+        capturing = is_captured(batch.seq_lens)
         if capturing and not getattr(self.module, "CAPTURABLE", False):
             problem = f"a CUDA graph is being captured, and {self.backend} computes from the host's lengths, which a "
             problem += "replay would keep; capture a backend that follows the device's (TRITON_ATTN, ROCM_ATTN)"
@@ -285,7 +285,7 @@ class Attention:
         such function, this layer has tensors, the batch a cache, or a CUDA graph is being captured.
         """
         make: Callable[[AttentionSpec, Any, Call], Repeated] | None = getattr(self.module, "repeat", None)
-        if make is None or self.params.tensors or batch.paged or _capturing(query):
+        if make is None or self.params.tensors or batch.paged or is_captured(query):
             return None
         planned = self._planned(batch)
         call = self._validated(planned, False, True, query, output, None, key, value, None)
@@ -359,10 +359,6 @@ class Attention:
         if call.output is not None:
             # a module may make a call of its own of this one
             self.module.forward(self.spec, planned.plan, call._replace(alike=None))
-
-
-def _capturing(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_unasked(selection: Selection, words: Set[str]) -> None:

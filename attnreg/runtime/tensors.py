@@ -204,6 +204,11 @@ def is_traced() -> bool:
     )
 
 
+def is_captured(tensor: Tensor) -> bool:
+    """Whether a launch on a tensor becomes part of a CUDA graph now."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def table_problems(name: str, tensor: Tensor) -> Iterator[str]:
     """The problem of strides that a kernel cannot take as numbers."""
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import attnreg
 from attnreg import AttentionRequest, BatchMetadata, Platform, Registry
@@ -114,12 +115,19 @@ def test_a_replayed_graph_gives_what_the_call_gives(trial: Trial) -> None:
     output.fill_(torch.nan)
     graph.replay()
     tokens = trial.batch.num_tokens
-    assert torch.equal(output[:tokens], expected[:tokens])
+    rounded_alike(output[:tokens], expected[:tokens])
     # other queries, in the memory that the graph knows
     trial.query[:tokens] = trial.query[:tokens].flip(0)
     graph.replay()
     again, _ = attend(trial, trial.batch, trial.query)
-    assert torch.equal(output[:tokens], again[:tokens])
+    rounded_alike(output[:tokens], again[:tokens])
+
+
+def rounded_alike(output: Tensor, expected: Tensor) -> None:
+    """Asserts that a replay gave what a call gives; it may have shared keys out otherwise, and so rounded otherwise."""
+    # one step of the output's type
+    step = 0.13 if output.itemsize == 1 else 0.016
+    torch.testing.assert_close(output.float(), expected.float(), rtol=step, atol=2e-3)
 
 
 def test_no_call_waits_for_the_device(trial: Trial) -> None:

@@ -20,7 +20,7 @@ from attnreg.kernels.triton import launch
 from attnreg.kernels.triton.attention import _attention_kernel
 from attnreg.kernels.triton.cache import _write_kv_kernel
 from attnreg.kernels.triton.launch import Kernel
-from attnreg.kernels.triton.splits import _merge_splits_kernel
+from attnreg.kernels.triton.splits.merge import _merge_splits_kernel
 
 # the releases whose launch path was read; launch.py goes around a part of it
 READ = ("3.6", "3.7")

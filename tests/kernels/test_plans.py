@@ -16,7 +16,7 @@ from attnreg.conformance.proof import attend, compare, memory_like
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.plans import AttentionPlan
 from attnreg.kernels.triton.schedule import ALIKE, Keys, schedule
-from attnreg.kernels.triton.splits import PlannedMerge
+from attnreg.kernels.triton.splits.merge import PlannedMerge
 from attnreg.kernels.triton.target import target_for
 from attnreg.kernels.triton.tiles import Shape
 from attnreg.runtime.interface import BatchMetadata

@@ -15,7 +15,7 @@ from support.kernel_trials import Case, trial_of
 
 from attnreg.conformance.proof import attend, compare
 from attnreg.conformance.trial import Trial
-from attnreg.kernels.triton.splits import PlannedMerge
+from attnreg.kernels.triton.splits.merge import PlannedMerge
 from attnreg.runtime.interface import BatchMetadata
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -41,6 +41,8 @@ class Case:
     softcap: float = 0.0
     causal: bool = True
     features: tuple[str, ...] = ()
+    # whether the launches are those that a graph captures, for any lengths
+    in_graph: bool = False
     # partial states to merge, of as many tokens as there are queries; no attention is launched then
     states: int = 0
     output: str = "same"
@@ -61,6 +63,12 @@ FEATURES = ("sinks", "alibi", "lse", "ranges")
 DEFAULT = (
     Case("decode"),
     Case("decode fp8", cache="float8_e4m3fn", features=("sinks", "lse")),
+    Case("decode in a graph", requests=64, in_graph=True),
+    Case("decode fp8 in a graph", requests=8, cache="float8_e4m3fn", features=("sinks", "lse"), in_graph=True),
+    Case("decode of heads of 64 in a graph", requests=64, head_size=64, layout="HND", in_graph=True),
+    Case("decode of heads of 256 in a graph", requests=8, heads=(16, 4), head_size=256, softcap=30.0, in_graph=True),
+    Case("4 queries in a graph", queries=4, requests=16, features=("lse",), in_graph=True),
+    Case("split decode in a graph", requests=8, layout="SPLIT", in_graph=True),
     *(
         Case(
             f"latents of {size_v} {kv_dtype}, {heads} heads",
@@ -428,7 +436,8 @@ def _run(case: Case) -> None:
         output=tensor(tokens, heads, size_v, dtype=spec.output_dtype),
         lse=tensor(heads, tokens, dtype=torch.float32) if "lse" in features else None, params=params,
     )  # fmt: skip
-    AttentionPlan(spec, batch).run(call)
+    plan = AttentionPlan(spec, batch)
+    (plan.for_graphs() if case.in_graph else plan).run(call)
 
 
 def _gpu(name: str) -> tuple[str, Any, int]:

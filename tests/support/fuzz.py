@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -321,6 +322,11 @@ class Stage:
             lens.copy_(batch.seq_lens), host.copy_(batch.seq_lens_cpu)
             return plain(trial, now, query)
 
+        def captured(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
+            # the launches that a graph would hold, without one: for any lengths
+            with patch("attnreg.kernels.triton.plans.is_captured", lambda query: True):
+                return plain(trial, batch, query)
+
         def layers(trial: Trial, batch: Any, query: Tensor) -> tuple[Tensor, Tensor]:
             # another layer of the same spec shares the plan; its result is verified too
             beside = replace(trial, layer=self.other)
@@ -351,7 +357,7 @@ class Stage:
             return self.replayed(trial, batch, query)
 
         decoder, paged = self.layer.spec.attn_type == "decoder", self.case.storage != "packed"
-        known: dict[str, Call] = {"call": plain, "layers": layers}
+        known: dict[str, Call] = {"call": plain, "layers": layers, "captured": captured}
         if paged:
             known |= {"bounds": plain}
             known |= {"changed": changed} if decoder else {}

@@ -20,7 +20,7 @@ from attnreg.kernels.hopper.prompts import choices
 from attnreg.kernels.hopper.prompts import plans as prefill_plans
 from attnreg.kernels.triton import plans
 from attnreg.kernels.triton.launch import Bound, Kernel
-from attnreg.kernels.triton.splits import _MERGE
+from attnreg.kernels.triton.splits.merge import _MERGE
 from attnreg.kernels.triton.target import target_for
 from support.compiled import disassembled, report
 from support.fake_driver import faked

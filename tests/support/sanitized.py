@@ -23,7 +23,7 @@ def pytest_configure() -> None:
     """Listens to Triton's compiler, and fills the parts."""
     from triton import knobs
 
-    from attnreg.kernels.triton.splits import PlannedMerge
+    from attnreg.kernels.triton.splits.merge import PlannedMerge
 
     knobs.compilation.listener = _count
     parts_of = PlannedMerge.parts

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnreg.kernels.hopper import decode_plans
@@ -19,7 +18,7 @@ from attnreg.kernels.hopper.prompts.widened import FORMATS, rows_for, widened_of
 from attnreg.kernels.hopper.target import computes, require
 from attnreg.kernels.triton.plans import bound_launches
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, Launch
-from attnreg.kernels.triton.splits import Run
+from attnreg.kernels.triton.splits.merge import Run
 from attnreg.kernels.triton_attn import (
     CAPTURABLE,
     KEYS_APART,
@@ -32,6 +31,7 @@ from attnreg.kernels.triton_attn import (
 )
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata
 from attnreg.runtime.lengths import content, numbers_in, queries_of
+from attnreg.runtime.tensors import is_captured
 
 __all__ = ["CAPTURABLE", "KEYS_APART", "forward", "kv_cache_shape", "plan", "repeat", "run", "write_kv"]
 
@@ -133,7 +133,6 @@ def _mixed(together: Run, runs: Sequence[Run]) -> Run:
     either = decode_plans.either(together, in_turn)
 
     def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-        capturing = call[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        (in_turn if capturing else either)(call, batch, varying)
+        (in_turn if is_captured(call[0]) else either)(call, batch, varying)
 
     return run

@@ -19,7 +19,7 @@ from attnreg.kernels.triton.schedule import (
     choose_splits,
     costs_of,
 )
-from attnreg.kernels.triton.splits import PlannedMerge, Run
+from attnreg.kernels.triton.splits.merge import PlannedMerge, Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
@@ -151,7 +151,7 @@ def cut(
         chosen = chosen._replace(splits=best, min_split=min_split)
     if splits is not None:
         chosen = chosen._replace(splits=splits, min_split=PAGE.value)
-    return chosen._replace(heads=spec.num_heads // spec.num_kv_heads, one_tile=True)
+    return chosen._replace(heads=spec.num_heads // spec.num_kv_heads, one_tile=True, shared=0)
 
 
 def launch_of(

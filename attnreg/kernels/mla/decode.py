@@ -19,7 +19,7 @@ from attnreg.kernels.triton.fp8 import fp8_to_float16
 from attnreg.kernels.triton.layout import load_blocks, times
 from attnreg.kernels.triton.rows import find_tile, program_span, rows_of_tile
 from attnreg.kernels.triton.softmax import LN_2, LOG2_E, Softmax, no_keys, with_scores
-from attnreg.kernels.triton.splits import store_no_part, store_part
+from attnreg.kernels.triton.splits.parts import store_no_part, store_part
 
 
 class Latents(NamedTuple):

@@ -15,11 +15,11 @@ import triton.language as tl
 
 from attnreg.kernels.mla.cache import block_and_token, paged_layout, scaled_parts
 from attnreg.kernels.mla.decode import _latent_attention_kernel
-from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
+from attnreg.kernels.triton.launch import Kept, Kernel
 from attnreg.kernels.triton.layout import FP8, Strides
 from attnreg.kernels.triton.rows import Mask, Tile
 from attnreg.kernels.triton.schedule import Keys, Launch, schedule
-from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
+from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, power_of_2
 from attnreg.runtime import latents
@@ -221,16 +221,11 @@ class Launches(Generic[LaunchT]):
 
     def __init__(self, planned: Sequence[LaunchT]) -> None:
         self.planned = planned
-        self._runs: dict[Any, list[Run]] = {}
+        self._runs = Kept[list[Run]]()
 
     def bound(self, *known: Any) -> list[Run]:
         """What runs each launch; known: the arguments of its ``bind``."""
-        runs = self._runs.get(known)
-        if runs is None:
-            if len(self._runs) >= MOST_BOUND:
-                self._runs.clear()
-            runs = self._runs[known] = [one.bind(*known) for one in self.planned]
-        return runs
+        return self._runs.of(known, lambda: [one.bind(*known) for one in self.planned])
 
 
 def latent_launches(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import triton
@@ -147,6 +147,20 @@ class Variant:
 
 
 MOST_BOUND = 1024
+_Made = TypeVar("_Made")
+
+
+class Kept(dict[Hashable, _Made]):
+    """What is made once for each key; a caller whose keys never come again does not fill the memory."""
+
+    def of(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """What is kept under a key, made where nothing is."""
+        found = self.get(key)
+        if found is None:
+            if len(self) >= MOST_BOUND:
+                self.clear()
+            found = self[key] = make()
+        return found
 
 
 def dtypes_of(tensors: Sequence[Tensor | None]) -> tuple[torch.dtype | None, ...]:

@@ -7,16 +7,17 @@ streams, layers or graphs never share them, and those of a captured graph are in
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from attnreg.kernels.triton.attention import _attention_kernel
-from attnreg.kernels.triton.launch import MOST_BOUND, UNFUSED, Kernel, Variant
+from attnreg.kernels.triton.launch import UNFUSED, Kept, Kernel, Variant
 from attnreg.kernels.triton.layout import (
     FP8,
     TL_DTYPES,
@@ -30,13 +31,13 @@ from attnreg.kernels.triton.layout import (
     value_dtype,
 )
 from attnreg.kernels.triton.rows import Mask, Tile
-from attnreg.kernels.triton.schedule import Keys, Launch, rotate_when_loaded, schedule
-from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
+from attnreg.kernels.triton.schedule import Keys, Launch, Shares, rotate_when_loaded, schedule, shares_of
+from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target, target_of
 from attnreg.kernels.triton.tiles import Config, Shape, codes_of, columns_of, power_of_2, value_columns
 from attnreg.runtime.interface import AttentionSpec, BatchMetadata, Call
 from attnreg.runtime.lengths import LONGEST, content, queries_of
-from attnreg.runtime.tensors import Kinds
+from attnreg.runtime.tensors import Kinds, is_captured
 
 # the tensors of a launch in the order of the kernel's pointers: those of the call and of the batch, then its parts
 _CALL = (
@@ -79,11 +80,12 @@ class AttentionPlan:
         tree = batch.tree_mask if "tree_mask" in spec.features else None
         host = content(batch.query_start_loc_cpu)
         self.keys = Keys.of(batch.max_seq_len, host, content(batch.seq_lens_cpu))
-        self.launches = _launches(
+        self._facts = (
             spec, target_of(starts.device), starts.device, table is not None, batch.key_start_loc is not None,
-            ranges is not None, tree is not None, causal, host, batch.max_query_len, self.keys, config, splits,
-            unrotated,
+            ranges is not None, tree is not None, causal, host, batch.max_query_len, config, splits, unrotated,
         )  # fmt: skip
+        self.launches = _launches(*self._facts, self.keys)
+        self._for_graphs: Self | None = None
         # whether the launches take queries of `unrotated` elements, and rotate them when they are loaded
         self.rotates = self.launches.rotate
         self._numbers = (
@@ -100,10 +102,20 @@ class AttentionPlan:
 
     def run(self, call: Call) -> None:
         """Writes the output, and the lse, of every query of the batch."""
-        runs, tensors, heads = self._prepared(call)
+        plan = self.for_graphs() if is_captured(call.query) else self
+        runs, tensors, heads = plan._prepared(call)
         batch = self._batch()
         for run in runs:
             run(tensors, batch, heads)
+
+    def for_graphs(self) -> Self:
+        """The plan that a graph captures: its launches are for any lengths, which differ from replay to replay."""
+        if self._for_graphs is None:
+            self._for_graphs = plan = copy.copy(self)
+            plan.keys = Keys.any_of(self.keys.longest)
+            plan.launches = _launches(*self._facts, plan.keys)
+            plan._recent = (None, [], None)
+        return self._for_graphs
 
     def repeat(self, call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
         """`run` for a query, key, value and output of which only the addresses differ from the call's."""
@@ -145,7 +157,7 @@ class AttentionPlan:
         known, runs, heads = self._recent
         if known != kind:
             differing, heads = (None, None) if self._paged else self._differing(key, value)
-            runs = self.launches.of(
+            runs = self.launches.runs.of(
                 (type(self), alike, self._numbers, self.apart, differing), lambda: self._bind(tensors)
             )
             self._recent = kind, runs, heads
@@ -183,12 +195,16 @@ class _Code(NamedTuple):
     softcap: bool
     one_tile: bool
     split: bool
+    shares: Shares | None
+    most_registers: int
     dependent_launch: bool
     batch_invariant: bool
 
     @property
     def options(self) -> Mapping[str, int]:
         options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        if self.most_registers:
+            options["maxnreg"] = self.most_registers
         # a request is computed by other code where none of the batch has ranges, a tree or a causality of its own
         return options | UNFUSED if self.batch_invariant else options
 
@@ -219,6 +235,7 @@ class _Code(NamedTuple):
             "SOFTCAP": self.softcap,
             "ONE_TILE": self.one_tile,
             "SPLIT": self.split,
+            "SHARES": self.shares,
             "DEPENDENT_LAUNCH": self.dependent_launch,
             "PEEL": self.config.peel,
         }
@@ -244,7 +261,8 @@ class PlannedLaunch:
 
         A captured graph may be replayed with any lengths, so the grid is for as many tiles as so many rows can fill.
         """
-        grid = (self.chosen.tiles(self.requests, rows) * self.programs, self.chosen.splits, 1)
+        tiles = self.chosen.tiles(self.requests, rows)
+        grid = ((self.chosen.dealt(self.requests) or tiles) * self.programs, self.chosen.splits, 1)
         numbers = {**numbers, **dict(zip(_LAUNCH, self.values, strict=True)), "slots": 0}
         output, sinks, no_out_scale, no_lse = (variant_key[i] for i in (1, 6, 9, 10))
         merge_key = MergeKey(output, sinks, not no_lse, not no_out_scale)
@@ -260,16 +278,7 @@ class _Launches(tuple[PlannedLaunch, ...]):
 
     kinds: Kinds
     rotate: bool
-    runs: dict[Any, list[Run]]
-
-    def of(self, known: Any, make: Callable[[], list[Run]]) -> list[Run]:
-        """What runs such calls, made where it is not known."""
-        found = self.runs.get(known)
-        if found is None:
-            if len(self.runs) >= MOST_BOUND:
-                self.runs.clear()
-            found = self.runs[known] = make()
-        return found
+    runs: Kept[list[Run]]
 
 
 def bound_launches(
@@ -301,22 +310,17 @@ def bound_launches(
 @functools.lru_cache(maxsize=1024)
 def _launches(
     spec: AttentionSpec, target: Target, device: torch.device, paged: bool, own_key_starts: bool, ranges: bool,
-    tree: bool, causal: bool | None, starts: bytes, max_query_len: int, keys: Keys, config: Config | None,
-    splits: int | None, unrotated: int,
+    tree: bool, causal: bool | None, starts: bytes, max_query_len: int, config: Config | None, splits: int | None,
+    unrotated: int, keys: Keys,
 ) -> _Launches:  # fmt: skip
     """The launches for every batch of which this is true. causal: None where requests differ.
 
     starts: the prefix sums of its queries, as int32.
     """
     cache = Cache(
-        spec.kv_layout if paged else "NHD",
-        (spec.block_size or 0) if paged else 0,
-        spec.head_size,
-        spec.head_size_v,
-        spec.cache_dtype if paged else spec.dtype,
-        spec.packed if paged else None,
-        target.backend == "cuda",
-    )
+        spec.kv_layout if paged else "NHD", (spec.block_size or 0) if paged else 0, spec.head_size, spec.head_size_v,
+        spec.cache_dtype if paged else spec.dtype, spec.packed if paged else None, target.backend == "cuda",
+    )  # fmt: skip
     left, right = spec.sides(causal is True)
     # a position and each of these fit into 32 bits together
     mask = Mask(
@@ -349,24 +353,17 @@ def _launches(
     )
     queries = queries_of(starts).each
     launches = schedule(
-        target,
-        shape,
-        queries,
-        num_kv_heads=spec.num_kv_heads,
-        max_query_len=max_query_len,
-        keys=keys,
-        batch_invariant=batch_invariant,
-        config=config,
-    )
+        target, shape, queries, num_kv_heads=spec.num_kv_heads, max_query_len=max_query_len, keys=keys,
+        batch_invariant=batch_invariant, config=config, shares=splits is None and mask.left < 0 and not mask.chunk,
+    )  # fmt: skip
     if splits is not None:
         launches = [one._replace(splits=splits, min_split=16) for one in launches]
-    rotate = (
-        unrotated > 0
-        and not batch_invariant
-        and rotate_when_loaded(target, launches, len(queries) * spec.num_kv_heads, shape.block_d)
-    )
+    rotate = unrotated > 0 and not batch_invariant
+    rotate = rotate and rotate_when_loaded(target, launches, len(queries) * spec.num_kv_heads, shape.block_d)
     planned = []
     for one in launches:
+        # as many run at once as keys are dealt out to; AMD's layout has no registers for that on NVIDIA's GPUs
+        capped = one.shared > 0 and not shape.split
         code = _Code(
             dtype=spec.dtype,
             query_dtype=spec.query_dtype,
@@ -387,13 +384,15 @@ def _launches(
             softcap=bool(spec.softcap),
             one_tile=one.one_tile,
             split=one.splits > 1,
-            dependent_launch=one.splits > 1 and target.dependent_launch,
+            shares=shares_of(one, len(queries), shape.block_d + shape.block_dv, shape.block_dv),
+            most_registers=target.registers(one.config.programs_per_sm * one.config.num_warps) if capped else 0,
+            dependent_launch=(one.splits > 1 or one.shared > 0) and target.dependent_launch,
             batch_invariant=batch_invariant,
         )
         merge = None
-        if code.split:
+        if code.split or code.shares:
             merge = PlannedMerge(spec, one, shape.block_dv, len(queries), device, code.dependent_launch)
         planned.append(PlannedLaunch(spec, one, len(queries), _ATTENTION.variant(device, code), merge))
     found = _Launches(planned)
-    found.kinds, found.runs, found.rotate = Kinds(), {}, rotate
+    found.kinds, found.runs, found.rotate = Kinds(), Kept(), rotate
     return found

@@ -37,6 +37,8 @@ _FULLEST, _LAST, _EMPTY = 0.75, 0.5, 0.1
 PARTS = 512
 # fewer parts are preferred where they take so little more time
 _AS_FAST = 1.02
+# a program looks at so many requests at once or more, and at up to so many
+_FEW_REQUESTS, _MOST_REQUESTS = 128, 1024
 # what is known of the lengths of requests: so many groups beside the longest, each of which stands for its mean
 _GROUPS = 4
 # the rows of the tallest tile that rotates its queries
@@ -52,16 +54,23 @@ Groups = tuple[tuple[int, int], ...]
 class Keys(NamedTuple):
     """How many keys the requests of a batch have, as far as its launches depend on that.
 
-    longest: the most of any request. few: of those with few queries.
+    longest: the most of any request. few: of those with few queries. known: whether the lengths are known, and not
+    their bound alone.
     """
 
     longest: int
     few: Groups
+    known: bool = True
 
     @classmethod
     def alike(cls, longest: int) -> Keys:
         """Of requests that all have so many, or may have."""
         return cls(longest, ((1, longest),))
+
+    @classmethod
+    def any_of(cls, longest: int) -> Keys:
+        """Of requests that a graph is captured for: it is replayed with any lengths up to the longest."""
+        return cls.alike(-(-longest // ALIKE) * ALIKE)._replace(known=False)
 
     @classmethod
     def of(cls, longest: int, starts: bytes, lengths: bytes) -> Keys:
@@ -106,10 +115,22 @@ class Costs(NamedTuple):
     row: float
 
 
+class Shares(NamedTuple):
+    """The constants of keys that are dealt out: how many programs run at once, and in tiles of block_n keys, what a
+    program takes to begin and to end, and the smallest part. lanes: a power of 2, of no fewer than the requests."""
+
+    programs: int
+    begin: float
+    fewest: int
+    block_n: int
+    lanes: int
+
+
 class Launch(NamedTuple):
     """One launch: requests of min_query_len to max_query_len queries, their tiles and splits.
 
-    one_tile: a request's rows fit one tile. kv_heads_at_once: the KV heads whose tiles run side by side.
+    one_tile: a request's rows fit one tile. kv_heads_at_once: the KV heads whose tiles run side by side. shared: so
+    many programs of a KV head run at once, among which its keys are dealt out; 0: each request has as many splits.
     """
 
     config: Config
@@ -120,6 +141,14 @@ class Launch(NamedTuple):
     splits: int
     min_split: int
     kv_heads_at_once: int
+    shared: int = 0
+
+    def dealt(self, requests: int) -> int:
+        """The programs a KV head among which the keys of so many requests are dealt out, 0 where they are not.
+
+        Each may be the last part of one, and parts of which no more than this run in turn make up the others.
+        """
+        return 2 * self.shared + requests if self.shared else 0
 
     def tiles(self, requests: int, rows: int) -> int:
         """The tiles a KV head that hold any requests with so many rows of queries together."""
@@ -136,8 +165,11 @@ def schedule(
     keys: Keys,
     batch_invariant: bool = False,
     config: Config | None = None,
+    shares: bool = False,
 ) -> list[Launch]:
     """The launches for a batch. shape: rows and short are set here. config: overrides the chosen one, for measurements.
+
+    shares: whether queries see all keys before their own, so that those of few queries can be dealt out.
 
     Together they serve any lengths within the bounds, because a captured graph is replayed with others than these. A
     request's tiles and splits depend on its own lengths alone if ``batch_invariant``.
@@ -182,7 +214,19 @@ def schedule(
         at_once = divisor(num_kv_heads, _CACHED // max(near * columns * shape.cache_itemsize, 1))
         # nor may what a request is computed by: longer ones of its class may be in the batch
         one_tile = (short and longest <= block_q) if batch_invariant else limit <= block_q
-        launches.append(Launch(chosen, shortest, limit, heads, one_tile, splits, min_split, at_once))
+        shared = 0
+        # lengths that the host knows need nobody to look at them. On AMD's GPUs a kernel that is first launched while a
+        # graph is captured, as this one is, has not been tried
+        plain = one_tile and not (
+            keys.known or batch_invariant or shape.ranges or shape.mask or target.backend == "hip"
+        )
+        if shares and short and plain and 1 < len(query_lens) <= _MOST_REQUESTS:
+            programs = num_kv_heads * -(-shape.group // heads)
+            at_once_each = max(1, target.num_sms * chosen.programs_per_sm // programs)
+            # what there is memory for
+            parts = (2 * at_once_each + len(query_lens)) * limit * shape.group * num_kv_heads
+            shared, splits = (at_once_each, 1) if parts <= PARTS * target.num_sms else (0, splits)
+        launches.append(Launch(chosen, shortest, limit, heads, one_tile, splits, min_split, at_once, shared))
     return launches
 
 
@@ -206,6 +250,15 @@ def _invariant_splits(shape: Shape, longest: int, max_seq_len: int) -> tuple[int
 def costs_of(columns: int, columns_v: int, per_sm: int) -> Costs:
     """The costs of a split. columns: of a key and its value. columns_v: of a value. per_sm: as in `choose_splits`."""
     return Costs(*(cost / (per_sm * columns) for cost in (_BEGINS, _MERGED, _COLUMN * columns_v)))
+
+
+def shares_of(launch: Launch, requests: int, columns: int, columns_v: int) -> Shares | None:
+    """The constants of a launch whose keys are dealt out, None of others; columns: as in `costs_of`."""
+    if not launch.shared:
+        return None
+    block_n, lanes = launch.config.block_n, max(_FEW_REQUESTS, 1 << max(requests - 1, 0).bit_length())
+    begin = costs_of(columns, columns_v, launch.config.programs_per_sm).begin
+    return Shares(launch.shared, round(begin / block_n, 2), max(1, SMALLEST_SPLIT // block_n), block_n, lanes)
 
 
 def share_of(keys: int, splits: int, block_n: int) -> int:

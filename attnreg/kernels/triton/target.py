@@ -41,12 +41,19 @@ class Target(NamedTuple):
         """Whether a kernel can be set up while the kernel that it depends on still runs."""
         return self.backend == "cuda" and int(self.arch) >= 90
 
+    def registers(self, warps: int) -> int:
+        """The most registers of a thread with which a multiprocessor holds so many warps; 0: any number."""
+        registers = _REGISTERS // (warps * 32) // 8 * 8
+        return registers if self.backend == "cuda" and registers < 256 else 0
+
     def converts(self, dtype: torch.dtype) -> bool:
         """Whether the hardware converts this 8-bit format. On AMD integer code does, alike on every architecture."""
         ocp = dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
         return ocp and self.backend == "cuda" and int(self.arch) >= 89
 
 
+# of a multiprocessor of NVIDIA's
+_REGISTERS = 65536
 # per block of threads, in bytes
 SHARED_MEMORY: dict[int | str, int] = {
     80: 166912,

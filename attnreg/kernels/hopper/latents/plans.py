@@ -24,7 +24,7 @@ from attnreg.kernels.mla.plans import Launches, PlanOfBatch, latent_launches
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import FP8
 from attnreg.kernels.triton.schedule import Keys, Launch
-from attnreg.kernels.triton.splits import MergeKey, PlannedMerge, Run, run_of
+from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge, Run, run_of
 from attnreg.kernels.triton.target import Target
 from attnreg.kernels.triton.tiles import Config
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, SpecError

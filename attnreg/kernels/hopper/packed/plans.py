@@ -18,7 +18,7 @@ from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.layout import GIVEN, packed_strides
 from attnreg.kernels.triton.plans import HEADS, NAMES, AttentionPlan, bound_launches
 from attnreg.kernels.triton.schedule import SHORT_QUERIES, Costs, Launch, costs_of
-from attnreg.kernels.triton.splits import Run
+from attnreg.kernels.triton.splits.merge import Run
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.turboquant.rotations import rotate
 from attnreg.language.packed import Packed

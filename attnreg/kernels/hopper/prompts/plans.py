@@ -24,7 +24,7 @@ from attnreg.kernels.triton.launch import Start, starter
 from attnreg.kernels.triton.plans import MERGED
 from attnreg.kernels.triton.schedule import Launch
 from attnreg.kernels.triton.softmax import LOG2_E
-from attnreg.kernels.triton.splits import MergeKey, PlannedMerge
+from attnreg.kernels.triton.splits.merge import MergeKey, PlannedMerge
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec

@@ -19,10 +19,11 @@ from attnreg.kernels.hopper.prompts.choices import TILE, pack_of
 from attnreg.kernels.hopper.prompts.plans import Prompts, prompts_of
 from attnreg.kernels.triton.launch import Kernel
 from attnreg.kernels.triton.schedule import Launch, divisor
-from attnreg.kernels.triton.splits import Run
+from attnreg.kernels.triton.splits.merge import Run
 from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
 from attnreg.runtime.lengths import LONGEST
+from attnreg.runtime.tensors import is_captured
 
 # the formats of a cache that are widened
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -185,7 +186,7 @@ class Widened:
         """What computes the requests of the launch; portable: TRITON_ATTN's."""
 
         def run(call: Sequence[Any], batch: Sequence[Any], varying: tuple[Any, ...] | None = None) -> None:
-            rows = self.rows_in_graph if call[0].is_cuda and torch.cuda.is_current_stream_capturing() else self.rows
+            rows = self.rows_in_graph if is_captured(call[0]) else self.rows
             a_head = rows * (self.spec.head_size + self.spec.head_size_v) * call[0].itemsize
             if a_head > MOST_MEMORY:
                 portable(call, batch, varying)

@@ -1,11 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-untyped, index"
 # ruff: noqa: N803, N806 (constexprs are written in capitals)
-"""Attention over split keys: the code that stores a program's part, and the kernel that merges the parts.
-
-A part is the result of one program for a row: its output, and the logarithm (base 2) of the sum of its weights. Parts
-are in partial_ptr [num_reqs * slots, num_heads, splits, head_size_v] and partial_lse_ptr, without the last dimension.
-Where slots are 0, parts are by row: [rows, num_heads, splits, head_size_v].
-"""
+"""Attention over split keys: the kernel that merges the `parts`, and its launch after the attention kernel."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,54 +20,6 @@ from attnreg.kernels.triton.tiles import power_of_2
 from attnreg.runtime.interface import AttentionSpec
 
 
-@triton.jit
-def _parts_of(
-    rows, req, first_token, tile, slots, NUM_HEADS: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr
-):  # fmt: skip
-    """Returns an offset to the places of the tile's parts, and the rows' places from there on [BLOCK_M]."""
-    first_slot = tl.where(slots > 0, req.to(tl.int64) * slots, first_token)
-    if ONE_TILE or TILE.block_m * TILE.block_dv < 16384:
-        first_part = tl.cast(0, tl.int64)
-        part = ((first_slot + rows.token) * NUM_HEADS + rows.head) * tl.num_programs(1) + tl.program_id(1)
-    else:
-        # a large tile has no registers for int64: the tile's offset needs 64 bits, offsets within the tile only 32
-        BLOCK_Q: tl.constexpr = TILE.block_m // TILE.heads
-        first_slot += tile * BLOCK_Q
-        first_part = first_slot * NUM_HEADS * tl.num_programs(1) + tl.program_id(1)
-        part = ((rows.token - tile * BLOCK_Q) * NUM_HEADS + rows.head) * tl.num_programs(1)
-    return first_part, part
-
-
-@triton.jit
-def store_no_part(
-    rows, req, first_token, tile, slots, partial_lse_ptr,
-    NUM_HEADS: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr,
-):  # fmt: skip
-    """Stores that this program's split has no key."""
-    first_part, part = _parts_of(rows, req, first_token, tile, slots, NUM_HEADS, TILE, ONE_TILE)
-    tl.store(partial_lse_ptr + first_part + part, float("-inf"), mask=rows.exists)
-
-
-@triton.jit
-def store_part(
-    state, rows, req, first_token, tile, slots, partial_ptr, partial_lse_ptr, offs_dv,
-    NUM_HEADS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr,
-):  # fmt: skip
-    """Stores the rows' softmax over the keys of this program's split; offs_dv: the columns of state.acc."""
-    is_dv = (offs_dv < SIZE)[None, :]
-    first_part, part = _parts_of(rows, req, first_token, tile, slots, NUM_HEADS, TILE, ONE_TILE)
-    partial_ptr += first_part * SIZE
-    partial_lse_ptr += first_part
-    # a part without a key has no output to store: the merge skips it by its sum
-    has_keys = state.row_sum != 0
-    row_sum = tl.where(has_keys, state.row_sum, 1.0)
-    parts = state.acc / row_sum[:, None]  # [BLOCK_M, BLOCK_DV]
-    tl.store(partial_ptr + part[:, None] * SIZE + offs_dv[None, :], parts,
-             mask=(rows.exists & has_keys)[:, None] & is_dv)  # fmt: skip
-    log_sum = tl.where(has_keys, state.row_max + tl.log2(row_sum), float("-inf"))
-    tl.store(partial_lse_ptr + part, log_sum, mask=rows.exists)
-
-
 @triton.jit(
     do_not_specialize=["num_reqs", "min_query_len", "max_query_len", "slots", "num_splits", "stride_lse"],
     do_not_specialize_on_alignment=[
@@ -88,12 +35,13 @@ def _merge_splits_kernel(
     output_ptr, lse_ptr, sinks_ptr, out_scale_ptr, query_start_loc_ptr, partial_ptr, partial_lse_ptr,
     num_reqs, min_query_len, max_query_len, slots, num_splits, stride_lse,
     OUT: tl.constexpr, SINK_STRIDE: tl.constexpr, HEAD_SIZE_V: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    BY_ROW: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BY_ROW: tl.constexpr, SHARED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """Puts together the parts that `_attention_kernel` made, in order.
 
     Grid: (num_reqs * slots, num_heads), or where parts are BY_ROW (rows, num_heads). OUT: the output's `Strides`.
-    BLOCK_S: parts that are read at once.
+    SHARED: each request has the parts that the attention kernel says, of num_splits in all. BLOCK_S: parts that are
+    read at once.
     """
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     if BY_ROW:
@@ -105,7 +53,7 @@ def _merge_splits_kernel(
         first_token = tl.load(query_start_loc_ptr + req).to(tl.int64)
     query_len = tl.load(query_start_loc_ptr + req + 1) - first_token
     is_row = (token < query_len) & (query_len >= min_query_len) & (query_len <= max_query_len)
-    if BY_ROW:  # noqa: SIM102 (the compiler decides the first, the device the second)
+    if BY_ROW or SHARED:  # noqa: SIM102 (the compiler decides the first, the device the second)
         # padding, and the rows of other launches
         if not is_row:
             # what follows waits for this kernel alone: it may not end before the one that makes the parts, though in a
@@ -114,7 +62,7 @@ def _merge_splits_kernel(
                 if (slot == 0) & (head == 0):
                     tl.extra.cuda.gdc_wait()
             return
-    first_part = (slot * tl.num_programs(1) + head) * num_splits
+    first_part, count = (slot * tl.num_programs(1) + head) * num_splits, num_splits
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.arange(0, BLOCK_DV)
     acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
@@ -124,9 +72,17 @@ def _merge_splits_kernel(
         sink = tl.load(sinks_ptr + head * SINK_STRIDE).to(tl.float32) * LOG2_E
     if DEPENDENT_LAUNCH:
         tl.extra.cuda.gdc_wait()
-    for s in range(0, num_splits, BLOCK_S):
+    if SHARED:
+        place_ptr = partial_lse_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + 2 * req
+        first_part = (token * tl.num_programs(1) + head) * num_splits + tl.load(place_ptr)
+        count = tl.load(place_ptr + 1)
+        # the program that walked all keys of the request has stored its output
+        if count == 1:
+            return
+        partial_lse_ptr += 2 * num_reqs
+    for s in range(0, count, BLOCK_S):
         parts = first_part + s + offs_s
-        is_part = s + offs_s < num_splits
+        is_part = s + offs_s < count
         # values are loaded without waiting for the sums, so unwritten parts are read too
         log_sums = tl.load(partial_lse_ptr + parts, mask=is_part, other=float("-inf"))  # [BLOCK_S]
         values = tl.load(partial_ptr + parts[:, None] * HEAD_SIZE_V + offs_dv[None, :],
@@ -186,12 +142,15 @@ class _MergeCode(NamedTuple):
     head_size_v: int
     dependent_launch: bool
     by_row: bool
+    shared: bool
     block_s: int
     block_dv: int
 
     @property
     def options(self) -> Mapping[str, int]:
-        options = {"num_warps": 4, **UNFUSED}
+
+        # a request that is not cut, as most are not where few are cut into more parts, has nothing to merge
+        options = {"num_warps": 1 if self.shared and self.block_s <= 4 else 4, **UNFUSED}
         return {**options, "launch_pdl": True} if self.dependent_launch else options
 
     def constants(self, key: MergeKey) -> Mapping[str, Any]:
@@ -201,6 +160,7 @@ class _MergeCode(NamedTuple):
             "HEAD_SIZE_V": self.head_size_v,
             "DEPENDENT_LAUNCH": self.dependent_launch,
             "BY_ROW": self.by_row,
+            "SHARED": self.shared,
             "BLOCK_S": self.block_s,
             "BLOCK_DV": self.block_dv,
         }
@@ -216,6 +176,7 @@ class PlannedMerge:
         self, spec: AttentionSpec, chosen: Launch, block_dv: int, requests: int, device: torch.device, dependent: bool
     ) -> None:
         self.num_heads, self.splits, self.head_size_v = spec.num_heads, chosen.splits, spec.head_size_v
+        self.dealt, self.requests = chosen.dealt(requests), requests
         self.slots = chosen.max_query_len
         self.by_request = requests * self.slots
         # block_s sets the order in which parts are summed; batch_invariant: it may not depend on the batch
@@ -223,9 +184,11 @@ class PlannedMerge:
         if "batch_invariant" not in spec.features:
             # no more than there are: 32 queries of 8 requests, in two parts, took 93.5 us on an H200 where 8 were read
             # at once, and 89.6 in a run before
-            block_s = min(block_s, power_of_2(chosen.splits))
+            # few of them, where most requests are not cut
+            parts = 1 + 2 * chosen.shared // max(requests, 1) if chosen.shared else chosen.splits
+            block_s = min(block_s, power_of_2(parts))
         codes = (
-            _MergeCode(spec.output_dtype, spec.head_size_v, dependent, by_row, block_s, block_dv)
+            _MergeCode(spec.output_dtype, spec.head_size_v, dependent, by_row, chosen.shared > 0, block_s, block_dv)
             for by_row in (False, True)
         )
         self.variants = [_MERGE.variant(device, one) for one in codes]
@@ -260,9 +223,10 @@ class PlannedMerge:
         by_row = rows < self.by_request
         slots = 0 if by_row else self.slots
         grid = (min(rows, self.by_request), self.num_heads, 1)
-        second = self.variants[by_row].bind(merge_key, grid, {**numbers, "slots": slots, "num_splits": self.splits})
-        sums = (rows if by_row else self.by_request) * self.num_heads * self.splits
-        return second, slots, sums * self.head_size_v, sums
+        splits = self.dealt or self.splits
+        second = self.variants[by_row].bind(merge_key, grid, {**numbers, "slots": slots, "num_splits": splits})
+        sums = (self.slots if self.dealt else rows if by_row else self.by_request) * self.num_heads * splits
+        return second, slots, sums * self.head_size_v, sums + (2 * self.requests if self.dealt else 0)
 
     @staticmethod
     def parts(query: Tensor, elements: int, sums: int) -> Scratch:

@@ -1,0 +1,152 @@
+"""Keys that are dealt out in equal shares, in Triton's interpreter, or on a GPU if there is one, against float64."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.examples import examples
+from support.kernel_trials import Case, check
+
+from attnreg.kernels import triton_attn
+from attnreg.kernels.triton.plans import AttentionPlan
+from attnreg.kernels.triton.schedule import Keys
+from attnreg.kernels.turboquant import attention as turboquant
+from attnreg.runtime.interface import BatchMetadata
+from attnreg.runtime.lengths import starts_of
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LONG, SHORT = 4000, 60
+
+
+def _for_graphs(spec: Any, batch: BatchMetadata) -> Any:
+    return triton_attn.plan(spec, batch).for_graphs()
+
+
+# the module, with the plans that graphs capture: nothing is known of the lengths
+IN_GRAPHS = SimpleNamespace(
+    **{name: getattr(triton_attn, name) for name in triton_attn.__all__} | {"plan": _for_graphs}
+)
+CASES = {
+    "one long": Case([1, 1, 1], [2000, 5, 33]),
+    "the last is long": Case([1, 1, 1], [17, 33, 2100], heads=(8, 1)),
+    "all alike": Case([1] * 5, [640] * 5),
+    "no keys": Case([1, 1, 1], [0, 1500, 0], causal=False, features=frozenset({"sinks"})),
+    "none has keys": Case([1, 1], [0, 0], causal=False),
+    "no queries": Case([0, 1, 0, 1, 0], [0, 900, 12, 70, 0]),
+    "prompts between": Case([1, 20, 1, 40, 2], [800, 20, 64, 90, 1300]),
+    "several queries, not causal": Case([3, 1, 4], [5, 1200, 700], causal=False, layout="HND"),
+    "sinks and softcap": Case([1, 2, 1], [1000, 7, 300], softcap=5.0, features=frozenset({"sinks", "alibi"})),
+    "8-bit floats": Case([1, 1, 2], [1000, 7, 300], kv_dtype="fp8_e4m3", features=frozenset({"fp8_query"})),
+    "8-bit output": Case([1, 1, 2], [1000, 7, 300], kv_dtype="fp8_e4m3", features=frozenset({"fp8_output", "sinks"})),
+    "packed keys": Case([1, 2, 1], [900, 70, 33], block_size=None),
+    "AMD's layout": Case([1, 2, 1], [900, 70, 33], layout="SPLIT"),
+    "more heads than a tile": Case([1, 1], [1000, 30], heads=(160, 1)),
+    "many requests": Case([1] * 150, [(17 * i * i) % 200 for i in range(149)] + [1500], heads=(1, 1), head_size=16),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_any_lengths(case: Case) -> None:
+    check(case, DEVICE, module=IN_GRAPHS)
+
+
+@pytest.mark.parametrize("kv_dtype", ["turboquant_4bit_nc", "turboquant_k8v4", "turboquant_3bit_ub"])
+def test_any_lengths_of_packed_codes(kv_dtype: str) -> None:
+    def planned(spec: Any, batch: BatchMetadata) -> Any:
+        plan = turboquant.plan(spec, batch)
+        plan.attention = plan.attention.for_graphs()
+        return plan
+
+    module = SimpleNamespace(**{name: getattr(turboquant, name) for name in turboquant.__all__} | {"plan": planned})
+    check(Case([1, 2, 1], [900, 70, 33], head_size=64, kv_dtype=kv_dtype), DEVICE, module=module)
+
+
+LENGTHS = st.sampled_from((0, 1, 16, 31, 32, 33, 64, 255, 256, 257, 500, 900, 1500))
+
+
+@examples(40)
+@given(st.lists(st.tuples(st.sampled_from((0, 1, 1, 1, 2, 17)), LENGTHS), min_size=2, max_size=6), st.data())
+def test_any_batch(requests: list[tuple[int, int]], data: st.DataObject) -> None:
+    queries, keys = map(list, zip(*requests, strict=True))
+    causal = data.draw(st.booleans())
+    features = data.draw(st.sets(st.sampled_from(("sinks", "alibi"))))
+    if causal or "alibi" in features:
+        keys = [max(q, k) for q, k in zip(queries, keys, strict=True)]
+    heads = data.draw(st.sampled_from(((4, 2), (8, 1), (3, 3))))
+    case = Case(queries, keys, heads=heads, head_size=16, causal=causal, features=frozenset(features))
+    check(case, DEVICE, module=IN_GRAPHS)
+
+
+def batch_of(*lengths: int, queries: int = 1, bound: int = 0) -> BatchMetadata:
+    table = torch.zeros(len(lengths), 1 + max(*lengths, bound) // 16, dtype=torch.int32, device=DEVICE)
+    batch = BatchMetadata.build([queries] * len(lengths), lengths, device=DEVICE, block_table=table)
+    return replace(batch, max_seq_len=bound) if bound else batch
+
+
+PLAIN = Case([1], [1])
+
+
+@pytest.mark.parametrize(
+    ("case", "batch", "dealt"),
+    [
+        (PLAIN, batch_of(LONG, SHORT, SHORT), True),
+        (PLAIN, batch_of(LONG, LONG, LONG), True),
+        (replace(PLAIN, softcap=5.0), batch_of(LONG, SHORT), True),
+        (PLAIN, batch_of(LONG, SHORT, queries=8), True),
+        (PLAIN, batch_of(LONG), False),
+        (PLAIN, batch_of(*[LONG] * 140), True),
+        (PLAIN, batch_of(*[LONG] * 1025), False),
+        # which would take more memory for parts than others
+        (replace(PLAIN, heads=(64, 8)), batch_of(*[LONG] * 1024, queries=2), False),
+    ],
+    ids=("differ", "alike", "softcap", "8 queries", "one", "many", "too many", "too many rows"),
+)
+def test_graphs_deal_keys_out(case: Case, batch: BatchMetadata, dealt: bool) -> None:
+    plan = AttentionPlan(case.spec, batch)
+    # where the host knows them, it shares them out
+    assert not any(one.chosen.shared for one in plan.launches)
+    assert [one.chosen.shared > 0 for one in plan.for_graphs().launches] == [dealt]
+    assert plan.for_graphs().launches.rotate == plan.launches.rotate
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(PLAIN, window=64), replace(PLAIN, window=(9, -1), causal=False), replace(PLAIN, chunk=64),
+        replace(PLAIN, features=frozenset({"batch_invariant"})), replace(PLAIN, causal=[True, False]),
+    ],
+    ids=("window", "window behind", "chunks", "batch_invariant", "causal by request"),
+)  # fmt: skip
+def test_keys_that_not_all_see_are_not_dealt_out(case: Case) -> None:
+    batch = batch_of(LONG, SHORT)
+    if isinstance(case.causal, list):
+        batch = replace(batch, causal=torch.tensor(case.causal, device=DEVICE))
+    for plan in (AttentionPlan(case.spec, batch), AttentionPlan(case.spec, batch).for_graphs()):
+        assert not any(one.chosen.shared for one in plan.launches)
+
+
+def test_a_graph_is_captured_for_lengths_that_nobody_knows() -> None:
+    plans = [AttentionPlan(PLAIN.spec, batch_of(*lengths, bound=LONG)) for lengths in ((LONG, 1), (1, 1), (LONG, LONG))]
+    assert len({id(plan.for_graphs().launches) for plan in plans}) == 1
+    assert len({id(plan.launches) for plan in plans}) > 1
+
+
+def test_what_a_graph_is_captured_for() -> None:
+    assert Keys.any_of(131000) == Keys(131072, ((1, 131072),), known=False)
+
+
+@examples(100)
+@given(st.lists(st.integers(1, 100_000), min_size=2, max_size=64), st.integers(0, 1000))
+def test_lengths_that_are_known_hide_no_request(lengths: list[int], more: int) -> None:
+    starts = starts_of(array("i", [1] * len(lengths)).tobytes())
+    keys = Keys.of(max(lengths) + more, starts, array("i", lengths).tobytes())
+    assert sum(count for count, _ in keys.few) in (1, len(lengths))
+    assert all(a[1] >= b[1] for a, b in pairwise(keys.few))
