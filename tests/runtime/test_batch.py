@@ -187,7 +187,7 @@ def test_a_capture_is_for_those_that_follow_the_device(make: Make, monkeypatch: 
     batch, output = BatchMetadata.build([2]), torch.ones(2, 4, 16)
     layer.plan(batch)
     assert layer._captured == []
-    monkeypatch.setattr("attnreg.runtime.layer._capturing", lambda tensor: True)
+    monkeypatch.setattr("attnreg.runtime.layer.is_captured", lambda tensor: True)
     with pytest.raises(
         BatchError, match="a CUDA graph is being captured, and CPU_ATTN computes from the host's lengths"
     ):

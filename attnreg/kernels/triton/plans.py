@@ -362,8 +362,9 @@ def _launches(
     rotate = rotate and rotate_when_loaded(target, launches, len(queries) * spec.num_kv_heads, shape.block_d)
     planned = []
     for one in launches:
-        # as many run at once as keys are dealt out to; AMD's layout has no registers for that on NVIDIA's GPUs
-        capped = one.shared > 0 and not shape.split
+        # as many run at once as keys are dealt out to; AMD's layout has no registers for that on NVIDIA's GPUs, nor
+        # have products without matrix units
+        capped = one.shared > 0 and not shape.split and target.matrix_units
         code = _Code(
             dtype=spec.dtype,
             query_dtype=spec.query_dtype,
