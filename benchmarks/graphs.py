@@ -63,8 +63,8 @@ def measure(case: Case, title: str, module: Any) -> dict[str, Any]:
         with patch("attnreg.kernels.triton.plans.is_captured", noticed):
             times[name] = round(statistics.median(time_us(data.forward, 20, captured=True) for _ in range(ROUNDS)), 1)
         errors.append(data.error())
-    return {"case": case.name, "backend": title, **times, "error": float(f"{max(errors):.2g}"),
-            "correct": max(errors) <= case.max_error}  # fmt: skip
+    return {"case": case.name, "kv_dtype": case.kv_dtype, "backend": title, **times,
+            "error": float(f"{max(errors):.2g}"), "correct": max(errors) <= case.max_error}  # fmt: skip
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--kv-dtype", default="auto", help="of the cache")
     options = parser.parse_args()
     require_gpus("graphs")
-    figures = Figures(options.record, machine(kv_dtype=options.kv_dtype), key=("case", "backend"))
+    figures = Figures(options.record, machine(), key=("case", "kv_dtype", "backend"))
     for case in CASES:
         if options.case not in case.name:
             continue

@@ -22,7 +22,7 @@ from attnreg.integrations.transformers.meanings import Ranged
 from attnreg.runtime.interface import BatchMetadata, Repeated
 from attnreg.runtime.layer import Attention
 from attnreg.runtime.masks import Band
-from attnreg.runtime.tensors import Alike, Remembered
+from attnreg.runtime.tensors import Alike, Remembered, is_captured
 
 
 class Rest(NamedTuple):
@@ -146,11 +146,7 @@ class Packed:
         The layer has no tensors of its own.
         """
         again = self.again[kind]
-        if (
-            not again.alike(query, key, value)
-            or again.spaced != _spaced(key, value)
-            or (query.is_cuda and torch.cuda.is_current_stream_capturing())
-        ):
+        if not again.alike(query, key, value) or again.spaced != _spaced(key, value) or is_captured(query):
             return None
         output = query.new_empty(again.shape)
         again.run(query, key, value, output)

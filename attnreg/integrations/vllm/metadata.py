@@ -15,6 +15,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, Att
 from attnreg.runtime.interface import BatchMetadata
 from attnreg.runtime.parallel.attention import ContextParallel
 from attnreg.runtime.parallel.batch import ShardedBatch
+from attnreg.runtime.tensors import is_captured
 from attnreg.runtime.validation import debugging
 
 # vLLM's wrapper of a builder for prefills that leave layers out: it sends the queries' places to the host, and does not
@@ -74,7 +75,7 @@ class AttnregMetadata(AttentionMetadata):
 
         It is computed on the device: a graph needs one of its own, which each replay computes anew.
         """
-        kind = self.seq_lens.is_cuda and torch.cuda.is_current_stream_capturing(), *parallel.kind
+        kind = is_captured(self.seq_lens), *parallel.kind
         made = self.shards.get(kind)
         if made is None:
             made = self.shards[kind] = parallel.shard(self.batch(paged=True), slots=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from attnreg.kernels.flash_attn.sequences import ALIGNMENT, Sequences, refuse_unaligned, store_rows, store_sinks
 from attnreg.kernels.upstream import UpstreamError
 from attnreg.runtime.interface import AttentionSpec, BatchError, BatchMetadata, Call, Repeated
+from attnreg.runtime.tensors import is_captured
 
 # query heads with sinks in the kernel
 MOST_HEADS = 64
@@ -52,7 +53,7 @@ class Build:
 
         Source of the arguments' meanings: vllm/vllm_flash_attn/flash_attn_interface.py and hopper/flash_api.cpp.
         """
-        if plan.block_table is None and call.query.is_cuda and torch.cuda.is_current_stream_capturing():
+        if plan.block_table is None and is_captured(call.query):
             message = f"a CUDA graph is being captured, and {self.backend} reads packed keys up to the host's last"
             raise BatchError([message])
         if plan.nothing(call):

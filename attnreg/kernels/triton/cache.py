@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnreg.kernels.triton.fp8 import stored_as
-from attnreg.kernels.triton.launch import MOST_BOUND, Kernel
+from attnreg.kernels.triton.launch import Kept, Kernel
 from attnreg.kernels.triton.layout import Cache, Strides, columns, on_bytes
 from attnreg.kernels.triton.target import target_of
 from attnreg.kernels.triton.tiles import power_of_2
@@ -122,7 +122,7 @@ def write_kv(
 
 # what runs the writes of alike calls, which are of one spec; and the kinds of calls that nobody compared
 Write = Callable[[Sequence[Tensor | None]], None]
-_writes: dict[Hashable, Write] = {}
+_writes = Kept[Write]()
 _kinds = Kinds()
 
 
@@ -140,12 +140,7 @@ def _write(
 
 def bound_write(code: _Code | AttentionSpec, alike: Hashable, tensors: tuple[Any, ...]) -> Write:
     """The function that stores tensors like these, in the order of the kernel's pointers; kept under ``alike``."""
-    write = _writes.get(alike)
-    if write is None:
-        if len(_writes) >= MOST_BOUND:
-            _writes.clear()
-        write = _writes[alike] = _bind(code, *tensors)
-    return write
+    return _writes.of(alike, lambda: _bind(code, *tensors))
 
 
 def _bind(

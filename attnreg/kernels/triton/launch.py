@@ -94,7 +94,7 @@ class Variant:
         self.on_gpu = device.type == "cuda"
         self._aligned = len(kernel.aligned)
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
-        self._bound: dict[Hashable, Bound] = {}
+        self._bound = Kept[Bound]()
 
     def launch(self, key: Hashable, grid: tuple[int, int, int], values: tuple[Any, ...]) -> None:
         """Runs the kernel on ``values``, which are in the order of the kernel's names, on the variant's device.
@@ -105,12 +105,7 @@ class Variant:
         in_order, pointers = self.kernel.in_order(values), len(self.kernel.pointers)
         of_tensors, numbers = in_order[:pointers], in_order[pointers:]
         known = key, grid, numbers, dtypes_of(of_tensors)
-        bound = self._bound.get(known)
-        if bound is None:
-            if len(self._bound) >= MOST_BOUND:
-                self._bound.clear()
-            bound = self._bound[known] = Bound(self, key, grid, numbers)
-        bound.launch(of_tensors)
+        self._bound.of(known, lambda: Bound(self, key, grid, numbers)).launch(of_tensors)
 
     def bind(self, key: Hashable, grid: tuple[int, int, int], numbers: Mapping[str, Any]) -> Bound:
         """A launch without its memory; key: as in `launch`. numbers: the values by name that are no pointers."""

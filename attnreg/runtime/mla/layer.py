@@ -29,7 +29,7 @@ from attnreg.runtime.mla.phases import Phases, phases_of
 from attnreg.runtime.mla.prompts import WORKSPACE_TOKENS, Prompts
 from attnreg.runtime.sparse.indices import validate_indices
 from attnreg.runtime.states.memory import overlap_problems
-from attnreg.runtime.tensors import Alike, Remembered, comparison, derivative_problems, tensor_problems
+from attnreg.runtime.tensors import Alike, Remembered, comparison, derivative_problems, is_captured, tensor_problems
 from attnreg.runtime.validation import refuse
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class MLAAttention:
         if not known:
             fitted.put(compared, None)
         refuse(derivative_problems(compared[1:], lambda: ["kv_b_proj", *names]))
-        capturing = bool(query.is_cuda and torch.cuda.is_current_stream_capturing())
+        capturing = is_captured(query)
         return query.shape[0] if capturing else tokens, capturing
 
     def _tensor_problems(self, given: dict[str, Any], batch: BatchMetadata) -> Iterator[str]:

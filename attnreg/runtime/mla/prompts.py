@@ -24,7 +24,7 @@ from attnreg.runtime.lengths import prefix_sums
 from attnreg.runtime.mla.interface import MLASpec, latent_cache_shape, projections, read_latents, weight_problems
 from attnreg.runtime.states.memory import overlap_problems
 from attnreg.runtime.states.merge import merge_attn_states
-from attnreg.runtime.tensors import Alike, comparison, derivative_problems, tensor_problems
+from attnreg.runtime.tensors import Alike, comparison, derivative_problems, is_captured, tensor_problems
 from attnreg.runtime.validation import Places, refuse, validate_batch
 
 # tokens of context that are expanded at once: of 128 heads of (128, 64, 128), 0.9 GiB in 16 bits
@@ -140,7 +140,7 @@ class Prompts:
         """
         if not isinstance(batch, BatchMetadata) or batch.block_table is None:
             raise BatchError([f"batch is {tensor_words(batch)}, without a block_table; prompts of MLA have a cache"])
-        if batch.seq_lens.is_cuda and torch.cuda.is_current_stream_capturing():
+        if is_captured(batch.seq_lens):
             refuse(["a CUDA graph is being captured, and the chunks of a context are those of the host's lengths"])
         # what follows computes with its lengths
         plan = self._planned(batch)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnreg.runtime.batch import BatchMetadata
 from attnreg.runtime.parallel.shards import Shards
+from attnreg.runtime.tensors import is_captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def shard(
     context = _context(batch, table, shards, contexts, host, rows, slots, windowed=left >= 0, by_query=by_query)
     window = _window(batch, table, shards, block_size, contexts, rows, left) if left >= 0 else None
     # a graph may be replayed with keys before it
-    begins = not (host.any() or (starts.is_cuda and torch.cuda.is_current_stream_capturing()))
+    begins = not (host.any() or is_captured(starts))
     return ShardedBatch(batch.num_tokens, context, window, *_step(batch, block_size, rows), begins)
 
 

@@ -17,7 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from attnreg.integrations.transformers.latent.lazy import METHOD, Expand, Sizes
-from attnreg.runtime.tensors import is_traced
+from attnreg.runtime.tensors import is_captured, is_traced
 
 PROJECTION = "kv_b_proj"
 _global: Any = torch.nn.modules.module
@@ -45,7 +45,7 @@ class Modules:
             return "it is called with gradients: call it under torch.no_grad() or torch.inference_mode()"
         compared = self._compared.get(module)
         if compared is None or compared[:2] != (expand, sizes):
-            if latent.is_cuda and torch.cuda.is_current_stream_capturing():
+            if is_captured(latent):
                 return (
                     f"a CUDA graph is being captured, and its {METHOD} has not been compared yet: call it once before"
                 )

@@ -148,7 +148,6 @@ class _MergeCode(NamedTuple):
 
     @property
     def options(self) -> Mapping[str, int]:
-
         # a request that is not cut, as most are not where few are cut into more parts, has nothing to merge
         options = {"num_warps": 1 if self.shared and self.block_s <= 4 else 4, **UNFUSED}
         return {**options, "launch_pdl": True} if self.dependent_launch else options
@@ -183,8 +182,7 @@ class PlannedMerge:
         block_s = min(32, 8192 // block_dv)
         if "batch_invariant" not in spec.features:
             # no more than there are: 32 queries of 8 requests, in two parts, took 93.5 us on an H200 where 8 were read
-            # at once, and 89.6 in a run before
-            # few of them, where most requests are not cut
+            # at once, and 89.6 in a run before. Of keys that are dealt out, as many as a request has in the mean
             parts = 1 + 2 * chosen.shared // max(requests, 1) if chosen.shared else chosen.splits
             block_s = min(block_s, power_of_2(parts))
         codes = (
